@@ -1,0 +1,576 @@
+//! The map, the queues, and who waits for what.
+//!
+//! `Table` is the whole meaning of a store with nothing around it: no socket, no thread, no lock, no clock (the
+//! time is handed in). A request goes in, the replies it causes come out: one to the client that asked, and one
+//! to each parked client whose wait it ended. So the server, the in-process store, and a test that runs random
+//! programs all share one behaviour.
+//!
+//! How waiting works: a wait registers its client under every key that is missing and counts them. A write to a
+//! key takes that key off the count of everybody registered under it; a count of zero ends the wait. A key that
+//! was seen is not looked at again: deleting it does not prolong the wait. This is c10d's rule. What is not
+//! c10d's: nobody is woken for a key that is not there, a `MultiSet` happens at once or not at all, and an item
+//! pushed for a client that then dies is offered to the next one.
+//!
+//! Not here: bytes on the wire (`wire`), timeouts (`server` and `hash` cancel waits), limits of single messages.
+
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::error::{Fault, FaultKind};
+use crate::request::{Bytes, Operation, Request, Response, Value, show_keys};
+
+/// Who asks. The owner of the table hands these out and may use them again after [`Table::forget`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ClientId(pub usize);
+
+/// What one key, queue item or registration costs beyond its bytes: a slot in a hash table, reference counts,
+/// the allocator's own. Measured as 90 to 110 bytes a key with 16-byte keys and values.
+const ENTRY: usize = 96;
+
+/// Values at least this long are shared by replies instead of copied; below it a copy is cheaper than a chunk.
+pub(crate) const SHARED_VALUE: usize = 16 * 1024;
+
+/// How much a table may hold. Beyond a limit writes are refused and reads go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TableLimits {
+    /// Keys in the map.
+    pub keys: usize,
+    /// Bytes of keys, values, queue items and waiters, each with its overhead.
+    pub bytes: usize,
+    /// Items in all queues together.
+    pub queue_items: usize,
+}
+
+impl Default for TableLimits {
+    fn default() -> Self {
+        TableLimits { keys: 4 << 20, bytes: 1 << 30, queue_items: 1 << 20 }
+    }
+}
+
+/// Why a table did not do what it was asked; nothing was changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// The client waits already; a connection carries one wait at a time.
+    AlreadyWaiting,
+    /// A limit is reached.
+    Full { what: &'static str, limit: usize },
+    /// `Add` or `Barrier` on a value that is no 64-bit number.
+    NotANumber { key: Value },
+}
+
+impl From<Refusal> for Fault {
+    fn from(refusal: Refusal) -> Fault {
+        match refusal {
+            Refusal::AlreadyWaiting => Fault::new(FaultKind::Protocol, "this client waits already")
+                .hint("a connection carries one wait at a time: clone the store"),
+            Refusal::Full { what, limit } => {
+                Fault::new(FaultKind::Limit, format!("the store is full: its limit is {limit} {what}"))
+                    .hint("delete keys that are no longer needed, or raise the limit")
+            }
+            Refusal::NotANumber { key } => {
+                let key = show_keys(&[key]);
+                Fault::new(FaultKind::NotANumber, format!("the value of {key} is not a 64-bit number"))
+                    .hint("counters are decimal text; something else was set under this key")
+            }
+        }
+    }
+}
+
+/// A wait that has not ended.
+#[derive(Debug)]
+struct Wait {
+    /// Every key that was missing when the wait began.
+    missing: Vec<Value>,
+    /// How many of them have not been seen since.
+    left: usize,
+    since: Instant,
+    operation: Operation,
+}
+
+/// Who waits for what, since when: for error texts and the dashboard.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Waiter {
+    pub client: ClientId,
+    pub operation: Operation,
+    /// The first few keys it has not seen.
+    pub missing: Vec<Value>,
+    /// How many keys it has not seen.
+    pub missing_count: usize,
+    pub since: Instant,
+}
+
+/// State of a store.
+#[derive(Debug, Default)]
+pub struct Table {
+    map: HashMap<Value, Value>,
+    /// No queue in here is empty.
+    queues: HashMap<Value, VecDeque<Value>>,
+    /// Clients registered under a key, oldest first. No list in here is empty.
+    waiting: HashMap<Value, VecDeque<ClientId>>,
+    waits: HashMap<ClientId, Wait>,
+    /// Clients woken by a push that have not come back for the item.
+    promised: HashMap<ClientId, Value>,
+    /// Long values that were replaced while a reply still held them: they take memory until it is sent.
+    retired: Vec<Value>,
+    limits: TableLimits,
+    bytes: usize,
+    queue_items: usize,
+}
+
+/// Replies that a request causes, to the client that asked or to parked ones.
+pub type Replies = Vec<(ClientId, Response)>;
+
+impl Table {
+    pub fn new(limits: TableLimits) -> Self {
+        Table { limits, ..Table::default() }
+    }
+
+    /// Applies `request`; appends every reply it causes. A `Wait` or `Barrier` that must wait causes none yet.
+    pub fn apply(
+        &mut self,
+        client: ClientId,
+        request: Request<'_>,
+        now: Instant,
+        replies: &mut Replies,
+    ) -> Result<(), Refusal> {
+        if !self.promised.is_empty() {
+            self.settle_promise(client, &request, replies);
+        }
+        let response = match request {
+            Request::Get { key } => Response::Value(self.map.get(&*key).cloned()),
+            Request::Set { key, value } => {
+                self.write(&key, &value, replies)?;
+                Response::Done
+            }
+            Request::Add { key, delta } => {
+                let sum = self.number(&key)?.wrapping_add(delta);
+                self.write(&key, sum.to_string().as_bytes(), replies)?;
+                Response::Number(sum)
+            }
+            Request::Check { keys } => Response::Present(keys.iter().all(|key| self.has(key))),
+            Request::Wait { keys } => {
+                if !self.park(client, keys, now)? {
+                    return Ok(());
+                }
+                Response::Ready
+            }
+            Request::CompareSet { key, expected, desired } => {
+                Response::Value(Some(self.compare_set(&key, expected, &desired, replies)?))
+            }
+            Request::Append { key, value } => {
+                let old = self.map.get(&*key).map_or(&[][..], AsRef::as_ref);
+                let longer = [old, &value].concat();
+                self.write(&key, &longer, replies)?;
+                Response::Done
+            }
+            Request::Delete { key } => Response::Deleted(self.delete(&key)),
+            Request::MultiGet { keys } => {
+                Response::Values(keys.iter().map(|key| self.map.get(&**key).cloned()).collect())
+            }
+            Request::MultiSet { pairs } => {
+                self.multi_set(&pairs, replies)?;
+                Response::Done
+            }
+            Request::NumKeys => Response::Number(as_number(self.map.len())),
+            Request::ListKeys => Response::Keys(self.map.keys().cloned().collect()),
+            Request::QueuePush { key, value } => {
+                self.push(&key, &value, replies)?;
+                Response::Done
+            }
+            Request::QueuePop { key } => Response::Popped(self.pop(&key)),
+            Request::QueueLen { key } => {
+                Response::Number(as_number(self.queues.get(&*key).map_or(0, VecDeque::len)))
+            }
+            Request::Barrier { key, world } => {
+                if !self.arrive(client, &key, world, now, replies)? {
+                    return Ok(());
+                }
+                Response::Ready
+            }
+        };
+        replies.push((client, response));
+        Ok(())
+    }
+
+    /// Ends the client's wait without a reply; true if there was one.
+    pub fn cancel(&mut self, client: ClientId, replies: &mut Replies) -> bool {
+        self.pass_promise_on(client, replies);
+        self.end_wait(client).is_some()
+    }
+
+    /// The client is gone: drops what it waited for, and offers an item meant for it to the next in line.
+    pub fn forget(&mut self, client: ClientId, replies: &mut Replies) {
+        self.cancel(client, replies);
+    }
+
+    /// Is there such a key, or a queue of that name with something in it?
+    pub fn has(&self, key: &[u8]) -> bool {
+        self.map.contains_key(key) || (!self.queues.is_empty() && self.queues.contains_key(key))
+    }
+
+    /// Keys in the map.
+    pub fn keys(&self) -> usize {
+        self.map.len()
+    }
+
+    /// Bytes held, overhead and values that only a reply still holds included.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Items in all queues.
+    pub fn queue_items(&self) -> usize {
+        self.queue_items
+    }
+
+    /// How many clients wait.
+    pub fn waiters_count(&self) -> usize {
+        self.waits.len()
+    }
+
+    /// Who waits for what, since when; the longest first.
+    pub fn waiters(&self) -> Vec<Waiter> {
+        const KEYS_SHOWN: usize = 8;
+        let waits_for = |client: ClientId, key: &Value| {
+            self.waiting.get(key).is_some_and(|clients| clients.contains(&client))
+        };
+        let mut waiters: Vec<_> = self
+            .waits
+            .iter()
+            .map(|(&client, wait)| Waiter {
+                client,
+                operation: wait.operation,
+                missing: wait
+                    .missing
+                    .iter()
+                    .filter(|key| waits_for(client, key))
+                    .take(KEYS_SHOWN)
+                    .cloned()
+                    .collect(),
+                missing_count: wait.left,
+                since: wait.since,
+            })
+            .collect();
+        waiters.sort_by_key(|waiter| (waiter.since, waiter.client));
+        waiters
+    }
+
+    // ── writing ────────────────────────────────────────────────────────────────────────────────────────
+
+    fn write(&mut self, key: &[u8], value: &[u8], replies: &mut Replies) -> Result<(), Refusal> {
+        self.store(key, value)?;
+        self.wake_all(key, replies);
+        Ok(())
+    }
+
+    /// Puts a value in place and wakes nobody.
+    fn store(&mut self, key: &[u8], value: &[u8]) -> Result<(), Refusal> {
+        let Some(old) = self.map.get_mut(key) else {
+            if self.map.len() >= self.limits.keys {
+                return Err(Refusal::Full { what: "keys", limit: self.limits.keys });
+            }
+            let size = ENTRY + key.len() + value.len();
+            self.make_room(size)?;
+            self.bytes += size;
+            self.map.insert(key.into(), value.into());
+            return Ok(());
+        };
+        if old.len() == value.len()
+            && let Some(place) = Arc::get_mut(old)
+        {
+            place.copy_from_slice(value); // counters and flags are rewritten where they are
+            return Ok(());
+        }
+        let growth = value.len().saturating_sub(old.len());
+        self.make_room(growth)?;
+        let old = self.map.get_mut(key).expect("it was there above");
+        let old = std::mem::replace(old, value.into());
+        self.bytes += value.len();
+        self.release(old);
+        Ok(())
+    }
+
+    fn multi_set(&mut self, pairs: &[(Bytes<'_>, Bytes<'_>)], replies: &mut Replies) -> Result<(), Refusal> {
+        // The worst case is checked first, so that nothing is written if not everything can be.
+        let fresh = pairs.iter().filter(|(key, _)| !self.map.contains_key(&**key)).count();
+        if self.map.len() + fresh > self.limits.keys {
+            return Err(Refusal::Full { what: "keys", limit: self.limits.keys });
+        }
+        self.make_room(pairs.iter().map(|(key, value)| ENTRY + key.len() + value.len()).sum())?;
+        for (key, value) in pairs {
+            self.store(key, value).expect("room for all pairs was checked above");
+        }
+        for (key, _) in pairs {
+            self.wake_all(key, replies);
+        }
+        Ok(())
+    }
+
+    fn compare_set(
+        &mut self,
+        key: &[u8],
+        expected: Bytes<'_>,
+        desired: &[u8],
+        replies: &mut Replies,
+    ) -> Result<Value, Refusal> {
+        match self.map.get(key) {
+            Some(current) if **current != *expected => return Ok(current.clone()),
+            None if !expected.is_empty() => return Ok(expected.as_ref().into()), // c10d's answer
+            _ => self.write(key, desired, replies)?,
+        }
+        Ok(desired.into())
+    }
+
+    fn delete(&mut self, key: &[u8]) -> bool {
+        let Some(value) = self.map.remove(key) else { return false };
+        self.bytes -= ENTRY + key.len();
+        self.release(value);
+        true
+    }
+
+    /// The value as a number; a missing key is zero.
+    fn number(&self, key: &[u8]) -> Result<i64, Refusal> {
+        match self.map.get(key) {
+            None => Ok(0),
+            Some(text) => parse_number(text).ok_or_else(|| Refusal::NotANumber { key: key.into() }),
+        }
+    }
+
+    // ── queues ─────────────────────────────────────────────────────────────────────────────────────────
+
+    fn push(&mut self, key: &[u8], value: &[u8], replies: &mut Replies) -> Result<(), Refusal> {
+        if self.queue_items >= self.limits.queue_items {
+            return Err(Refusal::Full { what: "queue items", limit: self.limits.queue_items });
+        }
+        let size = ENTRY + value.len() + if self.queues.contains_key(key) { 0 } else { ENTRY + key.len() };
+        self.make_room(size)?;
+        self.bytes += size;
+        self.queue_items += 1;
+        match self.queues.get_mut(key) {
+            Some(queue) => queue.push_back(value.into()),
+            None => drop(self.queues.insert(key.into(), VecDeque::from([value.into()]))),
+        }
+        self.wake_one(key, replies);
+        Ok(())
+    }
+
+    fn pop(&mut self, key: &[u8]) -> Option<(Value, usize)> {
+        let queue = self.queues.get_mut(key)?;
+        let length = queue.len();
+        let item = queue.pop_front().expect("no queue in the table is empty");
+        if queue.is_empty() {
+            self.queues.remove(key);
+            self.bytes -= ENTRY + key.len();
+        }
+        self.queue_items -= 1;
+        // The item leaves with the reply; it no longer counts here.
+        self.bytes -= ENTRY + item.len();
+        Some((item, length))
+    }
+
+    // ── waiting ────────────────────────────────────────────────────────────────────────────────────────
+
+    /// Parks the client until every key has been seen; true if there is nothing to wait for.
+    fn park(&mut self, client: ClientId, keys: Vec<Bytes<'_>>, now: Instant) -> Result<bool, Refusal> {
+        if keys.iter().all(|key| self.has(key)) {
+            return Ok(true);
+        }
+        let mut missing: Vec<Value> =
+            keys.iter().filter(|key| !self.has(key)).map(|key| (&**key).into()).collect();
+        missing.sort_unstable();
+        missing.dedup();
+        self.register(client, missing, now, Operation::Wait)?;
+        Ok(false)
+    }
+
+    fn register(
+        &mut self,
+        client: ClientId,
+        missing: Vec<Value>,
+        now: Instant,
+        operation: Operation,
+    ) -> Result<(), Refusal> {
+        if self.waits.contains_key(&client) {
+            return Err(Refusal::AlreadyWaiting);
+        }
+        let size = missing.iter().map(|key| registration(key)).sum();
+        self.make_room(size)?;
+        self.bytes += size;
+        for key in &missing {
+            self.waiting.entry(key.clone()).or_default().push_back(client);
+        }
+        self.waits.insert(client, Wait { left: missing.len(), missing, since: now, operation });
+        Ok(())
+    }
+
+    /// Counts the client in; true if the barrier is complete.
+    fn arrive(
+        &mut self,
+        client: ClientId,
+        key: &[u8],
+        world: i64,
+        now: Instant,
+        replies: &mut Replies,
+    ) -> Result<bool, Refusal> {
+        if self.waits.contains_key(&client) {
+            return Err(Refusal::AlreadyWaiting);
+        }
+        let arrived = self.number(key)?.wrapping_add(1);
+        // Not `write`: an arrival wakes nobody until the last one.
+        self.store(key, arrived.to_string().as_bytes())?;
+        if arrived >= world {
+            self.wake_all(key, replies);
+            return Ok(true);
+        }
+        self.register(client, vec![key.into()], now, Operation::Barrier)?;
+        Ok(false)
+    }
+
+    /// `key` is there now: takes it off everybody's list and ends the waits that have nothing left.
+    fn wake_all(&mut self, key: &[u8], replies: &mut Replies) {
+        if self.waiting.is_empty() {
+            return; // the common case of a busy store costs one comparison
+        }
+        let Some((key, clients)) = self.waiting.remove_entry(key) else { return };
+        for client in clients {
+            self.saw(client, &key, replies);
+        }
+    }
+
+    /// A queue got one item: ends the oldest wait that has nothing else left, so that one popper comes.
+    fn wake_one(&mut self, key: &[u8], replies: &mut Replies) {
+        while let Some(clients) = self.waiting.get_mut(key) {
+            let client = clients.pop_front().expect("no list of waiting clients is empty");
+            let key = if clients.is_empty() {
+                self.waiting.remove_entry(key).expect("it was just looked up").0
+            } else {
+                Value::from(key)
+            };
+            if self.saw(client, &key, replies) {
+                self.promised.insert(client, key);
+                return;
+            }
+        }
+    }
+
+    /// The client has seen `key`; true if that ends its wait.
+    fn saw(&mut self, client: ClientId, key: &Value, replies: &mut Replies) -> bool {
+        let Entry::Occupied(mut entry) = self.waits.entry(client) else {
+            unreachable!("a client registered under a key waits")
+        };
+        self.bytes -= registration(key);
+        entry.get_mut().left -= 1;
+        if entry.get().left > 0 {
+            return false;
+        }
+        entry.remove();
+        replies.push((client, Response::Ready));
+        true
+    }
+
+    fn end_wait(&mut self, client: ClientId) -> Option<Wait> {
+        let wait = self.waits.remove(&client)?;
+        for key in &wait.missing {
+            // A key that was seen may have a list again, of others.
+            let Some(clients) = self.waiting.get_mut(key) else { continue };
+            let Some(index) = clients.iter().position(|&other| other == client) else { continue };
+            clients.remove(index);
+            self.bytes -= registration(key);
+            if clients.is_empty() {
+                self.waiting.remove(key);
+            }
+        }
+        Some(wait)
+    }
+
+    /// A client that was woken by a push comes back: for the item, or for something else.
+    fn settle_promise(&mut self, client: ClientId, request: &Request<'_>, replies: &mut Replies) {
+        match (self.promised.get(&client), request) {
+            (Some(queue), Request::QueuePop { key }) if **queue == **key => {
+                drop(self.promised.remove(&client))
+            }
+            (Some(_), _) => self.pass_promise_on(client, replies),
+            (None, _) => {}
+        }
+    }
+
+    /// Offers what was pushed for this client to the next one in line, if it is still there.
+    fn pass_promise_on(&mut self, client: ClientId, replies: &mut Replies) {
+        if let Some(queue) = self.promised.remove(&client)
+            && self.queues.contains_key(&queue)
+        {
+            self.wake_one(&queue, replies);
+        }
+    }
+
+    // ── memory ─────────────────────────────────────────────────────────────────────────────────────────
+
+    fn make_room(&mut self, size: usize) -> Result<(), Refusal> {
+        if self.bytes.saturating_add(size) <= self.limits.bytes {
+            return Ok(());
+        }
+        self.sweep();
+        if self.bytes.saturating_add(size) <= self.limits.bytes {
+            return Ok(());
+        }
+        Err(Refusal::Full { what: "bytes", limit: self.limits.bytes })
+    }
+
+    /// A value that nobody will ask for again: gone at once, or when the last reply that holds it is sent.
+    fn release(&mut self, value: Value) {
+        if value.len() >= SHARED_VALUE && Arc::strong_count(&value) > 1 {
+            self.retired.push(value);
+            if self.retired.len().is_power_of_two() {
+                self.sweep();
+            }
+        } else {
+            self.bytes -= value.len();
+        }
+    }
+
+    /// Stops counting retired values that no reply holds any more.
+    pub fn sweep(&mut self) {
+        let bytes = &mut self.bytes;
+        self.retired.retain(|value| {
+            let held = Arc::strong_count(value) > 1;
+            *bytes -= if held { 0 } else { value.len() };
+            held
+        });
+    }
+}
+
+/// What waiting for one key costs.
+fn registration(key: &[u8]) -> usize {
+    2 * ENTRY + key.len()
+}
+
+fn as_number(count: usize) -> i64 {
+    i64::try_from(count).expect("a count of things in memory fits 63 bits")
+}
+
+/// A counter's text as C's `strtoll` reads it, since that is what c10d does: white space and a sign may lead, junk
+/// may follow.
+pub(crate) fn parse_number(text: &[u8]) -> Option<i64> {
+    let spaces = text.iter().take_while(|byte| matches!(byte, b' ' | b'\t'..=b'\r')).count();
+    let text = &text[spaces..];
+    let (negative, digits) = match text.first() {
+        Some(b'-') => (true, &text[1..]),
+        Some(b'+') => (false, &text[1..]),
+        _ => (false, text),
+    };
+    let end = digits.iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(digits.len());
+    if end == 0 {
+        return None;
+    }
+    let mut number: i64 = 0;
+    for digit in &digits[..end] {
+        let digit = i64::from(digit - b'0');
+        number = number.checked_mul(10)?;
+        number = if negative { number.checked_sub(digit)? } else { number.checked_add(digit)? };
+    }
+    Some(number)
+}
