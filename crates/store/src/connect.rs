@@ -65,14 +65,15 @@ impl Link {
                 Err(fault) => {
                     remember(&mut reasons, format!("`{host}`"), fault.message());
                     if deadline.elapsed() > RESOLVING {
-                        return Err(nobody_there(host, port, deadline, &reasons));
+                        return Err(nobody_there(&reasons));
                     }
                 }
             }
-            if deadline.passed() {
-                return Err(nobody_there(host, port, deadline, &reasons));
-            }
             deadline.pause(pause + jitter(pause, round));
+            // Asked after the pause: a last try with no time left would only hide the reason of the one before.
+            if deadline.passed() {
+                return Err(nobody_there(&reasons));
+            }
             pause = (pause * 3 / 2).min(PAUSE_MAX);
         }
         unreachable!("the deadline ends the loop")
@@ -256,11 +257,10 @@ fn remember(reasons: &mut Vec<(String, String)>, address: String, reason: &str) 
 }
 
 #[cold]
-fn nobody_there(host: &str, port: u16, deadline: Deadline, reasons: &[(String, String)]) -> Fault {
+fn nobody_there(reasons: &[(String, String)]) -> Fault {
     let list =
         reasons.iter().map(|(address, reason)| format!("{address}: {reason}")).collect::<Vec<_>>().join("; ");
-    let waited = show_duration(deadline.elapsed());
-    Fault::new(FaultKind::Connect, format!("no store answered at {host}:{port} within {waited} ({list})"))
+    Fault::new(FaultKind::Connect, format!("no store answered ({list})"))
         .hint("is the server started, on this address and port, and does no firewall stand between?")
 }
 
