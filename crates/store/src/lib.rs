@@ -2,6 +2,7 @@
 
 mod deadline;
 mod error;
+mod file;
 mod ops;
 mod request;
 mod table;
@@ -9,6 +10,7 @@ pub mod wire;
 
 pub use deadline::Deadline;
 pub use error::{Error, Fault, FaultKind, Result, Scene, show_duration};
+pub use file::{FileStore, FileStoreOptions};
 pub use ops::{DEFAULT_TIMEOUT, Store, StoreExt};
 pub use request::{Bytes, Operation, Request, Response, Value, show_keys};
 pub use table::{ClientId, Refusal, Replies, Table, TableLimits, Waiter};
