@@ -73,7 +73,9 @@ macro_rules! table_of {
     (: $($promise:ident)*) => { &[$((stringify!($promise), suite::$promise as fn(&Subject))),*] };
 }
 
-const PROMISES: &[(&str, fn(&Subject))] = promises! { table_of! };
+type Promise = (&'static str, fn(&Subject));
+
+const PROMISES: &[Promise] = promises! { table_of! };
 
 /// One process for all, since importing PyTorch takes seconds; a fresh server for each.
 fn keeps_every_promise(backend: &str) {
