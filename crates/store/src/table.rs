@@ -290,8 +290,9 @@ impl Table {
             place.copy_from_slice(value); // counters and flags are rewritten where they are
             return Ok(());
         }
-        let growth = value.len().saturating_sub(old.len());
-        self.make_room(growth)?;
+        // What a reply still holds stays in memory beside what takes its place.
+        let gone = if is_held(old) { 0 } else { old.len() };
+        self.make_room(value.len().saturating_sub(gone))?;
         let old = self.map.get_mut(key).expect("it was there above");
         let old = std::mem::replace(old, value.into());
         self.bytes += value.len();
@@ -425,13 +426,18 @@ impl Table {
             return Err(Refusal::AlreadyWaiting);
         }
         let arrived = self.number(key)?.wrapping_add(1);
-        // Not `write`: an arrival wakes nobody until the last one.
-        self.store(key, arrived.to_string().as_bytes())?;
+        let text = arrived.to_string();
         if arrived >= world {
-            self.wake_all(key, replies);
+            self.write(key, text.as_bytes(), replies)?;
             return Ok(true);
         }
+        // Registered before it is counted, so that one for whom there is no room is not counted.
         self.register(client, vec![key.into()], now, Operation::Barrier)?;
+        // Not `write`: an arrival wakes nobody until the last one.
+        if let Err(refusal) = self.store(key, text.as_bytes()) {
+            self.end_wait(client);
+            return Err(refusal);
+        }
         Ok(false)
     }
 
@@ -527,7 +533,7 @@ impl Table {
 
     /// A value that nobody will ask for again: gone at once, or when the last reply that holds it is sent.
     fn release(&mut self, value: Value) {
-        if value.len() >= SHARED_VALUE && Arc::strong_count(&value) > 1 {
+        if is_held(&value) {
             self.retired.push(value);
             if self.retired.len().is_power_of_two() {
                 self.sweep();
@@ -546,6 +552,11 @@ impl Table {
             held
         });
     }
+}
+
+/// Is this value in a reply that has not been sent?
+fn is_held(value: &Value) -> bool {
+    value.len() >= SHARED_VALUE && Arc::strong_count(value) > 1
 }
 
 /// What waiting for one key costs.
