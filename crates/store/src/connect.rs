@@ -3,11 +3,6 @@
 //! Every address of the name is tried, round after round with growing pauses, until one answers or the time is up.
 //! The error then lists each address with its own reason, because "timed out" helps nobody.
 
-#![expect(
-    clippy::disallowed_methods,
-    reason = "the one place that looks up names, on a thread that may be left behind"
-)]
-
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::mpsc;
@@ -140,7 +135,7 @@ impl Link {
             match self.stream.write(&self.output[sent..]) {
                 Ok(length) => sent += length,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.poll(PollFlags::OUT, deadline)?
+                    self.poll(PollFlags::OUT, deadline)?;
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(lost(&error)),
@@ -179,7 +174,7 @@ impl Link {
                 Ok(length) if direct => filled += length,
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.poll(PollFlags::IN, deadline)?
+                    self.poll(PollFlags::IN, deadline)?;
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(lost(&error)),

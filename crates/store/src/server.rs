@@ -644,7 +644,7 @@ impl Loop {
         let held_back = connection.output.len() > self.limits.output;
         let result = connection.flush(&mut self.pool, self.now, &mut self.counters.bytes_out);
         let may_ask = connection.output.len() <= self.limits.output;
-        if held_back && may_ask || (may_ask && !connection.input.is_empty()) {
+        if may_ask && (held_back || !connection.input.is_empty()) {
             self.again.push(slot);
         }
         let turn = Turn { connection, slot };
