@@ -241,13 +241,20 @@ impl Table {
 
     /// Who waits for what, since when; the longest first.
     pub fn waiters(&self) -> Vec<Waiter> {
+        self.oldest_waiters(usize::MAX)
+    }
+
+    /// As [`Table::waiters`], but no more than `count`: describing one can take long.
+    pub fn oldest_waiters(&self, count: usize) -> Vec<Waiter> {
         const KEYS_SHOWN: usize = 8;
         let waits_for = |client: ClientId, key: &Value| {
             self.waiting.get(key).is_some_and(|clients| clients.contains(&client))
         };
-        let mut waiters: Vec<_> = self
-            .waits
-            .iter()
+        let mut oldest: Vec<_> = self.waits.iter().collect();
+        oldest.sort_unstable_by_key(|(client, wait)| (wait.since, **client));
+        oldest.truncate(count);
+        oldest
+            .into_iter()
             .map(|(&client, wait)| Waiter {
                 client,
                 operation: wait.operation,
@@ -261,9 +268,7 @@ impl Table {
                 missing_count: wait.left,
                 since: wait.since,
             })
-            .collect();
-        waiters.sort_by_key(|waiter| (waiter.since, waiter.client));
-        waiters
+            .collect()
     }
 
     // ── writing ────────────────────────────────────────────────────────────────────────────────────────
