@@ -2,7 +2,12 @@
 //!
 //! Messages are put together here and not by `tenfold_store::wire`, so that a mistake there cannot hide itself.
 
-#![allow(dead_code, reason = "each test file uses its part")]
+#![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
+#![allow(
+    clippy::disallowed_methods,
+    clippy::unwrap_used,
+    reason = "tests: threads, sockets, the time things take"
+)]
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
