@@ -87,6 +87,8 @@ struct Wait {
     missing: Vec<Value>,
     /// How many of them have not been seen since.
     left: usize,
+    /// What it is charged for until it ends: `missing` keeps the names of keys that came and went meanwhile.
+    bytes: usize,
     since: Instant,
     operation: Operation,
 }
@@ -239,13 +241,20 @@ impl Table {
 
     /// Who waits for what, since when; the longest first.
     pub fn waiters(&self) -> Vec<Waiter> {
+        self.oldest_waiters(usize::MAX)
+    }
+
+    /// As [`Table::waiters`], but no more than `count`: describing one can take long.
+    pub fn oldest_waiters(&self, count: usize) -> Vec<Waiter> {
         const KEYS_SHOWN: usize = 8;
         let waits_for = |client: ClientId, key: &Value| {
             self.waiting.get(key).is_some_and(|clients| clients.contains(&client))
         };
-        let mut waiters: Vec<_> = self
-            .waits
-            .iter()
+        let mut oldest: Vec<_> = self.waits.iter().collect();
+        oldest.sort_unstable_by_key(|(client, wait)| (wait.since, **client));
+        oldest.truncate(count);
+        oldest
+            .into_iter()
             .map(|(&client, wait)| Waiter {
                 client,
                 operation: wait.operation,
@@ -259,9 +268,7 @@ impl Table {
                 missing_count: wait.left,
                 since: wait.since,
             })
-            .collect();
-        waiters.sort_by_key(|waiter| (waiter.since, waiter.client));
-        waiters
+            .collect()
     }
 
     // ── writing ────────────────────────────────────────────────────────────────────────────────────────
@@ -409,7 +416,7 @@ impl Table {
         for key in &missing {
             self.waiting.entry(key.clone()).or_default().push_back(client);
         }
-        self.waits.insert(client, Wait { left: missing.len(), missing, since: now, operation });
+        self.waits.insert(client, Wait { left: missing.len(), missing, bytes: size, since: now, operation });
         Ok(())
     }
 
@@ -446,9 +453,9 @@ impl Table {
         if self.waiting.is_empty() {
             return; // the common case of a busy store costs one comparison
         }
-        let Some((key, clients)) = self.waiting.remove_entry(key) else { return };
+        let Some(clients) = self.waiting.remove(key) else { return };
         for client in clients {
-            self.saw(client, &key, replies);
+            self.saw(client, replies);
         }
     }
 
@@ -461,36 +468,35 @@ impl Table {
             } else {
                 Value::from(key)
             };
-            if self.saw(client, &key, replies) {
+            if self.saw(client, replies) {
                 self.promised.insert(client, key);
                 return;
             }
         }
     }
 
-    /// The client has seen `key`; true if that ends its wait.
-    fn saw(&mut self, client: ClientId, key: &Value, replies: &mut Replies) -> bool {
+    /// The client has seen a key it waited for; true if that ends its wait.
+    fn saw(&mut self, client: ClientId, replies: &mut Replies) -> bool {
         let Entry::Occupied(mut entry) = self.waits.entry(client) else {
             unreachable!("a client registered under a key waits")
         };
-        self.bytes -= registration(key);
         entry.get_mut().left -= 1;
         if entry.get().left > 0 {
             return false;
         }
-        entry.remove();
+        self.bytes -= entry.remove().bytes;
         replies.push((client, Response::Ready));
         true
     }
 
     fn end_wait(&mut self, client: ClientId) -> Option<Wait> {
         let wait = self.waits.remove(&client)?;
+        self.bytes -= wait.bytes;
         for key in &wait.missing {
             // A key that was seen may have a list again, of others.
             let Some(clients) = self.waiting.get_mut(key) else { continue };
             let Some(index) = clients.iter().position(|&other| other == client) else { continue };
             clients.remove(index);
-            self.bytes -= registration(key);
             if clients.is_empty() {
                 self.waiting.remove(key);
             }
