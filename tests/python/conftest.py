@@ -1,5 +1,6 @@
 """What the tests are given: a fresh server, clients of it, and clients known to be blocked in it."""
 
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,6 +13,11 @@ import pytest
 from servers import Address, TenfoldServer, TorchServer, TorchServers
 from tap import PATIENCE, Tap
 from torch.distributed import TCPStore
+
+# torch's client asks the DNS for the name of every peer, for its log. Where a packet gets lost this costs 5 s a
+# time; the C library reads this setting, here and in every process the tests start.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # many small processes on few cores
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

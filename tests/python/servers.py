@@ -54,7 +54,9 @@ class TenfoldServer:
                 process.kill()
         said = self.log.read_text(errors="replace")
         assert already is None, f"the server ended by itself with {already}; it said:\n{said}"
-        assert process.returncode == 0, f"on SIGTERM the server ended with {process.returncode}; it said:\n{said}"
+        assert process.returncode == 0, (
+            f"on SIGTERM the server ended with {process.returncode}; it said:\n{said}"
+        )
         assert "panicked" not in said, said
 
 

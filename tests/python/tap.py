@@ -1,14 +1,16 @@
 """A tap on the wire between one client and the server: it knows when the server has dealt with a request.
 
-A test that wants to see a blocked client woken must first be sure that the server has parked it. The tap forwards both
-directions, sees the client's request go by, and then slips a PING of its own behind it. The server serves other requests of
-a connection while a WAIT is pending, and in order: the PING's answer proves that the WAIT has been registered, and whatever
-came before that answer was caused by something earlier. So no test has to sleep.
+A test that wants to see a blocked client woken must first be sure that the server has parked it. The tap
+forwards both directions, sees the client's request go by, and then slips a PING of its own behind it. The server
+serves other requests of a connection while a WAIT is pending, and in order: the PING's answer proves that the
+WAIT has been registered, and whatever came before that answer was caused by something earlier. So no test has to
+sleep.
 """
 
 import socket
 import struct
 import threading
+from contextlib import suppress
 
 from servers import Address
 
@@ -57,16 +59,16 @@ class Tap:
         with self._changed:
             self._ping_pending = True
             self._upstream.sendall(bytes([PING]) + NONCE)
-            assert self._changed.wait_for(lambda: not self._ping_pending, PATIENCE), "no answer to the tap's PING"
+            assert self._changed.wait_for(lambda: not self._ping_pending, PATIENCE), (
+                "no answer to the tap's PING"
+            )
             return bytes(self._replies)
 
     def close(self) -> None:
         for end in (self._listener, self._upstream, self._client):
             if end is not None:
-                try:
+                with suppress(OSError):  # the other side was faster
                     end.shutdown(socket.SHUT_RDWR)
-                except OSError:
-                    pass  # the other side was faster
                 end.close()
 
     def _forward_requests(self) -> None:

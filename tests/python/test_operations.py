@@ -27,7 +27,18 @@ def test_get_returns_what_set_stored_and_set_overwrites(store):
 
 @pytest.mark.parametrize(
     "key",
-    ["", "/", "a/b//c", "ключ", "鍵🔑", "with space", "nul\0inside", b"\0", b"\xff\xfe not UTF-8", b"\x80" * 100],
+    [
+        "",
+        "/",
+        "a/b//c",
+        "ключ",
+        "鍵🔑",
+        "with space",
+        "nul\0inside",
+        b"\0",
+        b"\xff\xfe not UTF-8",
+        b"\x80" * 100,
+    ],
 )
 def test_any_bytes_make_a_key(store, key):
     other = key + (b"." if isinstance(key, bytes) else ".")
@@ -280,9 +291,7 @@ def test_a_legacy_client_refuses_queues_itself_and_stays_usable(connect):
         lambda: store.queue_pop("q"),
         lambda: store.queue_len("q"),
     ):
-        with pytest.raises(
-            NotImplementedError, match=r"^queues not implemented on legacy TCPStore backend$"
-        ):
+        with pytest.raises(NotImplementedError, match=r"^queues not implemented on legacy TCPStore backend$"):
             call()
     assert store.num_keys() == 0
 

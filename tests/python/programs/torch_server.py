@@ -1,7 +1,7 @@
 """PyTorch's own TCPStore servers, started and stopped on request.
 
-Reads lines: `start` hosts one more store and answers `listening on HOST:PORT`, `stop PORT` ends it. One process serves a
-whole test session, because importing torch costs seconds and a server nothing.
+Reads lines: `start` hosts one more store and answers `listening on HOST:PORT`, `stop PORT` ends it. One
+process serves a whole test session, because importing torch costs seconds and a server nothing.
 """
 
 import sys
