@@ -14,8 +14,8 @@ from servers import Address, TenfoldServer, TorchServer, TorchServers
 from tap import PATIENCE, Tap
 from torch.distributed import TCPStore
 
-# torch's client asks the DNS for the name of every peer, for its log. Where a packet gets lost this costs 5 s a
-# time; the C library reads this setting, here and in every process the tests start.
+# torch's client asks the DNS for the name of every peer, for its log. Where a packet gets lost this costs 5 s
+# a time; the C library reads this setting, here and in every process the tests start.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # many small processes on few cores
 

@@ -195,7 +195,7 @@ def test_a_popper_that_dies_leaves_the_item_to_the_next(connect, block):
     with pytest.raises(DistNetworkError):
         dead.result()
     pusher = connect()
-    # Should the server not have noticed yet, it hands the first to the dead one, which leaves it in the queue.
+    # Should the server not have noticed yet, it wakes the dead one first, and the item stays queued.
     pusher.queue_push("queue", "one")
     pusher.queue_push("queue", "two")
     first = heir.result()

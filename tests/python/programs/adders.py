@@ -1,7 +1,7 @@
 """Many clients in one process: adders.py HOST PORT CLIENTS ROUNDS WORLD.
 
-Each client, in a thread of its own, adds 1 to a shared counter and its round to another, then meets the clients
-of all processes at a barrier and checks the totals there.
+Each client, in a thread of its own, adds 1 to a shared counter and its round to another, then meets the
+clients of all processes at a barrier and checks the totals there.
 """
 
 import sys
