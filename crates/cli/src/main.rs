@@ -1,1 +1,68 @@
-fn main() {}
+//! The command `tenfold`.
+//!
+//! Each subcommand has a file of its own, named after it. This one knows only how to choose among them and how an
+//! error reads at the end.
+
+mod demo;
+mod serve;
+mod store;
+mod units;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Collective communication for machine learning.
+#[derive(Parser)]
+#[command(name = "tenfold", version, propagate_version = true, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Demo(demo::Args),
+    #[command(hide = true)]
+    DemoWorker(demo::WorkerArgs),
+    Serve(serve::Args),
+    Store(store::Args),
+}
+
+/// What a subcommand ends with: how it went, or an error for the user.
+type Outcome = Result<ExitCode, Box<dyn std::error::Error>>;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let filter = std::env::var("TENFOLD_LOG").unwrap_or_else(|_| "warn".into());
+    let filter = match tracing_subscriber::EnvFilter::try_new(&filter) {
+        Ok(filter) => filter,
+        Err(error) => {
+            return complain(&format!(
+                "TENFOLD_LOG=`{filter}` is no log filter: {error}\n  hint: try `info` or `tenfold_store=debug`"
+            ));
+        }
+    };
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let outcome = match cli.command {
+        Command::Demo(args) => demo::run(&args),
+        Command::DemoWorker(args) => demo::run_worker(&args),
+        Command::Serve(args) => serve::run(args),
+        Command::Store(args) => store::run(args),
+    };
+    match outcome {
+        Ok(code) => code,
+        // Whoever reads our output may stop reading: `tenfold store … keys | head` is no failure.
+        Err(error) if is_broken_pipe(&*error) => ExitCode::SUCCESS,
+        Err(error) => complain(&error.to_string()),
+    }
+}
+
+fn is_broken_pipe(error: &(dyn std::error::Error + 'static)) -> bool {
+    error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
+fn complain(message: &str) -> ExitCode {
+    eprintln!("error: {message}");
+    ExitCode::FAILURE
+}

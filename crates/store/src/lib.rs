@@ -1,14 +1,28 @@
 #![doc = include_str!("story.md")]
 
+mod client;
+mod collectives;
+mod connect;
+mod connection;
 mod deadline;
 mod error;
+mod hash;
+mod listen;
 mod ops;
+mod prefix;
 mod request;
+mod server;
 mod table;
 pub mod wire;
 
+pub use client::{TcpStore, TcpStoreOptions};
+pub use collectives::{StoreCollectives, init_barrier};
 pub use deadline::Deadline;
 pub use error::{Error, Fault, FaultKind, Result, Scene, show_duration};
+pub use hash::HashStore;
 pub use ops::{DEFAULT_TIMEOUT, Store, StoreExt};
+pub use prefix::PrefixStore;
 pub use request::{Bytes, Operation, Request, Response, Value, show_keys};
+pub use server::{Closed, Facts, Limits, Server, ServerOptions, WaiterFacts};
 pub use table::{ClientId, Refusal, Replies, Table, TableLimits, Waiter};
+pub use wire::MessageLimits;

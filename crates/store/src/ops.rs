@@ -431,3 +431,10 @@ impl<'a, S: Store + ?Sized> Op<'a, S> {
 pub(crate) const NO_SUCH_KEY: &str = "not there when the time was up";
 pub(crate) const NO_SUCH_KEY_HINT: &str =
     "is the rank that should set it alive, and does it use the same store and prefix? else raise the timeout";
+
+/// An error of something that is no operation of a store: opening one, serving one.
+#[cold]
+pub(crate) fn failure(what: &str, store: &str, deadline: Deadline, fault: Fault) -> Error {
+    let scene = Scene { request: what.into(), store: store.into(), elapsed: deadline.elapsed() };
+    Error::new(scene, fault)
+}

@@ -207,6 +207,11 @@ impl Table {
         self.cancel(client, replies);
     }
 
+    /// The client needs no reminder of what was pushed for it.
+    pub(crate) fn drop_promise(&mut self, client: ClientId) {
+        self.promised.remove(&client);
+    }
+
     /// Is there such a key, or a queue of that name with something in it?
     pub fn has(&self, key: &[u8]) -> bool {
         self.map.contains_key(key) || (!self.queues.is_empty() && self.queues.contains_key(key))

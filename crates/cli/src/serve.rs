@@ -1,0 +1,147 @@
+//! `tenfold serve`: a store server on its own, for stock PyTorch and for tenfold.
+
+use std::io::Write as _;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use tenfold_store::{Limits, Server, ServerOptions};
+
+use crate::Outcome;
+use crate::units::{parse_duration, parse_size, show_size};
+
+/// Runs a store server that PyTorch's TCPStore and tenfold's clients can use.
+///
+/// The first line on standard output is `listening on HOST:PORT`. Ctrl-C or SIGTERM: no new clients, those that are
+/// there are served until they leave or the drain time is over; a second signal ends at once.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Examples:
+  tenfold serve                                   on 127.0.0.1:29500, for this machine only
+  tenfold serve --host 10.0.0.1 --port 0          on one address, a port that is free
+  tenfold serve --host 0.0.0.0 --max-memory 4G    on every address: anybody who reaches it can read and write
+  # a stock PyTorch rank that uses it:
+  #   TCPStore(\"127.0.0.1\", 29500, is_master=False)")]
+pub(crate) struct Args {
+    /// Address or name of this machine to listen on, and on no other; 0.0.0.0 or :: for all
+    #[arg(long, default_value = "127.0.0.1")]
+    host: String,
+    /// Port to listen on; 0 picks a free one
+    #[arg(long, default_value_t = 29500)]
+    port: u16,
+    /// After a signal, serve clients that are still here for up to this long
+    #[arg(long, default_value = "5s", value_parser = parse_duration)]
+    drain: Duration,
+
+    /// Memory for keys, values and buffers; beyond it writes are refused and reads go on
+    #[arg(long, default_value = "1G", value_parser = parse_size, help_heading = "Limits")]
+    max_memory: usize,
+    /// Clients at a time (also bounded by the file-descriptor limit)
+    #[arg(long, default_value_t = Limits::default().connections, help_heading = "Limits")]
+    max_connections: usize,
+    /// Keys in the store
+    #[arg(long, default_value_t = Limits::default().table.keys, help_heading = "Limits")]
+    max_keys: usize,
+    /// Items in all queues together
+    #[arg(long, default_value_t = Limits::default().table.queue_items, help_heading = "Limits")]
+    max_queue_items: usize,
+    /// Length of one key
+    #[arg(long, default_value = "8K", value_parser = parse_size, help_heading = "Limits")]
+    max_key: usize,
+    /// Length of one value
+    #[arg(long, default_value = "8M", value_parser = parse_size, help_heading = "Limits")]
+    max_value: usize,
+    /// Keys of one request
+    #[arg(long, default_value = "128K", value_parser = parse_size, help_heading = "Limits")]
+    max_request_keys: usize,
+    /// Length of one whole request
+    #[arg(long, default_value = "256M", value_parser = parse_size, help_heading = "Limits")]
+    max_request: usize,
+    /// Unsent bytes of one client beyond which its requests are not served until it reads
+    #[arg(long, default_value = "16M", value_parser = parse_size, help_heading = "Limits")]
+    max_output: usize,
+    /// From connecting to the client's hello
+    #[arg(long, default_value = "10s", value_parser = parse_duration, help_heading = "Limits")]
+    handshake_timeout: Duration,
+    /// From the first byte of a message to its last
+    #[arg(long, default_value = "60s", value_parser = parse_duration, help_heading = "Limits")]
+    message_timeout: Duration,
+    /// Without the client taking a byte of what it asked for
+    #[arg(long, default_value = "30s", value_parser = parse_duration, help_heading = "Limits")]
+    write_timeout: Duration,
+}
+
+pub(crate) fn run(args: Args) -> Outcome {
+    let options = ServerOptions::new(args.host.clone(), args.port).limits(limits(&args));
+    let mut signals = Signals::new([SIGINT, SIGTERM])?; // before anybody is told that we listen
+    let server = Server::start(options)?;
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "listening on {}", server.address())?;
+    for further in &server.addresses()[1..] {
+        writeln!(out, "listening on {further}")?;
+    }
+    out.flush()?;
+    if !server.is_private() {
+        eprintln!(
+            "warning: no authentication: whoever reaches {} can read and write this store, and torchrun's agents run \
+             what they read there",
+            server.address()
+        );
+    }
+
+    signals.forever().next();
+    let impatient = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, impatient.clone())?;
+    }
+    impatient.store(true, Ordering::SeqCst); // from here on a second signal ends at once
+    let facts = server.facts();
+    if facts.connections > 0 {
+        let seconds = args.drain.as_secs_f64();
+        eprintln!(
+            "stopping: {} clients are still here, serving them for up to {seconds} s",
+            facts.connections
+        );
+    }
+    server.shutdown(args.drain);
+    let operations: u64 = facts.operations.values().sum();
+    eprintln!(
+        "stopped after {:.1} s: {operations} operations for {} clients, {} keys, {} held",
+        facts.uptime_seconds,
+        facts.accepted,
+        facts.keys,
+        show_size(facts.table_bytes)
+    );
+    Ok(ExitCode::SUCCESS)
+}
+
+fn limits(args: &Args) -> Limits {
+    let mut limits = Limits::default();
+    limits.message.key = args.max_key;
+    limits.message.value = args.max_value;
+    limits.message.keys = args.max_request_keys;
+    limits.message.request = args.max_request;
+    limits.table.keys = args.max_keys;
+    limits.table.bytes = args.max_memory;
+    limits.table.queue_items = args.max_queue_items;
+    limits.connections = args.max_connections.min(descriptors().saturating_sub(DESCRIPTORS_KEPT));
+    limits.output = args.max_output;
+    limits.handshake_timeout = args.handshake_timeout;
+    limits.message_timeout = args.message_timeout;
+    limits.write_timeout = args.write_timeout;
+    limits
+}
+
+/// Descriptors that are not clients: standard streams, the poll, listeners, and room to turn somebody away.
+const DESCRIPTORS_KEPT: usize = 64;
+
+/// Raises the limit of open files as far as the system lets us, and returns it.
+pub(crate) fn descriptors() -> usize {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    let raised = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+    let limit = if raised.is_ok() { maximum } else { current };
+    limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX))
+}

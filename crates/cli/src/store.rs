@@ -1,0 +1,265 @@
+//! `tenfold store`: talks to any TCPStore server, PyTorch's own included.
+
+use std::io::{IsTerminal, Read as _, Write as _};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use serde_json::{Value as Json, json};
+use tenfold_store::{FaultKind, StoreExt, TcpStore, TcpStoreOptions, Value};
+
+use crate::Outcome;
+use crate::units::{parse_duration, show_size};
+
+/// Reads and writes a running store: tenfold's, or one inside a PyTorch job.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Examples:
+  tenfold store 127.0.0.1:29500 set color blue
+  tenfold store 127.0.0.1:29500 get color
+  tenfold store 127.0.0.1:29500 --timeout 60s wait rank0/ready rank1/ready
+  tenfold store 127.0.0.1:29500 keys default_pg/     keys that begin with default_pg/
+  tenfold store 127.0.0.1:29500 stats --json         what the server does, who waits for what
+  head -c 100 /dev/urandom | tenfold store 127.0.0.1:29500 set blob -
+
+Exit status: 0 done, 1 not (check: a key is missing), 2 wrong arguments.")]
+pub(crate) struct Args {
+    /// HOST:PORT of the server; [HOST]:PORT for an IPv6 address
+    #[arg(value_parser = parse_address)]
+    server: Address,
+    /// For connecting and for every operation
+    #[arg(long, default_value = "10s", value_parser = parse_duration, global = true)]
+    timeout: Duration,
+    /// Print JSON
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(clap::Subcommand, Debug)]
+enum Command {
+    /// Print a value, waiting for the key up to the timeout
+    Get { key: String },
+    /// Write a value; `-` reads it from standard input
+    Set { key: String, value: String },
+    /// Add to a counter and print its new value
+    Add {
+        key: String,
+        #[arg(allow_negative_numbers = true, default_value_t = 1)]
+        number: i64,
+    },
+    /// Add to the end of a value; `-` reads from standard input
+    Append { key: String, value: String },
+    /// Write DESIRED if the value is EXPECTED, or if there is no such key and EXPECTED is empty; print the value
+    CompareSet { key: String, expected: String, desired: String },
+    /// Are all keys there? Exit status 0 or 1
+    Check {
+        #[arg(required = true)]
+        keys: Vec<String>,
+    },
+    /// Wait until all keys are there, up to the timeout
+    Wait {
+        #[arg(required = true)]
+        keys: Vec<String>,
+    },
+    /// List the keys that begin with PREFIX
+    Keys {
+        #[arg(default_value = "")]
+        prefix: String,
+    },
+    /// Remove keys
+    Delete {
+        #[arg(required = true)]
+        keys: Vec<String>,
+    },
+    /// Put an item at the end of a queue; `-` reads it from standard input
+    Push { queue: String, value: String },
+    /// Take the oldest item of a queue and print it
+    Pop {
+        queue: String,
+        /// Wait for an item up to the timeout
+        #[arg(long)]
+        wait: bool,
+    },
+    /// Print the length of a queue
+    Len { queue: String },
+    /// Print what the server tells about itself
+    Stats,
+}
+
+#[derive(Clone, Debug)]
+struct Address {
+    host: String,
+    port: u16,
+}
+
+fn parse_address(text: &str) -> Result<Address, String> {
+    let bad = || format!("`{text}` is no HOST:PORT, such as 127.0.0.1:29500");
+    let (host, port) = text.rsplit_once(':').ok_or_else(bad)?;
+    let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    let port = port.parse().ok().filter(|port| *port != 0).ok_or_else(bad)?;
+    if host.is_empty() {
+        return Err(bad());
+    }
+    Ok(Address { host: host.into(), port })
+}
+
+pub(crate) fn run(args: Args) -> Outcome {
+    let Address { host, port } = &args.server;
+    let store = TcpStore::open(TcpStoreOptions::new(host.clone(), *port).timeout(args.timeout))?;
+    let json = args.json;
+    match args.command {
+        Command::Get { key } => print_value(&store.get(key)?, json)?,
+        Command::Set { key, value } => {
+            store.set(key, read_value(value)?)?;
+            confirm(&store, json)?;
+        }
+        Command::Add { key, number } => print(json, json!({ "value": store.add(key, number)? }), "value")?,
+        Command::Append { key, value } => {
+            store.append(key, read_value(value)?)?;
+            confirm(&store, json)?;
+        }
+        Command::CompareSet { key, expected, desired } => {
+            print_value(&store.compare_set(key, expected, desired)?, json)?;
+        }
+        Command::Check { keys } => {
+            let present = store.check(&keys)?;
+            print(json, json!({ "present": present }), "present")?;
+            return Ok(if present { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+        }
+        Command::Wait { keys } => {
+            store.wait(&keys)?;
+            confirm(&store, json)?;
+        }
+        Command::Keys { prefix } => print_keys(store.list_keys()?, &prefix, json)?,
+        Command::Delete { keys } => {
+            let mut deleted = 0;
+            for key in keys {
+                deleted += usize::from(store.delete_key(key)?);
+            }
+            print(json, json!({ "deleted": deleted }), "deleted")?;
+        }
+        Command::Push { queue, value } => {
+            store.queue_push(queue, read_value(value)?)?;
+            confirm(&store, json)?;
+        }
+        Command::Pop { queue, wait: true } => print_value(&store.queue_pop(queue)?, json)?,
+        Command::Pop { queue, wait: false } => print_value(&store.try_queue_pop(queue)?, json)?,
+        Command::Len { queue } => print(json, json!({ "length": store.queue_len(queue)? }), "length")?,
+        Command::Stats => print_stats(&store, json)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Writes that the server does not answer are made sure of before we say that all went well.
+fn confirm(store: &TcpStore, json: bool) -> Result<(), Box<dyn std::error::Error>> {
+    store.ping()?;
+    if json {
+        println!("{}", json!({ "ok": true }));
+    }
+    Ok(())
+}
+
+fn read_value(argument: String) -> std::io::Result<Vec<u8>> {
+    if argument != "-" {
+        return Ok(argument.into_bytes());
+    }
+    let mut value = Vec::new();
+    std::io::stdin().lock().read_to_end(&mut value)?;
+    Ok(value)
+}
+
+fn print(json: bool, answer: Json, field: &str) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    if json { writeln!(out, "{answer}") } else { writeln!(out, "{}", answer[field]) }
+}
+
+/// The bytes as they are; a terminal gets a line end too.
+fn print_value(value: &[u8], json: bool) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    if json {
+        return writeln!(out, "{}", json!({ "value": String::from_utf8_lossy(value), "bytes": value.len() }));
+    }
+    out.write_all(value)?;
+    if out.is_terminal() { writeln!(out) } else { out.flush() }
+}
+
+fn print_keys(keys: Vec<Value>, prefix: &str, json: bool) -> std::io::Result<()> {
+    let mut keys: Vec<_> = keys.into_iter().filter(|key| key.starts_with(prefix.as_bytes())).collect();
+    keys.sort_unstable();
+    let mut out = std::io::stdout().lock();
+    if json {
+        let keys: Vec<_> = keys.iter().map(|key| String::from_utf8_lossy(key)).collect();
+        return writeln!(out, "{}", json!({ "keys": keys }));
+    }
+    for key in keys {
+        writeln!(out, "{}", String::from_utf8_lossy(&key).escape_debug())?;
+    }
+    Ok(())
+}
+
+fn print_stats(store: &TcpStore, json: bool) -> Result<(), Box<dyn std::error::Error>> {
+    let round_trip = store.ping()?;
+    let facts = match store.server_facts() {
+        Ok(facts) => facts,
+        Err(error) if error.kind() == FaultKind::Unsupported => return print_little(store, round_trip, json),
+        Err(error) => return Err(error.into()),
+    };
+    let mut out = std::io::stdout().lock();
+    if json {
+        writeln!(out, "{}", serde_json::to_string_pretty(&facts)?)?;
+        return Ok(());
+    }
+    writeln!(
+        out,
+        "tenfold store at {}, up {:.1} s, round trip {} µs",
+        facts.address,
+        facts.uptime_seconds,
+        round_trip.as_micros()
+    )?;
+    writeln!(
+        out,
+        "connections  {} of {} ({} accepted)",
+        facts.connections, facts.connections_max, facts.accepted
+    )?;
+    let (held, limit) = (facts.table_bytes + facts.buffer_bytes, facts.memory_max);
+    writeln!(out, "memory       {} of {}", show_size(held), show_size(limit))?;
+    writeln!(out, "keys         {}, queue items {}", facts.keys, facts.queue_items)?;
+    writeln!(
+        out,
+        "traffic      {} in, {} out",
+        show_size(facts.bytes_in as usize),
+        show_size(facts.bytes_out as usize)
+    )?;
+    let list =
+        facts.operations.iter().map(|(name, count)| format!("{name} {count}")).collect::<Vec<_>>().join(", ");
+    writeln!(out, "operations   {}", if list.is_empty() { "none yet" } else { &list })?;
+    for (reason, count) in &facts.closed {
+        writeln!(out, "closed       {count} × {}", json!(reason).as_str().unwrap_or_default())?;
+    }
+    writeln!(out, "waiting      {}", facts.waiters_count)?;
+    for waiter in &facts.waiters {
+        writeln!(
+            out,
+            "  {} in {} for {} ({} keys), {:.1} s",
+            waiter.peer, waiter.operation, waiter.keys, waiter.keys_count, waiter.seconds
+        )?;
+    }
+    Ok(())
+}
+
+/// What any TCPStore server tells.
+fn print_little(
+    store: &TcpStore,
+    round_trip: Duration,
+    json: bool,
+) -> Result<(), Box<dyn std::error::Error>> {
+    let keys = store.num_keys()?;
+    let mut out = std::io::stdout().lock();
+    if json {
+        writeln!(out, "{}", json!({ "keys": keys, "round_trip_us": round_trip.as_micros() as u64 }))?;
+    } else {
+        writeln!(out, "a TCPStore that is not tenfold's, round trip {} µs", round_trip.as_micros())?;
+        writeln!(out, "keys         {keys}")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,504 @@
+//! A store on a server elsewhere: c10d's TCPStore.
+//!
+//! One client is one connection. Threads may share it and take turns; a thread that waits keeps its turn, so a program
+//! that wants to do something else meanwhile takes a [`StoreExt::try_clone`](crate::StoreExt::try_clone).
+//!
+//! Every call keeps its deadline, whatever the server does: also one that is frozen or cut off. A connection on which a
+//! call ended out of step is given up, and the next call opens a new one.
+//!
+//! c10d puts a `/` in front of every key, so that its own counter `init/` is out of the users' way; so do we.
+
+use std::collections::HashMap;
+use std::net::TcpListener;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, Weak};
+use std::time::Duration;
+
+use crate::connect::Link;
+use crate::deadline::Deadline;
+use crate::error::{Fault, FaultKind, Result, show_duration};
+use crate::ops::{DEFAULT_TIMEOUT, NO_SUCH_KEY, NO_SUCH_KEY_HINT, Store, failure};
+use crate::request::{Operation, Request, Response, Value, show_keys};
+use crate::server::{Facts, Limits, Server, ServerOptions};
+use crate::wire::{self, Cancelled, Command};
+
+/// Counts the workers that have come; the only key without a slash in front.
+const WORKERS: &[u8] = b"init/";
+
+/// How long a server has to confirm that it has cancelled a wait, beyond the wait's own limit.
+const CANCEL_GRACE: Duration = Duration::from_secs(1);
+
+/// How long a lost connection is tried to be replaced.
+const RECONNECT: Duration = Duration::from_secs(5);
+
+/// How to reach a store server, and whether to be it.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct TcpStoreOptions {
+    /// Name or address of the server. If this process hosts it: the address it listens on, unless `bind` says otherwise.
+    pub host: String,
+    /// Port of the server; 0 is for hosting only and picks one.
+    pub port: u16,
+    /// Host the server in this process.
+    pub is_server: bool,
+    /// How many clients there will be, the host's own included.
+    pub world_size: Option<usize>,
+    /// Count this client in, and, if hosting, wait until `world_size` clients have come.
+    pub wait_workers: bool,
+    /// For connecting, and for every operation that is given no other.
+    pub timeout: Duration,
+    /// Share one server among all stores of this process that host on the same port and ask for it.
+    pub multi_tenant: bool,
+    /// Hosting: listen on this socket instead of binding one.
+    pub listener: Option<TcpListener>,
+    /// Hosting: listen on this address instead of `host`; `0.0.0.0` for every interface.
+    pub bind: Option<String>,
+    /// Hosting: the server's limits.
+    pub limits: Limits,
+}
+
+impl TcpStoreOptions {
+    /// A client of the server at `host`:`port`.
+    pub fn new(host: impl Into<String>, port: u16) -> Self {
+        TcpStoreOptions {
+            host: host.into(),
+            port,
+            is_server: false,
+            world_size: None,
+            wait_workers: true,
+            timeout: DEFAULT_TIMEOUT,
+            multi_tenant: false,
+            listener: None,
+            bind: None,
+            limits: Limits::default(),
+        }
+    }
+
+    #[must_use]
+    pub fn is_server(mut self, is_server: bool) -> Self {
+        self.is_server = is_server;
+        self
+    }
+
+    #[must_use]
+    pub fn world_size(mut self, world_size: usize) -> Self {
+        self.world_size = Some(world_size);
+        self
+    }
+
+    #[must_use]
+    pub fn wait_workers(mut self, wait_workers: bool) -> Self {
+        self.wait_workers = wait_workers;
+        self
+    }
+
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    #[must_use]
+    pub fn multi_tenant(mut self, multi_tenant: bool) -> Self {
+        self.multi_tenant = multi_tenant;
+        self
+    }
+
+    #[must_use]
+    pub fn listener(mut self, listener: TcpListener) -> Self {
+        self.listener = Some(listener);
+        self
+    }
+
+    #[must_use]
+    pub fn bind(mut self, bind: impl Into<String>) -> Self {
+        self.bind = Some(bind.into());
+        self
+    }
+
+    #[must_use]
+    pub fn limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
+    }
+}
+
+/// A client of a TCPStore server, tenfold's or PyTorch's.
+///
+/// ```
+/// use tenfold_store::{StoreExt, TcpStore, TcpStoreOptions};
+///
+/// // Rank 0 hosts; port 0 picks a free one, which the others must be told.
+/// let host = TcpStore::open(TcpStoreOptions::new("127.0.0.1", 0).is_server(true))?;
+/// let other = TcpStore::connect("127.0.0.1", host.port())?;
+/// other.set("who", "me")?;
+/// assert_eq!(&*host.get("who")?, b"me");
+/// # Ok::<(), tenfold_store::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct TcpStore {
+    host: String,
+    /// Where this client connects: `host`, or the address of our own server.
+    dial: String,
+    port: u16,
+    timeout_millis: AtomicU64,
+    seat: Mutex<Seat>,
+    seat_free: Condvar,
+    server: Option<Arc<Server>>,
+}
+
+/// The connection, or who has it.
+#[derive(Debug)]
+struct Seat {
+    link: Option<Link>,
+    /// What the thread that has the connection is doing, and since when.
+    taken_by: Option<(String, Deadline)>,
+    /// A connection must not be shared with a forked child: replies would go to either.
+    pid: u32,
+    /// Why the last connection was given up.
+    lost: Option<String>,
+}
+
+impl TcpStore {
+    /// A client of the server at `host`:`port`, with the default options.
+    pub fn connect(host: &str, port: u16) -> Result<TcpStore> {
+        TcpStore::open(TcpStoreOptions::new(host, port))
+    }
+
+    /// Hosts a server if asked to, connects, and meets the workers if asked to.
+    pub fn open(options: TcpStoreOptions) -> Result<TcpStore> {
+        let deadline = Deadline::after(options.timeout);
+        let name = format!("{}:{}", options.host, options.port);
+        TcpStore::try_open(options, deadline).map_err(|fault| failure("connect", &name, deadline, fault))
+    }
+
+    fn try_open(mut options: TcpStoreOptions, deadline: Deadline) -> std::result::Result<TcpStore, Fault> {
+        if options.world_size == Some(0) {
+            return Err(Fault::new(FaultKind::Argument, "a world size of 0 makes no sense")
+                .hint("leave it out if the number of workers is not known"));
+        }
+        if !options.is_server && (options.listener.is_some() || options.bind.is_some()) {
+            return Err(Fault::new(
+                FaultKind::Argument,
+                "a listening socket or bind address is for the hosting process only",
+            ));
+        }
+        let server = if options.is_server { Some(host_server(&mut options)?) } else { None };
+        let (dial, port) = match &server {
+            None => (options.host.clone(), options.port),
+            // Our own server may listen elsewhere than where others reach it.
+            Some(server) => (reachable(server), server.address().port()),
+        };
+        let store = TcpStore {
+            timeout_millis: AtomicU64::new(millis(options.timeout)),
+            seat: Mutex::new(Seat {
+                link: Some(Link::open(&dial, port, deadline)?),
+                taken_by: None,
+                pid: std::process::id(),
+                lost: None,
+            }),
+            seat_free: Condvar::new(),
+            host: options.host,
+            dial,
+            port,
+            server,
+        };
+        if let Some(world_size) = options.world_size
+            && options.wait_workers
+        {
+            store.meet_workers(world_size, deadline)?;
+        }
+        Ok(store)
+    }
+
+    /// The server's host, as it was given.
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// The server's port.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The server, if this process hosts it.
+    pub fn server(&self) -> Option<&Server> {
+        self.server.as_deref()
+    }
+
+    /// What the server tells about itself. Only tenfold's does; PyTorch's closes the connection, which is then replaced.
+    pub fn server_facts(&self) -> Result<Facts> {
+        let deadline = Deadline::after(self.timeout());
+        let ask = || {
+            let mut link = Link::open(&self.dial, self.port, deadline)?; // its own: the server may hang up on us
+            link.send(&Command::Info);
+            link.flush(deadline)?;
+            let facts =
+                wire::decode_info(&mut link.replies(deadline)).map_err(|fault| match fault.kind() {
+                    FaultKind::Lost => {
+                        Fault::new(FaultKind::Unsupported, "this server tells nothing about itself")
+                            .hint("tenfold's server does; PyTorch's does not")
+                    }
+                    _ => fault,
+                })?;
+            serde_json::from_slice(&facts).map_err(|error| {
+                Fault::new(FaultKind::Protocol, format!("the server's facts cannot be read: {error}"))
+            })
+        };
+        ask().map_err(|fault| failure("info", &self.name(), deadline, fault))
+    }
+
+    /// Time of one round trip.
+    pub fn ping(&self) -> Result<Duration> {
+        let deadline = Deadline::after(self.timeout());
+        let nonce = std::process::id();
+        let ping = |link: &mut Link| {
+            link.send(&Command::Ping { nonce });
+            link.flush(deadline)?;
+            let mut answer = [0; 4];
+            link.fill(&mut answer, deadline)?;
+            match answer == nonce.to_le_bytes() {
+                true => Ok(deadline.elapsed()),
+                false => {
+                    Err(Fault::new(FaultKind::Protocol, "the server answered a ping with something else"))
+                }
+            }
+        };
+        self.with_link("ping".into(), deadline, ping)
+            .map_err(|fault| failure("ping", &self.name(), deadline, fault))
+    }
+
+    /// Counts this client in; the host waits until all have come.
+    fn meet_workers(&self, world_size: usize, deadline: Deadline) -> std::result::Result<(), Fault> {
+        const PAUSE: Duration = Duration::from_millis(10);
+        self.raw(Request::Add { key: WORKERS.into(), delta: 1 }, deadline)?;
+        let Some(server) = &self.server else { return Ok(()) };
+        loop {
+            self.raw(Request::Wait { keys: vec![WORKERS.into()] }, deadline)?;
+            let Response::Value(Some(count)) = self.raw(Request::Get { key: WORKERS.into() }, deadline)?
+            else {
+                return Err(Fault::new(FaultKind::Protocol, "the count of workers is gone"));
+            };
+            let count = crate::table::parse_number(&count).unwrap_or(0);
+            if usize::try_from(count).is_ok_and(|count| count >= world_size) {
+                return Ok(());
+            }
+            if deadline.passed() {
+                return Err(Fault::timeout(format!("{count} of {world_size} clients joined"))
+                    .hint(describe_waiting(&server.facts())));
+            }
+            deadline.pause(PAUSE);
+        }
+    }
+
+    /// Serves a request whose keys are as the server knows them.
+    fn raw(&self, request: Request<'_>, deadline: Deadline) -> std::result::Result<Response, Fault> {
+        let operation = request.operation();
+        let count = if let Request::MultiGet { keys } = &request { keys.len() } else { 0 };
+        let command = Command::Call(request);
+        let Command::Call(request) = &command else { unreachable!("it was just made") };
+        let what = format!("{} {}", operation.name(), show_keys(&request.keys()));
+        self.with_link(what, deadline, |link| {
+            link.send(&command);
+            match operation {
+                Operation::Wait | Operation::Barrier => wait(link, operation, deadline),
+                _ => {
+                    link.flush(deadline)?;
+                    wire::decode_response(operation, count, &mut link.replies(deadline))
+                }
+            }
+        })
+    }
+
+    /// Takes this thread's turn with the connection.
+    fn with_link<T>(
+        &self,
+        what: String,
+        deadline: Deadline,
+        work: impl FnOnce(&mut Link) -> std::result::Result<T, Fault>,
+    ) -> std::result::Result<T, Fault> {
+        let mut seat = self.sit_down(deadline)?;
+        seat.taken_by = Some((what, deadline));
+        let (link, lost) = (seat.link.take(), seat.lost.take());
+        drop(seat); // others must be able to see that it is taken, and give up in time
+
+        let link = link.map_or_else(|| self.reconnect(deadline, lost.as_deref()), Ok);
+        let (link, result) = match link {
+            Err(fault) => (None, Err(fault)),
+            Ok(mut link) => {
+                let result = work(&mut link);
+                (Some(link), result)
+            }
+        };
+
+        let mut seat = self.lock();
+        // A call that failed half-way leaves a reply on its way that the next call would take for its own.
+        seat.link = link.filter(|link| result.is_ok() || link.in_step);
+        if seat.link.is_none() {
+            seat.lost = lost.or_else(|| result.as_ref().err().map(|fault| fault.message().to_string()));
+        }
+        seat.taken_by = None;
+        drop(seat);
+        self.seat_free.notify_one();
+        result
+    }
+
+    /// Waits until no other thread has the connection.
+    fn sit_down(&self, deadline: Deadline) -> std::result::Result<MutexGuard<'_, Seat>, Fault> {
+        let mut seat = self.lock();
+        let pid = std::process::id();
+        if seat.pid != pid {
+            // A forked child: whoever had the connection is in the parent.
+            *seat = Seat { link: None, taken_by: None, pid, lost: None };
+        }
+        while let Some((what, since)) = &seat.taken_by {
+            let Some(left) = deadline.left() else {
+                seat = self.seat_free.wait(seat).expect(NO_PANIC);
+                continue;
+            };
+            if left.is_zero() {
+                let busy = show_duration(since.elapsed());
+                let message = format!("another thread has had this client in {what} for {busy}");
+                return Err(Fault::timeout(message).hint("give each thread that waits a clone of the store"));
+            }
+            seat = self.seat_free.wait_timeout(seat, left).expect(NO_PANIC).0;
+        }
+        Ok(seat)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Seat> {
+        self.seat.lock().expect(NO_PANIC)
+    }
+
+    fn reconnect(&self, deadline: Deadline, lost: Option<&str>) -> std::result::Result<Link, Fault> {
+        let link = Link::open(&self.dial, self.port, deadline.at_most(RECONNECT)).map_err(|fault| {
+            let earlier = lost.map_or(String::new(), |lost| format!(" (it was lost earlier: {lost})"));
+            Fault::new(FaultKind::Lost, format!("the store is lost: {}{earlier}", fault.message()))
+                .hint("did the server end or crash? its keys are gone with it")
+        })?;
+        if let Some(lost) = lost {
+            tracing::warn!(
+                "connected to the store at {} again after: {lost}; if the server was restarted, its keys are gone",
+                link.peer()
+            );
+        }
+        Ok(link)
+    }
+}
+
+const NO_PANIC: &str = "nothing panics while holding it";
+
+/// Waits for the answer to a `Wait` or `Barrier` that is queued; cancels it when the time is up.
+fn wait(link: &mut Link, operation: Operation, deadline: Deadline) -> std::result::Result<Response, Fault> {
+    link.flush(deadline)?;
+    let fault = match wire::decode_response(operation, 0, &mut link.replies(deadline)) {
+        Err(fault) if fault.kind() == FaultKind::Timeout => fault,
+        result => return result,
+    };
+    let grace = Deadline::after(CANCEL_GRACE);
+    link.send(&Command::CancelWait);
+    let cancelled = link.flush(grace).and_then(|()| wire::decode_cancelled(&mut link.replies(grace)));
+    match cancelled {
+        Ok(Cancelled::TooLate) => Ok(Response::Ready),
+        Ok(Cancelled::InTime) => {
+            link.in_step = true;
+            Err(Fault::timeout(NO_SUCH_KEY).hint(NO_SUCH_KEY_HINT))
+        }
+        // It does not even answer that: it is the server that is in trouble, not the key.
+        Err(_) => Err(fault),
+    }
+}
+
+impl Store for TcpStore {
+    fn call(&self, request: Request<'_>, deadline: Deadline) -> std::result::Result<Response, Fault> {
+        let response = self.raw(request.with_prefix(b"/"), deadline)?;
+        Ok(match response {
+            Response::Keys(keys) => Response::Keys(user_keys(keys)),
+            other => other,
+        })
+    }
+
+    fn name(&self) -> String {
+        if self.host.contains(':') {
+            format!("[{}]:{}", self.host, self.port)
+        } else {
+            format!("{}:{}", self.host, self.port)
+        }
+    }
+
+    fn timeout(&self) -> Duration {
+        Duration::from_millis(self.timeout_millis.load(Ordering::Relaxed))
+    }
+
+    fn set_timeout(&self, timeout: Duration) -> bool {
+        self.timeout_millis.store(millis(timeout), Ordering::Relaxed);
+        true
+    }
+
+    fn has_extended_api(&self) -> bool {
+        true
+    }
+
+    /// A connection of its own to the same server. It does not keep a server alive that this store hosts.
+    fn duplicate(&self) -> std::result::Result<Arc<dyn Store>, Fault> {
+        let options = TcpStoreOptions::new(self.dial.clone(), self.port).timeout(self.timeout());
+        let deadline = Deadline::after(self.timeout());
+        Ok(Arc::new(TcpStore::try_open(options, deadline)?))
+    }
+}
+
+/// The users' keys without the slash in front.
+fn user_keys(keys: Vec<Value>) -> Vec<Value> {
+    keys.into_iter().filter_map(|key| key.strip_prefix(b"/").map(Value::from)).collect()
+}
+
+fn millis(timeout: Duration) -> u64 {
+    u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Servers that several stores of this process share, by port.
+static TENANTS: LazyLock<Mutex<HashMap<u16, Weak<Server>>>> = LazyLock::new(Mutex::default);
+
+fn host_server(options: &mut TcpStoreOptions) -> std::result::Result<Arc<Server>, Fault> {
+    let host = options.bind.clone().unwrap_or_else(|| options.host.clone());
+    let server_options = ServerOptions {
+        listener: options.listener.take(),
+        limits: options.limits,
+        ..ServerOptions::new(host, options.port)
+    };
+    if !options.multi_tenant {
+        return Server::try_start(server_options).map(Arc::new);
+    }
+    let mut tenants = TENANTS.lock().expect(NO_PANIC);
+    tenants.retain(|_, server| server.strong_count() > 0);
+    if let Some(server) = tenants.get(&options.port).and_then(Weak::upgrade) {
+        return Ok(server);
+    }
+    let server = Arc::new(Server::try_start(server_options)?);
+    tenants.insert(server.address().port(), Arc::downgrade(&server));
+    Ok(server)
+}
+
+/// An address at which this process reaches its own server.
+fn reachable(server: &Server) -> String {
+    let ip = server.address().ip();
+    match ip.is_unspecified() {
+        true if ip.is_ipv6() => "::1".into(),
+        true => "127.0.0.1".into(),
+        false => ip.to_string(),
+    }
+}
+
+/// Evidence for a host whose workers do not come: who is connected and what they wait for.
+fn describe_waiting(facts: &Facts) -> String {
+    let others = facts.connections.saturating_sub(1);
+    let waiting =
+        facts.waiters.iter().take(3).map(|waiter| format!("{} waits for {}", waiter.peer, waiter.keys));
+    let waiting = waiting.collect::<Vec<_>>().join(", ");
+    match waiting.is_empty() {
+        true => format!(
+            "{others} other clients are connected; have the missing ones been started with this address?"
+        ),
+        false => format!("{others} other clients are connected; {waiting}"),
+    }
+}

@@ -1,0 +1,292 @@
+//! From a name and a port to a connection that has shaken hands.
+//!
+//! Every address of the name is tried, round after round with growing pauses, until one answers or the time is up.
+//! The error then lists each address with its own reason, because "timed out" helps nobody.
+
+#![expect(
+    clippy::disallowed_methods,
+    reason = "the one place that looks up names, on a thread that may be left behind"
+)]
+
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use socket2::SockRef;
+
+use crate::deadline::Deadline;
+use crate::error::{Fault, FaultKind, show_duration};
+use crate::wire::{self, Command, ReplySource};
+
+/// Pause before the second round; each further one is half as long again.
+const PAUSE_FIRST: Duration = Duration::from_millis(20);
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// One address may keep the others waiting for this long.
+const ATTEMPT: Duration = Duration::from_secs(3);
+/// A server that has accepted may take this long to answer: it may be greeting thousands.
+const GREETING: Duration = Duration::from_secs(30);
+/// A name that cannot be resolved is asked for again for this long, since it may be about to appear.
+const RESOLVING: Duration = Duration::from_secs(10);
+
+/// A connection to a server, read and written with a deadline.
+#[derive(Debug)]
+pub(crate) struct Link {
+    stream: TcpStream,
+    peer: SocketAddr,
+    /// Bytes that arrived and were not asked for yet: `input[at..]`.
+    input: Vec<u8>,
+    at: usize,
+    output: Vec<u8>,
+    /// The call that failed on this link left no reply on its way.
+    pub(crate) in_step: bool,
+}
+
+impl Link {
+    /// Connects to a store server and makes sure that it is one.
+    pub(crate) fn open(host: &str, port: u16, deadline: Deadline) -> Result<Link, Fault> {
+        if port == 0 {
+            return Err(Fault::new(FaultKind::Argument, "port 0 is no port to connect to")
+                .hint("a server that was started with port 0 tells the one it picked"));
+        }
+        let mut pause = PAUSE_FIRST;
+        let mut reasons: Vec<(String, String)> = Vec::new();
+        for round in 0_u32.. {
+            match resolve(host, port, deadline) {
+                Ok(addresses) => {
+                    for address in addresses {
+                        match Link::greet(address, deadline) {
+                            Ok(link) => return Ok(link),
+                            Err(fault) => remember(&mut reasons, address.to_string(), fault.message()),
+                        }
+                    }
+                }
+                Err(fault) => {
+                    remember(&mut reasons, format!("`{host}`"), fault.message());
+                    if deadline.elapsed() > RESOLVING {
+                        return Err(nobody_there(host, port, deadline, &reasons));
+                    }
+                }
+            }
+            if deadline.passed() {
+                return Err(nobody_there(host, port, deadline, &reasons));
+            }
+            deadline.pause(pause + jitter(pause, round));
+            pause = (pause * 3 / 2).min(PAUSE_MAX);
+        }
+        unreachable!("the deadline ends the loop")
+    }
+
+    /// One attempt at one address.
+    fn greet(address: SocketAddr, deadline: Deadline) -> Result<Link, Fault> {
+        // A limit of zero still allows the one attempt that a server on this machine needs.
+        let limit = deadline.left().unwrap_or(ATTEMPT).clamp(Duration::from_millis(1), ATTEMPT);
+        let stream = TcpStream::connect_timeout(&address, limit).map_err(|error| {
+            let message = match error.kind() {
+                io::ErrorKind::TimedOut => format!("no answer within {}", show_duration(limit)),
+                _ => describe(&error),
+            };
+            Fault::new(FaultKind::Connect, message)
+        })?;
+        let set_up = || -> io::Result<()> {
+            stream.set_nodelay(true)?;
+            crate::listen::set_options(&SockRef::from(&stream))?;
+            stream.set_nonblocking(true)
+        };
+        set_up().map_err(|error| Fault::new(FaultKind::Connect, describe(&error)))?;
+        let mut link =
+            Link { stream, peer: address, input: Vec::new(), at: 0, output: Vec::new(), in_step: false };
+        let nonce = std::process::id();
+        let greeting = deadline.at_most(GREETING);
+        link.send(&Command::Validate { magic: wire::MAGIC });
+        link.send(&Command::Ping { nonce });
+        link.flush(greeting)?;
+        let mut answer = [0; 4];
+        link.fill(&mut answer, greeting).map_err(|fault| match fault.kind() {
+            FaultKind::Timeout => Fault::new(
+                FaultKind::Connect,
+                format!("accepted, then silent for {}", show_duration(greeting.elapsed())),
+            ),
+            _ => {
+                Fault::new(FaultKind::Connect, format!("accepted, then gave up on us ({})", fault.message()))
+            }
+        })?;
+        if answer != nonce.to_le_bytes() {
+            let message =
+                format!("no store: it answered our greeting with {:?}", answer.escape_ascii().to_string());
+            return Err(Fault::new(FaultKind::Connect, message));
+        }
+        Ok(link)
+    }
+
+    /// The server's address.
+    pub(crate) fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    /// Queues a message; `flush` sends it.
+    pub(crate) fn send(&mut self, command: &Command<'_>) {
+        self.in_step = false;
+        wire::encode(command, &mut self.output);
+    }
+
+    /// Sends what is queued.
+    pub(crate) fn flush(&mut self, deadline: Deadline) -> Result<(), Fault> {
+        const KEPT: usize = 64 << 10; // a buffer that grew for one large value is not kept
+        let mut sent = 0;
+        while sent < self.output.len() {
+            match self.stream.write(&self.output[sent..]) {
+                Ok(length) => sent += length,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.poll(PollFlags::OUT, deadline)?
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(lost(&error)),
+            }
+        }
+        self.output.clear();
+        self.output.shrink_to(KEPT);
+        Ok(())
+    }
+
+    /// Fills `bytes` with what the server sends.
+    pub(crate) fn fill(&mut self, bytes: &mut [u8], deadline: Deadline) -> Result<(), Fault> {
+        const BUFFER: usize = 8 << 10; // any reply but a large value in one read
+        let mut filled = 0;
+        loop {
+            let ready = (self.input.len() - self.at).min(bytes.len() - filled);
+            bytes[filled..filled + ready].copy_from_slice(&self.input[self.at..self.at + ready]);
+            self.at += ready;
+            filled += ready;
+            if filled == bytes.len() {
+                return Ok(());
+            }
+            // The buffer is empty here; large parts go straight to where they belong.
+            let direct = bytes.len() - filled >= BUFFER;
+            let read = if direct {
+                self.stream.read(&mut bytes[filled..])
+            } else {
+                self.input.resize(BUFFER, 0);
+                self.at = 0;
+                let read = self.stream.read(&mut self.input);
+                self.input.truncate(*read.as_ref().unwrap_or(&0));
+                read
+            };
+            match read {
+                Ok(0) => return Err(closed()),
+                Ok(length) if direct => filled += length,
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.poll(PollFlags::IN, deadline)?
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(lost(&error)),
+            }
+        }
+    }
+
+    /// Sleeps until the socket is ready or the time is up.
+    fn poll(&self, flags: PollFlags, deadline: Deadline) -> Result<(), Fault> {
+        let mut descriptors = [PollFd::new(&self.stream, flags)];
+        loop {
+            let left = deadline.left();
+            if left.is_some_and(|left| left.is_zero()) {
+                return Err(Fault::timeout("the server did not answer in time")
+                    .hint("is the server's machine overloaded, frozen, or cut off?"));
+            }
+            let timeout = left.and_then(|left| rustix::event::Timespec::try_from(left).ok());
+            match poll(&mut descriptors, timeout.as_ref()) {
+                Ok(0) | Err(rustix::io::Errno::INTR) => {}
+                Ok(_) => return Ok(()),
+                Err(errno) => return Err(lost(&errno.into())),
+            }
+        }
+    }
+
+    /// This link as a source of replies until `deadline`.
+    pub(crate) fn replies(&mut self, deadline: Deadline) -> Replies<'_> {
+        Replies { link: self, deadline }
+    }
+}
+
+pub(crate) struct Replies<'a> {
+    link: &'a mut Link,
+    deadline: Deadline,
+}
+
+impl ReplySource for Replies<'_> {
+    fn fill(&mut self, bytes: &mut [u8]) -> Result<(), Fault> {
+        self.link.fill(bytes, self.deadline)
+    }
+}
+
+/// All addresses of a name, looked up by a thread of its own: a resolver may take longer than we have.
+fn resolve(host: &str, port: u16, deadline: Deadline) -> Result<Vec<SocketAddr>, Fault> {
+    if let Ok(address) = host.trim_matches(['[', ']']).parse::<IpAddr>() {
+        return Ok(vec![SocketAddr::new(address, port)]);
+    }
+    let (answer, addresses) = mpsc::channel();
+    let name = host.to_string();
+    std::thread::Builder::new()
+        .name("tenfold-resolve".into())
+        .spawn(move || {
+            let found = (name.as_str(), port).to_socket_addrs().map(Iterator::collect::<Vec<_>>);
+            let _ = answer.send(found); // nobody may be waiting any more
+        })
+        .map_err(|error| Fault::io("cannot start a thread to look up a name", error))?;
+    let patience = deadline.left().unwrap_or(RESOLVING).min(RESOLVING);
+    match addresses.recv_timeout(patience) {
+        Ok(Ok(found)) if !found.is_empty() => Ok(found),
+        Ok(Ok(_)) => Err(Fault::new(FaultKind::Connect, "the name has no address")),
+        Ok(Err(error)) => Err(Fault::new(FaultKind::Connect, describe(&error))),
+        Err(_) => Err(Fault::new(
+            FaultKind::Connect,
+            format!("no answer from the resolver in {}", show_duration(patience)),
+        )),
+    }
+}
+
+/// The last reason of each address, in the order they were first tried.
+fn remember(reasons: &mut Vec<(String, String)>, address: String, reason: &str) {
+    match reasons.iter_mut().find(|(known, _)| *known == address) {
+        Some((_, last)) => *last = reason.to_string(),
+        None => reasons.push((address, reason.to_string())),
+    }
+}
+
+#[cold]
+fn nobody_there(host: &str, port: u16, deadline: Deadline, reasons: &[(String, String)]) -> Fault {
+    let list =
+        reasons.iter().map(|(address, reason)| format!("{address}: {reason}")).collect::<Vec<_>>().join("; ");
+    let waited = show_duration(deadline.elapsed());
+    Fault::new(FaultKind::Connect, format!("no store answered at {host}:{port} within {waited} ({list})"))
+        .hint("is the server started, on this address and port, and does no firewall stand between?")
+}
+
+/// The system's words without its number.
+fn describe(error: &io::Error) -> String {
+    let text = error.to_string();
+    let text = text.split(" (os error").next().unwrap_or(&text);
+    let mut characters = text.chars();
+    characters.next().map(|first| first.to_lowercase().chain(characters).collect()).unwrap_or_default()
+}
+
+#[cold]
+fn lost(error: &io::Error) -> Fault {
+    Fault::new(FaultKind::Lost, format!("the connection is lost: {}", describe(error))).hint(LOST_HINT)
+}
+
+#[cold]
+fn closed() -> Fault {
+    Fault::new(FaultKind::Lost, "the server closed the connection").hint(LOST_HINT)
+}
+
+const LOST_HINT: &str = "did the server end or crash? a server also closes a connection whose request it refuses \
+                         (a limit, or `add` on a value that is no number): see its log";
+
+/// Keeps thousands of clients from knocking in step. Differs by process and round, which is all it has to.
+fn jitter(pause: Duration, round: u32) -> Duration {
+    let mixed = (std::process::id() ^ round.wrapping_mul(0x9e37_79b9)).wrapping_mul(0x85eb_ca6b) >> 16;
+    pause * (mixed % 256) / 512
+}

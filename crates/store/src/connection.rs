@@ -1,0 +1,306 @@
+//! The buffers of one non-blocking connection of the server.
+//!
+//! An idle connection owns almost nothing: input is read into one buffer of the server and kept here only while a
+//! message is incomplete; output is written at once and kept here only while the peer does not read. Long values are
+//! queued by reference, so that a reply of many megabytes costs a pointer.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice, Read, Write};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use mio::net::TcpStream;
+
+use crate::request::Value;
+use crate::table::SHARED_VALUE;
+use crate::wire::{ReplySink, Scan};
+
+/// One client, as the server sees it.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) stream: TcpStream,
+    pub(crate) peer: SocketAddr,
+    pub(crate) since: Instant,
+    /// Has it said the magic words?
+    pub(crate) validated: bool,
+    /// The beginning of a message whose rest has not arrived, or whole ones that wait for the peer to read.
+    pub(crate) input: Vec<u8>,
+    pub(crate) scan: Scan,
+    /// Bytes that `input` must have before it is worth looking at.
+    pub(crate) needs: usize,
+    pub(crate) message_since: Option<Instant>,
+    /// The socket may have bytes that we have not read.
+    pub(crate) readable: bool,
+    /// The peer will send no more; the end of the stream is still to be read.
+    pub(crate) peer_is_done: bool,
+    pub(crate) output: Output,
+    pub(crate) stalled_since: Option<Instant>,
+    /// What this connection was last counted with in the server's total.
+    pub(crate) counted: usize,
+}
+
+impl Connection {
+    pub(crate) fn new(stream: TcpStream, peer: SocketAddr, now: Instant) -> Self {
+        Connection {
+            stream,
+            peer,
+            since: now,
+            validated: false,
+            input: Vec::new(),
+            scan: Scan::default(),
+            needs: 0,
+            message_since: None,
+            readable: false,
+            peer_is_done: false,
+            output: Output::default(),
+            stalled_since: None,
+            counted: 0,
+        }
+    }
+
+    /// Bytes of memory that only this connection holds.
+    pub(crate) fn held(&self) -> usize {
+        self.input.capacity() + self.output.held
+    }
+
+    /// Reads once. `Ok(None)`: nothing there. `Ok(Some(0))`: the peer is done.
+    pub(crate) fn read(&mut self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+        loop {
+            match self.stream.read(buffer) {
+                Ok(length) => {
+                    // On Linux a read that did not fill the buffer has emptied the socket, and the next byte brings an
+                    // event; but an end that came along with these bytes brings none.
+                    let emptied = cfg!(target_os = "linux") && length < buffer.len();
+                    self.readable = !emptied || self.peer_is_done;
+                    return Ok(Some(length));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.readable = false;
+                    return Ok(None);
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Writes as much as the peer takes; true if nothing is left.
+    pub(crate) fn flush(&mut self, pool: &mut Pool, now: Instant, written: &mut u64) -> io::Result<bool> {
+        let mut progress = false;
+        while !self.output.is_empty() {
+            match self.output.write_to(&mut self.stream, pool) {
+                Ok(length) => {
+                    *written += length as u64;
+                    progress = true;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if progress || self.stalled_since.is_none() {
+                        self.stalled_since = Some(now);
+                    }
+                    return Ok(false);
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.stalled_since = None;
+        Ok(true)
+    }
+}
+
+/// Replies that the peer has not taken yet: `queue` first, then `tail`.
+#[derive(Debug, Default)]
+pub(crate) struct Output {
+    queue: VecDeque<Chunk>,
+    tail: Vec<u8>,
+    /// Bytes of the first chunk (or of the tail, if there is none) that have been written.
+    written: usize,
+    /// Bytes still to be written.
+    length: usize,
+    /// Bytes of memory that only this output holds.
+    held: usize,
+}
+
+#[derive(Debug)]
+enum Chunk {
+    Owned(Vec<u8>),
+    Shared { value: Value, held: usize },
+}
+
+impl Chunk {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Chunk::Owned(bytes) => bytes,
+            Chunk::Shared { value, .. } => value,
+        }
+    }
+}
+
+impl Output {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// Bytes still to be written, shared values included.
+    pub(crate) fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Where to write the next reply.
+    pub(crate) fn sink<'a>(&'a mut self, pool: &'a mut Pool) -> Sink<'a> {
+        if self.tail.capacity() == 0 {
+            self.tail = pool.take();
+        }
+        Sink { output: self }
+    }
+
+    fn write_to(&mut self, stream: &mut TcpStream, pool: &mut Pool) -> io::Result<usize> {
+        const SLICES: usize = 16; // enough for one system call to fill any socket buffer
+        let length = if self.queue.is_empty() {
+            stream.write(&self.tail[self.written..])?
+        } else {
+            let mut slices = [IoSlice::new(&[]); SLICES];
+            let chunks = self.queue.iter().map(Chunk::bytes).chain([self.tail.as_slice()]);
+            let mut count = 0;
+            for (slice, chunk) in slices.iter_mut().zip(chunks) {
+                *slice = IoSlice::new(if count == 0 { &chunk[self.written..] } else { chunk });
+                count += 1;
+            }
+            stream.write_vectored(&slices[..count])?
+        };
+        self.advance(length, pool);
+        Ok(length)
+    }
+
+    fn advance(&mut self, length: usize, pool: &mut Pool) {
+        self.length -= length;
+        self.written += length;
+        while let Some(first) = self.queue.front() {
+            let size = first.bytes().len();
+            if self.written < size {
+                return;
+            }
+            self.written -= size;
+            match self.queue.pop_front() {
+                Some(Chunk::Owned(bytes)) => {
+                    self.held -= bytes.len();
+                    pool.give(bytes);
+                }
+                Some(Chunk::Shared { held, .. }) => self.held -= held,
+                None => unreachable!("there was a first chunk"),
+            }
+        }
+        if self.written == self.tail.len() {
+            self.held -= self.written;
+            self.written = 0;
+            pool.give(std::mem::take(&mut self.tail));
+        }
+    }
+}
+
+/// Writes replies into an [`Output`].
+pub(crate) struct Sink<'a> {
+    output: &'a mut Output,
+}
+
+impl ReplySink for Sink<'_> {
+    #[inline]
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.output.tail.extend_from_slice(bytes);
+        self.output.length += bytes.len();
+        self.output.held += bytes.len();
+    }
+
+    #[inline]
+    fn value(&mut self, value: &Value) {
+        if value.len() < SHARED_VALUE {
+            return self.bytes(value);
+        }
+        let tail = std::mem::take(&mut self.output.tail);
+        if !tail.is_empty() {
+            self.output.queue.push_back(Chunk::Owned(tail));
+        }
+        // A value that is in the table too is counted there; one that was popped is now ours alone.
+        let held = if Arc::strong_count(value) == 1 { value.len() } else { 0 };
+        self.output.queue.push_back(Chunk::Shared { value: value.clone(), held });
+        self.output.length += value.len();
+        self.output.held += held;
+    }
+}
+
+/// Buffers that wait for the next reply, so that a busy server allocates none.
+#[derive(Debug, Default)]
+pub(crate) struct Pool {
+    buffers: Vec<Vec<u8>>,
+}
+
+impl Pool {
+    const BUFFERS_MAX: usize = 64; // replies of one turn that had to wake others
+    const CAPACITY: usize = 4 << 10;
+    const CAPACITY_MAX: usize = 64 << 10;
+
+    fn take(&mut self) -> Vec<u8> {
+        self.buffers.pop().unwrap_or_else(|| Vec::with_capacity(Self::CAPACITY))
+    }
+
+    fn give(&mut self, mut buffer: Vec<u8>) {
+        if self.buffers.len() < Self::BUFFERS_MAX && (1..=Self::CAPACITY_MAX).contains(&buffer.capacity()) {
+            buffer.clear();
+            self.buffers.push(buffer);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Takes what an output would write, in pieces of the sizes given.
+    fn drain(output: &mut Output, pool: &mut Pool, sizes: &[usize]) -> Vec<u8> {
+        let mut taken = Vec::new();
+        let mut sizes = sizes.iter().cycle();
+        while !output.is_empty() {
+            let first = output.queue.front().map_or(output.tail.as_slice(), Chunk::bytes);
+            let rest = &first[output.written..];
+            let length = rest.len().min(*sizes.next().expect("an endless iterator"));
+            taken.extend_from_slice(&rest[..length]);
+            output.advance(length, pool);
+        }
+        taken
+    }
+
+    proptest! {
+        #[test]
+        fn what_goes_in_comes_out_however_it_is_cut(
+            lengths in prop::collection::vec(prop_oneof![0_usize..50, 16_000..17_000_usize], 0..20),
+            sizes in prop::collection::vec(1_usize..20_000, 1..5),
+        ) {
+            let (mut output, mut pool) = (Output::default(), Pool::default());
+            let mut expected = Vec::new();
+            for (index, length) in lengths.into_iter().enumerate() {
+                let value: Value = vec![index as u8; length].into();
+                output.sink(&mut pool).bytes(&[0xaa, index as u8]);
+                output.sink(&mut pool).value(&value);
+                expected.extend_from_slice(&[0xaa, index as u8]);
+                expected.extend_from_slice(&value);
+            }
+            prop_assert_eq!(output.len(), expected.len());
+            prop_assert_eq!(drain(&mut output, &mut pool, &sizes), expected);
+            prop_assert_eq!(output.held, 0);
+        }
+    }
+
+    #[test]
+    fn a_long_value_is_queued_by_reference() {
+        let value: Value = vec![7; 1 << 20].into();
+        let _in_the_table = value.clone();
+        let (mut output, mut pool) = (Output::default(), Pool::default());
+        for _ in 0..1000 {
+            output.sink(&mut pool).value(&value);
+        }
+        assert_eq!(output.len(), 1000 << 20);
+        assert_eq!(output.held, 0);
+    }
+}

@@ -1,0 +1,153 @@
+//! A store for the threads of one process: the table behind a lock.
+
+#![expect(clippy::disallowed_methods, reason = "tells the table when a wait began")]
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use crate::deadline::Deadline;
+use crate::error::Fault;
+use crate::ops::{DEFAULT_TIMEOUT, NO_SUCH_KEY, NO_SUCH_KEY_HINT, Store};
+use crate::request::{Request, Response};
+use crate::table::{ClientId, Replies, Table, TableLimits};
+
+/// A store in this process, for threads and tests. Clones are handles on the same data.
+///
+/// ```
+/// use tenfold_store::{HashStore, StoreExt};
+///
+/// let store = HashStore::new();
+/// let other = store.clone();
+/// std::thread::scope(|scope| {
+///     scope.spawn(move || other.set("ready", "yes"));
+///     store.wait(&["ready"])
+/// })?;
+/// # Ok::<(), tenfold_store::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct HashStore {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    answered: Condvar,
+    timeout_millis: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    table: Table,
+    /// Answers to waits, for the threads that sleep until theirs is there.
+    answers: HashMap<ClientId, Response>,
+    calls: usize,
+}
+
+impl HashStore {
+    pub fn new() -> Self {
+        HashStore::with_limits(TableLimits::default())
+    }
+
+    /// A store that refuses to grow beyond `limits`.
+    pub fn with_limits(limits: TableLimits) -> Self {
+        let state = State { table: Table::new(limits), ..State::default() };
+        let timeout_millis = AtomicU64::new(DEFAULT_TIMEOUT.as_millis() as u64);
+        HashStore {
+            shared: Arc::new(Shared { state: Mutex::new(state), answered: Condvar::new(), timeout_millis }),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.shared.state.lock().expect(NO_PANIC)
+    }
+}
+
+const NO_PANIC: &str = "nothing panics while holding it";
+
+impl Default for HashStore {
+    fn default() -> Self {
+        HashStore::new()
+    }
+}
+
+impl Store for HashStore {
+    fn call(&self, request: Request<'_>, deadline: Deadline) -> Result<Response, Fault> {
+        let mut state = self.lock();
+        state.calls += 1;
+        let client = ClientId(state.calls); // each call is a client of its own, so that threads can wait side by side
+        let mut replies = Replies::new();
+        let applied = state.table.apply(client, request, Instant::now(), &mut replies);
+        let own = self.hand_out(&mut state, client, replies);
+        applied?;
+        match own {
+            Some(answer) => Ok(answer),
+            None => self.sleep(state, client, deadline),
+        }
+    }
+
+    fn name(&self) -> String {
+        "this process".into()
+    }
+
+    fn timeout(&self) -> Duration {
+        Duration::from_millis(self.shared.timeout_millis.load(Ordering::Relaxed))
+    }
+
+    fn set_timeout(&self, timeout: Duration) -> bool {
+        let millis = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
+        self.shared.timeout_millis.store(millis, Ordering::Relaxed);
+        true
+    }
+
+    fn has_extended_api(&self) -> bool {
+        true
+    }
+
+    fn duplicate(&self) -> Result<Arc<dyn Store>, Fault> {
+        Ok(Arc::new(self.clone()))
+    }
+}
+
+impl HashStore {
+    /// Returns the caller's own reply and wakes the threads that the others are for.
+    fn hand_out(&self, state: &mut State, client: ClientId, replies: Replies) -> Option<Response> {
+        let mut own = None;
+        for (receiver, response) in replies {
+            if receiver == client {
+                own = Some(response);
+            } else {
+                // It comes back for the item as a client of its own, and at once: a promise would be left behind.
+                state.table.drop_promise(receiver);
+                state.answers.insert(receiver, response);
+                self.shared.answered.notify_all();
+            }
+        }
+        own
+    }
+
+    /// Sleeps until somebody's write has ended this client's wait.
+    fn sleep(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        client: ClientId,
+        deadline: Deadline,
+    ) -> Result<Response, Fault> {
+        loop {
+            if let Some(answer) = state.answers.remove(&client) {
+                return Ok(answer);
+            }
+            let left = deadline.left();
+            if left.is_some_and(|left| left.is_zero()) {
+                state.table.forget(client, &mut Replies::new()); // nothing was promised to it
+                return Err(Fault::timeout(NO_SUCH_KEY).hint(NO_SUCH_KEY_HINT));
+            }
+            state = match left {
+                None => self.shared.answered.wait(state).expect(NO_PANIC),
+                Some(left) => self.shared.answered.wait_timeout(state, left).expect(NO_PANIC).0,
+            };
+        }
+    }
+}
