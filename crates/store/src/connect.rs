@@ -3,11 +3,6 @@
 //! Every address of the name is tried, round after round with growing pauses, until one answers or the time is up.
 //! The error then lists each address with its own reason, because "timed out" helps nobody.
 
-#![expect(
-    clippy::disallowed_methods,
-    reason = "the one place that looks up names, on a thread that may be left behind"
-)]
-
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::mpsc;
@@ -65,14 +60,15 @@ impl Link {
                 Err(fault) => {
                     remember(&mut reasons, format!("`{host}`"), fault.message());
                     if deadline.elapsed() > RESOLVING {
-                        return Err(nobody_there(host, port, deadline, &reasons));
+                        return Err(nobody_there(&reasons));
                     }
                 }
             }
-            if deadline.passed() {
-                return Err(nobody_there(host, port, deadline, &reasons));
-            }
             deadline.pause(pause + jitter(pause, round));
+            // Asked after the pause: a last try with no time left would only hide the reason of the one before.
+            if deadline.passed() {
+                return Err(nobody_there(&reasons));
+            }
             pause = (pause * 3 / 2).min(PAUSE_MAX);
         }
         unreachable!("the deadline ends the loop")
@@ -139,7 +135,7 @@ impl Link {
             match self.stream.write(&self.output[sent..]) {
                 Ok(length) => sent += length,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.poll(PollFlags::OUT, deadline)?
+                    self.poll(PollFlags::OUT, deadline)?;
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(lost(&error)),
@@ -178,7 +174,7 @@ impl Link {
                 Ok(length) if direct => filled += length,
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.poll(PollFlags::IN, deadline)?
+                    self.poll(PollFlags::IN, deadline)?;
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(lost(&error)),
@@ -256,11 +252,10 @@ fn remember(reasons: &mut Vec<(String, String)>, address: String, reason: &str) 
 }
 
 #[cold]
-fn nobody_there(host: &str, port: u16, deadline: Deadline, reasons: &[(String, String)]) -> Fault {
+fn nobody_there(reasons: &[(String, String)]) -> Fault {
     let list =
         reasons.iter().map(|(address, reason)| format!("{address}: {reason}")).collect::<Vec<_>>().join("; ");
-    let waited = show_duration(deadline.elapsed());
-    Fault::new(FaultKind::Connect, format!("no store answered at {host}:{port} within {waited} ({list})"))
+    Fault::new(FaultKind::Connect, format!("no store answered ({list})"))
         .hint("is the server started, on this address and port, and does no firewall stand between?")
 }
 

@@ -328,8 +328,8 @@ pub trait StoreExt: Store {
 
 impl<S: Store + ?Sized> StoreExt for S {}
 
-const POLL_MIN: Duration = Duration::from_millis(1);
-const POLL_MAX: Duration = Duration::from_millis(10); // c10d's own interval where it polls
+pub(crate) const POLL_MIN: Duration = Duration::from_millis(1);
+pub(crate) const POLL_MAX: Duration = Duration::from_millis(10); // c10d's own interval where it polls
 
 /// One operation under way: everything an error needs to say.
 struct Op<'a, S: ?Sized> {

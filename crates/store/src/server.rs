@@ -546,13 +546,19 @@ impl Loop {
                 self.counters.operations[request.operation() as usize] += 1;
                 let applied = self.table.apply(client, request, self.now, &mut self.replies);
                 self.deliver(Some(turn));
-                applied.map_err(|refusal| {
-                    let closed = match &refusal {
-                        Refusal::AlreadyWaiting => Closed::AlreadyWaiting,
-                        Refusal::Full { .. } => Closed::Full,
-                        Refusal::NotANumber { .. } => Closed::NotANumber,
-                    };
-                    refuse(closed, Fault::from(refusal).message().to_string())
+                applied.map_err(|refusal| match &refusal {
+                    Refusal::AlreadyWaiting => {
+                        refuse(Closed::AlreadyWaiting, Fault::from(refusal).message().into())
+                    }
+                    Refusal::Full { .. } => refuse(Closed::Full, Fault::from(refusal).message().into()),
+                    // Keys and values are the job's own business and stay out of the log.
+                    Refusal::NotANumber { key } => {
+                        let length = key.len();
+                        refuse(
+                            Closed::NotANumber,
+                            format!("it counted on a value that is no number (key of {length} bytes)"),
+                        )
+                    }
                 })
             }
             Command::Ping { nonce } => {
@@ -638,7 +644,7 @@ impl Loop {
         let held_back = connection.output.len() > self.limits.output;
         let result = connection.flush(&mut self.pool, self.now, &mut self.counters.bytes_out);
         let may_ask = connection.output.len() <= self.limits.output;
-        if held_back && may_ask || (may_ask && !connection.input.is_empty()) {
+        if may_ask && (held_back || !connection.input.is_empty()) {
             self.again.push(slot);
         }
         let turn = Turn { connection, slot };

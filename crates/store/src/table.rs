@@ -496,7 +496,7 @@ impl Table {
     fn settle_promise(&mut self, client: ClientId, request: &Request<'_>, replies: &mut Replies) {
         match (self.promised.get(&client), request) {
             (Some(queue), Request::QueuePop { key }) if **queue == **key => {
-                drop(self.promised.remove(&client))
+                drop(self.promised.remove(&client));
             }
             (Some(_), _) => self.pass_promise_on(client, replies),
             (None, _) => {}
