@@ -39,7 +39,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session")
 def start_server(pytestconfig: pytest.Config) -> Iterator[Callable[[Path], TenfoldServer | TorchServer]]:
     if pytestconfig.getoption("--server") == "tenfold":
-        yield lambda folder: TenfoldServer(folder / "server.log")
+        # A test is over before its clients are gone: nobody is to be waited for.
+        yield lambda folder: TenfoldServer(folder / "server.log", "--drain", "0s")
     else:
         servers = TorchServers()
         yield lambda _: TorchServer(servers)

@@ -31,9 +31,9 @@ class Address:
 class TenfoldServer:
     """`tenfold serve` in a process of its own."""
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, *options: str) -> None:
         self.log = log
-        command = [tenfold_binary(), "serve", "--host", "127.0.0.1", "--port", "0"]
+        command = [tenfold_binary(), "serve", "--host", "127.0.0.1", "--port", "0", *options]
         with log.open("wb") as stderr:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
         try:

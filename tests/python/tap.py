@@ -3,8 +3,8 @@
 A test that wants to see a blocked client woken must first be sure that the server has parked it. The tap
 forwards both directions, sees the client's request go by, and then slips a PING of its own behind it. The
 server serves other requests of a connection while a WAIT is pending, and in order: the PING's answer proves
-that the WAIT has been registered, and whatever came before that answer was caused by something earlier. So no test
-has to sleep.
+that the WAIT has been registered, and whatever came before that answer was caused by something earlier. So no
+test has to sleep.
 """
 
 import socket

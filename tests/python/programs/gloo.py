@@ -1,7 +1,7 @@
 """One rank of a small gloo job: gloo.py FOLDER [HOST PORT RANK WORLD_SIZE].
 
-With an address it is an explicit client of the store there; without one it finds everything in the environment,
-as under torchrun. Each rank writes what it computed to FOLDER/<rank>.json.
+With an address it is an explicit client of the store there; without one it finds everything in the
+environment, as under torchrun. Each rank writes what it computed to FOLDER/<rank>.json.
 """
 
 import json
