@@ -140,7 +140,7 @@ def test_one_write_wakes_every_blocked_get(connect, block):
     assert [b.result() for b in blocked] == [b"value"] * 8
 
 
-@pytest.mark.tenfold_only("every COMPARE_SET releases the waiters, so that a get returns b'' (§4)")
+@pytest.mark.tenfold_only("every COMPARE_SET releases the waiters, so that a get returns b''")
 def test_a_failed_compare_set_wakes_nobody(connect, block):
     blocked = block(lambda s: s.get("key"), wait_request("key"))
     writer = connect()
@@ -211,7 +211,7 @@ def test_a_push_also_satisfies_a_wait_for_that_name(connect, block):
     assert pusher.queue_len("name") == 1
 
 
-@pytest.mark.tenfold_only("counts the non-empty queue as missing, and the key does not end the wait (§4)")
+@pytest.mark.tenfold_only("counts the non-empty queue as missing, and the key does not end the wait")
 def test_a_wait_for_a_full_queue_and_a_missing_key_ends_with_the_key(connect, block):
     writer = connect()
     writer.queue_push("queue", "item")
