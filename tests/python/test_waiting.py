@@ -232,9 +232,7 @@ def test_a_wait_for_an_empty_queue_and_a_missing_key_needs_both(connect, block):
     assert blocked.result() is None
 
 
-@pytest.mark.tenfold_only(
-    "a woken popper stays registered, and a later push ends its next, unrelated wait (§4)"
-)
+@pytest.mark.tenfold_only("a woken popper stays registered, and a later push ends its next, unrelated wait")
 def test_a_popper_once_served_is_not_woken_by_later_pushes(connect, block):
     def pop_then_get(store):
         return store.queue_pop("queue"), store.get("unrelated")
