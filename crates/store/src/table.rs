@@ -13,10 +13,12 @@
 //!
 //! Not here: bytes on the wire (`wire`), timeouts (`server` and `hash` cancel waits), limits of single messages.
 
+use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
+
+use foldhash::HashMap;
 
 use crate::error::{Fault, FaultKind};
 use crate::request::{Bytes, Operation, Request, Response, Value, show_keys};
@@ -149,8 +151,8 @@ impl Table {
                 Response::Done
             }
             Request::Add { key, delta } => {
-                let sum = self.number(&key)?.wrapping_add(delta);
-                self.write(&key, sum.to_string().as_bytes(), replies)?;
+                let sum = self.add(&key, delta)?;
+                self.wake_all(&key, replies);
                 Response::Number(sum)
             }
             Request::Check { keys } => Response::Present(keys.iter().all(|key| self.has(key))),
@@ -309,9 +311,11 @@ impl Table {
 
     fn multi_set(&mut self, pairs: &[(Bytes<'_>, Bytes<'_>)], replies: &mut Replies) -> Result<(), Refusal> {
         // The worst case is checked first, so that nothing is written if not everything can be.
-        let fresh = pairs.iter().filter(|(key, _)| !self.map.contains_key(&**key)).count();
-        if self.map.len() + fresh > self.limits.keys {
-            return Err(Refusal::Full { what: "keys", limit: self.limits.keys });
+        if self.map.len() + pairs.len() > self.limits.keys {
+            let fresh = pairs.iter().filter(|(key, _)| !self.map.contains_key(&**key)).count();
+            if self.map.len() + fresh > self.limits.keys {
+                return Err(Refusal::Full { what: "keys", limit: self.limits.keys });
+            }
         }
         self.make_room(pairs.iter().map(|(key, value)| ENTRY + key.len() + value.len()).sum())?;
         for (key, value) in pairs {
@@ -343,6 +347,23 @@ impl Table {
         self.bytes -= ENTRY + key.len();
         self.release(value);
         true
+    }
+
+    /// Adds to a counter in place where its text does not get longer, which is nearly always.
+    fn add(&mut self, key: &[u8], delta: i64) -> Result<i64, Refusal> {
+        let Some(text) = self.map.get_mut(key) else {
+            self.store(key, Decimal::new(delta).text())?;
+            return Ok(delta);
+        };
+        let old = parse_number(text).ok_or_else(|| Refusal::NotANumber { key: key.into() })?;
+        let sum = old.wrapping_add(delta);
+        let decimal = Decimal::new(sum);
+        let new = decimal.text();
+        match Arc::get_mut(text) {
+            Some(place) if place.len() == new.len() => place.copy_from_slice(new),
+            _ => self.store(key, new)?,
+        }
+        Ok(sum)
     }
 
     /// The value as a number; a missing key is zero.
@@ -572,6 +593,37 @@ fn registration(key: &[u8]) -> usize {
 
 fn as_number(count: usize) -> i64 {
     i64::try_from(count).expect("a count of things in memory fits 63 bits")
+}
+
+/// A number's decimal text without an allocation: counters are the busiest keys there are.
+struct Decimal {
+    digits: [u8; 20], // i64::MIN
+    start: usize,
+}
+
+impl Decimal {
+    fn new(number: i64) -> Self {
+        let mut digits = [0; 20];
+        let mut start = digits.len();
+        let mut rest = number.unsigned_abs();
+        loop {
+            start -= 1;
+            digits[start] = b'0' + (rest % 10) as u8;
+            rest /= 10;
+            if rest == 0 {
+                break;
+            }
+        }
+        if number < 0 {
+            start -= 1;
+            digits[start] = b'-';
+        }
+        Decimal { digits, start }
+    }
+
+    fn text(&self) -> &[u8] {
+        &self.digits[self.start..]
+    }
 }
 
 /// A counter's text as C's `strtoll` reads it, since that is what c10d does: white space and a sign may lead, junk
