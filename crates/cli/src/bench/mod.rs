@@ -3,10 +3,11 @@
 //! A benchmark here is a table of cases. Every implementation runs the same case back to back, round after round in
 //! alternating order, so that a busy machine is busy for all of them; what counts is the ratio within one run.
 //!
-//! `store` runs the cases, `script` knows their bytes, `load` and `crowd` drive connections, `server` keeps the
-//! child processes, `report` prints. Not here: collectives, which get a file beside `store` when they exist.
+//! `store` runs the cases, `script` knows their bytes, `load` and `crowd` drive connections, `server` and
+//! `cores` keep the child processes, `report` prints. Not here: collectives, which get a file beside `store` when they exist.
 
 mod case;
+mod cores;
 mod crowd;
 mod load;
 mod report;

@@ -21,6 +21,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::cores::{self, Cores};
 use super::load;
 use super::{Failure, Interrupt};
 
@@ -114,10 +115,12 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    pub(crate) fn start(recipe: &Recipe, interrupt: &Interrupt) -> Result<Self, Failure> {
+    pub(crate) fn start(recipe: &Recipe, cores: &Cores, interrupt: &Interrupt) -> Result<Self, Failure> {
         let program = recipe.program.display();
         let mut child = Command::new(own_path()?)
-            .args(["bench", "host-server", "--"])
+            .args(["bench", "host-server"])
+            .args(cores.servers.iter().map(|core| format!("--core={core}")))
+            .arg("--")
             .arg(&recipe.program)
             .args(&recipe.arguments)
             .env("TORCH_CPP_LOG_LEVEL", "ERROR") // else PyTorch warns about the look-up
@@ -273,12 +276,18 @@ fn parse_smaps(text: &str) -> Option<u64> {
 /// What runs between us and a server.
 #[derive(Debug, clap::Args)]
 pub(crate) struct HostArgs {
+    /// Where it may run; anywhere if not given.
+    #[arg(long = "core")]
+    cores: Vec<usize>,
     #[arg(required = true, last = true)]
     command: Vec<OsString>,
 }
 
 /// Asks the kernel to kill this process when its parent dies, then becomes the server.
 pub(crate) fn host(args: &HostArgs) -> Result<(), Failure> {
+    if !args.cores.is_empty() {
+        cores::stay_on(&args.cores)?;
+    }
     #[cfg(target_os = "linux")]
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
         .map_err(|error| Failure::new(format!("cannot tie a server to its parent: {error}")))?;

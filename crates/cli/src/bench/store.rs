@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use super::case::{Case, Point, Unit};
+use super::cores::Cores;
 use super::load::Fleet;
 use super::report::{self, Row, Sample, median};
 use super::script::Scripts;
@@ -73,7 +74,13 @@ pub(crate) fn run(args: &StoreArgs) -> Result<(), Failure> {
         recipes.push(Recipe::torch(args.python.clone()));
     }
     let plan = Plan::new(args, raise_file_limit());
-    let mut bench = Bench { plan, recipes, interrupt, rows: Vec::new() };
+    let core_count = std::thread::available_parallelism().map_or(1, usize::from);
+    let cores = Cores::settle()?;
+    let placement = match cores.generator {
+        Some(_) => "the generator on one, the servers on the others",
+        None => "shared by the generator and the servers",
+    };
+    let mut bench = Bench { plan, recipes, cores, interrupt, rows: Vec::new() };
     bench.run()?;
 
     bench.rows.sort_by_key(|row| row.point);
@@ -81,9 +88,8 @@ pub(crate) fn run(args: &StoreArgs) -> Result<(), Failure> {
         file.write_all(report::json(&bench.rows).as_bytes())
             .map_err(|error| Failure::new(format!("cannot write `{}`: {error}", path.display())))?;
     }
-    let cores = std::thread::available_parallelism().map_or(0, usize::from);
     let text = format!(
-        "{}\n{cores} cores; {} rounds of {} ms; medians.\n{NOTES}{}",
+        "{}\nCores: {core_count}, {placement}; {} rounds of {} ms; medians.\n{NOTES}{}",
         report::table(&bench.rows),
         bench.plan.rounds,
         bench.plan.window.as_millis(),
@@ -136,7 +142,7 @@ impl Plan {
     fn new(args: &StoreArgs, files_max: u64) -> Self {
         let clients_max = files_max.saturating_sub(FILES_SPARE).max(1) as usize;
         let (rounds, window, connections, arrivals, idle): (_, _, &[usize], &[usize], _) = match args.quick {
-            true => (3, Duration::from_millis(40), &[1, 64], &[100, 1000], 1000),
+            true => (3, Duration::from_millis(30), &[1, 64], &[100, 1000], 1000),
             false => (5, Duration::from_millis(120), &[1, 8, 64, 512], &[100, 1000, 5000], 2000),
         };
         let cut = |count: usize, case: Case| {
@@ -181,6 +187,7 @@ const IN_FLIGHT: [usize; 2] = [1, 16];
 struct Bench {
     plan: Plan,
     recipes: Vec<Recipe>,
+    cores: Cores,
     interrupt: Interrupt,
     rows: Vec<Row>,
 }
@@ -213,7 +220,7 @@ impl Bench {
     }
 
     fn start_servers(&self) -> Result<Vec<Server>, Failure> {
-        self.recipes.iter().map(|recipe| Server::start(recipe, &self.interrupt)).collect()
+        self.recipes.iter().map(|recipe| Server::start(recipe, &self.cores, &self.interrupt)).collect()
     }
 
     fn open<'a>(&self, servers: &'a [Server], connections: usize) -> Result<Vec<Side<'a>>, Failure> {
