@@ -89,7 +89,7 @@ pub(crate) fn run(args: &StoreArgs) -> Result<(), Failure> {
             .map_err(|error| Failure::new(format!("cannot write `{}`: {error}", path.display())))?;
     }
     let text = format!(
-        "{}\nCores: {core_count}, {placement}; {} rounds of {} ms; medians.\n{NOTES}{}",
+        "{}\nCores: {core_count}, {placement}; up to {} rounds of {} ms; medians.\n{NOTES}{}",
         report::table(&bench.rows),
         bench.plan.rounds,
         bench.plan.window.as_millis(),
@@ -143,7 +143,7 @@ impl Plan {
         let clients_max = files_max.saturating_sub(FILES_SPARE).max(1) as usize;
         let (rounds, window, connections, arrivals, idle): (_, _, &[usize], &[usize], _) = match args.quick {
             true => (3, Duration::from_millis(30), &[1, 64], &[100, 1000], 1000),
-            false => (5, Duration::from_millis(120), &[1, 8, 64, 512], &[100, 1000, 5000], 2000),
+            false => (5, Duration::from_millis(100), &[1, 8, 64, 512], &[100, 1000, 5000], 2000),
         };
         let cut = |count: usize, case: Case| {
             if count > clients_max {
@@ -183,6 +183,11 @@ impl Plan {
 }
 
 const IN_FLIGHT: [usize; 2] = [1, 16];
+
+/// A case that has taken this long gets no further round, if it had enough for a median: a busy machine or a slow
+/// server should not turn minutes into many.
+const POINT_MAX: Duration = Duration::from_millis(1500);
+const ROUNDS_LEAST: usize = 3;
 
 struct Bench {
     plan: Plan,
@@ -369,7 +374,11 @@ impl Bench {
         }
         let mut columns: Vec<(Implementation, Vec<Sample>)> =
             sides.iter().map(|side| (server(side).implementation, Vec::new())).collect();
+        let start = Instant::now();
         for round in 0..rounds {
+            if round >= ROUNDS_LEAST && start.elapsed() > POINT_MAX {
+                break;
+            }
             for step in 0..sides.len() {
                 let index = (round + step) % sides.len();
                 let (implementation, samples) = &mut columns[index];
