@@ -410,6 +410,7 @@ impl Cable {
             format!("-n {server} link add veth0 type veth peer name veth0 netns {client}"),
             format!("-n {server} addr add {SERVER_IP}/24 dev veth0"),
             format!("-n {client} addr add {CLIENT_IP}/24 dev veth0"),
+            format!("-n {server} link set lo up"), // for those who ask from the same side
             format!("-n {server} link set veth0 up"),
             format!("-n {client} link set veth0 up"),
         ] {
