@@ -1,0 +1,515 @@
+//! The wire format by itself: whatever is written is read back, however it is cut and whatever lengths it claims.
+
+use std::borrow::Cow;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use tenfold_store::wire::{
+    self, Cancelled, Command, Decoded, MAGIC, Malformed, REPLY_KEYS_MAX, REPLY_VALUE_MAX, ReplySource, Scan,
+};
+use tenfold_store::{Bytes, Fault, FaultKind, MessageLimits, Operation, Request, Response, Value};
+
+// ── commands ───────────────────────────────────────────────────────────────────────────────────────────────
+
+fn string(length: usize) -> impl Strategy<Value = Bytes<'static>> {
+    vec(any::<u8>(), 0..length).prop_map(Cow::Owned)
+}
+
+fn strings() -> impl Strategy<Value = Vec<Bytes<'static>>> {
+    vec(string(12), 0..9)
+}
+
+fn command() -> impl Strategy<Value = Command<'static>> {
+    let (key, value) = (|| string(12), || string(300));
+    let request = prop_oneof![
+        (key(), value()).prop_map(|(key, value)| Request::Append { key, value }),
+        (key(), any::<i64>()).prop_map(|(key, delta)| Request::Add { key, delta }),
+        (key(), any::<i64>()).prop_map(|(key, world)| Request::Barrier { key, world }),
+        strings().prop_map(|keys| Request::Check { keys }),
+        (key(), value(), value()).prop_map(|(key, expected, desired)| Request::CompareSet {
+            key,
+            expected,
+            desired
+        }),
+        key().prop_map(|key| Request::Delete { key }),
+        key().prop_map(|key| Request::Get { key }),
+        Just(Request::ListKeys),
+        strings().prop_map(|keys| Request::MultiGet { keys }),
+        vec((key(), value()), 0..9).prop_map(|pairs| Request::MultiSet { pairs }),
+        Just(Request::NumKeys),
+        key().prop_map(|key| Request::QueueLen { key }),
+        key().prop_map(|key| Request::QueuePop { key }),
+        (key(), value()).prop_map(|(key, value)| Request::QueuePush { key, value }),
+        (key(), value()).prop_map(|(key, value)| Request::Set { key, value }),
+        strings().prop_map(|keys| Request::Wait { keys }),
+    ];
+    prop_oneof![
+        1 => any::<u32>().prop_map(|magic| Command::Validate { magic }),
+        1 => any::<u32>().prop_map(|nonce| Command::Ping { nonce }),
+        1 => Just(Command::CancelWait),
+        1 => Just(Command::Info),
+        16 => request.prop_map(Command::Call),
+    ]
+}
+
+fn encoded(command: &Command<'_>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    wire::encode(command, &mut bytes);
+    bytes
+}
+
+/// One command of each kind, as `proptest` would not promise.
+fn every_command() -> Vec<Command<'static>> {
+    let key = || Bytes::from(b"key".as_slice());
+    let value = || Bytes::from(b"value".as_slice());
+    let calls = [
+        Request::Append { key: key(), value: value() },
+        Request::Add { key: key(), delta: -3 },
+        Request::Barrier { key: key(), world: 8 },
+        Request::Check { keys: vec![key(), value()] },
+        Request::CompareSet { key: key(), expected: value(), desired: key() },
+        Request::Delete { key: key() },
+        Request::Get { key: key() },
+        Request::ListKeys,
+        Request::MultiGet { keys: vec![key(), value()] },
+        Request::MultiSet { pairs: vec![(key(), value()), (value(), key())] },
+        Request::NumKeys,
+        Request::QueueLen { key: key() },
+        Request::QueuePop { key: key() },
+        Request::QueuePush { key: key(), value: value() },
+        Request::Set { key: key(), value: value() },
+        Request::Wait { keys: vec![key(), value()] },
+    ];
+    assert!(Operation::ALL.iter().all(|operation| calls.iter().any(|call| call.operation() == *operation)));
+    let others =
+        [Command::Validate { magic: MAGIC }, Command::Ping { nonce: 7 }, Command::CancelWait, Command::Info];
+    others.into_iter().chain(calls.into_iter().map(Command::Call)).collect()
+}
+
+/// Receives a stream in pieces as a server does: keeps what is not whole, and looks again when there is enough.
+struct Receiver {
+    limits: MessageLimits,
+    input: Vec<u8>,
+    scan: Scan,
+    needs: usize,
+    commands: Vec<Command<'static>>,
+}
+
+impl Receiver {
+    fn new() -> Self {
+        Receiver {
+            limits: MessageLimits::default(),
+            input: vec![],
+            scan: Scan::default(),
+            needs: 0,
+            commands: vec![],
+        }
+    }
+
+    /// `patient`: looks only when as many bytes are there as the last look said. Otherwise at each piece.
+    fn receive(&mut self, piece: &[u8], patient: bool) {
+        self.input.extend_from_slice(piece);
+        while !self.input.is_empty() && !(patient && self.input.len() < self.needs) {
+            let decoded = wire::decode(&self.input, &self.limits, &mut self.scan).expect("a valid stream");
+            match decoded {
+                Decoded::Whole(command, length) => {
+                    assert_eq!(self.scan, Scan::default(), "the next message starts afresh");
+                    assert!(self.needs <= length, "more was asked for than was needed");
+                    self.commands.push(owned(command));
+                    self.input.drain(..length);
+                    self.needs = 0;
+                }
+                Decoded::Needs(needs) => {
+                    assert!(needs > self.input.len(), "{needs} bytes are there");
+                    assert!(needs >= self.needs, "what was needed has become less");
+                    self.needs = needs;
+                    return;
+                }
+            }
+        }
+    }
+}
+
+fn owned(command: Command<'_>) -> Command<'static> {
+    let one = |bytes: Bytes<'_>| Bytes::Owned(bytes.into_owned());
+    let all = |keys: Vec<Bytes<'_>>| keys.into_iter().map(one).collect();
+    Command::Call(match command {
+        Command::Validate { magic } => return Command::Validate { magic },
+        Command::Ping { nonce } => return Command::Ping { nonce },
+        Command::CancelWait => return Command::CancelWait,
+        Command::Info => return Command::Info,
+        Command::Call(request) => match request {
+            Request::Append { key, value } => Request::Append { key: one(key), value: one(value) },
+            Request::Add { key, delta } => Request::Add { key: one(key), delta },
+            Request::Barrier { key, world } => Request::Barrier { key: one(key), world },
+            Request::Check { keys } => Request::Check { keys: all(keys) },
+            Request::CompareSet { key, expected, desired } => {
+                Request::CompareSet { key: one(key), expected: one(expected), desired: one(desired) }
+            }
+            Request::Delete { key } => Request::Delete { key: one(key) },
+            Request::Get { key } => Request::Get { key: one(key) },
+            Request::ListKeys => Request::ListKeys,
+            Request::MultiGet { keys } => Request::MultiGet { keys: all(keys) },
+            Request::MultiSet { pairs } => Request::MultiSet {
+                pairs: pairs.into_iter().map(|(key, value)| (one(key), one(value))).collect(),
+            },
+            Request::NumKeys => Request::NumKeys,
+            Request::QueueLen { key } => Request::QueueLen { key: one(key) },
+            Request::QueuePop { key } => Request::QueuePop { key: one(key) },
+            Request::QueuePush { key, value } => Request::QueuePush { key: one(key), value: one(value) },
+            Request::Set { key, value } => Request::Set { key: one(key), value: one(value) },
+            Request::Wait { keys } => Request::Wait { keys: all(keys) },
+            other => unreachable!("no such operation: {other:?}"),
+        },
+    })
+}
+
+fn cases() -> ProptestConfig {
+    ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(1_000) }
+}
+
+proptest! {
+    #![proptest_config(cases())]
+
+    #[test]
+    fn a_stream_means_the_same_however_it_is_cut(
+        commands in vec(command(), 1..8),
+        sizes in vec(1_usize..400, 1..20),
+        patient: bool,
+    ) {
+        let stream: Vec<u8> = commands.iter().flat_map(encoded).collect();
+        let mut receiver = Receiver::new();
+        let (mut rest, mut sizes) = (&stream[..], sizes.iter().cycle());
+        while !rest.is_empty() {
+            let (piece, later) = rest.split_at(rest.len().min(*sizes.next().expect("an endless iterator")));
+            receiver.receive(piece, patient);
+            rest = later;
+        }
+        prop_assert!(receiver.input.is_empty());
+        prop_assert_eq!(&receiver.commands, &commands);
+
+        let mut receiver = Receiver::new();
+        stream.iter().for_each(|byte| receiver.receive(&[*byte], patient));
+        prop_assert_eq!(receiver.commands, commands);
+    }
+
+    #[test]
+    fn any_bytes_are_a_message_or_malformed_or_too_few_however_they_are_cut(
+        mut bytes in vec(prop_oneof![3 => Just(0_u8), 2 => 0_u8..20, 1 => any::<u8>()], 1..200),
+        opcode in 0_u8..19,
+        cut in 0_usize..200,
+    ) {
+        bytes[0] = opcode;
+        let limits = small_limits();
+        let whole = wire::decode(&bytes, &limits, &mut Scan::default());
+        let mut scan = Scan::default();
+        let first = wire::decode(&bytes[..cut.min(bytes.len())], &limits, &mut scan);
+        match first {
+            Ok(Decoded::Needs(needs)) => {
+                if whole.as_ref().is_ok_and(|whole| matches!(whole, Decoded::Whole(_, length) if *length < needs)) {
+                    panic!("it needs {needs} bytes and is whole with fewer");
+                }
+                let again = wire::decode(&bytes, &limits, &mut scan);
+                // A message with two faults may be refused for either.
+                prop_assert!(again == whole || again.is_err() && whole.is_err(), "{:?} and {:?}", again, whole);
+            }
+            Ok(Decoded::Whole(..)) => prop_assert_eq!(first, whole),
+            Err(_) => prop_assert!(whole.is_err()),
+        }
+    }
+}
+
+#[test]
+fn every_command_is_read_back_and_each_beginning_of_it_needs_more() {
+    let limits = MessageLimits::default();
+    for command in every_command() {
+        let bytes = encoded(&command);
+        for length in 0..bytes.len() {
+            let decoded = wire::decode(&bytes[..length], &limits, &mut Scan::default());
+            let Ok(Decoded::Needs(needs)) = decoded else {
+                panic!("{length} bytes of {command:?}: {decoded:?}")
+            };
+            assert!(
+                (length + 1..=bytes.len()).contains(&needs),
+                "{length} bytes of {command:?} need {needs}"
+            );
+        }
+        let followed = [&bytes[..], &[0xff; 9]].concat();
+        let decoded = wire::decode(&followed, &limits, &mut Scan::default());
+        assert_eq!(decoded, Ok(Decoded::Whole(command, bytes.len())));
+    }
+}
+
+#[test]
+fn every_opcode_that_is_none_is_refused() {
+    let limits = MessageLimits::default();
+    for opcode in (19..=0xff).filter(|opcode| *opcode != 0x81) {
+        let bytes = [opcode];
+        let decoded = wire::decode(&bytes, &limits, &mut Scan::default());
+        assert_eq!(decoded, Err(Malformed::Opcode(opcode)));
+    }
+}
+
+// ── lengths ────────────────────────────────────────────────────────────────────────────────────────────────
+
+fn small_limits() -> MessageLimits {
+    let mut limits = MessageLimits::default();
+    (limits.key, limits.value, limits.keys, limits.request) = (8, 16, 4, 120);
+    limits
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Field {
+    Count,
+    Key,
+    Value,
+}
+
+/// Where the length fields of a message are.
+fn fields(bytes: &[u8]) -> Vec<(usize, Field)> {
+    use Field::{Count, Key, Value};
+    let string = |at: usize| at + 8 + u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap()) as usize;
+    let kinds: &[Field] = match bytes[0] {
+        1 | 9 | 14 => &[Key, Value],
+        2 => &[Key, Value, Value],
+        3 | 4 | 8 | 15 | 16 | 18 => &[Key],
+        5 | 6 | 10 => &[Count, Key, Key],
+        11 => &[Count, Key, Value, Key, Value],
+        _ => &[],
+    };
+    let mut at = 1;
+    let mut found = Vec::new();
+    for kind in kinds {
+        found.push((at, *kind));
+        at = if matches!(kind, Count) { at + 8 } else { string(at) };
+    }
+    found
+}
+
+#[test]
+fn a_length_over_its_limit_is_refused_when_it_is_read_and_one_within_waits_for_the_bytes() {
+    for limits in [MessageLimits::default(), small_limits()] {
+        let mut looked_at = 0;
+        for command in every_command() {
+            let bytes = encoded(&command);
+            for (at, kind) in fields(&bytes) {
+                let (limit, what) = match kind {
+                    Field::Count => (limits.keys, "a number of keys"),
+                    Field::Key => (limits.key, "a key"),
+                    Field::Value => (limits.value, "a value"),
+                };
+                let limit = limit as u64;
+                for length in [0, 1, limit, limit + 1, 1 << 31, 1 << 32, 1 << 63, u64::MAX - 7, u64::MAX] {
+                    // Ends with the length field: not a byte of what it announces is there.
+                    let mut start = bytes[..at + 8].to_vec();
+                    start[at..].copy_from_slice(&length.to_le_bytes());
+                    let decoded = wire::decode(&start, &limits, &mut Scan::default());
+                    if length > limit {
+                        let limit = limit as usize;
+                        assert_eq!(decoded, Err(Malformed::TooLong { what, length, limit }), "{command:?}");
+                    } else {
+                        match decoded.expect("within the limits") {
+                            Decoded::Needs(needs) => assert!(needs > start.len(), "{command:?}"),
+                            Decoded::Whole(_, used) => assert_eq!((used, length), (start.len(), 0)),
+                        }
+                    }
+                    looked_at += 1;
+                }
+            }
+        }
+        assert_eq!(looked_at, 9 * (3 * 2 + 3 + 6 + 3 * 3 + 5));
+    }
+}
+
+#[test]
+fn a_length_that_is_wrong_in_the_midst_of_a_message_never_panics() {
+    let limits = small_limits();
+    for command in every_command() {
+        let bytes = encoded(&command);
+        for (at, _) in fields(&bytes) {
+            for length in (0..64).map(|bit| 1_u64 << bit).chain(0..40).chain([u64::MAX]) {
+                let mut wrong = bytes.clone();
+                wrong[at..at + 8].copy_from_slice(&length.to_le_bytes());
+                for end in at..=wrong.len() {
+                    let _ = wire::decode(&wrong[..end], &limits, &mut Scan::default());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_request_is_refused_at_the_string_that_makes_it_too_long() {
+    let limits = small_limits();
+    let pair = (Bytes::from(vec![1; 8]), Bytes::from(vec![2; 16]));
+    let bytes = encoded(&Command::Call(Request::MultiSet { pairs: vec![pair; 4] }));
+    // 9 + 4 * (8 + 8 + 8 + 16) bytes; the limit of 120 lies in the value of the third pair.
+    let third_value = 9 + 2 * 40 + 16;
+    let refusal = Malformed::TooLong { what: "a request", length: 129, limit: 120 };
+    let mut scan = Scan::default();
+    for end in 0..=bytes.len() {
+        let decoded = wire::decode(&bytes[..end], &limits, &mut scan);
+        match end < third_value + 8 {
+            true => assert!(matches!(decoded, Ok(Decoded::Needs(_))), "{end}"),
+            false => {
+                assert_eq!(decoded, Err(refusal));
+                return;
+            }
+        }
+    }
+}
+
+// ── replies ────────────────────────────────────────────────────────────────────────────────────────────────
+
+/// A server that has said these bytes and no more. Remembers the largest piece it was asked for.
+struct Said<'a> {
+    bytes: &'a [u8],
+    largest: usize,
+}
+
+impl ReplySource for Said<'_> {
+    fn fill(&mut self, bytes: &mut [u8]) -> Result<(), Fault> {
+        self.largest = self.largest.max(bytes.len());
+        if bytes.len() > self.bytes.len() {
+            return Err(Fault::new(FaultKind::Lost, "no more bytes"));
+        }
+        let (now, later) = self.bytes.split_at(bytes.len());
+        bytes.copy_from_slice(now);
+        self.bytes = later;
+        Ok(())
+    }
+}
+
+fn said(bytes: &[u8]) -> Said<'_> {
+    Said { bytes, largest: 0 }
+}
+
+fn value() -> impl Strategy<Value = Value> {
+    vec(any::<u8>(), 0..200).prop_map(Value::from)
+}
+
+/// A reply as a server gives it, with what was asked and for how many values.
+fn reply() -> impl Strategy<Value = (Operation, usize, Response)> {
+    use Operation as O;
+    let number = (any::<i64>(), prop::sample::select(vec![O::Add, O::NumKeys, O::QueueLen]));
+    let silent = prop::sample::select(vec![O::Append, O::MultiSet, O::QueuePush, O::Set]);
+    prop_oneof![
+        silent.prop_map(|operation| (operation, 0, Response::Done)),
+        any::<bool>().prop_map(|there| (O::Delete, 0, Response::Deleted(there))),
+        vec(value(), 0..9).prop_map(|keys| (O::ListKeys, 0, Response::Keys(keys))),
+        number.prop_map(|(number, operation)| (operation, 0, Response::Number(number))),
+        Just((O::QueuePop, 0, Response::Popped(None))),
+        (value(), 1_usize..1 << 40).prop_map(|(item, length)| (
+            O::QueuePop,
+            0,
+            Response::Popped(Some((item, length)))
+        )),
+        any::<bool>().prop_map(|all| (O::Check, 0, Response::Present(all))),
+        any::<bool>().prop_map(|wait| (if wait { O::Wait } else { O::Barrier }, 0, Response::Ready)),
+        (prop::option::of(value()), any::<bool>()).prop_map(|(value, get)| {
+            let operation = if get { O::Get } else { O::CompareSet };
+            (operation, 0, Response::Value(value))
+        }),
+        vec(prop::option::of(value()), 0..9).prop_map(|values| (
+            O::MultiGet,
+            values.len(),
+            Response::Values(values)
+        )),
+    ]
+}
+
+/// On the wire a missing key is an empty value.
+fn as_heard(response: Response) -> Response {
+    let empty = |value: Option<Value>| Some(value.unwrap_or_default());
+    match response {
+        Response::Value(value) => Response::Value(empty(value)),
+        Response::Values(values) => Response::Values(values.into_iter().map(empty).collect()),
+        other => other,
+    }
+}
+
+proptest! {
+    #![proptest_config(cases())]
+
+    #[test]
+    fn every_reply_is_read_back_and_a_cut_one_is_an_error(
+        (operation, count, response) in reply(),
+        cut in 0_usize..1_000,
+    ) {
+        let mut bytes = Vec::new();
+        wire::encode_response(&response, &mut bytes);
+        let length = bytes.len();
+        bytes.extend_from_slice(b"the next reply");
+        let mut source = said(&bytes);
+        let heard = wire::decode_response(operation, count, &mut source);
+        prop_assert_eq!(heard.expect("a whole reply"), as_heard(response));
+        prop_assert_eq!(source.bytes, b"the next reply");
+        if cut < length {
+            let fault = wire::decode_response(operation, count, &mut said(&bytes[..cut])).expect_err("it is cut");
+            prop_assert_eq!(fault.kind(), FaultKind::Lost);
+        }
+    }
+
+    #[test]
+    fn any_bytes_are_a_reply_or_an_error(
+        bytes in vec(prop_oneof![2 => Just(0_u8), 1 => any::<u8>()], 0..100),
+        operation in prop::sample::select(Operation::ALL.to_vec()),
+        count in 0_usize..5,
+    ) {
+        let mut source = said(&bytes);
+        let _ = wire::decode_response(operation, count, &mut source);
+        prop_assert!(source.largest <= 1 << 20);
+        let _ = wire::decode_cancelled(&mut said(&bytes));
+        let _ = wire::decode_info(&mut said(&bytes));
+    }
+}
+
+#[test]
+fn a_server_that_announces_too_much_is_not_believed() {
+    for (operation, count) in [
+        (Operation::Get, 0),
+        (Operation::CompareSet, 0),
+        (Operation::MultiGet, 1),
+        (Operation::QueuePop, 0),
+        (Operation::ListKeys, 0),
+    ] {
+        let front: &[u8] = match operation {
+            Operation::QueuePop | Operation::ListKeys => &1_u64.to_le_bytes(),
+            _ => &[],
+        };
+        for length in [0, 1, REPLY_VALUE_MAX, REPLY_VALUE_MAX + 1, 1 << 31, 1 << 63, u64::MAX] {
+            let bytes = [front, &length.to_le_bytes()].concat();
+            let mut source = said(&bytes);
+            let heard = wire::decode_response(operation, count, &mut source);
+            let kind = heard.as_ref().err().map(Fault::kind);
+            let expected = match length {
+                0 => None,
+                1..=REPLY_VALUE_MAX => Some(FaultKind::Lost), // it goes on to read them
+                _ => Some(FaultKind::Protocol),
+            };
+            assert_eq!(kind, expected, "{operation:?} of {length}");
+            assert!(source.largest <= 1 << 20, "memory follows the bytes that arrive");
+        }
+    }
+    for count in [-1, REPLY_KEYS_MAX + 1, i64::MIN, i64::MAX] {
+        let fault = wire::decode_response(Operation::ListKeys, 0, &mut said(&count.to_le_bytes()));
+        assert_eq!(fault.expect_err("not believed").kind(), FaultKind::Protocol);
+    }
+}
+
+#[test]
+fn a_cancelled_wait_is_told_from_one_whose_answer_crossed_the_cancel() {
+    let mut cancelled = Vec::new();
+    wire::encode_cancelled(&mut cancelled);
+    assert_eq!(wire::decode_cancelled(&mut said(&cancelled)).expect("whole"), Cancelled::InTime);
+    let mut crossed = Vec::new();
+    wire::encode_response(&Response::Ready, &mut crossed);
+    wire::encode_cancelled(&mut crossed);
+    assert_eq!(wire::decode_cancelled(&mut said(&crossed)).expect("whole"), Cancelled::TooLate);
+    for wrong in [&[2][..], &[0, 0], &[0, 2]] {
+        assert_eq!(wire::decode_cancelled(&mut said(wrong)).expect_err("wrong").kind(), FaultKind::Protocol);
+    }
+    let mut pong = Vec::new();
+    wire::encode_pong(0x0102_0304, &mut pong);
+    assert_eq!(pong, [4, 3, 2, 1]);
+}
