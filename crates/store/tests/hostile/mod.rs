@@ -122,6 +122,14 @@ impl Raw {
         assert_eq!(self.read(), [1, 2, 3, 4]);
     }
 
+    /// What comes first: some bytes, or nothing if the server closes.
+    pub fn answer_or_end(&mut self) -> Vec<u8> {
+        let mut buffer = vec![0; 64];
+        let length = self.0.read(&mut buffer).unwrap_or(0);
+        buffer.truncate(length);
+        buffer
+    }
+
     /// Reads until the server closes; returns what came before that.
     pub fn until_closed(&mut self) -> Vec<u8> {
         let (mut all, mut buffer) = (Vec::new(), vec![0; 64 << 10]);
