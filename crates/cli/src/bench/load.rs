@@ -398,18 +398,4 @@ mod tests {
         let failure = fleet.steady(&scripts, Duration::from_millis(5)).unwrap_err();
         assert_eq!(failure.to_string(), "the server closed a connection");
     }
-
-    #[test]
-    #[ignore = "a measurement: `cargo test --release -p tenfold-cli parrot -- --ignored --nocapture`"]
-    fn the_generator_alone_against_a_parrot() {
-        for connections in [1, 64, 512] {
-            let scripts = Scripts::new(Case::Get, connections, 16);
-            let turn = scripts.of(0).turn.clone();
-            let address = parrot(connections, turn.request.len(), turn.reply.clone());
-            let mut fleet = Fleet::open(address, connections, &Interrupt::default()).unwrap();
-            let steady = fleet.steady(&scripts, Duration::from_secs(1)).unwrap();
-            let rate = steady.turns as f64 * 16.0 / steady.elapsed.as_secs_f64();
-            println!("c={connections} P=16: {:.0} k/s", rate / 1e3);
-        }
-    }
 }
