@@ -1,0 +1,147 @@
+//! The commands as a new user types them: what they print, and how they end.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod serving;
+
+use std::io::Write as _;
+use std::process::{Command, Output, Stdio};
+
+use serving::{Serve, TENFOLD};
+
+fn tenfold(arguments: &[&str]) -> Output {
+    Command::new(TENFOLD).args(arguments).stdin(Stdio::null()).output().unwrap()
+}
+
+/// `tenfold store` on a server, with something on standard input.
+fn store_with_input(serve: &Serve, input: &[u8], arguments: &[&str]) -> Output {
+    let mut child = Command::new(TENFOLD)
+        .args(["store", &serve.address.to_string()])
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(input).unwrap();
+    child.wait_with_output().unwrap()
+}
+
+fn store(serve: &Serve, arguments: &[&str]) -> Output {
+    store_with_input(serve, b"", arguments)
+}
+
+fn printed(output: &Output) -> String {
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {error}", output.status);
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+#[test]
+fn every_store_command_does_what_its_help_says() {
+    let serve = Serve::start(&[]);
+    let says = |arguments: &[&str], expected: &str| {
+        assert_eq!(printed(&store(&serve, arguments)), expected, "{arguments:?}")
+    };
+    says(&["set", "color", "blue"], "");
+    says(&["get", "color"], "blue"); // no line end: the bytes as they are
+    says(&["--json", "get", "color"], "{\"bytes\":4,\"value\":\"blue\"}\n");
+    says(&["append", "color", "ish"], "");
+    says(&["compare-set", "color", "blueish", "red"], "red");
+    says(&["add", "n", "5"], "5\n");
+    says(&["add", "n", "-7"], "-2\n");
+    says(&["add", "n"], "-1\n");
+    says(&["check", "color", "n"], "true\n");
+    says(&["wait", "color"], "");
+    says(&["keys"], "color\nn\n");
+    says(&["keys", "c"], "color\n");
+    says(&["keys", "--json"], "{\"keys\":[\"color\",\"n\"]}\n");
+    says(&["push", "q", "first"], "");
+    says(&["push", "q", "second"], "");
+    says(&["len", "q"], "2\n");
+    says(&["pop", "q"], "first");
+    says(&["pop", "--wait", "q"], "second");
+    says(&["delete", "color", "n", "nothing"], "2\n");
+    says(&["keys"], "");
+}
+
+#[test]
+fn a_value_may_be_any_bytes_from_standard_input() {
+    let serve = Serve::start(&[]);
+    let bytes: Vec<u8> = (0..=255).cycle().take(100_000).collect();
+    printed(&store_with_input(&serve, &bytes, &["set", "blob", "-"]).clone());
+    assert!(store(&serve, &["get", "blob"]).stdout == bytes);
+}
+
+#[test]
+fn what_did_not_work_ends_with_status_one_and_says_why() {
+    let serve = Serve::start(&[]);
+    let missing = store(&serve, &["check", "nope"]);
+    assert_eq!((missing.status.code(), missing.stdout.as_slice()), (Some(1), b"false\n".as_slice()));
+    let fails = |arguments: &[&str], expected: &str| {
+        let output = store(&serve, arguments);
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(text.contains(expected), "{text}");
+    };
+    fails(&["pop", "q"], "error: store queue_pop `q` at 127.0.0.1:");
+    fails(&["pop", "q"], "failed: queue is empty");
+    fails(&["--timeout", "50ms", "get", "nope"], "not there when the time was up\n  hint: ");
+    printed(&store(&serve, &["set", "text", "abc"]));
+    fails(&["add", "text"], "the server closed the connection");
+    // A write is confirmed before success is reported: this one is refused.
+    let output = store_with_input(&serve, &vec![0; (8 << 20) + 1], &["set", "large", "-"]);
+    assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
+fn stats_tell_what_the_server_does_and_who_waits() {
+    let serve = Serve::start(&[]);
+    printed(&store(&serve, &["set", "k", "v"]));
+    let text = printed(&store(&serve, &["stats"]));
+    for expected in [
+        "tenfold store at 127.0.0.1:",
+        "connections  2 of ",
+        "keys         1, queue items 0",
+        "operations   set 1",
+        "waiting      0",
+    ] {
+        assert!(text.contains(expected), "no `{expected}` in {text}");
+    }
+    let facts: serde_json::Value =
+        serde_json::from_str(&printed(&store(&serve, &["stats", "--json"]))).unwrap();
+    assert_eq!(facts["keys"], 1);
+    assert_eq!(facts["operations"]["set"], 1);
+    assert_eq!(facts["waiters"], serde_json::json!([]));
+}
+
+#[test]
+fn the_demo_meets_checks_and_reports() {
+    let text = printed(&tenfold(&["demo", "--workers", "3", "--operations", "20"]));
+    for expected in
+        ["store server on 127.0.0.1:", "3 workers started, pids ", "all 3 met: ", "and the sum 5", "barrier"]
+    {
+        assert!(text.contains(expected), "no `{expected}` in {text}");
+    }
+    let report = printed(&tenfold(&["demo", "--workers", "2", "--operations", "5", "--json"]));
+    let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+    assert_eq!(report["workers"][1]["met"], 2);
+}
+
+#[test]
+fn every_command_has_help_with_an_example() {
+    for command in [&["demo"][..], &["serve"], &["store"], &["bench", "store"]] {
+        let text = printed(&tenfold(&[command, &["--help"]].concat()));
+        assert!(text.contains("Examples:\n  tenfold "), "{command:?}: {text}");
+    }
+    assert_eq!(tenfold(&["serv"]).status.code(), Some(2));
+    let output = tenfold(&["serv"]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("serve"), "the nearest name is told");
+}
+
+#[test]
+fn a_wrong_log_filter_says_what_is_right() {
+    let output = Command::new(TENFOLD).args(["demo"]).env("TENFOLD_LOG", "a=b=c").output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("TENFOLD_LOG=`a=b=c` is no log filter: "));
+}
