@@ -32,7 +32,9 @@ class Process:
     """A process that answers each line with one line, and is killed if it does not."""
 
     def __init__(self, *command):
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
         self.watchdog = threading.Timer(LIMIT, self.process.kill)
         self.watchdog.daemon = True
         self.watchdog.start()

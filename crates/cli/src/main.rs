@@ -3,6 +3,7 @@
 //! Each subcommand has a file of its own, named after it. This one knows only how to choose among them and how an
 //! error reads at the end.
 
+mod bench;
 mod demo;
 mod serve;
 mod store;
@@ -23,6 +24,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Bench(bench::Args),
     Demo(demo::Args),
     #[command(hide = true)]
     DemoWorker(demo::WorkerArgs),
@@ -47,6 +49,7 @@ fn main() -> ExitCode {
     let colour = std::io::stderr().is_terminal();
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colour).init();
     let outcome = match cli.command {
+        Command::Bench(args) => bench::run(args).map(|()| ExitCode::SUCCESS).map_err(Into::into),
         Command::Demo(args) => demo::run(&args),
         Command::DemoWorker(args) => demo::run_worker(&args),
         Command::Serve(args) => serve::run(args),

@@ -22,7 +22,7 @@ use crate::units::{parse_duration, show_size};
 
 Exit status: 0 done, 1 not (check: a key is missing), 2 wrong arguments.")]
 pub(crate) struct Args {
-    /// HOST:PORT of the server; [HOST]:PORT for an IPv6 address
+    /// HOST:PORT of the server; an IPv6 address in brackets
     #[arg(value_parser = parse_address)]
     server: Address,
     /// For connecting and for every operation

@@ -275,7 +275,6 @@ pub fn init_barrier(
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::disallowed_methods, reason = "ranks are threads here")]
     use super::*;
     use crate::HashStore;
 

@@ -124,9 +124,15 @@ pub(crate) struct Output {
 
 #[derive(Debug)]
 enum Chunk {
-    Owned(Vec<u8>),
+    Owned(Box<[u8]>),
     Shared { value: Value, held: usize },
 }
+
+/// What a queued chunk costs beyond its bytes: its place in the queue, twice for growth, and the allocator's own.
+const CHUNK: usize = 2 * size_of::<Chunk>() + 32;
+
+/// A queue that was longer than this is not kept for the next reply.
+const QUEUE_KEPT: usize = 16;
 
 impl Chunk {
     fn bytes(&self) -> &[u8] {
@@ -183,13 +189,13 @@ impl Output {
             }
             self.written -= size;
             match self.queue.pop_front() {
-                Some(Chunk::Owned(bytes)) => {
-                    self.held -= bytes.len();
-                    pool.give(bytes);
-                }
-                Some(Chunk::Shared { held, .. }) => self.held -= held,
+                Some(Chunk::Owned(bytes)) => self.held -= CHUNK + bytes.len(),
+                Some(Chunk::Shared { held, .. }) => self.held -= CHUNK + held,
                 None => unreachable!("there was a first chunk"),
             }
+        }
+        if self.queue.capacity() > QUEUE_KEPT {
+            self.queue = VecDeque::new();
         }
         if self.written == self.tail.len() {
             self.held -= self.written;
@@ -217,15 +223,18 @@ impl ReplySink for Sink<'_> {
         if value.len() < SHARED_VALUE {
             return self.bytes(value);
         }
-        let tail = std::mem::take(&mut self.output.tail);
-        if !tail.is_empty() {
-            self.output.queue.push_back(Chunk::Owned(tail));
+        // Most often only this value's length stands before it. A copy of just these bytes, because a client that
+        // does not read may have a thousand of them queued; the buffer goes on as the tail.
+        if !self.output.tail.is_empty() {
+            self.output.queue.push_back(Chunk::Owned(self.output.tail.as_slice().into()));
+            self.output.tail.clear();
+            self.output.held += CHUNK;
         }
         // A value that is in the table too is counted there; one that was popped is now ours alone.
         let held = if Arc::strong_count(value) == 1 { value.len() } else { 0 };
         self.output.queue.push_back(Chunk::Shared { value: value.clone(), held });
         self.output.length += value.len();
-        self.output.held += held;
+        self.output.held += CHUNK + held;
     }
 }
 
@@ -301,6 +310,6 @@ mod tests {
             output.sink(&mut pool).value(&value);
         }
         assert_eq!(output.len(), 1000 << 20);
-        assert_eq!(output.held, 0);
+        assert_eq!(output.held, 1000 * CHUNK);
     }
 }

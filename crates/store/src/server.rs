@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 use crate::connection::{Connection, Pool};
 use crate::error::{Fault, FaultKind, show_duration};
 use crate::listen;
-use crate::request::{Operation, Response, show_keys};
+use crate::request::{Operation, Request, Response, show_keys};
 use crate::table::{ClientId, Refusal, Replies, Table, TableLimits};
 use crate::wire::{self, Command, Decoded, Malformed, MessageLimits};
 
@@ -289,6 +289,8 @@ const LISTENERS_MAX: usize = 64;
 
 /// One read of a connection, and so the most work one client gets before the next one has its turn.
 const READ: usize = 64 << 10;
+/// A client whose dear request has taken the server to this point of a round lets others go on.
+const SHARE: Duration = Duration::from_millis(1);
 /// Reads in a row for a message that is longer than one: its bytes cost little until it is whole.
 const READS_OF_LONG_MESSAGE: usize = 16;
 /// Connections accepted before clients that are here already have their turn again.
@@ -458,7 +460,7 @@ impl Loop {
     fn serve(&mut self, slot: usize, buffer: &mut [u8]) {
         // Taken out of the list while it has its turn, so that replies to others can be written meanwhile.
         let Some(connection) = self.connections.get_mut(slot).and_then(Option::take) else { return };
-        let mut turn = Turn { connection, slot };
+        let mut turn = Turn { connection, slot, is_over: false };
         let result = self.take_turn(&mut turn, buffer);
         self.end_turn(turn, result);
         while let Some(woken) = self.woken.pop() {
@@ -468,8 +470,8 @@ impl Loop {
 
     fn take_turn(&mut self, turn: &mut Turn, buffer: &mut [u8]) -> Result<(), End> {
         for _ in 0..READS_OF_LONG_MESSAGE {
-            if turn.connection.output.len() > self.limits.output {
-                break; // it must read before it may ask for more
+            if turn.connection.output.len() > self.limits.output || turn.is_over {
+                break; // it must read before it may ask for more, or has had its share
             }
             if turn.has_whole_input() {
                 let input = std::mem::take(&mut turn.connection.input);
@@ -513,7 +515,7 @@ impl Loop {
     fn serve_bytes(&mut self, turn: &mut Turn, bytes: &[u8]) -> Result<usize, End> {
         let mut at = 0;
         turn.connection.needs = 0;
-        while at < bytes.len() && turn.connection.output.len() <= self.limits.output {
+        while at < bytes.len() && turn.connection.output.len() <= self.limits.output && !turn.is_over {
             if !turn.connection.validated && bytes[at] != 0 {
                 return Err(refuse(Closed::Handshake, format!("it began with byte {:#04x}", bytes[at])));
             }
@@ -521,7 +523,9 @@ impl Loop {
                 Ok(Decoded::Whole(command, length)) => {
                     at += length;
                     turn.connection.message_since = None;
+                    let is_dear = is_dear(&command);
                     self.execute(turn, command)?;
+                    turn.is_over = is_dear && self.now.elapsed() > SHARE;
                 }
                 Ok(Decoded::Needs(needs)) => {
                     turn.connection.needs = needs;
@@ -608,7 +612,7 @@ impl Loop {
         match result {
             Ok(()) => {
                 if turn.connection.readable && turn.connection.output.len() <= self.limits.output
-                    || turn.has_whole_input() && turn.connection.output.is_empty()
+                    || turn.has_whole_input() && turn.connection.output.len() <= self.limits.output
                 {
                     self.again.push(turn.slot);
                 }
@@ -647,7 +651,7 @@ impl Loop {
         if may_ask && (held_back || !connection.input.is_empty()) {
             self.again.push(slot);
         }
-        let turn = Turn { connection, slot };
+        let turn = Turn { connection, slot, is_over: false };
         match result {
             Ok(_) => {
                 let mut connection = turn.connection;
@@ -745,7 +749,7 @@ impl Loop {
             let Some(connection) = &self.connections[slot] else { continue };
             if let Some(end) = overdue(connection, &self.limits, self.now) {
                 let connection = self.connections[slot].take().expect("it was just looked at");
-                self.close(Turn { connection, slot }, end);
+                self.close(Turn { connection, slot, is_over: false }, end);
             }
         }
         while let Some(woken) = self.woken.pop() {
@@ -784,8 +788,7 @@ impl Loop {
     }
 
     fn facts(&self) -> Facts {
-        let mut waiters = self.table.waiters();
-        waiters.truncate(Facts::WAITERS_MAX);
+        let waiters = self.table.oldest_waiters(Facts::WAITERS_MAX);
         let operations =
             Operation::ALL.into_iter().zip(self.counters.operations).filter(|(_, count)| *count > 0);
         Facts {
@@ -829,6 +832,8 @@ impl Loop {
 struct Turn {
     connection: Box<Connection>,
     slot: usize,
+    /// It has done something that took long; the next message waits until others have had their turn.
+    is_over: bool,
 }
 
 impl Turn {
@@ -871,6 +876,11 @@ fn overdue(connection: &Connection, limits: &Limits, now: Instant) -> Option<End
         ));
     }
     None
+}
+
+/// Can it cost far more than the bytes it came in? All others cost about as much as their bytes, or as the reply.
+fn is_dear(command: &Command<'_>) -> bool {
+    matches!(command, Command::Info | Command::Call(Request::Append { .. } | Request::ListKeys))
 }
 
 #[cold]

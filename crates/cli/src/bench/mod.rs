@@ -1,0 +1,98 @@
+//! `tenfold bench`: how fast, beside whom.
+//!
+//! A benchmark here is a table of cases. Every implementation runs the same case back to back, round after round in
+//! alternating order, so that a busy machine is busy for all of them; what counts is the ratio within one run.
+//!
+//! `store` runs the cases, `script` knows their bytes, `load` and `crowd` drive connections, `server` and
+//! `cores` keep the child processes, `report` prints. Not here: collectives, which get a file beside `store` when they exist.
+
+mod case;
+mod cores;
+mod crowd;
+mod load;
+mod report;
+mod script;
+mod server;
+mod store;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Measures speed, alone or against a peer.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum What {
+    Store(store::StoreArgs),
+    #[command(hide = true)]
+    HostServer(server::HostArgs),
+}
+
+pub(crate) fn run(args: Args) -> Result<(), Failure> {
+    match args.what {
+        What::Store(args) => store::run(&args),
+        What::HostServer(args) => server::host(&args),
+    }
+}
+
+/// Why a benchmark gave no figures, and what to do about it.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    message: String,
+    hint: Option<String>,
+}
+
+impl Failure {
+    fn new(message: impl Into<String>) -> Self {
+        Failure { message: message.into(), hint: None }
+    }
+
+    fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// The same failure, told with where it happened.
+    fn during(mut self, what: impl fmt::Display) -> Self {
+        self.message = format!("{what}: {}", self.message);
+        self
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)?;
+        match &self.hint {
+            None => Ok(()),
+            Some(hint) => write!(f, "\n  hint: {hint}"),
+        }
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// Ctrl-C and SIGTERM as a flag: whoever waits looks at it and returns, so that every server is ended on the way out.
+#[derive(Clone, Debug, Default)]
+struct Interrupt(Arc<AtomicBool>);
+
+impl Interrupt {
+    fn install() -> Result<Self, Failure> {
+        let flag = Arc::new(AtomicBool::new(false));
+        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+            // The second signal ends the program at once; the servers die with it, see `server::host`.
+            signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&flag))
+                .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&flag)))
+                .map_err(|error| Failure::new(format!("cannot listen for signals: {error}")))?;
+        }
+        Ok(Interrupt(flag))
+    }
+
+    fn check(&self) -> Result<(), Failure> {
+        if self.0.load(Ordering::Relaxed) { Err(Failure::new("interrupted")) } else { Ok(()) }
+    }
+}

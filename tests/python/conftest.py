@@ -1,0 +1,105 @@
+"""What the tests are given: a fresh server, clients of it, and clients known to be blocked in it."""
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from servers import Address, TenfoldServer, TorchServer, TorchServers
+from tap import PATIENCE, Tap
+from torch.distributed import TCPStore
+
+# torch's client asks the DNS for the name of every peer, for its log. Where a packet gets lost this costs 5 s
+# a time; the C library reads this setting, here and in every process the tests start.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # many small processes on few cores
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--server",
+        choices=["tenfold", "torch"],
+        default="tenfold",
+        help="whose server to test; PyTorch's own shows whether the tests are right",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--server") == "torch":
+        for item in items:
+            if marker := item.get_closest_marker("tenfold_only"):
+                item.add_marker(pytest.mark.skip(reason=f"PyTorch's server: {marker.args[0]}"))
+
+
+@pytest.fixture(scope="session")
+def start_server(pytestconfig: pytest.Config) -> Iterator[Callable[[Path], TenfoldServer | TorchServer]]:
+    if pytestconfig.getoption("--server") == "tenfold":
+        # A test is over before its clients are gone: nobody is to be waited for.
+        yield lambda folder: TenfoldServer(folder / "server.log", "--drain", "0s")
+    else:
+        servers = TorchServers()
+        yield lambda _: TorchServer(servers)
+        servers.close()
+
+
+@pytest.fixture
+def server(start_server: Callable, tmp_path: Path) -> Iterator[Address]:
+    """The address of a server that nobody has used."""
+    running = start_server(tmp_path)
+    yield running.address
+    running.stop()
+
+
+def connect_to(address: Address, timeout: float = PATIENCE, use_libuv: bool = True) -> TCPStore:
+    """A client; `timeout` is in seconds. Without a world size it adds no `init/` key."""
+    return TCPStore(address.host, address.port, timeout=timedelta(seconds=timeout), use_libuv=use_libuv)
+
+
+@pytest.fixture
+def connect(server: Address) -> Callable[..., TCPStore]:
+    return partial(connect_to, server)
+
+
+@pytest.fixture(params=["libuv", "legacy"])
+def store(connect: Callable[..., TCPStore], request: pytest.FixtureRequest) -> TCPStore:
+    """A client of either of torch's two kinds; on the wire they differ in queues only."""
+    return connect(use_libuv=request.param == "libuv")
+
+
+@dataclass
+class Blocked:
+    """A call that the server has parked."""
+
+    future: Future
+    tap: Tap
+    replies: bytes
+
+    def is_still_parked(self) -> bool:
+        """Has the server, in answer to all that happened up to now, left this client alone?"""
+        return self.tap.replies() == self.replies
+
+    def result(self) -> Any:
+        return self.future.result(PATIENCE)
+
+
+@pytest.fixture
+def block(server: Address) -> Iterator[Callable[..., Blocked]]:
+    """block(call, request): a new client makes `call(store)`, and the server has parked its `request`."""
+    taps: list[Tap] = []
+    with ThreadPoolExecutor(max_workers=16) as threads:
+
+        def start(call: Callable[[TCPStore], Any], request: bytes, **options: Any) -> Blocked:
+            tap = Tap(server)
+            taps.append(tap)
+            future = threads.submit(call, connect_to(tap.address, **options))
+            tap.until_served(request)
+            return Blocked(future, tap, tap.replies())
+
+        yield start
+        for tap in taps:
+            tap.close()

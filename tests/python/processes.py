@@ -1,0 +1,62 @@
+"""Runs several programs at once, ends them all in time, and shows what they said if any failed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from servers import PROGRAMS
+
+
+def python(program: str, *arguments: object) -> list[str]:
+    """The command line of one of our programs."""
+    return [sys.executable, str(PROGRAMS / program), *map(str, arguments)]
+
+
+def run_together(
+    commands: list[list[str]],
+    folder: Path,
+    environments: list[dict[str, str]] | None = None,
+    timeout: float = 100,
+) -> None:
+    """Fails, with all that was written, unless every program ends well in time. Leaves none behind."""
+    logs = [folder / f"process-{i}.log" for i in range(len(commands))]
+    processes: list[subprocess.Popen] = []
+    deadline = time.monotonic() + timeout
+    try:
+        for i, command in enumerate(commands):
+            environment = os.environ | (environments[i] if environments else {})
+            with logs[i].open("wb") as output:
+                processes.append(
+                    subprocess.Popen(
+                        command,
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=output,
+                        env=environment,
+                        start_new_session=True,  # so that a whole family can be ended at once
+                    )
+                )
+        for process in processes:
+            process.wait(max(0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        pass  # reported below: its return code is None
+    finally:
+        codes = [process.poll() for process in processes]
+        for process in processes:
+            end_family(process)
+    report = ""
+    for command, code, log in zip(commands, codes, logs, strict=True):
+        fate = "was still running" if code is None else f"ended with {code}"
+        report += f"--- {' '.join(command)}\n--- {fate}; it said:\n{log.read_text(errors='replace')}\n"
+    assert codes == [0] * len(commands), report
+
+
+def end_family(process: subprocess.Popen) -> None:
+    """Kills a process and all its children: their group bears its number, which is ours until we `wait`."""
+    with suppress(ProcessLookupError):  # nobody left
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
