@@ -379,7 +379,7 @@ mod tests {
         assert_eq!(
             text,
             "  after 2 of 3 operations it holds\n    `k` = `b`\n    queue []\n  and none of these can be next:\n    \
-             connection 1, 4..5 ns: Get { key: `k` } -> Value(Some(`a`))\n"
+             connection 1, 4..5 ns: Get { key: `k` } -> Value(Some(b\"a\"))\n"
         );
     }
 }
