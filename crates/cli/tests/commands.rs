@@ -41,7 +41,7 @@ fn printed(output: &Output) -> String {
 fn every_store_command_does_what_its_help_says() {
     let serve = Serve::start(&[]);
     let says = |arguments: &[&str], expected: &str| {
-        assert_eq!(printed(&store(&serve, arguments)), expected, "{arguments:?}")
+        assert_eq!(printed(&store(&serve, arguments)), expected, "{arguments:?}");
     };
     says(&["set", "color", "blue"], "");
     says(&["get", "color"], "blue"); // no line end: the bytes as they are
@@ -69,7 +69,7 @@ fn every_store_command_does_what_its_help_says() {
 fn a_value_may_be_any_bytes_from_standard_input() {
     let serve = Serve::start(&[]);
     let bytes: Vec<u8> = (0..=255).cycle().take(100_000).collect();
-    printed(&store_with_input(&serve, &bytes, &["set", "blob", "-"]).clone());
+    printed(&store_with_input(&serve, &bytes, &["set", "blob", "-"]));
     assert!(store(&serve, &["get", "blob"]).stdout == bytes);
 }
 

@@ -3,6 +3,8 @@
 //! Every address of the name is tried, round after round with growing pauses, until one answers or the time is up.
 //! The error then lists each address with its own reason, because "timed out" helps nobody.
 
+#![expect(clippy::disallowed_methods, reason = "looks up names on a thread that may be left behind")]
+
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::mpsc;
@@ -88,8 +90,7 @@ impl Link {
             Fault::new(FaultKind::Connect, message)
         })?;
         let set_up = || -> io::Result<()> {
-            stream.set_nodelay(true)?;
-            crate::listen::set_options(&SockRef::from(&stream))?;
+            crate::listen::set_options(&SockRef::from(&stream), address)?;
             stream.set_nonblocking(true)
         };
         set_up().map_err(|error| Fault::new(FaultKind::Connect, describe(&error)))?;

@@ -1,0 +1,674 @@
+//! The server's loop: clients take turns.
+//!
+//! A turn: bytes are read, every whole message among them is applied to the table, the replies (to the client whose
+//! turn it is, and to parked ones whose wait ended) are encoded into each connection's output, and what can be written
+//! is written. There is no lock and no task: a waiting client is an entry in the table. A turn is short: one read, or
+//! one request that costs more than its bytes.
+//!
+//! Not here: what requests mean (`table`), what bytes mean (`wire`), how buffers work (`connection`).
+
+#![expect(clippy::disallowed_methods, reason = "the edge: reads the clock once a round")]
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use mio::{Events, Interest, Poll, Token};
+
+use super::{Closed, Facts, Limits, Order, WaiterFacts};
+use crate::connection::{Connection, Pool};
+use crate::error::{Fault, show_duration};
+use crate::request::{Operation, Request, Response, show_keys};
+use crate::table::{ClientId, Refusal, Replies, Table};
+use crate::wire::{self, Command, Decoded, Malformed};
+
+/// What wakes the loop for an order.
+pub(super) const WAKE: Token = Token(usize::MAX);
+/// Listeners' tokens count down from here.
+const LISTENERS: usize = usize::MAX - 1;
+const LISTENERS_MAX: usize = 64;
+
+/// One read of a connection, and so the most work one client gets before the next one has its turn.
+const READ: usize = 64 << 10;
+/// A client whose dear request has taken the server to this point of a round lets others go on.
+const SHARE: Duration = Duration::from_millis(1);
+/// Reads in a row for a message that is longer than one: its bytes cost little until it is whole.
+const READS_OF_LONG_MESSAGE: usize = 16;
+/// Connections accepted before clients that are here already have their turn again.
+const ACCEPTS: usize = 128;
+/// An idle connection keeps an input buffer up to this size for its next message.
+const INPUT_KEPT: usize = 256;
+/// How often deadlines are looked at, unless a limit is shorter than that.
+const TICK: Duration = Duration::from_secs(1);
+/// How long accepting rests when there are no descriptors.
+const ACCEPT_REST: Duration = Duration::from_millis(50);
+/// Log lines a second about closed connections; more are counted and summed up.
+const LOG_LINES: u32 = 10;
+
+pub(super) struct Loop {
+    poll: Poll,
+    listeners: Vec<mio::net::TcpListener>,
+    inbox: mpsc::Receiver<Order>,
+    limits: Limits,
+    tick: Duration,
+    address: SocketAddr,
+    table: Table,
+    connections: Vec<Option<Box<Connection>>>,
+    free: Vec<usize>,
+    count: usize,
+    pool: Pool,
+    replies: Replies,
+    /// Connections that got a reply through somebody else's request.
+    woken: Vec<usize>,
+    /// Connections that had more to say than one turn allows.
+    again: Vec<usize>,
+    accept_again: Option<Instant>,
+    /// Given up to accept and close one connection when there are no descriptors left.
+    spare: Option<std::fs::File>,
+    buffered: usize,
+    now: Instant,
+    started: Instant,
+    stop_at: Option<Instant>,
+    counters: Counters,
+    log: LogBudget,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    accepted: u64,
+    closed: BTreeMap<Closed, u64>,
+    operations: [u64; Operation::ALL.len()],
+    bytes_in: u64,
+    bytes_out: u64,
+}
+
+/// Why a connection ends.
+enum End {
+    /// It left, or the network took it.
+    Left,
+    /// The server will not have it any longer.
+    Refused(Closed, String),
+}
+
+impl Loop {
+    pub(super) fn new(
+        poll: Poll,
+        listeners: Vec<TcpListener>,
+        inbox: mpsc::Receiver<Order>,
+        limits: Limits,
+        address: SocketAddr,
+    ) -> io::Result<Self> {
+        let mut listeners: Vec<_> = listeners.into_iter().map(mio::net::TcpListener::from_std).collect();
+        assert!(listeners.len() <= LISTENERS_MAX, "a name has fewer addresses than that");
+        for (index, listener) in listeners.iter_mut().enumerate() {
+            poll.registry().register(listener, Token(LISTENERS - index), Interest::READABLE)?;
+        }
+        let shortest = limits.handshake_timeout.min(limits.message_timeout).min(limits.write_timeout);
+        let now = Instant::now();
+        Ok(Loop {
+            poll,
+            listeners,
+            inbox,
+            limits,
+            tick: TICK.min(shortest / 4).max(Duration::from_millis(1)),
+            address,
+            table: Table::new(limits.table),
+            connections: Vec::new(),
+            free: Vec::new(),
+            count: 0,
+            pool: Pool::default(),
+            replies: Vec::new(),
+            woken: Vec::new(),
+            again: Vec::new(),
+            accept_again: None,
+            spare: std::fs::File::open("/dev/null").ok(),
+            buffered: 0,
+            now,
+            started: now,
+            stop_at: None,
+            counters: Counters::default(),
+            log: LogBudget::new(now),
+        })
+    }
+
+    pub(super) fn run(mut self) {
+        let mut events = Events::with_capacity(1024);
+        let mut buffer = vec![0; READ];
+        let mut next_tick = self.now + self.tick;
+        loop {
+            if let Err(error) = self.poll.poll(&mut events, self.patience(next_tick))
+                && error.kind() != io::ErrorKind::Interrupted
+            {
+                tracing::error!(%error, "the store server cannot poll and ends");
+                return;
+            }
+            self.now = Instant::now();
+            let mut orders = false;
+            for event in &events {
+                match event.token() {
+                    WAKE => orders = true,
+                    Token(token) if token > LISTENERS - LISTENERS_MAX => self.accept_again = Some(self.now),
+                    Token(slot) => {
+                        if event.is_writable() {
+                            self.flush(slot);
+                        }
+                        if event.is_readable() || event.is_read_closed() || event.is_error() {
+                            self.hear(slot, event.is_read_closed());
+                            self.serve(slot, &mut buffer);
+                        }
+                    }
+                }
+            }
+            for slot in std::mem::take(&mut self.again) {
+                self.serve(slot, &mut buffer);
+            }
+            if self.accept_again.is_some_and(|at| at <= self.now) {
+                self.accept();
+            }
+            if orders {
+                self.obey();
+            }
+            if self.now >= next_tick {
+                next_tick = self.now + self.tick;
+                self.tick();
+            }
+            if self.stop_at.is_some_and(|at| self.count == 0 || self.now >= at) {
+                self.last_words(&mut buffer);
+                return;
+            }
+        }
+    }
+
+    /// How long there is nothing to do unless something happens.
+    fn patience(&self, next_tick: Instant) -> Option<Duration> {
+        if !self.again.is_empty() {
+            return Some(Duration::ZERO);
+        }
+        let tick = (self.count > 0 || self.log.suppressed > 0).then_some(next_tick);
+        let next = [tick, self.accept_again, self.stop_at].into_iter().flatten().min();
+        next.map(|at| at.saturating_duration_since(self.now))
+    }
+
+    // ── one connection's turn ──────────────────────────────────────────────────────────────────────────
+
+    fn hear(&mut self, slot: usize, peer_is_done: bool) {
+        if let Some(Some(connection)) = self.connections.get_mut(slot) {
+            connection.readable = true;
+            connection.peer_is_done |= peer_is_done;
+        }
+    }
+
+    fn serve(&mut self, slot: usize, buffer: &mut [u8]) {
+        // Taken out of the list while it has its turn, so that replies to others can be written meanwhile.
+        let Some(connection) = self.connections.get_mut(slot).and_then(Option::take) else { return };
+        let mut turn = Turn { connection, slot, is_over: false };
+        let result = self.take_turn(&mut turn, buffer);
+        self.end_turn(turn, result);
+        while let Some(woken) = self.woken.pop() {
+            self.flush(woken);
+        }
+    }
+
+    fn take_turn(&mut self, turn: &mut Turn, buffer: &mut [u8]) -> Result<(), End> {
+        for _ in 0..READS_OF_LONG_MESSAGE {
+            if turn.connection.output.len() > self.limits.output || turn.is_over {
+                break; // it must read before it may ask for more, or has had its share
+            }
+            if turn.has_whole_input() {
+                let input = std::mem::take(&mut turn.connection.input);
+                let used = self.serve_bytes(turn, &input)?;
+                turn.keep(input, used);
+                continue;
+            }
+            let Some(length) = turn.connection.read(buffer).map_err(|_| End::Left)? else { break };
+            if length == 0 {
+                let _ = turn.connection.flush(&mut self.pool, self.now, &mut self.counters.bytes_out);
+                return Err(End::Left);
+            }
+            self.counters.bytes_in += length as u64;
+            let bytes = &buffer[..length];
+            if turn.connection.input.is_empty() {
+                let used = self.serve_bytes(turn, bytes)?;
+                turn.connection.input.extend_from_slice(&bytes[used..]);
+            } else {
+                turn.connection.input.extend_from_slice(bytes);
+                if turn.has_whole_input() {
+                    let input = std::mem::take(&mut turn.connection.input);
+                    let used = self.serve_bytes(turn, &input)?;
+                    turn.keep(input, used);
+                }
+            }
+            let in_long_message = turn.connection.needs > READ;
+            if !turn.connection.readable || !in_long_message {
+                break;
+            }
+        }
+        let connection = &mut turn.connection;
+        connection.message_since = match connection.input.is_empty() {
+            true => None,
+            false => connection.message_since.or(Some(self.now)),
+        };
+        connection.flush(&mut self.pool, self.now, &mut self.counters.bytes_out).map_err(|_| End::Left)?;
+        self.check_memory(connection)
+    }
+
+    /// Serves every whole message in `bytes`; returns how many bytes they took.
+    fn serve_bytes(&mut self, turn: &mut Turn, bytes: &[u8]) -> Result<usize, End> {
+        let mut at = 0;
+        turn.connection.needs = 0;
+        while at < bytes.len() && turn.connection.output.len() <= self.limits.output && !turn.is_over {
+            if !turn.connection.validated && bytes[at] != 0 {
+                return Err(refuse(Closed::Handshake, format!("it began with byte {:#04x}", bytes[at])));
+            }
+            match wire::decode(&bytes[at..], &self.limits.message, &mut turn.connection.scan) {
+                Ok(Decoded::Whole(command, length)) => {
+                    at += length;
+                    turn.connection.message_since = None;
+                    let is_dear = is_dear(&command);
+                    self.execute(turn, command)?;
+                    turn.is_over = is_dear && self.now.elapsed() > SHARE;
+                }
+                Ok(Decoded::Needs(needs)) => {
+                    turn.connection.needs = needs;
+                    break;
+                }
+                Err(malformed @ Malformed::Opcode(_)) => {
+                    return Err(refuse(Closed::UnknownOpcode, malformed.to_string()));
+                }
+                Err(malformed @ Malformed::TooLong { .. }) => {
+                    return Err(refuse(Closed::TooLong, malformed.to_string()));
+                }
+            }
+        }
+        Ok(at)
+    }
+
+    #[inline]
+    fn execute(&mut self, turn: &mut Turn, command: Command<'_>) -> Result<(), End> {
+        let client = ClientId(turn.slot);
+        match command {
+            Command::Call(request) => {
+                self.counters.operations[request.operation() as usize] += 1;
+                let applied = self.table.apply(client, request, self.now, &mut self.replies);
+                self.deliver(Some(turn));
+                applied.map_err(|refusal| match &refusal {
+                    Refusal::AlreadyWaiting => {
+                        refuse(Closed::AlreadyWaiting, Fault::from(refusal).message().into())
+                    }
+                    Refusal::Full { .. } => refuse(Closed::Full, Fault::from(refusal).message().into()),
+                    // Keys and values are the job's own business and stay out of the log.
+                    Refusal::NotANumber { key } => {
+                        let length = key.len();
+                        refuse(
+                            Closed::NotANumber,
+                            format!("it counted on a value that is no number (key of {length} bytes)"),
+                        )
+                    }
+                })
+            }
+            Command::Ping { nonce } => {
+                wire::encode_pong(nonce, &mut turn.connection.output.sink(&mut self.pool));
+                Ok(())
+            }
+            Command::CancelWait => {
+                self.table.cancel(client, &mut self.replies);
+                self.deliver(Some(turn));
+                wire::encode_cancelled(&mut turn.connection.output.sink(&mut self.pool));
+                Ok(())
+            }
+            Command::Validate { magic: wire::MAGIC } if !turn.connection.validated => {
+                turn.connection.validated = true;
+                Ok(())
+            }
+            Command::Validate { magic } if !turn.connection.validated => {
+                Err(refuse(Closed::Handshake, format!("wrong magic number {magic:#010x}")))
+            }
+            Command::Validate { .. } => Err(refuse(Closed::UnknownOpcode, "it said hello twice".into())),
+            Command::Info => {
+                let facts = serde_json::to_vec(&self.facts()).expect("facts are plain data");
+                let response = Response::Value(Some(facts.into()));
+                wire::encode_response(&response, &mut turn.connection.output.sink(&mut self.pool));
+                Ok(())
+            }
+        }
+    }
+
+    /// Hands out the replies that piled up: to the connection whose turn it is, and to others.
+    #[inline]
+    fn deliver(&mut self, turn: Option<&mut Turn>) {
+        let mut own = turn;
+        for (ClientId(slot), response) in self.replies.drain(..) {
+            let connection = match &mut own {
+                Some(turn) if turn.slot == slot => &mut turn.connection,
+                _ => {
+                    self.woken.push(slot);
+                    self.connections[slot].as_mut().expect("the table forgets those who left")
+                }
+            };
+            wire::encode_response(&response, &mut connection.output.sink(&mut self.pool));
+        }
+    }
+
+    fn end_turn(&mut self, mut turn: Turn, result: Result<(), End>) {
+        match result {
+            Ok(()) => {
+                if turn.connection.readable && turn.connection.output.len() <= self.limits.output
+                    || turn.has_whole_input() && turn.connection.output.len() <= self.limits.output
+                {
+                    self.again.push(turn.slot);
+                }
+                self.count_memory(&mut turn.connection);
+                self.connections[turn.slot] = Some(turn.connection);
+            }
+            Err(end) => self.close(turn, end),
+        }
+    }
+
+    fn close(&mut self, mut turn: Turn, end: End) {
+        // Replies to requests before the one that was refused are still owed.
+        if matches!(end, End::Refused(..)) {
+            let _ = turn.connection.flush(&mut self.pool, self.now, &mut self.counters.bytes_out);
+        }
+        self.buffered -= turn.connection.counted;
+        self.count -= 1;
+        let _ = self.poll.registry().deregister(&mut turn.connection.stream);
+        self.table.forget(ClientId(turn.slot), &mut self.replies);
+        self.deliver(None);
+        self.free.push(turn.slot);
+        if let End::Refused(closed, reason) = end {
+            self.note(closed, Some(turn.connection.peer), &reason);
+        }
+    }
+
+    /// Writes what a connection's peer will take; a peer that has caught up may ask again.
+    fn flush(&mut self, slot: usize) {
+        let unsent = |connection: &mut Option<Box<Connection>>| {
+            connection.take_if(|connection| !connection.output.is_empty())
+        };
+        let Some(mut connection) = self.connections.get_mut(slot).and_then(unsent) else { return };
+        let held_back = connection.output.len() > self.limits.output;
+        let result = connection.flush(&mut self.pool, self.now, &mut self.counters.bytes_out);
+        let may_ask = connection.output.len() <= self.limits.output;
+        if may_ask && (held_back || !connection.input.is_empty()) {
+            self.again.push(slot);
+        }
+        let turn = Turn { connection, slot, is_over: false };
+        match result {
+            Ok(_) => {
+                let mut connection = turn.connection;
+                self.count_memory(&mut connection);
+                self.connections[slot] = Some(connection);
+            }
+            Err(_) => self.close(turn, End::Left),
+        }
+    }
+
+    fn count_memory(&mut self, connection: &mut Connection) {
+        let held = connection.held();
+        self.buffered = self.buffered + held - connection.counted;
+        connection.counted = held;
+    }
+
+    /// A connection that grows while the server is at its memory limit has to go.
+    fn check_memory(&self, connection: &Connection) -> Result<(), End> {
+        let held = connection.held();
+        let total = self.table.bytes() + self.buffered + held - connection.counted;
+        if held > READ && total > self.limits.table.bytes {
+            let limit = self.limits.table.bytes;
+            let reason =
+                format!("it holds {held} bytes of buffers and the server is at its limit of {limit} bytes");
+            return Err(refuse(Closed::Memory, reason));
+        }
+        Ok(())
+    }
+
+    // ── the server's own business ──────────────────────────────────────────────────────────────────────
+
+    fn accept(&mut self) {
+        self.accept_again = None;
+        for index in 0..self.listeners.len() {
+            for accepted in 0.. {
+                if accepted == ACCEPTS {
+                    self.accept_again = Some(self.now);
+                    break;
+                }
+                match self.listeners[index].accept() {
+                    Ok((stream, peer)) => self.admit(stream, peer),
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                    Err(error) if is_exhaustion(&error) => {
+                        self.turn_away(index, &error);
+                        break;
+                    }
+                    // The peer changed its mind between connecting and being accepted.
+                    Err(error) => tracing::debug!(%error, "a connection was gone before it was accepted"),
+                }
+            }
+        }
+    }
+
+    fn admit(&mut self, mut stream: mio::net::TcpStream, peer: SocketAddr) {
+        self.counters.accepted += 1;
+        if self.count >= self.limits.connections {
+            return self.note(
+                Closed::Connections,
+                Some(peer),
+                "there are as many connections as the limit allows",
+            );
+        }
+        #[cfg(not(target_os = "linux"))] // Linux hands the listener's options on
+        if let Err(error) = crate::listen::set_options(&socket2::SockRef::from(&stream), peer) {
+            tracing::debug!(%error, %peer, "cannot set socket options");
+        }
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.connections.push(None);
+            self.connections.len() - 1
+        });
+        let interest = Interest::READABLE | Interest::WRITABLE;
+        if let Err(error) = self.poll.registry().register(&mut stream, Token(slot), interest) {
+            self.free.push(slot);
+            return self.note(Closed::Connections, Some(peer), &format!("cannot poll it: {error}"));
+        }
+        self.count += 1;
+        self.connections[slot] = Some(Box::new(Connection::new(stream, peer, self.now)));
+    }
+
+    /// No descriptor is left: lets the next client know by closing it, and rests.
+    fn turn_away(&mut self, index: usize, error: &io::Error) {
+        self.accept_again = Some(self.now + ACCEPT_REST);
+        drop(self.spare.take());
+        let peer = self.listeners[index].accept().ok().map(|(_, peer)| peer);
+        self.spare = std::fs::File::open("/dev/null").ok();
+        self.note(Closed::Connections, peer, &format!("cannot accept: {error}"));
+    }
+
+    fn tick(&mut self) {
+        self.table.sweep();
+        if let Some(line) = self.log.renew(self.now) {
+            tracing::warn!("{line}");
+        }
+        for slot in 0..self.connections.len() {
+            let Some(connection) = &self.connections[slot] else { continue };
+            if let Some(end) = overdue(connection, &self.limits, self.now) {
+                let connection = self.connections[slot].take().expect("it was just looked at");
+                self.close(Turn { connection, slot, is_over: false }, end);
+            }
+        }
+        while let Some(woken) = self.woken.pop() {
+            self.flush(woken);
+        }
+    }
+
+    fn obey(&mut self) {
+        while let Ok(order) = self.inbox.try_recv() {
+            match order {
+                Order::Tell(answer) => drop(answer.send(self.facts())), // an asker that left is fine
+                Order::Stop { grace } => {
+                    self.stop_at = Some(self.now + grace);
+                    for mut listener in self.listeners.drain(..) {
+                        let _ = self.poll.registry().deregister(&mut listener);
+                    }
+                }
+            }
+        }
+    }
+
+    /// What has arrived is answered before the end.
+    fn last_words(&mut self, buffer: &mut [u8]) {
+        for slot in 0..self.connections.len() {
+            self.serve(slot, buffer);
+        }
+    }
+
+    #[cold]
+    fn note(&mut self, closed: Closed, peer: Option<SocketAddr>, reason: &str) {
+        *self.counters.closed.entry(closed).or_default() += 1;
+        if self.log.allows() {
+            let peer = peer.map_or("a client".to_string(), |peer| peer.to_string());
+            tracing::warn!("store server at {} closed the connection of {peer}: {reason}", self.address);
+        }
+    }
+
+    fn facts(&self) -> Facts {
+        let waiters = self.table.oldest_waiters(Facts::WAITERS_MAX);
+        let operations =
+            Operation::ALL.into_iter().zip(self.counters.operations).filter(|(_, count)| *count > 0);
+        Facts {
+            address: self.address.to_string(),
+            uptime_seconds: self.now.duration_since(self.started).as_secs_f64(),
+            connections: self.count,
+            connections_max: self.limits.connections,
+            accepted: self.counters.accepted,
+            closed: self.counters.closed.clone(),
+            operations: operations.map(|(operation, count)| (operation.name().to_string(), count)).collect(),
+            bytes_in: self.counters.bytes_in,
+            bytes_out: self.counters.bytes_out,
+            keys: self.table.keys(),
+            queue_items: self.table.queue_items(),
+            table_bytes: self.table.bytes(),
+            buffer_bytes: self.buffered,
+            memory_max: self.limits.table.bytes,
+            waiters_count: self.table.waiters_count(),
+            waiters: waiters
+                .into_iter()
+                .map(|waiter| WaiterFacts {
+                    peer: self.peer_of(waiter.client),
+                    operation: waiter.operation.name().to_string(),
+                    keys: show_keys(&waiter.missing),
+                    keys_count: waiter.missing_count,
+                    seconds: self.now.duration_since(waiter.since).as_secs_f64(),
+                })
+                .collect(),
+        }
+    }
+
+    fn peer_of(&self, client: ClientId) -> String {
+        match self.connections.get(client.0).and_then(Option::as_ref) {
+            Some(connection) => connection.peer.to_string(),
+            None => "the client that asks".into(), // it has its turn and is out of the list
+        }
+    }
+}
+
+/// A connection that has its turn.
+struct Turn {
+    connection: Box<Connection>,
+    slot: usize,
+    /// It has done something that took long; the next message waits until others have had their turn.
+    is_over: bool,
+}
+
+impl Turn {
+    /// Is there input that was kept and is worth looking at?
+    fn has_whole_input(&self) -> bool {
+        !self.connection.input.is_empty() && self.connection.input.len() >= self.connection.needs
+    }
+
+    /// Puts back the part of the input that was not used.
+    fn keep(&mut self, mut input: Vec<u8>, used: usize) {
+        input.drain(..used);
+        if input.is_empty() && input.capacity() > INPUT_KEPT {
+            input = Vec::new();
+        }
+        self.connection.input = input;
+    }
+}
+
+fn overdue(connection: &Connection, limits: &Limits, now: Instant) -> Option<End> {
+    let over = |since: Instant, limit: Duration| now.duration_since(since) >= limit;
+    if !connection.validated && over(connection.since, limits.handshake_timeout) {
+        let limit = show_duration(limits.handshake_timeout);
+        return Some(refuse(Closed::HandshakeTimeout, format!("it did not say hello within {limit}")));
+    }
+    if connection.message_since.is_some_and(|since| over(since, limits.message_timeout))
+        && connection.output.is_empty()
+    {
+        let (got, limit) = (connection.input.len(), show_duration(limits.message_timeout));
+        let reason = format!(
+            "it did not finish a message within {limit}: {got} bytes of at least {}",
+            connection.needs
+        );
+        return Some(refuse(Closed::MessageTimeout, reason));
+    }
+    if connection.stalled_since.is_some_and(|since| over(since, limits.write_timeout)) {
+        let (unsent, limit) = (connection.output.len(), show_duration(limits.write_timeout));
+        return Some(refuse(
+            Closed::WriteTimeout,
+            format!("it took none of the {unsent} bytes it asked for in {limit}"),
+        ));
+    }
+    None
+}
+
+/// Can it cost far more than the bytes it came in? All others cost about as much as their bytes, or as the reply.
+fn is_dear(command: &Command<'_>) -> bool {
+    matches!(command, Command::Info | Command::Call(Request::Append { .. } | Request::ListKeys))
+}
+
+#[cold]
+fn refuse(closed: Closed, reason: String) -> End {
+    End::Refused(closed, reason)
+}
+
+/// Out of descriptors or memory, as opposed to a connection that went away.
+fn is_exhaustion(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    let errno = Errno::from_io_error(error);
+    [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM].map(Some).contains(&errno)
+}
+
+/// A log that strangers can fill is a weapon: a few lines a second, then a count.
+#[derive(Debug)]
+struct LogBudget {
+    left: u32,
+    suppressed: u64,
+    renewed: Instant,
+}
+
+impl LogBudget {
+    fn new(now: Instant) -> Self {
+        LogBudget { left: LOG_LINES, suppressed: 0, renewed: now }
+    }
+
+    fn allows(&mut self) -> bool {
+        if self.left == 0 {
+            self.suppressed += 1;
+            return false;
+        }
+        self.left -= 1;
+        true
+    }
+
+    /// A new second, new lines; and one about those that were swallowed.
+    fn renew(&mut self, now: Instant) -> Option<String> {
+        if now.duration_since(self.renewed) < Duration::from_secs(1) {
+            return None;
+        }
+        self.renewed = now;
+        self.left = LOG_LINES;
+        let suppressed = std::mem::take(&mut self.suppressed);
+        (suppressed > 0)
+            .then(|| format!("store server closed {suppressed} more connections for such reasons"))
+    }
+}
