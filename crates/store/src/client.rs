@@ -18,8 +18,9 @@ use crate::connect::Link;
 use crate::deadline::Deadline;
 use crate::error::{Fault, FaultKind, Result, show_duration};
 use crate::ops::{DEFAULT_TIMEOUT, NO_SUCH_KEY, NO_SUCH_KEY_HINT, Store, failure};
-use crate::request::{Operation, Request, Response, Value, show_keys};
+use crate::request::{Operation, Request, Response, show_keys};
 use crate::server::{Facts, Limits, Server, ServerOptions};
+use crate::value::Value;
 use crate::wire::{self, Cancelled, Command};
 
 /// Counts the workers that have come; the only key without a slash in front.
@@ -530,7 +531,7 @@ mod tests {
                 store.server = Some(Arc::new(Server::start(ServerOptions::new("127.0.0.1", 0)).unwrap()));
                 store.meet_workers(2, Deadline::after(transcript::GUARD)).unwrap();
                 assert_eq!(store.num_keys().unwrap(), 1);
-                assert_eq!(store.list_keys().unwrap(), []);
+                assert!(store.list_keys().unwrap().is_empty());
                 drop(store);
                 assert_eq!(server.join().unwrap(), Ok(()));
             });

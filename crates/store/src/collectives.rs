@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::deadline::Deadline;
 use crate::error::{Error, Fault, FaultKind, Result};
 use crate::ops::{Store, StoreExt, failure};
-use crate::request::Value;
+use crate::value::Value;
 
 /// Collectives among `world_size` ranks that share a store. Each key serves one call.
 ///

@@ -7,13 +7,12 @@
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, Read, Write};
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Instant;
 
 use mio::net::TcpStream;
 
-use crate::request::Value;
 use crate::table::SHARED_VALUE;
+use crate::value::Value;
 use crate::wire::{ReplySink, Scan};
 
 /// One client, as the server sees it.
@@ -231,7 +230,7 @@ impl ReplySink for Sink<'_> {
             self.output.held += CHUNK;
         }
         // A value that is in the table too is counted there; one that was popped is now ours alone.
-        let held = if Arc::strong_count(value) == 1 { value.len() } else { 0 };
+        let held = if value.is_shared() { 0 } else { value.len() };
         self.output.queue.push_back(Chunk::Shared { value: value.clone(), held });
         self.output.length += value.len();
         self.output.held += CHUNK + held;

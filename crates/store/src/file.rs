@@ -32,8 +32,9 @@ use rustix::io::Errno;
 use crate::deadline::Deadline;
 use crate::error::{Error, Fault, FaultKind, Scene, show_duration};
 use crate::ops::{DEFAULT_TIMEOUT, NO_SUCH_KEY, NO_SUCH_KEY_HINT, POLL_MAX, POLL_MIN, Store};
-use crate::request::{Bytes, Request, Response, Value, show_keys};
+use crate::request::{Bytes, Request, Response, show_keys};
 use crate::table::{Refusal, parse_number};
+use crate::value::Value;
 
 /// A store in a file that every rank can see, on one host or on a shared file system with `flock`.
 ///

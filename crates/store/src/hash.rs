@@ -3,7 +3,7 @@
 #![expect(clippy::disallowed_methods, reason = "tells the table when a wait began")]
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use crate::deadline::Deadline;
 use crate::error::Fault;
 use crate::ops::{DEFAULT_TIMEOUT, NO_SUCH_KEY, NO_SUCH_KEY_HINT, Store};
 use crate::request::{Request, Response};
-use crate::table::{ClientId, Replies, Table, TableLimits};
+use crate::table::{ClientId, Replies, Table, TableLimits, Waiter};
 
 /// A store in this process, for threads and tests. Clones are handles on the same data.
 ///
@@ -43,7 +43,14 @@ struct State {
     table: Table,
     /// Answers to waits, for the threads that sleep until theirs is there.
     answers: HashMap<ClientId, Response>,
-    calls: usize,
+}
+
+thread_local! {
+    /// A thread is a client: an item pushed for one that then asks for something else goes to the next in line.
+    static THREAD: ClientId = {
+        static THREADS: AtomicUsize = AtomicUsize::new(0);
+        ClientId(THREADS.fetch_add(1, Ordering::Relaxed))
+    };
 }
 
 impl HashStore {
@@ -58,6 +65,11 @@ impl HashStore {
         HashStore {
             shared: Arc::new(Shared { state: Mutex::new(state), answered: Condvar::new(), timeout_millis }),
         }
+    }
+
+    /// Who waits for what, since when; the longest first.
+    pub fn waiters(&self) -> Vec<Waiter> {
+        self.lock().table.waiters()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -75,9 +87,8 @@ impl Default for HashStore {
 
 impl Store for HashStore {
     fn call(&self, request: Request<'_>, deadline: Deadline) -> Result<Response, Fault> {
+        let client = THREAD.with(|client| *client);
         let mut state = self.lock();
-        state.calls += 1;
-        let client = ClientId(state.calls); // each call is a client of its own, so that threads can wait side by side
         let mut replies = Replies::new();
         let applied = state.table.apply(client, request, Instant::now(), &mut replies);
         let own = self.hand_out(&mut state, client, replies);
@@ -119,8 +130,6 @@ impl HashStore {
             if receiver == client {
                 own = Some(response);
             } else {
-                // It comes back for the item as a client of its own, and at once: a promise would be left behind.
-                state.table.drop_promise(receiver);
                 state.answers.insert(receiver, response);
                 self.shared.answered.notify_all();
             }
@@ -141,7 +150,9 @@ impl HashStore {
             }
             let left = deadline.left();
             if left.is_some_and(|left| left.is_zero()) {
-                state.table.forget(client, &mut Replies::new()); // nothing was promised to it
+                let mut replies = Replies::new();
+                state.table.forget(client, &mut replies);
+                self.hand_out(&mut state, client, replies);
                 return Err(Fault::timeout(NO_SUCH_KEY).hint(NO_SUCH_KEY_HINT));
             }
             state = match left {
@@ -149,5 +160,34 @@ impl HashStore {
                 Some(left) => self.shared.answered.wait_timeout(state, left).expect(NO_PANIC).0,
             };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::StoreExt;
+
+    #[test]
+    fn an_item_that_woke_a_thread_which_does_not_want_it_goes_to_the_next() {
+        let store = HashStore::new();
+        let parked = |count| {
+            while store.waiters().len() < count {
+                std::thread::yield_now();
+            }
+        };
+        std::thread::scope(|scope| {
+            // The older waiter only wants to know; the younger one wants the item.
+            let curious = scope.spawn(|| {
+                store.wait(&["q"])?;
+                store.check(&["something else"])
+            });
+            parked(1);
+            let popper = scope.spawn(|| store.queue_pop("q"));
+            parked(2);
+            store.queue_push("q", "item").unwrap();
+            assert!(!curious.join().unwrap().unwrap());
+            assert_eq!(popper.join().unwrap().unwrap(), b"item");
+        });
     }
 }

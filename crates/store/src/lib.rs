@@ -14,6 +14,7 @@ mod prefix;
 mod request;
 mod server;
 mod table;
+mod value;
 pub mod wire;
 
 pub use client::{TcpStore, TcpStoreOptions};
@@ -24,7 +25,8 @@ pub use file::{FileStore, FileStoreOptions};
 pub use hash::HashStore;
 pub use ops::{DEFAULT_TIMEOUT, Store, StoreExt};
 pub use prefix::PrefixStore;
-pub use request::{Bytes, Operation, Request, Response, Value, show_keys};
+pub use request::{Bytes, Operation, Request, Response, show_keys};
 pub use server::{Closed, Facts, Limits, Server, ServerOptions, WaiterFacts};
 pub use table::{ClientId, Refusal, Replies, Table, TableLimits, Waiter};
+pub use value::Value;
 pub use wire::MessageLimits;

@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use crate::deadline::Deadline;
 use crate::error::{Error, Fault, FaultKind, Result, Scene};
-use crate::request::{Bytes, Request, Response, Value, show_keys};
+use crate::request::{Bytes, Request, Response, show_keys};
+use crate::value::Value;
 
 /// How long an operation may take unless told otherwise; c10d's own.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
@@ -187,7 +188,7 @@ pub trait StoreExt: Store {
             Err(error) if error.kind() == FaultKind::Unsupported => {}
             result => return result,
         }
-        let mut current: Value = [].into();
+        let mut current = Value::default();
         loop {
             let longer = [&*current, value].concat();
             let seen = self.compare_set(key, &current, &longer)?;

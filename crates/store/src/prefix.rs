@@ -6,7 +6,8 @@ use std::time::Duration;
 use crate::deadline::Deadline;
 use crate::error::Fault;
 use crate::ops::Store;
-use crate::request::{Request, Response, Value};
+use crate::request::{Request, Response};
+use crate::value::Value;
 
 /// The part of a store whose keys begin with `prefix/`. Prefixes nest.
 ///

@@ -9,13 +9,11 @@
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
-use std::sync::Arc;
+
+use crate::value::Value;
 
 /// A key or value on its way in: borrowed from a socket's buffer or the caller wherever possible.
 pub type Bytes<'a> = Cow<'a, [u8]>;
-
-/// A stored value: shared, so that a large reply is queued without copying it.
-pub type Value = Arc<[u8]>;
 
 /// One operation on a store.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -15,13 +15,13 @@
 
 use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
-use std::sync::Arc;
 use std::time::Instant;
 
 use foldhash::HashMap;
 
 use crate::error::{Fault, FaultKind};
-use crate::request::{Bytes, Operation, Request, Response, Value, show_keys};
+use crate::request::{Bytes, Operation, Request, Response, show_keys};
+use crate::value::Value;
 
 /// Who asks. The owner of the table hands these out and may use them again after [`Table::forget`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -211,11 +211,6 @@ impl Table {
         self.cancel(client, replies);
     }
 
-    /// The client needs no reminder of what was pushed for it.
-    pub(crate) fn drop_promise(&mut self, client: ClientId) {
-        self.promised.remove(&client);
-    }
-
     /// Is there such a key, or a queue of that name with something in it?
     pub fn has(&self, key: &[u8]) -> bool {
         self.map.contains_key(key) || (!self.queues.is_empty() && self.queues.contains_key(key))
@@ -293,10 +288,10 @@ impl Table {
             self.map.insert(key.into(), value.into());
             return Ok(());
         };
-        if old.len() == value.len()
-            && let Some(place) = Arc::get_mut(old)
-        {
-            place.copy_from_slice(value); // counters and flags are rewritten where they are
+        // Counters and flags are rewritten where they are; a few bytes more must still be within the limit.
+        let others = self.bytes - old.len();
+        if others + value.len() <= self.limits.bytes && old.rewrite(value) {
+            self.bytes = others + value.len();
             return Ok(());
         }
         // What a reply still holds stays in memory beside what takes its place.
@@ -349,21 +344,21 @@ impl Table {
         true
     }
 
-    /// Adds to a counter in place where its text does not get longer, which is nearly always.
+    /// Adds to a counter, with one look into the map: counters are the busiest keys there are.
     fn count(&mut self, key: &[u8], delta: i64) -> Result<i64, Refusal> {
         let Some(text) = self.map.get_mut(key) else {
             self.store(key, Decimal::new(delta).text())?;
             return Ok(delta);
         };
         let old = parse_number(text).ok_or_else(|| Refusal::NotANumber { key: key.into() })?;
-        let sum = old.wrapping_add(delta);
-        let decimal = Decimal::new(sum);
-        let new = decimal.text();
-        match Arc::get_mut(text) {
-            Some(place) if place.len() == new.len() => place.copy_from_slice(new),
-            _ => self.store(key, new)?,
+        let sum = Decimal::new(old.wrapping_add(delta));
+        let others = self.bytes - text.len();
+        if others + sum.text().len() <= self.limits.bytes && text.rewrite(sum.text()) {
+            self.bytes = others + sum.text().len();
+        } else {
+            self.store(key, sum.text())?; // at the limit, or no counter but text that begins with a number
         }
-        Ok(sum)
+        Ok(sum.number)
     }
 
     /// The value as a number; a missing key is zero.
@@ -574,7 +569,7 @@ impl Table {
     pub fn sweep(&mut self) {
         let bytes = &mut self.bytes;
         self.retired.retain(|value| {
-            let held = Arc::strong_count(value) > 1;
+            let held = value.is_shared();
             *bytes -= if held { 0 } else { value.len() };
             held
         });
@@ -583,7 +578,7 @@ impl Table {
 
 /// Is this value in a reply that has not been sent?
 fn is_held(value: &Value) -> bool {
-    value.len() >= SHARED_VALUE && Arc::strong_count(value) > 1
+    value.len() >= SHARED_VALUE && value.is_shared()
 }
 
 /// What waiting for one key costs.
@@ -595,8 +590,9 @@ fn as_number(count: usize) -> i64 {
     i64::try_from(count).expect("a count of things in memory fits 63 bits")
 }
 
-/// A number's decimal text without an allocation: counters are the busiest keys there are.
+/// A number and its decimal text, without an allocation.
 struct Decimal {
+    number: i64,
     digits: [u8; 20], // i64::MIN
     start: usize,
 }
@@ -618,7 +614,7 @@ impl Decimal {
             start -= 1;
             digits[start] = b'-';
         }
-        Decimal { digits, start }
+        Decimal { number, digits, start }
     }
 
     fn text(&self) -> &[u8] {

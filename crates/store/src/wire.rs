@@ -13,7 +13,8 @@
 use std::borrow::Cow;
 
 use crate::error::{Fault, FaultKind};
-use crate::request::{Bytes, Operation, Request, Response, Value};
+use crate::request::{Bytes, Operation, Request, Response};
+use crate::value::Value;
 
 /// What a client says first, so that a server can tell it from a stray browser.
 pub const MAGIC: u32 = 0x3C85_F7CE;

@@ -561,7 +561,7 @@ fn a_long_wait_is_charged_for_all_it_holds() {
         let names: Vec<String> =
             (0..KEYS).map(|key| format!("/{client}/{key}/{}", "n".repeat(4 << 10))).collect();
         let mut raw = Raw::greeted(address);
-        raw.try_send(&list(WAIT, names.iter())); // it may be refused before all is sent
+        raw.try_send(&list(WAIT, names.iter())); // it may be cut off before it has said all
         waiting.push(raw);
         for name in &names[1..] {
             let set_and_gone = store.set(&name[1..], "").and_then(|()| store.delete_key(&name[1..]));

@@ -109,7 +109,7 @@ impl Receiver {
     /// `patient`: looks only when as many bytes are there as the last look said. Otherwise at each piece.
     fn receive(&mut self, piece: &[u8], patient: bool) {
         self.input.extend_from_slice(piece);
-        while !self.input.is_empty() && !(patient && self.input.len() < self.needs) {
+        while !self.input.is_empty() && (!patient || self.input.len() >= self.needs) {
             let decoded = wire::decode(&self.input, &self.limits, &mut self.scan).expect("a valid stream");
             match decoded {
                 Decoded::Whole(command, length) => {
@@ -268,7 +268,8 @@ enum Field {
 /// Where the length fields of a message are.
 fn fields(bytes: &[u8]) -> Vec<(usize, Field)> {
     use Field::{Count, Key, Value};
-    let string = |at: usize| at + 8 + u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap()) as usize;
+    let string =
+        |at: usize| at + 8 + u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes")) as usize;
     let kinds: &[Field] = match bytes[0] {
         1 | 9 | 14 => &[Key, Value],
         2 => &[Key, Value, Value],

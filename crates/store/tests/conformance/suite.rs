@@ -187,7 +187,7 @@ pub(crate) fn several_keys_are_read_in_the_order_asked(subject: &Subject) {
     one.multi_set(&["a", "b", "c"], &["1", "", "3"]).unwrap();
     one.check(&["a"]).unwrap();
     assert_eq!(texts(&other.multi_get(&["c", "a", "b", "a"]).unwrap()), ["3", "1", "", "1"]);
-    assert_eq!(other.multi_get::<&str>(&[]).unwrap(), []);
+    assert!(other.multi_get::<&str>(&[]).unwrap().is_empty());
     one.multi_set::<&str, &str>(&[], &[]).unwrap();
     let keys: Vec<String> = (0..1000).map(|index| format!("many/{index}")).collect();
     one.multi_set(&keys, &keys).unwrap();

@@ -24,7 +24,8 @@ pub(crate) struct Run {
     pub(crate) seed: u64,
     /// At least so many, by all clients together.
     pub(crate) operations: u64,
-    /// Are connections cut as well?
+    /// Are connections cut as well? Some thirty in a run of any length: an operation without an answer may happen at
+    /// any time to come, and hundreds of them make checking take ages.
     pub(crate) cuts: bool,
 }
 
@@ -74,7 +75,7 @@ impl Run {
                 };
                 move || match style {
                     Style::Library => client.with_library(quota),
-                    _ => client.with_sockets(quota, style, self.cuts),
+                    _ => client.with_sockets(quota, style, self.cuts.then_some(25.max(quota as usize / 8))),
                 }
             };
             let threads: Vec<_> = (0..).zip(STYLES).map(work).map(|work| scope.spawn(work)).collect();
@@ -233,10 +234,11 @@ impl Client<'_> {
 
     fn about_queue(&mut self) -> Request<'static> {
         let (key, value) = (self.key("queue"), self.unique());
+        // More pops than pushes: in a long queue it shows late which of two pushes was first, and checking takes ages.
         match self.random.below(10) {
-            0..=3 => Request::QueuePush { key, value: value.into() },
-            4 => Request::QueueLen { key },
-            5 => Request::Check { keys: vec![key] },
+            0..=2 => Request::QueuePush { key, value: value.into() },
+            3 => Request::QueueLen { key },
+            4 => Request::Check { keys: vec![key] },
             _ => Request::QueuePop { key },
         }
     }
@@ -321,13 +323,13 @@ impl Client<'_> {
         self.sessions
     }
 
-    fn with_sockets(mut self, quota: u64, style: Style, cuts: bool) -> Vec<Vec<Call>> {
+    fn with_sockets(mut self, quota: u64, style: Style, cut_in: Option<usize>) -> Vec<Vec<Call>> {
         let mut socket = self.connect();
         self.shared.gate.wait();
         while (self.sessions.iter().chain([&self.calls]).map(Vec::len).sum::<usize>() as u64) < quota {
             let count = if style == Style::Pipeline { 1 + self.random.below(6) } else { 1 };
             let requests: Vec<_> = (0..count).map(|_| self.request()).collect();
-            if cuts && self.random.one_in(25) {
+            if cut_in.is_some_and(|bound| self.random.one_in(bound)) {
                 self.vanish(socket, requests);
                 socket = self.connect();
             } else {
@@ -424,11 +426,13 @@ impl Client<'_> {
         socket.0.write_all(rest).expect("the server reads");
     }
 
+    /// A moment, so that the server sees the piece by itself; now and then for much longer.
     fn let_others_go_first(&mut self) {
-        const YIELDS: usize = 500; // not for ever: they may all be here
+        let frozen = self.random.one_in(50);
+        let (more, yields) = if frozen { (20, 300) } else { (1, 4) }; // not for ever: they may all be here
         let answers = || self.shared.answers.load(Ordering::Relaxed);
-        let enough = answers() + if self.random.one_in(10) { 20 } else { 1 };
-        for _ in 0..YIELDS {
+        let enough = answers() + more;
+        for _ in 0..yields {
             if answers() >= enough {
                 return;
             }

@@ -1,0 +1,204 @@
+//! Bytes that a store keeps: a key, a value, an item of a queue.
+//!
+//! Most are short: counters, flags, addresses, names of keys. Those lie where the table's slot is, so that finding,
+//! comparing and answering one touches no other memory and allocates nothing. Long ones are shared: a reply of many
+//! megabytes is a pointer.
+
+use std::borrow::Borrow;
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::ops::Deref;
+use std::sync::Arc;
+
+/// What fits beside the length into the room that the long form takes anyway.
+const SHORT: usize = 22;
+
+/// Immutable bytes, cheap to clone. Dereferences to `[u8]`.
+///
+/// ```
+/// use tenfold_store::Value;
+///
+/// let value = Value::from("blue");
+/// assert_eq!(value, b"blue");
+/// assert_eq!(value.len(), 4);
+/// ```
+#[derive(Clone)]
+pub struct Value(Form);
+
+#[derive(Clone)]
+enum Form {
+    Short { length: u8, bytes: [u8; SHORT] },
+    Long(Arc<[u8]>),
+}
+
+const _: () = assert!(size_of::<Value>() == 24);
+
+impl Value {
+    /// Overwrites the bytes where they are; false if they are shared, or of another length.
+    #[inline]
+    pub(crate) fn rewrite(&mut self, new: &[u8]) -> bool {
+        match &mut self.0 {
+            Form::Short { .. } if new.len() <= SHORT => {
+                *self = Value::from(new);
+                true
+            }
+            Form::Long(bytes) if bytes.len() == new.len() => match Arc::get_mut(bytes) {
+                Some(place) => {
+                    place.copy_from_slice(new);
+                    true
+                }
+                None => false,
+            },
+            _ => false,
+        }
+    }
+
+    /// Does somebody else hold the same memory?
+    pub(crate) fn is_shared(&self) -> bool {
+        matches!(&self.0, Form::Long(bytes) if Arc::strong_count(bytes) > 1)
+    }
+}
+
+impl Deref for Value {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        match &self.0 {
+            Form::Short { length, bytes } => &bytes[..usize::from(*length)],
+            Form::Long(bytes) => bytes,
+        }
+    }
+}
+
+impl From<&[u8]> for Value {
+    #[inline]
+    fn from(bytes: &[u8]) -> Self {
+        if bytes.len() > SHORT {
+            return Value(Form::Long(bytes.into()));
+        }
+        let mut short = [0; SHORT];
+        short[..bytes.len()].copy_from_slice(bytes);
+        Value(Form::Short { length: bytes.len() as u8, bytes: short })
+    }
+}
+
+impl Default for Value {
+    fn default() -> Self {
+        Value::from("")
+    }
+}
+
+impl<const N: usize> From<&[u8; N]> for Value {
+    fn from(bytes: &[u8; N]) -> Self {
+        bytes.as_slice().into()
+    }
+}
+
+impl From<&str> for Value {
+    fn from(text: &str) -> Self {
+        text.as_bytes().into()
+    }
+}
+
+impl From<Vec<u8>> for Value {
+    fn from(bytes: Vec<u8>) -> Self {
+        if bytes.len() > SHORT { Value(Form::Long(bytes.into())) } else { bytes.as_slice().into() }
+    }
+}
+
+// As a key of a map it is looked up by plain bytes: equality, order and hash must be those of the bytes.
+
+impl Borrow<[u8]> for Value {
+    #[inline]
+    fn borrow(&self) -> &[u8] {
+        self
+    }
+}
+
+impl AsRef<[u8]> for Value {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl PartialEq for Value {
+    #[inline]
+    fn eq(&self, other: &Self) -> bool {
+        **self == **other
+    }
+}
+
+impl Eq for Value {}
+
+impl PartialEq<[u8]> for Value {
+    fn eq(&self, other: &[u8]) -> bool {
+        **self == *other
+    }
+}
+
+impl<const N: usize> PartialEq<&[u8; N]> for Value {
+    fn eq(&self, other: &&[u8; N]) -> bool {
+        **self == other[..]
+    }
+}
+
+impl PartialOrd for Value {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Value {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (**self).cmp(&**other)
+    }
+}
+
+impl Hash for Value {
+    #[inline]
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (**self).hash(state);
+    }
+}
+
+impl fmt::Debug for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "b\"{}\"", self.escape_ascii())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::hash::BuildHasher;
+
+    #[test]
+    fn a_value_is_its_bytes_whatever_their_length() {
+        let hasher = std::hash::RandomState::new();
+        for length in 0..100_usize {
+            let bytes: Vec<u8> = (0..length as u8).collect();
+            let value = Value::from(bytes.as_slice());
+            assert_eq!(*value, *bytes);
+            assert_eq!(value, Value::from(bytes.clone()));
+            assert_eq!(hasher.hash_one(&value), hasher.hash_one(bytes.as_slice()));
+            assert!(value < Value::from([&bytes[..], b"\0"].concat()));
+            assert_eq!(value.clone(), value);
+        }
+    }
+
+    #[test]
+    fn bytes_are_rewritten_in_place_where_nobody_else_sees_it() {
+        let mut short = Value::from("9");
+        assert!(short.rewrite(b"10"));
+        assert_eq!(short, b"10");
+        assert!(!short.rewrite(&[7; 100]));
+        let mut long = Value::from(vec![1; 100]);
+        assert!(!long.rewrite(&[2; 99]));
+        assert!(long.rewrite(&[2; 100]));
+        let held = long.clone();
+        assert!(long.is_shared() && !long.rewrite(&[3; 100]));
+        assert_eq!(held, Value::from(vec![2; 100]));
+        assert!(!short.is_shared(), "a short value is copied, not shared");
+    }
+}
