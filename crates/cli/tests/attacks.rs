@@ -100,7 +100,7 @@ fn ten_thousand_connections_dropped_at_once_leave_nothing_behind() {
 
 #[test]
 fn an_upload_cut_after_seven_megabytes_leaves_nothing_behind() {
-    const UPLOADS: usize = 30;
+    const UPLOADS: usize = 60;
     let serve = Serve::start(&[]);
     let bystander = Bystander::watch(serve.address);
     let part = &message(SET, &[b"/cut", &vec![7; 8 * MB]])[..7 * MB];
@@ -109,13 +109,18 @@ fn an_upload_cut_after_seven_megabytes_leaves_nothing_behind() {
             Raw::greeted(serve.address).send(part);
         }
         until("they are gone", || facts(&serve).connections <= 3);
+        serve.resident()
     };
-    upload(3); // the allocator may keep one such block for the next
-    let before = serve.resident();
-    upload(UPLOADS);
-    let kept = kept(&serve, "30 uploads cut after 7 MB", before, 1);
-    println!("{} KB per upload", kept / UPLOADS / KB);
-    assert!(kept / UPLOADS <= 64 * KB);
+    let before = upload(3);
+    // The allocator keeps a block or two for the next such upload, sometimes; what is lost per upload adds up.
+    let each = (1..=10).find_map(|round| {
+        let kept = upload(UPLOADS).saturating_sub(before);
+        let uploads = round * UPLOADS;
+        println!("{uploads} uploads cut after 7 MB: {} KB kept, {} each", kept / KB, kept / uploads);
+        (kept / uploads <= 64 * KB).then_some(kept / uploads)
+    });
+    assert!(each.is_some(), "memory grows with every upload");
+    assert_eq!(facts(&serve).buffer_bytes, 0);
     assert!(!client(serve.address, HANG).check(&["cut"]).unwrap());
     bystander.report("cut uploads");
 }
@@ -242,7 +247,8 @@ fn a_full_store_holds_what_it_was_allowed_to() {
     assert!(stored >= 60 && grown < 80 * MB);
     // Its buffer was too much already, or the value in the end.
     assert_eq!(closed(&serve, Closed::Full) + closed(&serve, Closed::Memory), 1);
-    assert_eq!(serve.log_lines().len(), 1);
+    let line = serve.said("");
+    assert!(line.contains(&format!("store server at {} closed the connection of ", serve.address)), "{line}");
     assert!(*store.get("fill/0").unwrap() == *value);
     assert!(store.delete_key("fill/0").unwrap());
     store.set("again", &value).unwrap();

@@ -11,7 +11,7 @@ use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -33,6 +33,18 @@ impl Drop for Process {
 impl Process {
     pub fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.0), signal).expect("it is our child and not waited for");
+    }
+
+    /// Stops it, and returns when every thread of it has stopped.
+    pub fn freeze(&self) {
+        self.signal(Signal::STOP);
+        let stopped = |stat: String| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'));
+        let start = Instant::now();
+        let threads = || std::fs::read_dir(format!("/proc/{}/task", self.0.id())).unwrap().flatten();
+        while !threads().all(|thread| stopped(std::fs::read_to_string(thread.path().join("stat")).unwrap())) {
+            assert!(start.elapsed() < HANG, "it does not stop");
+            std::thread::park_timeout(Duration::from_millis(1));
+        }
     }
 }
 
