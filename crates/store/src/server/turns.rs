@@ -164,6 +164,7 @@ impl Loop {
             for slot in std::mem::take(&mut self.again) {
                 self.serve(slot, &mut buffer);
             }
+            self.flush_woken(); // also those who were woken because somebody else's connection broke
             if self.accept_again.is_some_and(|at| at <= self.now) {
                 self.accept();
             }
@@ -206,6 +207,10 @@ impl Loop {
         let mut turn = Turn { connection, slot, is_over: false };
         let result = self.take_turn(&mut turn, buffer);
         self.end_turn(turn, result);
+        self.flush_woken();
+    }
+
+    fn flush_woken(&mut self) {
         while let Some(woken) = self.woken.pop() {
             self.flush(woken);
         }
@@ -221,6 +226,9 @@ impl Loop {
                 let used = self.serve_bytes(turn, &input)?;
                 turn.keep(input, used);
                 continue;
+            }
+            if !turn.connection.readable {
+                break;
             }
             let Some(length) = turn.connection.read(buffer).map_err(|_| End::Left)? else { break };
             if length == 0 {
@@ -354,9 +362,9 @@ impl Loop {
     fn end_turn(&mut self, mut turn: Turn, result: Result<(), End>) {
         match result {
             Ok(()) => {
-                if turn.connection.readable && turn.connection.output.len() <= self.limits.output
-                    || turn.has_whole_input() && turn.connection.output.len() <= self.limits.output
-                {
+                let may_ask = turn.connection.output.len() <= self.limits.output;
+                let asks = turn.connection.readable || turn.has_whole_input();
+                if turn.connection.writable || may_ask && asks {
                     self.again.push(turn.slot);
                 }
                 self.count_memory(&mut turn.connection);
@@ -391,7 +399,7 @@ impl Loop {
         let held_back = connection.output.len() > self.limits.output;
         let result = connection.flush(&mut self.pool, self.now, &mut self.counters.bytes_out);
         let may_ask = connection.output.len() <= self.limits.output;
-        if may_ask && (held_back || !connection.input.is_empty()) {
+        if connection.writable || may_ask && (held_back || !connection.input.is_empty()) {
             self.again.push(slot);
         }
         let turn = Turn { connection, slot, is_over: false };
@@ -415,8 +423,9 @@ impl Loop {
     fn check_memory(&self, connection: &Connection) -> Result<(), End> {
         let held = connection.held();
         let total = self.table.bytes() + self.buffered + held - connection.counted;
-        if held > READ && total > self.limits.table.bytes {
-            let limit = self.limits.table.bytes;
+        // A store that is full still answers: buffers may go an eighth beyond what it may hold.
+        let limit = self.limits.table.bytes + self.limits.table.bytes / 8;
+        if held > READ && total > limit {
             let reason =
                 format!("it holds {held} bytes of buffers and the server is at its limit of {limit} bytes");
             return Err(refuse(Closed::Memory, reason));
@@ -495,9 +504,7 @@ impl Loop {
                 self.close(Turn { connection, slot, is_over: false }, end);
             }
         }
-        while let Some(woken) = self.woken.pop() {
-            self.flush(woken);
-        }
+        self.flush_woken();
     }
 
     fn obey(&mut self) {
@@ -514,10 +521,14 @@ impl Loop {
         }
     }
 
-    /// What has arrived is answered before the end.
+    /// What has arrived is answered before the end, as far as the sockets take it.
     fn last_words(&mut self, buffer: &mut [u8]) {
         for slot in 0..self.connections.len() {
+            self.hear(slot, false);
             self.serve(slot, buffer);
+        }
+        while let Some(slot) = self.again.pop() {
+            self.flush(slot);
         }
     }
 
