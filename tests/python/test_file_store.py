@@ -15,17 +15,12 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-
-torch_dist = pytest.importorskip("torch.distributed")
+import torch.distributed as torch_dist
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = Path(os.environ.get("TENFOLD_EXAMPLES_DIR", ROOT / "target/debug/examples"))
 PEER = EXAMPLES / "file_store_peer"
 LIMIT = 60  # seconds after which a peer that says nothing has failed the test
-
-pytestmark = pytest.mark.skipif(
-    not PEER.exists(), reason=f"{PEER} is not built: cargo build -p tenfold-store --examples"
-)
 
 
 class Process:
