@@ -129,6 +129,21 @@ fn the_demo_meets_checks_and_reports() {
 }
 
 #[test]
+fn the_commands_of_the_readme_do_what_it_says() {
+    let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md")).unwrap();
+    let serve = Serve::start(&[]);
+    printed(&store(&serve, &["set", "rank0/ready", "yes"])); // what the example waits for
+    let mut run = 0;
+    for line in readme.lines().filter_map(|line| line.strip_prefix("tenfold store 127.0.0.1:29500 ")) {
+        let (command, comment) = line.split_once('#').unwrap_or((line, ""));
+        let output = printed(&store(&serve, &command.split_whitespace().collect::<Vec<_>>()));
+        assert!(!command.starts_with("get") || output == comment.trim(), "{line}: {output}");
+        run += 1;
+    }
+    assert_eq!(run, 4, "the README has other examples than this test knows");
+}
+
+#[test]
 fn every_command_has_help_with_an_example() {
     for command in [&["demo"][..], &["serve"], &["store"], &["bench", "store"]] {
         let text = printed(&tenfold(&[command, &["--help"]].concat()));

@@ -39,6 +39,8 @@ pub(crate) struct Connection {
     pub(crate) writable: bool,
     /// The peer will send no more; the end of the stream is still to be read.
     pub(crate) peer_is_done: bool,
+    /// The end of the stream was read; the connection stays only for what the peer has still to read.
+    pub(crate) ended: bool,
     pub(crate) output: Output,
     pub(crate) stalled_since: Option<Instant>,
     /// What this connection was last counted with in the server's total.
@@ -59,6 +61,7 @@ impl Connection {
             readable: false,
             writable: false,
             peer_is_done: false,
+            ended: false,
             output: Output::default(),
             stalled_since: None,
             counted: 0,

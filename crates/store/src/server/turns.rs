@@ -232,8 +232,9 @@ impl Loop {
             }
             let Some(length) = turn.connection.read(buffer).map_err(|_| End::Left)? else { break };
             if length == 0 {
-                let _ = turn.connection.flush(&mut self.pool, self.now, &mut self.counters.bytes_out);
-                return Err(End::Left);
+                turn.connection.ended = true;
+                turn.connection.readable = false;
+                break;
             }
             self.counters.bytes_in += length as u64;
             let bytes = &buffer[..length];
@@ -259,6 +260,9 @@ impl Loop {
             false => connection.message_since.or(Some(self.now)),
         };
         connection.flush(&mut self.pool, self.now, &mut self.counters.bytes_out).map_err(|_| End::Left)?;
+        if connection.ended && connection.output.is_empty() {
+            return Err(End::Left);
+        }
         self.check_memory(connection)
     }
 
@@ -404,12 +408,12 @@ impl Loop {
         }
         let turn = Turn { connection, slot, is_over: false };
         match result {
-            Ok(_) => {
+            Ok(()) if !(turn.connection.ended && turn.connection.output.is_empty()) => {
                 let mut connection = turn.connection;
                 self.count_memory(&mut connection);
                 self.connections[slot] = Some(connection);
             }
-            Err(_) => self.close(turn, End::Left),
+            _ => self.close(turn, End::Left),
         }
     }
 
