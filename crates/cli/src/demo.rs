@@ -188,6 +188,8 @@ fn wait_for_report(
 
 pub(crate) fn run_worker(args: &WorkerArgs) -> Outcome {
     let started = Instant::now();
+    #[cfg(target_os = "linux")] // a demo that is killed leaves nobody behind
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
     let WorkerArgs { port, rank, workers, operations } = *args;
     let options = TcpStoreOptions::new("127.0.0.1", port).timeout(LIMIT).world_size(workers);
     let store = std::sync::Arc::new(TcpStore::open(options)?);

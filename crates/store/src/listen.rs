@@ -172,6 +172,7 @@ pub(crate) fn is_private(address: IpAddr) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::TcpStream;
 
     #[test]
     fn it_listens_on_the_address_asked_for_and_on_no_other() {
@@ -181,6 +182,23 @@ mod tests {
         assert_eq!(address.ip(), IpAddr::from([127, 0, 0, 1]));
         // The same port on another loopback address is still free.
         TcpListener::bind(("127.0.0.2", address.port())).expect("another address of this machine is free");
+    }
+
+    #[test]
+    fn what_is_accepted_is_probed_when_silent_and_never_delayed() {
+        let listener = listen("127.0.0.1", 0).expect("loopback can be bound").remove(0);
+        listener.set_nonblocking(false).unwrap();
+        let _client =
+            TcpStream::connect_timeout(&listener.local_addr().unwrap(), Duration::from_secs(10)).unwrap();
+        let (accepted, _) = listener.accept().unwrap();
+        let socket = SockRef::from(&accepted);
+        #[cfg(not(target_os = "linux"))]
+        set_options(&socket, listener.local_addr().unwrap()).unwrap();
+        assert!(socket.tcp_nodelay().unwrap());
+        assert!(socket.keepalive().unwrap());
+        let dead_after = socket.tcp_keepalive_time().unwrap()
+            + socket.tcp_keepalive_interval().unwrap() * socket.tcp_keepalive_retries().unwrap();
+        assert!(dead_after <= Duration::from_secs(60), "{dead_after:?}");
     }
 
     #[test]

@@ -316,8 +316,8 @@ impl Table {
         for (key, value) in pairs {
             self.store(key, value).expect("room for all pairs was checked above");
         }
-        for (key, _) in pairs {
-            self.wake_all(key, replies);
+        if !self.waiting.is_empty() {
+            pairs.iter().for_each(|(key, _)| self.wake_all(key, replies));
         }
         Ok(())
     }
@@ -485,6 +485,7 @@ impl Table {
                 Value::from(key)
             };
             if self.saw(client, replies) {
+                self.bytes += registration(&key); // no more than the wait gave back
                 self.promised.insert(client, key);
                 return;
             }
@@ -524,16 +525,22 @@ impl Table {
     fn settle_promise(&mut self, client: ClientId, request: &Request<'_>, replies: &mut Replies) {
         match (self.promised.get(&client), request) {
             (Some(queue), Request::QueuePop { key }) if **queue == **key => {
-                drop(self.promised.remove(&client));
+                drop(self.take_promise(client));
             }
             (Some(_), _) => self.pass_promise_on(client, replies),
             (None, _) => {}
         }
     }
 
+    fn take_promise(&mut self, client: ClientId) -> Option<Value> {
+        let queue = self.promised.remove(&client)?;
+        self.bytes -= registration(&queue);
+        Some(queue)
+    }
+
     /// Offers what was pushed for this client to the next one in line, if it is still there.
     fn pass_promise_on(&mut self, client: ClientId, replies: &mut Replies) {
-        if let Some(queue) = self.promised.remove(&client)
+        if let Some(queue) = self.take_promise(client)
             && self.queues.contains_key(&queue)
         {
             self.wake_one(&queue, replies);

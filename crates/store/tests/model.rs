@@ -318,7 +318,7 @@ impl Model {
     }
 
     fn is_empty(&self) -> bool {
-        self.map.is_empty() && self.items.is_empty() && self.parked.is_empty()
+        self.map.is_empty() && self.items.is_empty() && self.parked.is_empty() && self.invited.is_empty()
     }
 }
 
