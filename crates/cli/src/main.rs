@@ -18,8 +18,8 @@ use clap::{Parser, Subcommand};
 #[derive(Parser)]
 #[command(name = "tenfold", version, propagate_version = true, arg_required_else_help = true)]
 #[command(after_help = "Environment:
-  TENFOLD_LOG      what goes to the log on standard error: error, warn (the default), info, debug, or a filter such as
-                   tenfold_store=debug
+  TENFOLD_LOG      log on standard error: error, warn (the default), info, debug, or a
+                   filter such as tenfold_store=debug
   TENFOLD_PYTHON   the Python with PyTorch that `tenfold bench --against torch` starts")]
 struct Cli {
     #[command(subcommand)]

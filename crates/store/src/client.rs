@@ -29,6 +29,9 @@ const WORKERS: &[u8] = b"init/";
 /// How long a server has to confirm that it has cancelled a wait, beyond the wait's own limit.
 const CANCEL_GRACE: Duration = Duration::from_secs(1);
 
+const NO_QUEUES_HINT: &str = "did the server end or crash? PyTorch's legacy server (use_libuv=False) has no queues and \
+                              closes the connection";
+
 /// How long a lost connection is tried to be replaced.
 const RECONNECT: Duration = Duration::from_secs(5);
 
@@ -300,7 +303,7 @@ impl TcpStore {
         let command = Command::Call(request);
         let Command::Call(request) = &command else { unreachable!("it was just made") };
         let what = format!("{} {}", operation.name(), show_keys(&request.keys()));
-        self.with_link(what, deadline, |link| {
+        let result = self.with_link(what, deadline, |link| {
             link.send(&command);
             match operation {
                 Operation::Wait | Operation::Barrier => wait(link, operation, deadline),
@@ -309,6 +312,11 @@ impl TcpStore {
                     wire::decode_response(operation, count, &mut link.replies(deadline))
                 }
             }
+        });
+        let is_queue = matches!(operation, Operation::QueueLen | Operation::QueuePop | Operation::QueuePush);
+        result.map_err(|fault| match fault.kind() {
+            FaultKind::Lost if is_queue => fault.hint(NO_QUEUES_HINT),
+            _ => fault,
         })
     }
 

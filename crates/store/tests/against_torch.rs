@@ -153,6 +153,16 @@ fn a_frozen_server_of_pytorch_costs_our_client_its_timeout_and_no_more() {
 }
 
 #[test]
+fn a_server_without_queues_is_named_as_a_reason() {
+    let mut torch = Torch::start("legacy");
+    let store = client(torch.server());
+    let error = store.queue_len("q").expect_err("it has none");
+    assert_eq!(error.kind(), FaultKind::Lost);
+    assert!(error.hint().is_some_and(|hint| hint.contains("has no queues")), "{error}");
+    assert_eq!(store.add("n", 1).expect("the store goes on"), 1);
+}
+
+#[test]
 fn a_server_that_tells_nothing_about_itself_is_no_error_of_the_store() {
     let mut torch = Torch::start("libuv");
     let store = TcpStore::connect("127.0.0.1", torch.server()).expect("PyTorch's server answers");
