@@ -28,7 +28,7 @@ use crate::value::Value;
 pub struct ClientId(pub usize);
 
 /// What one key, queue item or registration costs beyond its bytes: a slot in a hash table, reference counts,
-/// the allocator's own. Measured as 90 to 110 bytes a key with 16-byte keys and values.
+/// the allocator's own. On the safe side: 300,000 short keys take 86 bytes each in all and are counted as 126.
 const ENTRY: usize = 96;
 
 /// Values at least this long are shared by replies instead of copied; below it a copy is cheaper than a chunk.
