@@ -116,6 +116,19 @@ fn stats_tell_what_the_server_does_and_who_waits() {
 }
 
 #[test]
+fn keys_and_values_stay_out_of_the_servers_log() {
+    let mut command = Command::new(TENFOLD);
+    command.args(["serve", "--port", "0"]).env("TENFOLD_LOG", "trace");
+    let mut serve = Serve::spawn(command);
+    printed(&store(&serve, &["set", "secret-key", "secret-value"]));
+    assert!(!store(&serve, &["add", "secret-key"]).status.success(), "the server refuses, and logs why");
+    serve.process.signal(rustix::process::Signal::TERM);
+    let log = serve.ended().1.join("\n");
+    assert!(log.contains("it counted on a value that is no number (key of 11 bytes)"), "{log}");
+    assert!(!log.contains("secret"), "{log}");
+}
+
+#[test]
 fn the_demo_meets_checks_and_reports() {
     let text = printed(&tenfold(&["demo", "--workers", "3", "--operations", "20"]));
     for expected in

@@ -30,8 +30,8 @@ use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
 use crate::deadline::Deadline;
-use crate::error::{Error, Fault, FaultKind, Scene, show_duration};
-use crate::ops::{DEFAULT_TIMEOUT, NO_SUCH_KEY, NO_SUCH_KEY_HINT, POLL_MAX, POLL_MIN, Store};
+use crate::error::{Error, Fault, FaultKind, show_duration};
+use crate::ops::{DEFAULT_TIMEOUT, NO_SUCH_KEY, NO_SUCH_KEY_HINT, POLL_MAX, POLL_MIN, Store, failure};
 use crate::request::{Bytes, Request, Response, show_keys};
 use crate::table::{Refusal, parse_number};
 use crate::value::Value;
@@ -105,10 +105,7 @@ impl FileStore {
         std::path::absolute(given)
             .map_err(|error| Fault::io("the path cannot be made absolute", error))
             .and_then(|path| FileStore::join(path, options, deadline))
-            .map_err(|fault| {
-                let scene = Scene { request: "open".into(), store: name(given), elapsed: deadline.elapsed() };
-                Error::new(scene, fault)
-            })
+            .map_err(|fault| failure("open", &name(given), deadline, fault))
     }
 
     /// The file.

@@ -19,9 +19,6 @@ use crate::value::Value;
 /// What a client says first, so that a server can tell it from a stray browser.
 pub const MAGIC: u32 = 0x3C85_F7CE;
 
-/// Bytes of the VALIDATE message.
-pub const VALIDATE_LENGTH: usize = 5;
-
 const VALIDATE: u8 = 0;
 const SET: u8 = 1;
 const COMPARE_SET: u8 = 2;

@@ -161,7 +161,10 @@ impl Loop {
                     }
                 }
             }
-            for slot in std::mem::take(&mut self.again) {
+            let mut again = std::mem::take(&mut self.again);
+            again.sort_unstable();
+            again.dedup(); // reading and writing may both want another turn; it is one turn all the same
+            for slot in again {
                 self.serve(slot, &mut buffer);
             }
             self.flush_woken(); // also those who were woken because somebody else's connection broke
