@@ -1,0 +1,5 @@
+//! Memory of tenfold.
+
+mod span;
+
+pub use span::{Bytes, Span};
