@@ -169,12 +169,17 @@ impl Label {
     }
 }
 
+fn reduction_name(code: u8) -> &'static str {
+    const NAMES: [&str; 9] = ["sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum"];
+    NAMES.get(usize::from(code)).unwrap_or(&"custom")
+}
+
 /// As in `all_reduce(sum, float32 × 1000)`.
 impl fmt::Display for Label {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut facts = Vec::new();
         if self.reduction != NO_REDUCTION {
-            facts.push(ReduceOp::name_of(self.reduction).unwrap_or("unknown").to_string());
+            facts.push(reduction_name(self.reduction).to_string());
         }
         if let Some(dtype) = self.dtype {
             facts.push(if self.count == 0 && self.kind == OpKind::AllToAllSingle {

@@ -2,6 +2,7 @@
 
 mod fault;
 mod label;
+mod run;
 mod transport;
 
 pub use fault::{Error, Fault, FaultKind, Result, Scene};
