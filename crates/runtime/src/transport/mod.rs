@@ -4,6 +4,8 @@
 //! whole. Nothing here waits: what cannot be done now is `Pending`, and [`Wants`] says to the engine what to sleep on
 //! and whom to name when time is up.
 
+pub(crate) mod tcp;
+
 use std::task::Poll;
 
 use tenfold_memory::{Bytes, Head, Span};
