@@ -7,6 +7,7 @@ mod reduce_op;
 mod mailbox;
 mod room;
 mod segment;
+pub mod socket;
 mod span;
 mod sync;
 mod tensor;

@@ -1,9 +1,12 @@
 //! The caller's handle on an operation.
 
+#![expect(clippy::disallowed_methods, reason = "owns the thread for callbacks")]
+
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
@@ -112,8 +115,16 @@ impl Shared {
         watched
     }
 
-    /// Runs what was to happen afterwards.
-    pub(crate) fn tell(&self) {
+    /// Runs what was to happen afterwards; elsewhere if this thread has other duties.
+    pub(crate) fn tell(self: Arc<Self>) {
+        if CALLBACKS_ELSEWHERE.get() {
+            CALLBACKS.with_sender(|sender| _ = sender.send(self)); // received for as long as the process lives
+        } else {
+            self.tell_here();
+        }
+    }
+
+    fn tell_here(&self) {
         let after = std::mem::take(&mut *self.after());
         let outcome = self.outcome.get().expect("it is over");
         for waker in after.wakers {
@@ -352,5 +363,34 @@ pub(crate) fn earlier(a: Option<Instant>, b: Option<Instant>) -> Option<Instant>
     match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),
         (a, b) => a.or(b),
+    }
+}
+
+thread_local! {
+    static CALLBACKS_ELSEWHERE: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+/// A callback may wait for other operations, for which a helper thread must be free: on those it runs elsewhere.
+pub(crate) fn callbacks_go_elsewhere() {
+    CALLBACKS_ELSEWHERE.set(true);
+}
+
+/// The thread for callbacks of operations that a helper thread finished. Started by the first.
+struct Callbacks(Mutex<Option<Sender<Arc<Shared>>>>);
+
+static CALLBACKS: Callbacks = Callbacks(Mutex::new(None));
+
+impl Callbacks {
+    fn with_sender(&self, action: impl FnOnce(&Sender<Arc<Shared>>)) {
+        let mut sender = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        action(sender.get_or_insert_with(|| {
+            let (sender, receiver) = std::sync::mpsc::channel::<Arc<Shared>>();
+            let run = move || receiver.iter().for_each(|work| work.tell_here());
+            let started = std::thread::Builder::new().name("tenfold-callbacks".to_string()).spawn(run);
+            if let Err(error) = started {
+                tracing::error!("cannot start the thread for callbacks: {error}");
+            }
+            sender
+        }));
     }
 }

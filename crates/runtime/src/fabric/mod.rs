@@ -27,7 +27,7 @@ use rustix::event::EventfdFlags;
 use tenfold_memory::{Lane, Segment};
 use tenfold_plan::Rank;
 
-pub(crate) use peer::{Fate, Peer};
+pub(crate) use peer::{Fate, Peer, Whereabouts};
 
 use crate::engine::Engine;
 use crate::fault::Fault;
@@ -73,6 +73,8 @@ impl AsFd for Bell {
 pub(crate) struct FabricOptions {
     /// The address on which other hosts reach this rank.
     pub interface: Option<IpAddr>,
+    /// Ports to listen on; nothing leaves it to the system.
+    pub ports: Option<std::ops::RangeInclusive<u16>>,
     /// How long a peer may show no sign of life.
     pub heartbeat: Duration,
 }
@@ -130,7 +132,8 @@ impl Fabric {
         let name = std::os::unix::net::SocketAddr::from_abstract_name(&socket_name)
             .map_err(system("cannot name a Unix socket"))?;
         let unix = UnixListener::bind_addr(&name).map_err(system("cannot listen on a Unix socket"))?;
-        let tcp = crate::network::listen(options.interface.unwrap_or(IpAddr::from([127, 0, 0, 1])))
+        let interface = options.interface.unwrap_or(IpAddr::from([127, 0, 0, 1]));
+        let tcp = crate::network::listen(interface, options.ports.as_ref())
             .map_err(system("cannot listen for other hosts"))?;
         let address = tcp.local_addr().ok();
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();

@@ -20,6 +20,8 @@ pub(crate) struct Whereabouts {
     pub host: String,
     pub pid: u32,
     pub socket_name: String,
+    /// On this host: its Unix socket was seen to answer.
+    pub near: bool,
     pub address: Option<SocketAddr>,
 }
 
@@ -102,8 +104,9 @@ impl Peer {
         self.whereabouts.get()?.address
     }
 
-    pub(super) fn socket_name(&self) -> Option<&str> {
-        Some(&self.whereabouts.get()?.socket_name)
+    /// Name of its Unix socket, if that can be reached from here.
+    pub(super) fn near_name(&self) -> Option<&str> {
+        self.whereabouts.get().filter(|known| known.near).map(|known| known.socket_name.as_str())
     }
 
     /// True for the first who asks.
