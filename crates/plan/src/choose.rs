@@ -122,3 +122,90 @@ impl Algorithm {
             && (self.pieces || bytes <= PIECE)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::verify;
+
+    fn topologies() -> impl Iterator<Item = Topology> {
+        let sizes = [1, 2, 3, 7, 8, 9, 16, 17, 33, 500];
+        sizes.into_iter().flat_map(|size| {
+            let spread = |hosts: usize| Topology::new((0..size).map(|rank| rank % hosts).collect());
+            [1, 2, 5, size].map(spread)
+        })
+    }
+
+    /// Around every threshold, and the ends.
+    fn sizes() -> Vec<usize> {
+        let mut sizes = vec![0, 1, PIECE, PIECE + 1, ANY];
+        sizes.extend(TABLE.iter().flat_map(|row| [row.bytes, row.bytes.saturating_add(1)]));
+        sizes.sort_unstable();
+        sizes.dedup();
+        sizes
+    }
+
+    fn needs() -> impl Iterator<Item = Needs> {
+        let both = [false, true];
+        both.into_iter()
+            .flat_map(move |in_rank_order| both.map(|equal_parts| Needs { in_rank_order, equal_parts }))
+    }
+
+    #[test]
+    fn every_case_gets_an_algorithm_that_suits_it() {
+        for topology in topologies() {
+            for (kind, bytes) in
+                Kind::ALL.into_iter().flat_map(|kind| sizes().into_iter().map(move |b| (kind, b)))
+            {
+                for needs in needs() {
+                    let chosen = choose(kind, bytes, &topology, needs);
+                    assert_eq!(chosen.kind, kind);
+                    assert!(!kind.reduces() || chosen.in_rank_order || !needs.in_rank_order);
+                    assert!(!chosen.equal_parts || needs.equal_parts);
+                    assert!(chosen.pieces || bytes <= PIECE);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn no_row_is_hidden_by_those_above_it() {
+        for row in TABLE {
+            let chosen = |topology: &Topology| {
+                let bytes = row.bytes;
+                needs().any(|needs| {
+                    std::ptr::eq(choose(row.algorithm.kind, bytes, topology, needs), row.algorithm)
+                })
+            };
+            assert!(topologies().any(|topology| chosen(&topology)), "{} is never chosen", row.algorithm);
+        }
+    }
+
+    #[test]
+    fn sums_in_rank_order_whatever_the_size_if_asked_to() {
+        let needs = Needs { in_rank_order: true, ..Needs::default() };
+        let topology = Topology::new(vec![0, 0, 1, 1, 1]);
+        for bytes in sizes() {
+            let chosen = choose(Kind::AllReduce, bytes, &topology, needs);
+            let claim =
+                verify::Claim { kind: Kind::AllReduce, root: 0, equal_parts: false, in_rank_order: true };
+            assert_eq!(verify::run(&claim, &chosen.plans(&topology, 0)), Ok(()), "{chosen}");
+        }
+    }
+
+    #[test]
+    fn what_the_design_says_is_what_is_chosen() {
+        let chosen = |bytes, hosts: &dyn Fn(usize) -> usize, size| {
+            let topology = Topology::new((0..size).map(hosts).collect());
+            choose(Kind::AllReduce, bytes, &topology, Needs::default()).name
+        };
+        let here = |_| 0;
+        let in_fours = |rank| rank / 4;
+        assert_eq!(chosen(8, &here, 8), "one_shot");
+        assert_eq!(chosen(64 * MIB, &here, 8), "direct");
+        assert_eq!(chosen(8, &here, 500), "recursive_doubling");
+        assert_eq!(chosen(64 * MIB, &here, 500), "halving_doubling");
+        assert_eq!(chosen(8, &in_fours, 16), "recursive_doubling");
+        assert_eq!(chosen(64 * MIB, &in_fours, 16), "two_level");
+    }
+}
