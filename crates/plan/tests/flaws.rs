@@ -331,6 +331,8 @@ fn nobody_leaves_a_barrier_before_all_have_come() {
     barrier.iter_mut().for_each(|plan| plan.steps.truncate(2));
     let words = "rank 0 may leave the barrier before rank 1 has come";
     assert_flaw(claim(Kind::Barrier), &barrier, Flaw::LeftAlone { rank: 0, absent: 1 }, words);
+    barrier.iter_mut().for_each(|plan| plan.pieces = false);
+    assert_flaw(claim(Kind::Barrier), &barrier, Flaw::LeftAlone { rank: 0, absent: 1 }, words);
 }
 
 #[test]
@@ -358,6 +360,17 @@ fn a_result_is_what_the_collective_says() {
     let equal = Claim { equal_parts: true, ..claim(Kind::Scatter) };
     let words = "output[0] of rank 1 is not the result";
     assert_flaw(equal, &scatter, Flaw::WrongResult { rank: 1, part: 0 }, words);
+}
+
+#[test]
+fn a_sum_is_that_of_the_part_meant_for_the_rank() {
+    let swapped = written(Plan::new(2, 1), 2, |plan, rank| {
+        plan.send(1 - rank, Chunk::input(rank));
+        plan.reduce_last(&[1 - rank], Chunk::input(1 - rank), Chunk::output(0));
+    });
+    let equal = Claim { equal_parts: true, ..claim(Kind::ReduceScatter) };
+    let words = "output[0] of rank 0 is not the result";
+    assert_flaw(equal, &swapped, Flaw::WrongResult { rank: 0, part: 0 }, words);
 }
 
 #[test]
