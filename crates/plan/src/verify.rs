@@ -185,7 +185,7 @@ impl fmt::Display for Flaw {
                     let comma = if i == 0 { "" } else { ", " };
                     match waits_for {
                         Wait::Message(peer) => {
-                            write!(f, "{comma}rank {rank} waits in step {step} for rank {peer}")?
+                            write!(f, "{comma}rank {rank} waits in step {step} for rank {peer}")?;
                         }
                         Wait::Room(peer) => {
                             write!(
@@ -301,90 +301,108 @@ fn inspect_step(what: &Step, plan: &Plan, rank: Rank, step: usize, size: usize) 
 // Symbols.
 
 /// What memory holds. Two are equal only if they stand for the same bits.
-type Symbol = u32;
+///
+/// The first numbers are what ranks gave, by place; the others are combinations, in the order they were first made.
+type Symbol = usize;
 
+/// Symbols combined in this order.
 #[derive(Clone, PartialEq, Eq, Hash)]
-enum Term {
-    /// What a rank gave as part `element`, in one round.
-    Given { rank: Rank, element: usize, round: usize },
-    /// A combination in this order.
-    Combined { operands: Rc<[Symbol]>, finished: bool },
+struct Combination {
+    operands: Rc<[Symbol]>,
+    finished: bool,
 }
 
 /// What is known of a symbol without taking it apart.
-struct Summary {
-    element: usize,
-    round: usize,
+struct Summary<'a> {
+    /// Which part of which round it belongs to.
+    element: (usize, usize),
     finished: bool,
-    contributors: RankSet,
+    contributors: Contributors<'a>,
 }
 
-/// All terms so far, each under one number: comparing results is comparing numbers, and a term is as small as the
-/// list of its operands.
-#[derive(Default)]
-struct Terms {
-    numbers: HashMap<Term, Symbol>,
-    summaries: Vec<Summary>,
+enum Contributors<'a> {
+    One(Rank),
+    Many(&'a RankSet),
 }
 
-impl Terms {
-    fn given(&mut self, rank: Rank, element: usize, round: usize) -> Symbol {
-        let contributors = RankSet::of(rank);
-        self.number(Term::Given { rank, element, round }, |_| Summary {
-            element,
-            round,
-            finished: false,
-            contributors,
-        })
+/// All symbols so far, each combination under one number: comparing results is comparing numbers, and a combination is
+/// as small as the list of its operands.
+struct Symbols {
+    size: usize,
+    /// How many parts a rank has at most.
+    parts: usize,
+    given: usize,
+    numbers: HashMap<Combination, Symbol>,
+    /// Of each combination: element, finished, contributors.
+    summaries: Vec<((usize, usize), bool, RankSet)>,
+}
+
+impl Symbols {
+    fn new(plans: &[Plan], rounds: usize) -> Self {
+        let parts = plans.iter().map(|plan| plan.input.max(plan.output)).max().unwrap_or(0);
+        let given = rounds * plans.len() * parts;
+        Symbols { size: plans.len(), parts, given, numbers: HashMap::new(), summaries: Vec::new() }
+    }
+
+    /// What `rank` gave as this part in this round.
+    fn given(&self, rank: Rank, (part, round): (usize, usize)) -> Symbol {
+        (round * self.size + rank) * self.parts + part
     }
 
     fn combined(&mut self, operands: Rc<[Symbol]>, finished: bool, contributors: RankSet) -> Symbol {
-        let first = operands[0];
-        self.number(Term::Combined { operands, finished }, |summaries| {
-            let Summary { element, round, .. } = summaries[first as usize];
-            Summary { element, round, finished, contributors }
-        })
-    }
-
-    fn number(&mut self, term: Term, summary: impl FnOnce(&[Summary]) -> Summary) -> Symbol {
-        let next = Symbol::try_from(self.summaries.len()).expect("fewer than 2^32 terms fit in memory");
-        let number = *self.numbers.entry(term).or_insert(next);
+        let element = self.summary(operands[0]).element;
+        let next = self.given + self.summaries.len();
+        let number = *self.numbers.entry(Combination { operands, finished }).or_insert(next);
         if number == next {
-            self.summaries.push(summary(&self.summaries));
+            self.summaries.push((element, finished, contributors));
         }
         number
     }
 
-    fn summary(&self, symbol: Symbol) -> &Summary {
-        &self.summaries[symbol as usize]
+    /// Whether the symbol is the finished combination of what all ranks gave, in order of rank.
+    fn is_in_rank_order(&self, symbol: Symbol, element: (usize, usize)) -> bool {
+        let operands = (0..self.size).map(|rank| self.given(rank, element)).collect();
+        self.numbers.get(&Combination { operands, finished: true }) == Some(&symbol)
+    }
+
+    fn summary(&self, symbol: Symbol) -> Summary<'_> {
+        let Some(number) = symbol.checked_sub(self.given) else {
+            let (part, place) = (symbol % self.parts, symbol / self.parts);
+            let contributors = Contributors::One(place % self.size);
+            return Summary { element: (part, place / self.size), finished: false, contributors };
+        };
+        let (element, finished, contributors) = &self.summaries[number];
+        Summary { element: *element, finished: *finished, contributors: Contributors::Many(contributors) }
     }
 }
 
 /// A set of ranks, a bit each.
-#[derive(Clone, Default)]
 struct RankSet(Vec<u64>);
 
 impl RankSet {
-    fn of(rank: Rank) -> Self {
-        let mut words = vec![0; rank / 64 + 1];
-        words[rank / 64] = 1 << (rank % 64);
-        RankSet(words)
+    fn new(size: usize) -> Self {
+        RankSet(vec![0; size.div_ceil(64)])
     }
 
-    /// Adds all of `other`, or gives the first rank that is in both.
-    fn add(&mut self, other: &RankSet) -> Result<(), Rank> {
-        self.0.resize(self.0.len().max(other.0.len()), 0);
-        for (i, (mine, theirs)) in self.0.iter_mut().zip(&other.0).enumerate() {
-            if *mine & theirs != 0 {
-                return Err(i * 64 + (*mine & theirs).trailing_zeros() as usize);
+    /// Adds all of `contributors`, or gives the first rank that was there already.
+    fn add(&mut self, contributors: &Contributors<'_>) -> Result<(), Rank> {
+        match contributors {
+            Contributors::One(rank) => self.add_word(rank / 64, 1 << (rank % 64)),
+            Contributors::Many(set) => {
+                set.0.iter().enumerate().try_for_each(|(i, &word)| self.add_word(i, word))
             }
-            *mine |= theirs;
         }
-        Ok(())
+    }
+
+    fn add_word(&mut self, i: usize, word: u64) -> Result<(), Rank> {
+        let both = self.0[i] & word;
+        self.0[i] |= word;
+        if both == 0 { Ok(()) } else { Err(i * 64 + both.trailing_zeros() as usize) }
     }
 
     fn first_missing(&self, size: usize) -> Option<Rank> {
-        (0..size).find(|rank| self.0.get(rank / 64).is_none_or(|word| word >> (rank % 64) & 1 == 0))
+        let (i, word) = self.0.iter().enumerate().find(|&(_, &word)| word != u64::MAX)?;
+        Some(i * 64 + word.trailing_ones() as usize).filter(|&rank| rank < size)
     }
 }
 
@@ -393,14 +411,19 @@ impl RankSet {
 /// The length of a part, without knowing it: equal ones are equally long.
 type Length = (usize, usize);
 
+/// What a chunk holds: each part's symbol and length.
+type Parts = Rc<[(Symbol, Length)]>;
+
 /// How many steps of a rank have happened. A vector clock is one of these per rank.
 type Time = u32;
 
 /// A message under way.
 struct Message {
-    parts: Rc<[(Symbol, Length)]>,
-    /// What the sender knew when it sent this.
-    clock: Rc<[Time]>,
+    parts: Parts,
+    /// When it was sent, by the sender's time.
+    sent: Time,
+    /// What the sender knew of all ranks then.
+    known: Rc<[Time]>,
     /// If it was lent: its number in `Machine::loans`.
     loan: Option<usize>,
 }
@@ -422,7 +445,10 @@ struct Cell {
 struct Walker {
     round: usize,
     step: usize,
-    clock: Vec<Time>,
+    now: Time,
+    /// The last step of each rank that this one has heard of: its vector clock. Shared with the messages it sent since
+    /// it last heard anything.
+    known: Rc<[Time]>,
     /// When each round began.
     entered: Vec<Time>,
     /// Input and output of each round, then scratch, which rounds share.
@@ -433,7 +459,7 @@ struct Machine<'a> {
     claim: Claim,
     plans: &'a [Plan],
     rounds: usize,
-    terms: Terms,
+    symbols: Symbols,
     walkers: Vec<Walker>,
     /// From each rank to each: `from * size + to`.
     links: Vec<VecDeque<Message>>,
@@ -444,10 +470,10 @@ impl<'a> Machine<'a> {
     fn new(claim: &Claim, plans: &'a [Plan]) -> Self {
         let size = plans.len();
         let rounds = if plans[0].pieces { 2 } else { 1 };
-        let mut terms = Terms::default();
-        let walkers = (0..size).map(|rank| Walker::new(claim, rank, plans, rounds, &mut terms)).collect();
+        let symbols = Symbols::new(plans, rounds);
+        let walkers = (0..size).map(|rank| Walker::new(claim, rank, plans, rounds, &symbols)).collect();
         let links = (0..size * size).map(|_| VecDeque::new()).collect();
-        Machine { claim: *claim, plans, rounds, terms, walkers, links, loans: Vec::new() }
+        Machine { claim: *claim, plans, rounds, symbols, walkers, links, loans: Vec::new() }
     }
 
     fn run_until_stuck(&mut self) -> Result<(), Flaw> {
@@ -474,24 +500,24 @@ impl<'a> Machine<'a> {
         if walker.step == self.plans[rank].steps.len() && walker.round + 1 < self.rounds {
             walker.round += 1;
             walker.step = 0;
-            walker.entered.push(walker.clock[rank]);
+            walker.entered.push(walker.now);
         }
         let plan = &self.plans[rank];
         let Some(what) = plan.steps.get(self.walkers[rank].step) else { return Ok(false) };
         if self.waits_for(rank, what).is_some() {
             return Ok(false);
         }
-        self.walkers[rank].clock[rank] += 1;
+        self.walkers[rank].now += 1;
         match what {
             Step::Send { to, chunk } => self.send(rank, to, *chunk)?,
             Step::Recv { from, chunk } => {
-                let message = self.take(rank, *from, self.shape(rank, *chunk))?;
-                self.write(rank, *chunk, &message)?;
+                let parts = self.take(rank, *from, *chunk)?;
+                self.write(rank, *chunk, &parts)?;
             }
             Step::Reduce { from, own, to, finish } => self.reduce(rank, from, *own, *to, *finish)?,
             Step::Copy { from, to } => {
                 let parts = self.read(rank, *from)?;
-                self.check_shape(rank, rank, &parts, &self.shape(rank, *to))?;
+                self.check_shape(rank, rank, &parts, *to)?;
                 self.write(rank, *to, &parts)?;
             }
         }
@@ -519,8 +545,7 @@ impl<'a> Machine<'a> {
     }
 
     fn send(&mut self, rank: Rank, to: &[Rank], chunk: Chunk) -> Result<(), Flaw> {
-        let parts: Rc<[_]> = self.read(rank, chunk)?.into();
-        let clock: Rc<[Time]> = self.walkers[rank].clock.as_slice().into();
+        let parts = self.read(rank, chunk)?;
         let size = self.plans.len();
         for &reader in to {
             let loan = self.plans[rank].lends.then(|| {
@@ -532,37 +557,38 @@ impl<'a> Machine<'a> {
                     self.walkers[rank].cells[index].loans.push(loan);
                 }
             }
-            let message = Message { parts: parts.clone(), clock: clock.clone(), loan };
+            let Walker { now, known, .. } = &self.walkers[rank];
+            let message = Message { parts: parts.clone(), sent: *now, known: known.clone(), loan };
             self.links[rank * size + reader].push_back(message);
         }
         Ok(())
     }
 
     /// The next message of `from`; it must have the shape of where it goes.
-    fn take(&mut self, rank: Rank, from: Rank, shape: Vec<Length>) -> Result<Rc<[(Symbol, Length)]>, Flaw> {
+    fn take(&mut self, rank: Rank, from: Rank, target: Chunk) -> Result<Parts, Flaw> {
         let link = from * self.plans.len() + rank;
         let message = self.links[link].pop_front().expect("a step begins when its messages are there");
-        let clock = &mut self.walkers[rank].clock;
+        let Walker { now, known, .. } = &mut self.walkers[rank];
         if let Some(loan) = message.loan {
-            self.loans[loan].taken = Some(clock[rank]);
+            self.loans[loan].taken = Some(*now);
         }
-        clock.iter_mut().zip(&*message.clock).for_each(|(mine, theirs)| *mine = (*mine).max(*theirs));
-        self.check_shape(rank, from, &message.parts, &shape)?;
+        let known = Rc::make_mut(known);
+        known.iter_mut().zip(&*message.known).for_each(|(mine, theirs)| *mine = (*mine).max(*theirs));
+        known[from] = known[from].max(message.sent);
+        self.check_shape(rank, from, &message.parts, target)?;
         Ok(message.parts)
     }
 
     fn reduce(&mut self, rank: Rank, from: &[Rank], own: Chunk, to: Chunk, finish: bool) -> Result<(), Flaw> {
         let mine = self.read(rank, own)?;
-        self.check_shape(rank, rank, &mine, &self.shape(rank, to))?;
-        let mut operands: Vec<Rc<[(Symbol, Length)]>> = Vec::with_capacity(from.len() + 1);
+        self.check_shape(rank, rank, &mine, to)?;
+        let mut operands: Vec<Parts> = Vec::with_capacity(from.len() + 1);
         for &peer in from {
-            operands.push(self.take(rank, peer, self.shape(rank, to))?);
+            operands.push(self.take(rank, peer, to)?);
         }
-        let place = from.partition_point(|&peer| peer < rank);
-        operands.insert(place, mine.into());
-        let lengths = self.shape(rank, to);
-        let mut sums = Vec::with_capacity(lengths.len());
-        for (part, length) in lengths.into_iter().enumerate() {
+        operands.insert(from.partition_point(|&peer| peer < rank), mine.clone());
+        let mut sums = Vec::with_capacity(to.count);
+        for (part, &(_, length)) in mine.iter().enumerate() {
             let column = operands.iter().map(|parts| parts[part].0).collect();
             sums.push((self.combine(rank, column, finish)?, length));
         }
@@ -571,10 +597,10 @@ impl<'a> Machine<'a> {
 
     fn combine(&mut self, rank: Rank, operands: Rc<[Symbol]>, finish: bool) -> Result<Symbol, Flaw> {
         let step = self.walkers[rank].step;
-        let mut contributors = RankSet::default();
-        let first = self.terms.summary(operands[0]);
-        for operand in operands.iter().map(|&operand| self.terms.summary(operand)) {
-            if (operand.element, operand.round) != (first.element, first.round) {
+        let mut contributors = RankSet::new(self.plans.len());
+        let element = self.symbols.summary(operands[0]).element;
+        for operand in operands.iter().map(|&operand| self.symbols.summary(operand)) {
+            if operand.element != element {
                 return Err(Flaw::MixesParts { rank, step });
             }
             if operand.finished {
@@ -589,23 +615,26 @@ impl<'a> Machine<'a> {
         if let (true, Some(missing)) = (finish, contributors.first_missing(self.plans.len())) {
             return Err(Flaw::FinishedTooEarly { rank, step, missing });
         }
-        Ok(self.terms.combined(operands, finish, contributors))
+        Ok(self.symbols.combined(operands, finish, contributors))
     }
 
-    fn read(&self, rank: Rank, chunk: Chunk) -> Result<Vec<(Symbol, Length)>, Flaw> {
-        let walker = &self.walkers[rank];
-        let symbols = self.cells(rank, chunk).map(|index| walker.cells[index].symbol);
-        let parts = symbols.zip(self.shape(rank, chunk)).map(|(symbol, length)| Some((symbol?, length)));
-        parts.collect::<Option<_>>().ok_or(Flaw::ReadsNothing { rank, step: walker.step, chunk })
+    fn read(&self, rank: Rank, chunk: Chunk) -> Result<Parts, Flaw> {
+        let Walker { cells, step, .. } = &self.walkers[rank];
+        let held = self.cells(rank, chunk).map(|index| cells[index].symbol);
+        let nothing = Flaw::ReadsNothing { rank, step: *step, chunk };
+        let parts = held
+            .zip(chunk.parts())
+            .map(|(symbol, part)| Some((symbol?, self.length(rank, chunk.buffer, part))));
+        parts.collect::<Option<_>>().ok_or(nothing)
     }
 
     /// Only if everyone to whom the memory was lent is known to have read it: this rank has heard, through whatever
     /// chain of messages, of something the reader sent after taking it.
     fn write(&mut self, rank: Rank, chunk: Chunk, parts: &[(Symbol, Length)]) -> Result<(), Flaw> {
         for (index, &(symbol, _)) in self.cells(rank, chunk).zip(parts) {
-            let Walker { step, clock, cells, .. } = &mut self.walkers[rank];
+            let Walker { step, known, cells, .. } = &mut self.walkers[rank];
             for loan in cells[index].loans.drain(..).map(|loan| &self.loans[loan]) {
-                if loan.taken.is_none_or(|taken| clock[loan.reader] <= taken) {
+                if loan.taken.is_none_or(|taken| known[loan.reader] <= taken) {
                     return Err(Flaw::OverwritesLent { rank, step: *step, reader: loan.reader });
                 }
             }
@@ -614,24 +643,15 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    fn check_shape(
-        &self,
-        rank: Rank,
-        from: Rank,
-        parts: &[(Symbol, Length)],
-        shape: &[Length],
-    ) -> Result<(), Flaw> {
-        let fits = parts.iter().map(|&(_, length)| length).eq(shape.iter().copied());
+    fn check_shape(&self, rank: Rank, from: Rank, parts: &Parts, target: Chunk) -> Result<(), Flaw> {
+        let lengths = target.parts().map(|part| self.length(rank, target.buffer, part));
+        let fits = parts.iter().map(|&(_, length)| length).eq(lengths);
         if fits { Ok(()) } else { Err(Flaw::WrongShape { rank, step: self.walkers[rank].step, from }) }
     }
 
     fn cells(&self, rank: Rank, chunk: Chunk) -> std::ops::Range<usize> {
         let start = first_cell(&self.plans[rank], chunk.buffer, self.walkers[rank].round, self.rounds);
         start + chunk.first..start + chunk.first + chunk.count
-    }
-
-    fn shape(&self, rank: Rank, chunk: Chunk) -> Vec<Length> {
-        chunk.parts().map(|part| self.length(rank, chunk.buffer, part)).collect()
     }
 
     /// Which parts are equally long, on which rank: the contract of each collective with its caller.
@@ -675,7 +695,7 @@ impl<'a> Machine<'a> {
             return Ok(());
         }
         for (rank, walker) in self.walkers.iter().enumerate() {
-            let unheard = |&other: &Rank| walker.clock[other] <= self.walkers[other].entered[self.rounds - 1];
+            let unheard = |&other: &Rank| walker.known[other] <= self.walkers[other].entered[self.rounds - 1];
             let others = (0..self.plans.len()).filter(|&other| other != rank);
             if let Some(absent) = others.into_iter().find(unheard) {
                 return Err(Flaw::LeftAlone { rank, absent });
@@ -684,7 +704,7 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    fn results_are_right(&mut self) -> Result<(), Flaw> {
+    fn results_are_right(&self) -> Result<(), Flaw> {
         for round in 0..self.rounds {
             for rank in 0..self.plans.len() {
                 if self.claim.kind == Kind::Reduce && rank != self.claim.root {
@@ -698,7 +718,7 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    fn result_is_right(&mut self, rank: Rank, part: usize, round: usize) -> Result<(), Flaw> {
+    fn result_is_right(&self, rank: Rank, part: usize, round: usize) -> Result<(), Flaw> {
         let result = self.result(rank, part, round).ok_or(Flaw::WrongResult { rank, part })?;
         let (giver, element) = match self.claim.kind {
             Kind::AllReduce | Kind::Reduce => return self.sum_is_right(result, rank, part, (part, round)),
@@ -709,37 +729,35 @@ impl<'a> Machine<'a> {
             Kind::AllToAll => (part, rank),
             Kind::Barrier => unreachable!("a barrier has no parts"),
         };
-        let expected = self.terms.given(giver, element, round);
+        let expected = self.symbols.given(giver, (element, round));
         if result == expected { Ok(()) } else { Err(Flaw::WrongResult { rank, part }) }
     }
 
     fn sum_is_right(
-        &mut self,
+        &self,
         result: Symbol,
         rank: Rank,
         part: usize,
-        (element, round): (usize, usize),
+        element: (usize, usize),
     ) -> Result<(), Flaw> {
         let size = self.plans.len();
-        let summary = self.terms.summary(result);
-        if (summary.element, summary.round) != (element, round) {
+        let summary = self.symbols.summary(result);
+        if summary.element != element {
             return Err(Flaw::WrongResult { rank, part });
         }
-        if let Some(contributor) = summary.contributors.first_missing(size) {
+        let mut contributors = RankSet::new(size);
+        contributors.add(&summary.contributors).expect("an empty set has no rank of another");
+        if let Some(contributor) = contributors.first_missing(size) {
             return Err(Flaw::Missing { rank, part, contributor });
         }
         if !summary.finished {
             return Err(Flaw::NeverFinished { rank, part });
         }
-        if self.claim.kind == Kind::AllReduce && self.result(0, part, round) != Some(result) {
+        if self.claim.kind == Kind::AllReduce && self.result(0, part, element.1) != Some(result) {
             return Err(Flaw::RanksDiffer { rank: 0, other: rank, part });
         }
-        if self.claim.in_rank_order {
-            let operands = (0..size).map(|giver| self.terms.given(giver, element, round)).collect();
-            let in_order = Term::Combined { operands, finished: true };
-            if self.terms.numbers.get(&in_order) != Some(&result) {
-                return Err(Flaw::NotInRankOrder { rank, part });
-            }
+        if self.claim.in_rank_order && !self.symbols.is_in_rank_order(result, element) {
+            return Err(Flaw::NotInRankOrder { rank, part });
         }
         Ok(())
     }
@@ -752,7 +770,7 @@ impl<'a> Machine<'a> {
 
 impl Walker {
     /// At the start of its plan, with memory that holds what the caller gave.
-    fn new(claim: &Claim, rank: Rank, plans: &[Plan], rounds: usize, terms: &mut Terms) -> Self {
+    fn new(claim: &Claim, rank: Rank, plans: &[Plan], rounds: usize, symbols: &Symbols) -> Self {
         let plan = &plans[rank];
         let in_place = match claim.kind {
             Kind::AllReduce | Kind::Reduce => true,
@@ -763,14 +781,14 @@ impl Walker {
         for round in 0..rounds {
             let input = first_cell(plan, Buffer::Input, round, rounds);
             for part in 0..plan.input {
-                cells[input + part].symbol = Some(terms.given(rank, part, round));
+                cells[input + part].symbol = Some(symbols.given(rank, (part, round)));
             }
             let output = first_cell(plan, Buffer::Output, round, rounds);
             for part in (0..plan.output).filter(|_| in_place) {
-                cells[output + part].symbol = Some(terms.given(rank, part, round));
+                cells[output + part].symbol = Some(symbols.given(rank, (part, round)));
             }
         }
-        Walker { round: 0, step: 0, clock: vec![0; plans.len()], entered: vec![0], cells }
+        Walker { round: 0, step: 0, now: 0, known: vec![0; plans.len()].into(), entered: vec![0], cells }
     }
 }
 
