@@ -101,7 +101,11 @@ impl Reduction {
     #[inline]
     pub fn combine(&self, target: Span<'_>, sources: &[Bytes<'_>], finish: bool) {
         let bytes = target.len();
-        assert!(bytes.is_multiple_of(self.dtype.size()), "{bytes} bytes are no whole number of {}", self.dtype);
+        assert!(
+            bytes.is_multiple_of(self.dtype.size()),
+            "{bytes} bytes are no whole number of {}",
+            self.dtype
+        );
         for source in sources {
             assert!(source.len() == bytes, "{} bytes combined into {bytes}", source.len());
         }
@@ -125,7 +129,11 @@ impl Reduction {
     /// If the lengths differ or are no whole number of elements.
     pub fn prepare(&self, target: Span<'_>, source: Bytes<'_>) {
         let bytes = target.len();
-        assert!(bytes.is_multiple_of(self.dtype.size()), "{bytes} bytes are no whole number of {}", self.dtype);
+        assert!(
+            bytes.is_multiple_of(self.dtype.size()),
+            "{bytes} bytes are no whole number of {}",
+            self.dtype
+        );
         assert!(source.len() == bytes, "{} bytes prepared into {bytes}", source.len());
         match (self.factor, &self.how) {
             (Some(factor), How::BuiltIn { prepare, .. }) => {

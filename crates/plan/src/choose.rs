@@ -95,7 +95,7 @@ static TABLE: &[Row] = &[
 ];
 
 /// What an operation asks of its algorithm.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Needs {
     /// The bits of a reduction may depend on nothing but the values and the ranks.
     pub in_rank_order: bool,

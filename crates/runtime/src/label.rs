@@ -33,10 +33,12 @@ pub enum OpKind {
     Coalesced = 17,
     AllReduceSparse = 18,
     MonitoredBarrier = 101,
+    Split = 102,
+    Connect = 103,
 }
 
 impl OpKind {
-    pub const ALL: [OpKind; 20] = [
+    pub const ALL: [OpKind; 22] = [
         OpKind::Broadcast,
         OpKind::AllReduce,
         OpKind::AllReduceCoalesced,
@@ -57,6 +59,8 @@ impl OpKind {
         OpKind::Coalesced,
         OpKind::AllReduceSparse,
         OpKind::MonitoredBarrier,
+        OpKind::Split,
+        OpKind::Connect,
     ];
 
     /// As the Rust method is called.
@@ -82,6 +86,8 @@ impl OpKind {
             OpKind::Coalesced => "coalesced",
             OpKind::AllReduceSparse => "all_reduce_sparse",
             OpKind::MonitoredBarrier => "monitored_barrier",
+            OpKind::Split => "split",
+            OpKind::Connect => "connect",
         }
     }
 
@@ -190,7 +196,9 @@ impl fmt::Display for Label {
         }
         match self.kind {
             _ if self.root_or_tag == NONE => {}
-            OpKind::Send | OpKind::Recv | OpKind::RecvAnySource => facts.push(format!("tag {}", self.root_or_tag)),
+            OpKind::Send | OpKind::Recv | OpKind::RecvAnySource => {
+                facts.push(format!("tag {}", self.root_or_tag))
+            }
             _ => facts.push(format!("root {}", self.root_or_tag)),
         }
         write!(f, "{}", self.kind)?;

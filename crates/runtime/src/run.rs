@@ -50,6 +50,11 @@ impl Buffers {
         self.views.len() - 1
     }
 
+    /// The first view; the others are dropped.
+    pub(crate) fn into_first(self) -> TensorView {
+        self.views.into_iter().next().expect("an operation has a view")
+    }
+
     pub(crate) fn view(&self, index: usize) -> &TensorView {
         &self.views[index]
     }
@@ -91,7 +96,10 @@ impl Buffers {
             1 => {
                 let (view, start, len) = self.part(chunk.buffer, chunk.first);
                 let skipped = (round * piece).min(len);
-                self.views[view].span().part(start + skipped, start + len.min(skipped + piece))
+                let len = piece.min(len - skipped);
+                // Scratch is the same memory in every round.
+                let start = if chunk.buffer == Buffer::Scratch { start } else { start + skipped };
+                self.views[view].span().part(start, start + len)
             }
             count => {
                 let (view, start, _) = self.part(chunk.buffer, chunk.first);
@@ -103,15 +111,16 @@ impl Buffers {
     }
 
     /// Memory for the scratch parts of `plan`.
-    fn make_scratch(&mut self, plan: &Plan) {
+    fn make_scratch(&mut self, plan: &Plan, piece: usize) {
         let mut end = 0;
         let table: Vec<_> = plan
             .scratch
             .iter()
             .map(|&(buffer, index)| {
                 let len = self.part(buffer, index).2;
-                end += len;
-                (self.views.len(), end - len, len)
+                let start = end;
+                end += len.min(piece);
+                (self.views.len(), start, len)
             })
             .collect();
         self.views.push(Tensor::zeros(tenfold_memory::DType::U8, end).lend());
@@ -166,7 +175,7 @@ impl Run {
         piece: usize,
     ) -> Self {
         if !plan.scratch.is_empty() {
-            buffers.make_scratch(&plan);
+            buffers.make_scratch(&plan, piece);
         }
         let rounds = buffers.rounds(&plan, piece);
         let hears = plan.steps.iter().any(|step| matches!(step, Step::Recv { .. } | Step::Reduce { .. }));
@@ -205,7 +214,8 @@ impl Run {
 
     /// As in `step 4 of 14, piece 2 of 9`.
     pub(crate) fn progress(&self) -> String {
-        let mut text = format!("step {} of {}", (self.step + 1).min(self.plan.steps.len()), self.plan.steps.len());
+        let mut text =
+            format!("step {} of {}", (self.step + 1).min(self.plan.steps.len()), self.plan.steps.len());
         if self.rounds > 1 {
             text += &format!(", piece {} of {}", (self.round + 1).min(self.rounds), self.rounds);
         }
@@ -360,7 +370,8 @@ fn combine<T: Transport>(
     target: Span<'_>,
     finish: bool,
 ) {
-    let mut place = from.iter().take_while(|source| **source < rank).count();
+    // A verified plan lists them in ascending order.
+    let place = from.iter().take_while(|source| **source < rank).count();
     let mut few = [own.bytes(); SOURCES];
     let mut many;
     let sources: &mut [Bytes<'_>] = if from.len() < SOURCES {
@@ -372,7 +383,5 @@ fn combine<T: Transport>(
     for (index, source) in from.iter().enumerate() {
         sources[index + usize::from(index >= place)] = transport.peek(*source);
     }
-    place = place.min(from.len());
-    sources[place] = own.bytes();
     reduction.combine(target, sources, finish);
 }

@@ -18,8 +18,8 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::UnixListener;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -31,6 +31,7 @@ pub(crate) use peer::{Fate, Peer, Whereabouts};
 
 use crate::engine::Engine;
 use crate::fault::Fault;
+use crate::transport::mesh::Remains;
 use crate::wire::FabricId;
 
 /// Largest segment: addresses, not memory. Rooms, slots and shared tensors of all groups of a rank must fit.
@@ -92,10 +93,11 @@ pub(crate) struct Fabric {
     peers: Mutex<HashMap<FabricId, Arc<Peer>>>,
     /// Connections that peers opened for a group, until that group asks for them.
     unclaimed: Mutex<HashMap<(u64, u32, u8), TcpStream>>,
-    /// Changes when a peer arrived, died or opened a connection.
-    news: AtomicU64,
+    /// Of groups that this rank left: messages that peers have not read yet.
+    remains: Mutex<Vec<Remains>>,
     orders: Mutex<Vec<Order>>,
-    waker: OnceLock<mio::Waker>,
+    /// Wakes the helper thread.
+    waker: Bell,
     helper: Mutex<Option<JoinHandle<()>>>,
     /// The helper drives what nobody waits for.
     pub(crate) helper_drives: AtomicBool,
@@ -106,16 +108,21 @@ pub(crate) struct Fabric {
 pub(crate) enum Order {
     Dial(Arc<Peer>),
     /// Tells peers something about a group.
-    Tell { to: Vec<Arc<Peer>>, group: u64, text: Vec<u8> },
+    Tell {
+        to: Vec<Arc<Peer>>,
+        group: u64,
+        text: Vec<u8>,
+    },
     /// A thread of this process told us something about a group.
-    Told { group: u64, text: Vec<u8> },
-    /// Only to look around.
-    Wake,
+    Told {
+        group: u64,
+        text: Vec<u8>,
+    },
     Stop,
 }
 
 /// Fabrics of this process, so that ranks that are its threads find each other.
-static LOCAL: LazyLock<Mutex<HashMap<u128, Weak<Fabric>>>> = LazyLock::default();
+static LOCAL: LazyLock<Mutex<HashMap<u128, Weak<Fabric>>>> = LazyLock::new(Mutex::default);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -128,6 +135,7 @@ impl Fabric {
         let pid = std::process::id();
         let segment = new_segment().map_err(system("cannot make shared memory"))?;
         let bell = Bell::new().map_err(system("cannot make an eventfd"))?;
+        let waker = Bell::new().map_err(system("cannot make an eventfd"))?;
         let socket_name = format!("tenfold/{pid}/{id}");
         let name = std::os::unix::net::SocketAddr::from_abstract_name(&socket_name)
             .map_err(system("cannot name a Unix socket"))?;
@@ -149,9 +157,9 @@ impl Fabric {
             address,
             peers: Mutex::default(),
             unclaimed: Mutex::default(),
-            news: AtomicU64::new(0),
+            remains: Mutex::default(),
             orders: Mutex::default(),
-            waker: OnceLock::new(),
+            waker,
             helper: Mutex::default(),
             helper_drives: AtomicBool::new(false),
         });
@@ -202,7 +210,8 @@ impl Fabric {
         if now == self.pid {
             return Ok(());
         }
-        let message = format!("the group belongs to pid {}, and this is its forked child, pid {now}", self.pid);
+        let message =
+            format!("the group belongs to pid {}, and this is its forked child, pid {now}", self.pid);
         let hint = "connect a group of its own in the child, or start processes with spawn or exec";
         Err(Fault::new(crate::FaultKind::Closed, message).hint(hint))
     }
@@ -237,13 +246,15 @@ impl Fabric {
         lock(&self.unclaimed).retain(|(of, _, _), _| *of != group);
     }
 
-    pub(crate) fn news(&self) -> u64 {
-        self.news.load(Ordering::Acquire)
+    /// Keeps what peers have not read yet of a group that this rank left.
+    pub(crate) fn bury(&self, remains: Option<Remains>) {
+        let mut all = lock(&self.remains);
+        all.extend(remains);
+        all.retain_mut(|remains| !remains.are_read());
     }
 
     /// Something happened that whoever waits should look at.
     fn tell_news(&self) {
-        self.news.fetch_add(1, Ordering::Release);
         self.bell.ring();
     }
 
@@ -258,9 +269,7 @@ impl Fabric {
     }
 
     pub(crate) fn wake_helper(&self) {
-        if let Some(waker) = self.waker.get() {
-            let _ = waker.wake(); // the helper looks twice a second anyway
-        }
+        self.waker.ring();
     }
 
     /// Ends the helper thread; peers see an orderly end.
@@ -271,6 +280,7 @@ impl Fabric {
             std::mem::forget(helper); // the thread was not forked along
             return;
         }
+        self.segment.abandon();
         self.order(Order::Stop);
         if let Some(helper) = helper
             && helper.thread().id() != std::thread::current().id()

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use tenfold_memory::{Doing, Head, PeerSegment};
@@ -69,7 +69,7 @@ impl Fate {
 #[derive(Debug)]
 pub(crate) struct Peer {
     id: FabricId,
-    whereabouts: OnceLock<Whereabouts>,
+    whereabouts: Mutex<Option<Whereabouts>>,
     dialling: AtomicBool,
     near: OnceLock<(Arc<PeerSegment>, Bell)>,
     /// A thread of this process.
@@ -83,7 +83,7 @@ impl Peer {
     pub(super) fn new(id: FabricId) -> Self {
         Peer {
             id,
-            whereabouts: OnceLock::new(),
+            whereabouts: Mutex::default(),
             dialling: AtomicBool::new(false),
             near: OnceLock::new(),
             thread: OnceLock::new(),
@@ -97,16 +97,23 @@ impl Peer {
     }
 
     pub(crate) fn set_whereabouts(&self, whereabouts: Whereabouts) {
-        let _ = self.whereabouts.set(whereabouts); // another group told the same
+        let before = self.whereabouts().replace(whereabouts.clone());
+        if before.is_some_and(|before| before.near != whereabouts.near) {
+            self.dialling.store(false, Ordering::Relaxed); // there may be another way
+        }
+    }
+
+    fn whereabouts(&self) -> MutexGuard<'_, Option<Whereabouts>> {
+        self.whereabouts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn address(&self) -> Option<SocketAddr> {
-        self.whereabouts.get()?.address
+        self.whereabouts().as_ref()?.address
     }
 
     /// Name of its Unix socket, if that can be reached from here.
-    pub(super) fn near_name(&self) -> Option<&str> {
-        self.whereabouts.get().filter(|known| known.near).map(|known| known.socket_name.as_str())
+    pub(super) fn near_name(&self) -> Option<String> {
+        self.whereabouts().as_ref().filter(|known| known.near).map(|known| known.socket_name.clone())
     }
 
     /// True for the first who asks.
@@ -169,7 +176,7 @@ impl Peer {
 /// As in `host node-b, pid 4711`.
 impl fmt::Display for Peer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.whereabouts.get() {
+        match &*self.whereabouts() {
             Some(known) => write!(f, "host {}, pid {}", known.host, known.pid),
             None => write!(f, "not introduced yet"),
         }

@@ -10,8 +10,8 @@
 use std::collections::HashMap;
 use std::io::{self, Read as _, Write as _};
 use std::mem::MaybeUninit;
-use std::net::TcpListener;
-use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::Arc;
@@ -19,11 +19,13 @@ use std::sync::atomic::Ordering;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use mio::event::Source;
-use mio::unix::SourceFd;
-use mio::{Events, Interest, Poll, Token};
+use rustix::buffer::spare_capacity;
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::io::Errno;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags,
 };
 use tenfold_memory::PeerSegment;
 
@@ -31,10 +33,13 @@ use super::{Bell, Fabric, Fate, Order, Peer, UNCLAIMED_MAX, lock};
 use crate::fault::show_duration;
 use crate::wire::{ControlFrame, FabricId, Hello, Purpose};
 
-const WAKER: Token = Token(0);
-const UNIX: Token = Token(1);
-const TCP: Token = Token(2);
-const FIRST_STREAM: usize = 3;
+const WAKER: u64 = 0;
+const UNIX: u64 = 1;
+const TCP: u64 = 2;
+const FIRST_STREAM: u64 = 3;
+
+/// Events that are fetched at once.
+const EVENTS: usize = 256;
 
 /// Between two looks at the peers, at most.
 const TICK: Duration = Duration::from_millis(500);
@@ -52,13 +57,12 @@ const STRANGERS_MAX: usize = 1024;
 const EARLY_MAX: usize = 1024;
 
 pub(super) fn start(fabric: Arc<Fabric>, unix: UnixListener, tcp: TcpListener) -> io::Result<JoinHandle<()>> {
-    let poll = Poll::new()?;
-    let waker = mio::Waker::new(poll.registry(), WAKER)?;
+    let poll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     unix.set_nonblocking(true)?;
     tcp.set_nonblocking(true)?;
-    poll.registry().register(&mut SourceFd(&unix.as_raw_fd()), UNIX, Interest::READABLE)?;
-    poll.registry().register(&mut SourceFd(&tcp.as_raw_fd()), TCP, Interest::READABLE)?;
-    let _ = fabric.waker.set(waker);
+    epoll::add(&poll, &fabric.waker, EventData::new_u64(WAKER), EventFlags::IN)?;
+    epoll::add(&poll, &unix, EventData::new_u64(UNIX), EventFlags::IN)?;
+    epoll::add(&poll, &tcp, EventData::new_u64(TCP), EventFlags::IN)?;
     let now = Instant::now();
     let tick = TICK.min(fabric.options.heartbeat / 4).max(Duration::from_millis(10));
     let mut watch = Watch {
@@ -94,7 +98,7 @@ struct Stream {
 
 enum Io {
     Unix(UnixStream),
-    Tcp(mio::net::TcpStream),
+    Tcp(TcpStream),
 }
 
 impl Io {
@@ -128,11 +132,11 @@ enum After {
 
 struct Watch {
     fabric: Arc<Fabric>,
-    poll: Poll,
+    poll: OwnedFd,
     unix: UnixListener,
     tcp: TcpListener,
-    streams: HashMap<usize, Stream>,
-    next_token: usize,
+    streams: HashMap<u64, Stream>,
+    next_token: u64,
     early: Vec<(u64, Vec<u8>)>,
     pulses: HashMap<FabricId, Pulse>,
     tick: Duration,
@@ -142,38 +146,32 @@ struct Watch {
 impl Watch {
     fn run(&mut self) {
         crate::work::callbacks_go_elsewhere();
-        let mut events = Events::with_capacity(256);
+        let mut events = Vec::with_capacity(EVENTS);
         loop {
-            let now = Instant::now();
-            let left = self.next_tick.saturating_duration_since(now);
-            let limit = if self.fabric.helper_drives.load(Ordering::Acquire) {
+            let mut left = self.next_tick.saturating_duration_since(Instant::now());
+            if self.fabric.helper_drives.load(Ordering::Acquire) {
                 // Sleeps in there, on everything that the control plane sleeps on too.
-                let control = self.poll.as_raw_fd();
-                debug_assert!(control >= 0);
                 self.fabric.engine.helper_turn(&self.fabric, self.poll.as_fd(), left);
-                Duration::ZERO
-            } else {
-                left
-            };
-            if let Err(error) = self.poll.poll(&mut events, Some(limit))
-                && error.kind() != io::ErrorKind::Interrupted
-            {
-                tracing::error!("the helper thread cannot poll and ends: {error}");
-                return;
+                left = Duration::ZERO;
+            }
+            events.clear();
+            let limit = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
+            match epoll::wait(&self.poll, spare_capacity(&mut events), Some(&limit)) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => return tracing::error!("the helper thread cannot poll and ends: {error}"),
             }
             for event in &events {
-                match event.token() {
-                    WAKER => {}
+                match event.data.u64() {
+                    WAKER => self.fabric.waker.silence(),
                     UNIX => self.accept_unix(),
                     TCP => self.accept_tcp(),
-                    Token(token) => self.serve(token),
+                    token => self.serve(token),
                 }
             }
             let orders = std::mem::take(&mut *lock(&self.fabric.orders));
             for order in orders {
                 match order {
                     Order::Stop => return self.stop(),
-                    Order::Wake => {}
                     Order::Dial(peer) => self.dial(&peer),
                     Order::Told { group, text } => self.hear(group, &text),
                     Order::Tell { to, group, text } => self.tell(&to, group, &text),
@@ -194,7 +192,7 @@ impl Watch {
         self.streams.clear();
     }
 
-    fn add(&mut self, io: Io, peer: Option<Arc<Peer>>, ours: bool) -> usize {
+    fn add(&mut self, io: Io, peer: Option<Arc<Peer>>, ours: bool) -> u64 {
         let token = self.next_token;
         self.next_token += 1;
         let stream = Stream {
@@ -208,10 +206,9 @@ impl Watch {
             quiet: 0,
             writing: false,
         };
-        // Edge-triggered: whoever serves it reads until there is no more.
-        let interest = Interest::READABLE | Interest::WRITABLE;
-        let registered = SourceFd(&stream.io.fd().as_raw_fd()).register(self.poll.registry(), Token(token), interest);
-        if let Err(error) = registered {
+        // Edge-triggered: whoever serves it reads and writes until there is no more.
+        let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
+        if let Err(error) = epoll::add(&self.poll, stream.io.fd(), EventData::new_u64(token), flags) {
             tracing::warn!("cannot watch a stream: {error}");
             return token;
         }
@@ -254,7 +251,7 @@ impl Watch {
                     if strangers >= STRANGERS_MAX || stream.set_nonblocking(true).is_err() {
                         continue;
                     }
-                    let token = self.add(Io::Tcp(mio::net::TcpStream::from_std(stream)), None, false);
+                    let token = self.add(Io::Tcp(stream), None, false);
                     self.serve(token);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
@@ -266,14 +263,14 @@ impl Watch {
     /// Opens a stream to `peer`: Unix if it is on this host, else TCP.
     fn dial(&mut self, peer: &Arc<Peer>) {
         let opened = match peer.near_name() {
-            Some(name) => SocketAddr::from_abstract_name(name).and_then(|name| UnixStream::connect_addr(&name)).and_then(
-                |stream| {
+            Some(name) => SocketAddr::from_abstract_name(&name)
+                .and_then(|name| UnixStream::connect_addr(&name))
+                .and_then(|stream| {
                     stream.set_nonblocking(true)?;
                     Ok(Io::Unix(stream))
-                },
-            ),
+                }),
             None => match peer.address() {
-                Some(address) => mio::net::TcpStream::connect(address).map(Io::Tcp),
+                Some(address) => connect(address).map(Io::Tcp),
                 None => Err(io::Error::other("it has no TCP address")),
             },
         };
@@ -290,7 +287,7 @@ impl Watch {
     }
 
     /// Says hello; on a Unix stream with the descriptors of our segment and our bell.
-    fn greet(&mut self, token: usize) {
+    fn greet(&mut self, token: u64) {
         let Some(stream) = self.streams.get_mut(&token) else { return };
         let Some(peer) = &stream.peer else { return };
         let hello = Hello { purpose: Purpose::Control, sender: self.fabric.id, receiver: peer.id() }.encode();
@@ -312,7 +309,7 @@ impl Watch {
     }
 
     /// Something can be read or written.
-    fn serve(&mut self, token: usize) {
+    fn serve(&mut self, token: u64) {
         let Some(mut stream) = self.streams.remove(&token) else { return };
         match self.read(&mut stream) {
             Ok(After::Keep) => match stream.write() {
@@ -333,7 +330,8 @@ impl Watch {
         match &stream.peer {
             Some(peer) => {
                 let refused = error.kind() == io::ErrorKind::ConnectionRefused;
-                let died = refused || matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe);
+                let died = refused
+                    || matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe);
                 let fate = if died { Fate::Died } else { Fate::Unreachable(error.to_string()) };
                 self.end(&Arc::clone(peer), fate);
             }
@@ -344,13 +342,15 @@ impl Watch {
     /// A data link belongs to the engine from here on.
     fn hand_over(&mut self, stream: Stream, hello: &Hello) {
         let Purpose::Data { group, from, lane, .. } = hello.purpose else { return };
-        let Io::Tcp(mut socket) = stream.io else { return };
-        let _ = self.poll.registry().deregister(&mut socket);
+        let Io::Tcp(socket) = stream.io else { return };
+        let _ = epoll::delete(&self.poll, &socket);
         let mut unclaimed = lock(&self.fabric.unclaimed);
         if unclaimed.len() >= UNCLAIMED_MAX {
-            return tracing::warn!("refused a connection: {UNCLAIMED_MAX} others wait for groups that nobody made");
+            return tracing::warn!(
+                "refused a connection: {UNCLAIMED_MAX} others wait for groups that nobody made"
+            );
         }
-        unclaimed.insert((group, from, lane), socket.into());
+        unclaimed.insert((group, from, lane), socket);
         drop(unclaimed);
         self.fabric.tell_news();
     }
@@ -406,7 +406,8 @@ impl Watch {
         }
         stream.peer = Some(Arc::clone(&peer));
         if !stream.ours {
-            let answer = Hello { purpose: Purpose::Control, sender: self.fabric.id, receiver: peer.id() }.encode();
+            let answer =
+                Hello { purpose: Purpose::Control, sender: self.fabric.id, receiver: peer.id() }.encode();
             match &stream.io {
                 Io::Tcp(_) => _ = stream.to_write.splice(0..0, answer),
                 Io::Unix(socket) => {
@@ -427,7 +428,9 @@ impl Watch {
 
     fn read_frames(&mut self, stream: &mut Stream) -> io::Result<Option<Fate>> {
         let mut used = 0;
-        while let Some((frame, len)) = ControlFrame::decode(&stream.arrived[used..]).map_err(io::Error::other)? {
+        while let Some((frame, len)) =
+            ControlFrame::decode(&stream.arrived[used..]).map_err(io::Error::other)?
+        {
             used += len;
             match frame {
                 ControlFrame::Goodbye => return Ok(Some(Fate::Left)),
@@ -490,6 +493,7 @@ impl Watch {
         for (group, text) in early {
             self.hear(group, &text);
         }
+        self.fabric.bury(None);
         self.watch_near(away);
         self.watch_far(now, away);
     }
@@ -525,9 +529,11 @@ impl Watch {
     fn watch_far(&mut self, now: Instant, away: bool) {
         let limit = self.limit();
         let groups = self.fabric.engine.report().0;
-        let groups = groups.into_iter().map(|(group, doing)| (group, doing.current, doing.finished)).collect();
+        let groups =
+            groups.into_iter().map(|(group, doing)| (group, doing.current, doing.finished)).collect();
         let pulse = ControlFrame::Pulse { groups };
-        let (mut silent, mut worrying, mut broken, mut late) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut silent, mut worrying, mut broken, mut late) =
+            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for (token, stream) in &mut self.streams {
             if !stream.greeted() && stream.peer.is_none() {
                 if now.saturating_duration_since(stream.since) > GREETING_MAX {
@@ -596,10 +602,24 @@ impl Stream {
     }
 }
 
+/// Begins to connect to another host.
+fn connect(address: std::net::SocketAddr) -> io::Result<TcpStream> {
+    let socket = socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None)?;
+    socket.set_nonblocking(true)?;
+    socket.set_tcp_nodelay(true)?;
+    match socket.connect(&address.into()) {
+        Err(error) if error.raw_os_error() != Some(Errno::INPROGRESS.raw_os_error()) => Err(error),
+        _ => Ok(socket.into()),
+    }
+}
+
 fn send_descriptors(socket: &UnixStream, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    assert!(ancillary.push(SendAncillaryMessage::ScmRights(descriptors)), "there is space for two descriptors");
+    assert!(
+        ancillary.push(SendAncillaryMessage::ScmRights(descriptors)),
+        "there is space for two descriptors"
+    );
     let parts = [io::IoSlice::new(bytes)];
     let sent = rustix::net::sendmsg(socket, &parts, &mut ancillary, SendFlags::NOSIGNAL)?;
     if sent == bytes.len() { Ok(()) } else { Err(io::Error::other("a hello was cut short")) }

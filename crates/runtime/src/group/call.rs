@@ -76,16 +76,19 @@ impl Group {
             if let Some(fault) = state.failed() {
                 return Err((request.label, fault.clone()));
             }
-            let Request { mut label, kind, bytes, root, regular, mut buffers, in_place, reduction, finish } = request;
+            let Request { mut label, kind, bytes, root, regular, mut buffers, in_place, reduction, finish } =
+                request;
             label.seq = state.next_sequence_number();
-            let in_order = inner.options.deterministic || reduction.as_ref().is_some_and(Reduction::must_keep_order);
+            let in_order =
+                inner.options.deterministic || reduction.as_ref().is_some_and(Reduction::must_keep_order);
             let needs = Needs { in_rank_order: in_order, equal_parts: regular };
             let choice = state.planner.plan(kind, bytes, root, needs);
             if in_place {
                 let part = cut(buffers.view(0), choice.plan.output);
                 buffers.set(Buffer::Output, Parts::Equal { view: 0, part });
             }
-            let work = Shared::new(label, choice.name, deadline, &inner.name, inner.rank, inner.topology.size());
+            let work =
+                Shared::new(label, choice.name, deadline, &inner.name, inner.rank, inner.topology.size());
             let run = Run::new(label, inner.rank, choice.plan, buffers, reduction, state.planner.piece());
             state.start(Job { run, work: Arc::clone(&work), finish });
             Ok(work)
@@ -105,7 +108,8 @@ impl Group {
     }
 
     pub(super) fn reduction(&self, label: &Label, op: &ReduceOp, dtype: DType) -> Result<Reduction> {
-        Reduction::new(op, dtype, self.size()).map_err(|error| self.error(*label, Fault::argument(error.to_string())))
+        Reduction::new(op, dtype, self.size())
+            .map_err(|error| self.error(*label, Fault::argument(error.to_string())))
     }
 
     pub(super) fn refuse<T>(&self, label: &Label, message: String) -> Result<T> {
@@ -119,7 +123,10 @@ impl Group {
     pub fn broadcast(&self, tensor: TensorView, root: Rank) -> Result<Work> {
         let label = Label::new(OpKind::Broadcast, 0).elements(tensor.dtype(), tensor.elements()).root(root);
         self.check_root(&label, root, "root")?;
-        self.submit_strided(tensor, |tensor| Request { root, ..Request::in_place(label, Kind::Broadcast, tensor) })
+        self.submit_strided(tensor, |tensor| Request {
+            root,
+            ..Request::in_place(label, Kind::Broadcast, tensor)
+        })
     }
 
     /// The combination of all ranks' tensors, on all ranks, in place.
@@ -129,6 +136,25 @@ impl Group {
     #[inline]
     pub fn all_reduce(&self, tensor: TensorView, op: ReduceOp) -> Result<Work> {
         self.all_reduce_as(OpKind::AllReduce, tensor, &op)
+    }
+
+    /// As [`Group::all_reduce`] on a flat copy, with what to do with it at the end.
+    pub(super) fn all_reduce_packed(
+        &self,
+        kind: OpKind,
+        tensor: TensorView,
+        op: &ReduceOp,
+        finish: impl FnOnce(TensorView) + Send + 'static,
+    ) -> Result<Work> {
+        let label = Label::new(kind, 0).elements(tensor.dtype(), tensor.elements()).reduction(op);
+        let reduction = self.reduction(&label, op, tensor.dtype())?;
+        if reduction.needs_preparation() {
+            reduction.prepare(tensor.span(), tensor.span().bytes());
+        }
+        let mut request =
+            Request { reduction: Some(reduction), ..Request::in_place(label, Kind::AllReduce, tensor) };
+        request.finish = Some(Box::new(move |buffers| finish(buffers.into_first())));
+        self.submit(request)
     }
 
     pub(super) fn all_reduce_as(&self, kind: OpKind, tensor: TensorView, op: &ReduceOp) -> Result<Work> {
@@ -147,7 +173,10 @@ impl Group {
     /// # Errors
     /// If `root` is out of range, the dtype has no such reduction, or the group has failed.
     pub fn reduce(&self, tensor: TensorView, op: ReduceOp, root: Rank) -> Result<Work> {
-        let label = Label::new(OpKind::Reduce, 0).elements(tensor.dtype(), tensor.elements()).reduction(&op).root(root);
+        let label = Label::new(OpKind::Reduce, 0)
+            .elements(tensor.dtype(), tensor.elements())
+            .reduction(&op)
+            .root(root);
         self.check_root(&label, root, "root")?;
         let reduction = self.reduction(&label, &op, tensor.dtype())?;
         self.submit_strided(tensor, |tensor| {
@@ -178,10 +207,18 @@ impl Group {
     }
 
     /// One tensor must be as long as all ranks' other ones together.
-    fn check_whole(&self, label: &Label, whole: &str, all: &TensorView, part: &str, one: &TensorView) -> Result<()> {
+    fn check_whole(
+        &self,
+        label: &Label,
+        whole: &str,
+        all: &TensorView,
+        part: &str,
+        one: &TensorView,
+    ) -> Result<()> {
         if all.dtype() != one.dtype() {
             let (whole_dtype, part_dtype) = (all.dtype(), one.dtype());
-            return self.refuse(label, format!("the {whole} has dtype {whole_dtype}, the {part} {part_dtype}"));
+            return self
+                .refuse(label, format!("the {whole} has dtype {whole_dtype}, the {part} {part_dtype}"));
         }
         if one.elements().checked_mul(self.size()) != Some(all.elements()) {
             let message = format!(
@@ -204,13 +241,21 @@ impl Group {
         self.all_gather_as(OpKind::AllGather, outputs, input)
     }
 
-    pub(super) fn all_gather_as(&self, kind: OpKind, outputs: Vec<TensorView>, input: TensorView) -> Result<Work> {
+    pub(super) fn all_gather_as(
+        &self,
+        kind: OpKind,
+        outputs: Vec<TensorView>,
+        input: TensorView,
+    ) -> Result<Work> {
         let total = outputs.iter().map(TensorView::elements).sum();
         let label = Label::new(kind, 0).elements(input.dtype(), total);
         self.check_list(&label, "outputs", &outputs, input.dtype(), None)?;
         if outputs[self.rank()].elements() != input.elements() {
             let (own, rank) = (outputs[self.rank()].elements(), self.rank());
-            let message = format!("the input has {} elements, but output {rank}, where it goes, has {own}", input.elements());
+            let message = format!(
+                "the input has {} elements, but output {rank}, where it goes, has {own}",
+                input.elements()
+            );
             return self.refuse(&label, message);
         }
         let mut request = Request::new(label, Kind::AllGather, total * input.dtype().size());
@@ -237,13 +282,15 @@ impl Group {
         }
         for (rank, tensor) in list.iter().enumerate() {
             if tensor.dtype() != dtype {
-                let message = format!("number {rank} of the {what} has dtype {}, not {dtype}", tensor.dtype());
+                let message =
+                    format!("number {rank} of the {what} has dtype {}, not {dtype}", tensor.dtype());
                 return self.refuse(label, message);
             }
             if let Some(elements) = elements
                 && tensor.elements() != elements
             {
-                let message = format!("number {rank} of the {what} has {} elements, not {elements}", tensor.elements());
+                let message =
+                    format!("number {rank} of the {what} has {} elements, not {elements}", tensor.elements());
                 return self.refuse(label, message);
             }
         }
@@ -299,9 +346,10 @@ impl Group {
     fn check_root_only(&self, label: &Label, what: &str, count: usize, root: Rank) -> Result<()> {
         match (self.rank() == root, count) {
             (true, 0) => self.refuse(label, format!("rank {root} is the root and needs {what}")),
-            (false, 1..) => {
-                self.refuse(label, format!("rank {} is not the root {root} and must not give {what}", self.rank()))
-            }
+            (false, 1..) => self.refuse(
+                label,
+                format!("rank {} is not the root {root} and must not give {what}", self.rank()),
+            ),
             _ => Ok(()),
         }
     }
@@ -353,8 +401,9 @@ impl Group {
     /// # Errors
     /// If `input` is not as long as all outputs together, the dtype has no such reduction, or the group has failed.
     pub fn reduce_scatter_into(&self, output: TensorView, input: TensorView, op: ReduceOp) -> Result<Work> {
-        let label =
-            Label::new(OpKind::ReduceScatterInto, 0).elements(output.dtype(), output.elements()).reduction(&op);
+        let label = Label::new(OpKind::ReduceScatterInto, 0)
+            .elements(output.dtype(), output.elements())
+            .reduction(&op);
         self.check_whole(&label, "input", &input, "output", &output)?;
         let reduction = self.reduction(&label, &op, input.dtype())?;
         let (bytes, part) = (input.byte_len(), output.byte_len());
@@ -378,7 +427,10 @@ impl Group {
         let reduction = self.reduction(&label, &op, output.dtype())?;
         if inputs[self.rank()].elements() != output.elements() {
             let (own, rank) = (inputs[self.rank()].elements(), self.rank());
-            let message = format!("the output has {} elements, but input {rank}, which goes there, has {own}", output.elements());
+            let message = format!(
+                "the output has {} elements, but input {rank}, which goes there, has {own}",
+                output.elements()
+            );
             return self.refuse(&label, message);
         }
         let mut request = Request::new(label, Kind::ReduceScatter, total * output.dtype().size());
@@ -413,7 +465,10 @@ impl Group {
         let count = if equal { input.elements() } else { 0 };
         let label = Label::new(OpKind::AllToAllSingle, 0).elements(input.dtype(), count);
         if input.dtype() != output.dtype() {
-            return self.refuse(&label, format!("the input has dtype {}, the output {}", input.dtype(), output.dtype()));
+            return self.refuse(
+                &label,
+                format!("the input has dtype {}, the output {}", input.dtype(), output.dtype()),
+            );
         }
         let element = input.dtype().size();
         let (output_len, input_len) = (output.elements(), input.elements());
@@ -421,15 +476,15 @@ impl Group {
         let mut request = Request::new(label, Kind::AllToAll, bytes);
         request.regular = equal;
         let (output, input) = (request.buffers.add(output), request.buffers.add(input));
-        let output = self.split(&label, "output", output, output_len, output_splits, element)?;
-        let input = self.split(&label, "input", input, input_len, input_splits, element)?;
+        let output = self.cut_by(&label, "output", output, output_len, output_splits, element)?;
+        let input = self.cut_by(&label, "input", input, input_len, input_splits, element)?;
         request.buffers.set(Buffer::Output, Parts::Table(output));
         request.buffers.set(Buffer::Input, Parts::Table(input));
         self.submit(request)
     }
 
     /// The parts of a view according to its splits.
-    fn split(
+    fn cut_by(
         &self,
         label: &Label,
         what: &str,
@@ -441,7 +496,9 @@ impl Group {
         let size = self.size();
         if splits.is_empty() {
             if !elements.is_multiple_of(size) {
-                let message = format!("the {what} has {elements} elements, which {size} ranks cannot share equally; give splits");
+                let message = format!(
+                    "the {what} has {elements} elements, which {size} ranks cannot share equally; give splits"
+                );
                 return self.refuse(label, message);
             }
             let part = elements / size * element;
@@ -579,7 +636,10 @@ impl Group {
             return calls.recv(answer.lend(), 0, TAG)?.wait();
         }
         let mut words: Vec<Tensor> = (0..self.size()).map(|_| word()).collect();
-        let waits: Vec<Work> = words.iter_mut().enumerate().skip(1)
+        let waits: Vec<Work> = words
+            .iter_mut()
+            .enumerate()
+            .skip(1)
             .map(|(rank, word)| calls.recv(word.lend(), rank, TAG))
             .collect::<Result<_>>()?;
         let deadline = tenfold_store::Deadline::after(timeout);
@@ -587,7 +647,9 @@ impl Group {
         for (index, wait) in waits.iter().enumerate() {
             match wait.wait_for(deadline.left().unwrap_or(Duration::MAX)) {
                 Ok(()) => {}
-                Err(error) if error.kind() == FaultKind::Timeout && self.failure().is_none() => missing.push(index + 1),
+                Err(error) if error.kind() == FaultKind::Timeout && self.failure().is_none() => {
+                    missing.push(index + 1)
+                }
                 Err(error) => return Err(error),
             }
             if !missing.is_empty() && !wait_for_all {
@@ -610,7 +672,11 @@ impl Group {
 
     /// Submits a request on one tensor that may be strided: then on a contiguous copy, which is copied back at the end.
     #[inline]
-    fn submit_strided(&self, tensor: TensorView, request: impl FnOnce(TensorView) -> Request) -> Result<Work> {
+    fn submit_strided(
+        &self,
+        tensor: TensorView,
+        request: impl FnOnce(TensorView) -> Request,
+    ) -> Result<Work> {
         if tensor.is_contiguous() {
             return self.submit(request(tensor));
         }

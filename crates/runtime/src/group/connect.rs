@@ -72,7 +72,8 @@ pub(super) fn meet(store: &Arc<dyn Store>, rank: Rank, size: usize, options: &Op
         address: fabric.address(),
         room: room.offset(),
     };
-    let exchange = Exchange { store, rank, size, prefix: format!("tenfold/{}/{joined}", options.name), deadline };
+    let exchange =
+        Exchange { store, rank, size, prefix: format!("tenfold/{}/{joined}", options.name), deadline };
     let cards: Vec<Card> = exchange.all("card", &card)?;
     check(&cards, rank, size)?;
     let peers = introduce(&fabric, &cards, rank)?;
@@ -83,7 +84,8 @@ pub(super) fn meet(store: &Arc<dyn Store>, rank: Rank, size: usize, options: &Op
     }
     exchange.forget_earlier(joined, &options.name);
     let members = peers.into_iter().zip(&cards).zip(&hosts);
-    let members = members.map(|((peer, card), host)| Member { peer, near: *host == hosts[rank], room: card.room });
+    let members =
+        members.map(|((peer, card), host)| Member { peer, near: *host == hosts[rank], room: card.room });
     let members: Vec<Member> = members.collect();
     for (member, card) in members.iter().zip(&cards) {
         if let Some(peer) = &member.peer {
@@ -101,7 +103,8 @@ pub(super) fn meet(store: &Arc<dyn Store>, rank: Rank, size: usize, options: &Op
 pub(super) fn new_room(fabric: &FabricHandle, size: usize, id: u64) -> Result<Arc<Room>, Fault> {
     let key = (id as u32 ^ (id >> 32) as u32).max(1); // 0 is no room
     let room = Room::new(fabric.segment(), size, key).map_err(|error| {
-        Fault::io("no shared memory for a group", &error).hint("drop groups or shared tensors that are no longer used")
+        Fault::io("no shared memory for a group", &error)
+            .hint("drop groups or shared tensors that are no longer used")
     })?;
     Ok(Arc::new(room))
 }
@@ -110,12 +113,17 @@ pub(super) fn new_room(fabric: &FabricHandle, size: usize, id: u64) -> Result<Ar
 pub(super) fn group_id(name: &str, joined: u64) -> u64 {
     // FNV-1a, then mixed so that the upper half depends on everything too. Fixed, since ranks may run different builds.
     let bytes = name.bytes().chain(joined.to_le_bytes());
-    let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+    let hash = bytes
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
     let hash = (hash ^ hash >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93);
     hash ^ hash >> 32
 }
 
-fn make_fabric(store: &Arc<dyn Store>, options: &Options, environment: &Environment) -> Result<FabricHandle, Fault> {
+fn make_fabric(
+    store: &Arc<dyn Store>,
+    options: &Options,
+    environment: &Environment,
+) -> Result<FabricHandle, Fault> {
     let interface = match options.interface {
         Some(interface) => interface,
         None => crate::network::address_towards(address_of(&**store), environment.interfaces.as_ref())
@@ -150,11 +158,15 @@ fn whereabouts(card: &Card, near: bool) -> Whereabouts {
 fn check(cards: &[Card], rank: Rank, size: usize) -> Result<(), Fault> {
     for (other, card) in cards.iter().enumerate() {
         if card.version != VERSION {
-            let message = format!("rank {other} speaks version {} and rank {rank} version {VERSION}", card.version);
-            return Err(Fault::new(FaultKind::Protocol, message).peer(other).hint("run the same tenfold everywhere"));
+            let message =
+                format!("rank {other} speaks version {} and rank {rank} version {VERSION}", card.version);
+            return Err(Fault::new(FaultKind::Protocol, message)
+                .peer(other)
+                .hint("run the same tenfold everywhere"));
         }
         if card.size != size {
-            let message = format!("rank {other} says that the group has {} ranks, rank {rank} says {size}", card.size);
+            let message =
+                format!("rank {other} says that the group has {} ranks, rank {rank} says {size}", card.size);
             return Err(Fault::new(FaultKind::Mismatch, message).peer(other));
         }
         if let Some(twin) = cards[..other].iter().position(|earlier| earlier.fabric == card.fabric) {
@@ -170,7 +182,9 @@ type Peers = Vec<Option<Arc<crate::fabric::Peer>>>;
 fn introduce(fabric: &FabricHandle, cards: &[Card], rank: Rank) -> Result<Peers, Fault> {
     let peer = |(other, card): (usize, &Card)| {
         let id = u128::from_str_radix(&card.fabric, 16);
-        let id = id.map_err(|_| Fault::new(FaultKind::Protocol, format!("rank {other} has no proper card")).peer(other))?;
+        let id = id.map_err(|_| {
+            Fault::new(FaultKind::Protocol, format!("rank {other} has no proper card")).peer(other)
+        })?;
         Ok((other != rank).then(|| fabric.peer(FabricId(id))))
     };
     cards.iter().enumerate().map(peer).collect()
@@ -248,7 +262,8 @@ fn store_fault(error: tenfold_store::Error) -> Fault {
         _ => FaultKind::Store,
     };
     let text = error.to_string();
-    let (message, hint) = text.split_once("\n  hint: ").map_or((text.as_str(), None), |(message, hint)| (message, Some(hint)));
+    let (message, hint) =
+        text.split_once("\n  hint: ").map_or((text.as_str(), None), |(message, hint)| (message, Some(hint)));
     let fault = Fault::new(kind, message);
     match hint {
         Some(hint) => fault.hint(hint),

@@ -61,7 +61,8 @@ impl Inquest {
         // The few are named as the culprits; of two equal camps, the one without the lowest rank.
         let most = calls.iter().map(|(_, ranks)| ranks.len()).max().unwrap_or(0);
         let usual = calls.iter().position(|(_, ranks)| ranks.len() == most).unwrap_or(0);
-        let culprit = calls.iter().enumerate().find(|(index, _)| *index != usual).map(|(_, (_, ranks))| ranks[0]);
+        let culprit =
+            calls.iter().enumerate().find(|(index, _)| *index != usual).map(|(_, (_, ranks))| ranks[0]);
         let texts: Vec<String> = calls
             .iter()
             .map(|(head, ranks)| {

@@ -212,7 +212,10 @@ impl Group {
                 scope.spawn(move || body(Group::connect(store, rank, size, options)?))
             };
             let ranks: Vec<_> = (0..size).map(start).collect();
-            ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+            ranks
+                .into_iter()
+                .map(|rank| rank.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+                .collect()
         })
     }
 
@@ -273,7 +276,9 @@ impl Group {
     pub fn shared_tensor(&self, dtype: DType, elements: usize) -> Result<Tensor> {
         let bytes = elements.checked_mul(dtype.size());
         let block = bytes
-            .ok_or_else(|| Fault::argument(format!("{elements} elements of {dtype} do not fit the address space")))
+            .ok_or_else(|| {
+                Fault::argument(format!("{elements} elements of {dtype} do not fit the address space"))
+            })
             .and_then(|bytes| {
                 let allocated = self.inner.fabric.segment().allocate(bytes);
                 allocated.map_err(|error| Fault::io("no shared memory for a tensor", &error))
@@ -287,7 +292,12 @@ impl Group {
     /// Gives the group up, on all ranks: whatever is under way fails with `reason`, and so does every later call.
     pub fn abort(&self, reason: &str) {
         let fabric = &self.inner.fabric;
-        let message = format!("rank {} (host {}, pid {}) aborted the group: {reason}", self.rank(), fabric.host(), fabric.pid());
+        let message = format!(
+            "rank {} (host {}, pid {}) aborted the group: {reason}",
+            self.rank(),
+            fabric.host(),
+            fabric.pid()
+        );
         let fault = Fault::new(crate::FaultKind::Aborted, message).peer(self.rank());
         fabric.engine.fail(fabric, self.inner.index, fault);
     }
@@ -340,7 +350,7 @@ impl Drop for Inner {
         state.say_goodbye(fabric);
         let mut finished = Vec::new();
         state.close(closed, &mut finished);
-        drop(state);
+        fabric.bury(state.into_remains());
         fabric.forget_group(self.id);
         finished.into_iter().for_each(|work: Arc<crate::work::Shared>| work.tell());
     }

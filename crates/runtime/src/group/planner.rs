@@ -54,9 +54,13 @@ impl Planner {
             self.cache.swap(0, index); // the usual one is found first
             return self.cache[0].1.clone();
         }
-        let forced = self.forced.iter().find(|algorithm| algorithm.kind == kind && algorithm.suits(bytes, needs));
+        let forced =
+            self.forced.iter().find(|algorithm| algorithm.kind == kind && algorithm.suits(bytes, needs));
         let algorithm = forced.copied().unwrap_or_else(|| choose(kind, bytes, &self.topology, needs));
-        let choice = Choice { name: algorithm.name, plan: Arc::new((algorithm.plan)(&self.topology, self.rank, root)) };
+        let choice = Choice {
+            name: algorithm.name,
+            plan: Arc::new((algorithm.plan)(&self.topology, self.rank, root)),
+        };
         if self.cache.len() == CACHE {
             self.cache.pop();
         }
@@ -75,7 +79,10 @@ pub(crate) fn look_up(pairs: &[(String, String)]) -> Result<Vec<&'static Algorit
         };
         named(kind, name).ok_or_else(|| {
             let known: Vec<&str> = names(kind).collect();
-            Fault::argument(format!("there is no algorithm `{name}` for {operation}; there are {}", known.join(", ")))
+            Fault::argument(format!(
+                "there is no algorithm `{name}` for {operation}; there are {}",
+                known.join(", ")
+            ))
         })
     };
     pairs.iter().map(find).collect()
@@ -88,9 +95,15 @@ mod tests {
     #[test]
     fn an_unknown_algorithm_is_answered_with_the_known_ones() {
         let error = look_up(&[("all_reduce".into(), "magic".into())]).unwrap_err();
-        assert!(error.message.starts_with("there is no algorithm `magic` for all_reduce; there are one_shot, "));
+        assert!(
+            error.message.starts_with("there is no algorithm `magic` for all_reduce; there are one_shot, ")
+        );
         let error = look_up(&[("reduce_all".into(), "ring".into())]).unwrap_err();
-        assert!(error.message.starts_with("there is no collective `reduce_all`; there are "), "{}", error.message);
+        assert!(
+            error.message.starts_with("there is no collective `reduce_all`; there are "),
+            "{}",
+            error.message
+        );
     }
 
     #[test]

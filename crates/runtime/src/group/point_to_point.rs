@@ -139,7 +139,12 @@ impl PointToPoint {
         Ok(moved)
     }
 
-    fn poll_sends(&mut self, to: Rank, mesh: &mut Mesh, finished: &mut Vec<Arc<Shared>>) -> Result<bool, Fault> {
+    fn poll_sends(
+        &mut self,
+        to: Rank,
+        mesh: &mut Mesh,
+        finished: &mut Vec<Arc<Shared>>,
+    ) -> Result<bool, Fault> {
         let piece = piece(mesh, to);
         let mut moved = false;
         while let Some(sending) = self.sends[to].front_mut() {
@@ -169,7 +174,12 @@ impl PointToPoint {
         Ok(moved)
     }
 
-    fn poll_arriving(&mut self, from: Rank, mesh: &mut Mesh, finished: &mut Vec<Arc<Shared>>) -> Result<bool, Fault> {
+    fn poll_arriving(
+        &mut self,
+        from: Rank,
+        mesh: &mut Mesh,
+        finished: &mut Vec<Arc<Shared>>,
+    ) -> Result<bool, Fault> {
         let piece = piece(mesh, from);
         let mut moved = false;
         loop {
@@ -201,7 +211,9 @@ impl PointToPoint {
 
     /// A message begins to arrive: for whom? False if there is no room to keep it.
     fn begin(&mut self, from: Rank, head: &Head) -> Result<bool, Fault> {
-        let label = Label::from_head(head).filter(|label| label.kind == OpKind::Send).ok_or_else(|| nonsense(from))?;
+        let label = Label::from_head(head)
+            .filter(|label| label.kind == OpKind::Send)
+            .ok_or_else(|| nonsense(from))?;
         let element = label.dtype.map_or(1, tenfold_memory::DType::size);
         let total = usize::try_from(label.count).ok().and_then(|count| count.checked_mul(element));
         let total = total.ok_or_else(|| nonsense(from))?;
@@ -222,9 +234,8 @@ impl PointToPoint {
 
     /// The receive that was called first among those that a message of `from` with `tag` may go to.
     fn matching(&self, from: Rank, tag: u32) -> Option<usize> {
-        let fits = |receiving: &Receiving| {
-            receiving.tag == tag && receiving.from.is_none_or(|asked| asked == from)
-        };
+        let fits =
+            |receiving: &Receiving| receiving.tag == tag && receiving.from.is_none_or(|asked| asked == from);
         self.receives.iter().position(fits)
     }
 

@@ -13,12 +13,13 @@ use tenfold_memory::{Doing, Head, Lane};
 use tenfold_plan::Rank;
 
 use super::inquest::Inquest;
+use super::planner::Planner;
 use super::point_to_point::PointToPoint;
 use crate::fabric::{Fabric, Fate, Peer};
 use crate::fault::{Error, Fault, FaultKind, show_duration, show_ranks};
 use crate::label::Label;
 use crate::run::{Buffers, Run};
-use crate::transport::mesh::Mesh;
+use crate::transport::mesh::{Member, Mesh, Remains};
 use crate::transport::{Socket, Wants};
 use crate::wire::FabricId;
 use crate::work::{Shared, earlier};
@@ -64,6 +65,10 @@ pub(crate) struct GroupState {
     pub(super) mesh: Mesh,
     queue: VecDeque<Job>,
     pub(super) messages: PointToPoint,
+    pub(super) planner: Planner,
+    /// Collectives and messages that were called.
+    calls: u64,
+    collectives: u64,
     doing: Doing,
     /// Heads of the last calls.
     history: VecDeque<Head>,
@@ -73,7 +78,7 @@ pub(crate) struct GroupState {
 }
 
 impl GroupState {
-    pub(crate) fn new(id: u64, name: Arc<str>, rank: Rank, mesh: Mesh) -> Box<Self> {
+    pub(crate) fn new(id: u64, name: Arc<str>, rank: Rank, mesh: Mesh, planner: Planner) -> Box<Self> {
         let size = mesh.members().len();
         Box::new(GroupState {
             id,
@@ -82,6 +87,9 @@ impl GroupState {
             mesh,
             queue: VecDeque::new(),
             messages: PointToPoint::new(rank, size),
+            planner,
+            calls: 0,
+            collectives: 0,
             doing: Doing::default(),
             history: VecDeque::new(),
             failed: None,
@@ -108,6 +116,41 @@ impl GroupState {
     #[inline]
     pub(crate) fn failed(&self) -> Option<&Fault> {
         self.failed.as_ref()
+    }
+
+    pub(crate) fn sequence_number(&self) -> u64 {
+        self.calls
+    }
+
+    /// The number of the next collective: the same on all ranks, whatever messages they sent meanwhile.
+    #[inline]
+    pub(super) fn next_sequence_number(&mut self) -> u64 {
+        self.calls += 1;
+        self.collectives += 1;
+        self.collectives
+    }
+
+    pub(super) fn next_message_number(&mut self) -> u64 {
+        self.calls += 1;
+        self.calls
+    }
+
+    pub(super) fn members(&self) -> &[Member] {
+        self.mesh.members()
+    }
+
+    /// Everything under way ends with `fault`; nobody is told.
+    pub(super) fn close(&mut self, fault: Fault, finished: &mut Vec<Arc<Shared>>) {
+        for (index, job) in self.queue.drain(..).enumerate() {
+            let progress = if index == 0 { job.run.progress() } else { "not begun".to_string() };
+            let error = Error::new(job.work.scene(Some(progress)), fault.clone());
+            drop(job.run);
+            if job.work.finish(Err(error)) {
+                finished.push(job.work);
+            }
+        }
+        self.messages.fail(&fault, finished);
+        self.failed = Some(fault);
     }
 
     pub(crate) fn has(&self, work: &Shared) -> bool {
@@ -158,6 +201,7 @@ impl GroupState {
             let before = job.run.position();
             if job.run.poll(&mut self.mesh.lane(Lane::Collective))?.is_pending() {
                 moved |= job.run.position() != before;
+                self.mesh.pump()?;
                 break;
             }
             moved = true;
@@ -291,7 +335,9 @@ impl GroupState {
                 (Some(finished), Some(current)) if current != finished => {
                     format!("rank {rank} last finished {finished} and is in {current}")
                 }
-                (Some(finished), _) => format!("rank {rank} last finished {finished} and has called nothing since"),
+                (Some(finished), _) => {
+                    format!("rank {rank} last finished {finished} and has called nothing since")
+                }
             });
         }
         facts.push("see its log, or raise `timeout`".to_string());
@@ -305,7 +351,8 @@ impl GroupState {
     /// As in ``rank 3 of group `default`; all_reduce(…) #812 waits for it``.
     pub(crate) fn waiting_for(&self, id: FabricId) -> Option<String> {
         let wants = self.wants();
-        let is_it = |rank: &Rank| self.mesh.members()[*rank].peer.as_ref().is_some_and(|peer| peer.id() == id);
+        let is_it =
+            |rank: &Rank| self.mesh.members()[*rank].peer.as_ref().is_some_and(|peer| peer.id() == id);
         let rank = wants.messages.iter().chain(&wants.room).find(|rank| is_it(rank))?;
         let work = self.works().next()?;
         Some(format!("rank {rank} of group `{}`; {work:?} waits for it", self.name))
@@ -330,16 +377,7 @@ impl GroupState {
         if self.failed.is_some() {
             return;
         }
-        for (index, job) in self.queue.drain(..).enumerate() {
-            let progress = if index == 0 { job.run.progress() } else { "not begun".to_string() };
-            let error = Error::new(job.work.scene(Some(progress)), fault.clone());
-            drop(job.run);
-            if job.work.finish(Err(error)) {
-                finished.push(job.work);
-            }
-        }
-        self.messages.fail(&fault, finished);
-        self.failed = Some(fault);
+        self.close(fault, finished);
         if let Some(text) = self.notice() {
             fabric.tell(self.peers(), self.id, text);
         }
@@ -357,9 +395,15 @@ impl GroupState {
     /// What to tell members about why the group failed.
     pub(crate) fn notice(&self) -> Option<Vec<u8>> {
         let Fault { kind, peer, message, hint } = self.failed.clone()?;
-        let seen = matches!(kind, FaultKind::Timeout | FaultKind::PeerSilent) && !message.contains("(seen by rank");
+        let seen =
+            matches!(kind, FaultKind::Timeout | FaultKind::PeerSilent) && !message.contains("(seen by rank");
         let message = if seen { format!("{message} (seen by rank {})", self.rank) } else { message };
         Some(encode(&Notice::Failed { rank: self.rank, kind, peer, message, hint }))
+    }
+
+    /// What members still have to read.
+    pub(super) fn into_remains(self) -> Option<Remains> {
+        self.mesh.into_remains()
     }
 
     /// The last thing that members hear of this rank.

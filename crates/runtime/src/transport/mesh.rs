@@ -12,7 +12,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::task::Poll;
 
-use tenfold_memory::{Bytes, Doing, Head, INLINE, Lane, Link, Payload, PeerRoom, Room, SLOT, SLOTS, Span, Wanted};
+use tenfold_memory::{
+    Bytes, Doing, Head, INLINE, Lane, Link, Payload, PeerRoom, Room, SLOT, SLOTS, Span, Wanted,
+};
 use tenfold_plan::Rank;
 
 use crate::fabric::{Fabric, Fate, Peer};
@@ -46,6 +48,8 @@ pub(crate) struct Mesh {
     members: Vec<Member>,
     room: Arc<Room>,
     routes: Vec<Route>,
+    /// Some routes are TCP.
+    has_far: bool,
     slots: [Slots; 2],
     /// Peers that were sent something which they may not have read yet, by lane.
     unread: [Vec<Rank>; 2],
@@ -155,6 +159,7 @@ impl Mesh {
             routes: members.iter().map(|_| Route::Unknown).collect(),
             members,
             room,
+            has_far: false,
             slots: [Slots::new(0, SLOTS[0]), Slots::new(SLOTS[0], SLOTS[1])],
             unread: [Vec::new(), Vec::new()],
             holders: [Vec::new(), Vec::new()],
@@ -198,13 +203,15 @@ impl Mesh {
             // Also watches over the peer's life.
             self.fabric.dial(peer);
             self.routes[to] = Route::Far(Box::default());
+            self.has_far = true;
             return Ok(());
         }
         let Some(segment) = peer.segment() else {
             self.fabric.dial(peer);
             return Ok(());
         };
-        let damaged = || Fault::new(FaultKind::Protocol, format!("rank {to} has no room where it said")).peer(to);
+        let damaged =
+            || Fault::new(FaultKind::Protocol, format!("rank {to} has no room where it said")).peer(to);
         let theirs = PeerRoom::new(segment, member.room, self.members.len(), self.key).ok_or_else(damaged)?;
         let link = Link::new(&self.room, to, theirs, self.rank).ok_or_else(damaged)?;
         let near = Near { link, peer: Arc::clone(peer), staged: Default::default(), lent: [None; 2] };
@@ -290,7 +297,8 @@ impl Mesh {
                 },
             };
             let Route::Near(near) = &mut self.routes[to] else { unreachable!("as above") };
-            let payload = Payload::At { place: self.room.slot_place(usize::from(slot)), len: bytes.len() as u64 };
+            let payload =
+                Payload::At { place: self.room.slot_place(usize::from(slot)), len: bytes.len() as u64 };
             near.link.outbox(lane).post(head, payload);
             let number = near.link.outbox(lane).sent();
             if near.staged[lane as usize].is_empty() && !self.holders[lane as usize].contains(&to) {
@@ -458,7 +466,12 @@ impl Mesh {
     }
 
     /// Writes out what sockets did not take at once.
+    #[inline]
     pub(crate) fn pump(&mut self) -> Result<(), Fault> {
+        if self.has_far { self.pump_far() } else { Ok(()) }
+    }
+
+    fn pump_far(&mut self) -> Result<(), Fault> {
         for (peer, route) in self.routes.iter_mut().enumerate() {
             if let Route::Far(far) = route {
                 for outgoing in far.outgoing.iter_mut().flatten().filter(|outgoing| !outgoing.is_idle()) {
@@ -531,8 +544,10 @@ impl Mesh {
         let flushed = if wants.flush { &self.unread[0] } else { none };
         // A free slot may be what is missing, and anybody who has one may give it back.
         let [first, second] = &self.holders;
-        let holders = if wants.room.is_empty() { none.iter().chain(none) } else { first.iter().chain(second) };
-        let near = wants.messages.iter().chain(&wants.any_of).chain(&wants.room).chain(flushed).chain(holders);
+        let holders =
+            if wants.room.is_empty() { none.iter().chain(none) } else { first.iter().chain(second) };
+        let near =
+            wants.messages.iter().chain(&wants.any_of).chain(&wants.room).chain(flushed).chain(holders);
         for &rank in near {
             if let Route::Near(near) = &self.routes[rank] {
                 near.link.want(Wanted::ANYTHING);
@@ -560,17 +575,49 @@ impl Mesh {
     }
 }
 
+/// What a rank leaves behind in a group that it left: messages that not everybody has read.
+#[derive(Debug)]
+pub(crate) struct Remains {
+    unread: Vec<Box<Near>>,
+    /// Its memory goes back with the last message.
+    _room: Arc<Room>,
+}
+
+impl Mesh {
+    /// Nothing if everybody has read everything.
+    pub(crate) fn into_remains(self) -> Option<Remains> {
+        let near = self.routes.into_iter().filter_map(|route| match route {
+            Route::Near(near) => Some(near),
+            _ => None,
+        });
+        let mut remains = Remains { unread: near.collect(), _room: self.room };
+        (!remains.are_read()).then_some(remains)
+    }
+}
+
+impl Remains {
+    /// Can they go?
+    pub(crate) fn are_read(&mut self) -> bool {
+        self.unread.retain_mut(|near| {
+            near.peer.fate().is_none() && near.link.theirs().is_open() && !near.link.is_read()
+        });
+        self.unread.is_empty()
+    }
+}
+
 fn hello(fabric: &Fabric, group: u64, from: Rank, to: Rank, lane: Lane, peer: &Peer) -> Hello {
     let purpose = Purpose::Data { group, from: from as u32, to: to as u32, lane: lane as u8 };
     Hello { purpose, sender: fabric.id(), receiver: peer.id() }
 }
 
 fn open(fabric: &Fabric, peer: &Peer, rank: Rank, hello: &Hello) -> Result<TcpOut, Fault> {
-    let address: SocketAddr = peer
-        .address()
-        .ok_or_else(|| Fault::new(FaultKind::Connect, format!("rank {rank} ({peer}) has no TCP address")).peer(rank))?;
-    TcpOut::connect(address, fabric.interface(), hello)
-        .map_err(|error| Fault::new(FaultKind::Connect, format!("cannot reach rank {rank} ({peer}) at {address}: {error}")).peer(rank))
+    let address: SocketAddr = peer.address().ok_or_else(|| {
+        Fault::new(FaultKind::Connect, format!("rank {rank} ({peer}) has no TCP address")).peer(rank)
+    })?;
+    TcpOut::connect(address, fabric.interface(), hello).map_err(|error| {
+        Fault::new(FaultKind::Connect, format!("cannot reach rank {rank} ({peer}) at {address}: {error}"))
+            .peer(rank)
+    })
 }
 
 /// The connection on which `from` sends, once it is here.
