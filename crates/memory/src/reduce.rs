@@ -4,10 +4,10 @@
 //! the best instructions this processor has, and keeps the pointer. [`Reduction::combine`] then takes any number of
 //! sources at once, reads each byte once and writes each once.
 //!
-//! Ranks must end with the same bits, whatever processors they have and wherever a piece was cut. So every kernel is
-//! one source text compiled for several instruction sets: an element is computed by itself, in the order of the
-//! sources, with each step rounded, and a NaN that comes out is always the same NaN (processors disagree about its
-//! sign and payload). Floats narrower than 32 bits are computed in f32 and rounded once per `combine`.
+//! Ranks must end with the same bits, whatever processors they have and wherever a piece was cut. So in every kernel an
+//! element is computed by itself, in the order of the sources, with each step rounded, and a NaN that comes out is
+//! always the same NaN (processors disagree about its sign and payload). Floats narrower than 32 bits are computed in f32
+//! and rounded once per `combine`.
 //!
 //! Memory is read and written through raw pointers of any alignment: another process may map it too.
 //!

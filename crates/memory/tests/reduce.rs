@@ -3,6 +3,8 @@
 //! The reference computes one element at a time, finds the nearest narrow float by looking at all of them, and knows no
 //! vectors. Kernels must agree with it at every level this processor has, at any alignment, for any length and cut.
 
+#![expect(clippy::unwrap_used, reason = "the helpers of a test may panic as it may")]
+
 use half::{bf16, f16};
 use num_complex::Complex;
 use proptest::prelude::*;
@@ -334,8 +336,11 @@ fn elements(dtype: DType, count: usize, rank: usize) -> Vec<u8> {
     let mut bytes = Vec::new();
     while bytes.len() < count * dtype.size() {
         let ordinary = (random.next() % 2000) as f64 / 64.0 - 15.0;
-        let value =
-            if random.next() % 2 == 0 { ordinary } else { special[random.next() as usize % special.len()] };
+        let value = if random.next().is_multiple_of(2) {
+            ordinary
+        } else {
+            special[random.next() as usize % special.len()]
+        };
         let encoded: Option<Vec<u8>> = match dtype {
             DType::F32 | DType::Complex64 => Some((value as f32).to_ne_bytes().into()),
             DType::F64 | DType::Complex128 => Some(value.to_ne_bytes().into()),
@@ -344,7 +349,7 @@ fn elements(dtype: DType, count: usize, rank: usize) -> Vec<u8> {
             _ => None,
         };
         match encoded {
-            Some(encoded) if random.next() % 3 != 0 => bytes.extend(encoded),
+            Some(encoded) if !random.next().is_multiple_of(3) => bytes.extend(encoded),
             Some(encoded) => bytes.extend((0..encoded.len()).map(|_| random.next() as u8)),
             None => bytes.push(random.next() as u8),
         }

@@ -1,7 +1,8 @@
 //! The kernels for each instruction set, and which of them an operation on a dtype takes.
 //!
-//! A level is the same source compiled with more of the processor's features, so levels differ in speed only. On other
-//! processors than x86-64 there is one level: what the compiler may use anyway, which on aarch64 is NEON.
+//! A level is the same loops compiled with more of the processor's features, around storages that agree to the last
+//! bit, so levels differ in speed only. On other processors than x86-64 there is one level: what the compiler may use
+//! anyway, which on aarch64 is NEON.
 
 use std::sync::OnceLock;
 
