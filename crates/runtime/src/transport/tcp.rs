@@ -34,6 +34,10 @@ const KEEPALIVE_TIME: Duration = Duration::from_secs(20);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEPALIVE_RETRIES: u32 = 3;
 
+/// What a socket may hold at either end of a link within a host. Left to itself, the system grows it to several MiB, and the
+/// bytes have left the cache before they are read.
+const LOCAL_BUFFER: usize = 512 << 10;
+
 /// The sending end of a link.
 #[derive(Debug)]
 pub(crate) struct TcpOut {
@@ -72,9 +76,9 @@ impl TcpOut {
             Err(error) if !is_in_progress(&error) => return Err(error),
             _ => {}
         }
-        let local = socket.local_addr()?.as_socket();
-        if to.ip().is_loopback() || local.is_some_and(|local| local.ip() == to.ip()) {
+        if socket.local_addr()?.as_socket().is_some_and(|local| is_within_host(local, to)) {
             unpace(&socket);
+            socket.set_send_buffer_size(LOCAL_BUFFER)?;
         }
         let waiting = hello.encode().to_vec();
         Ok(TcpOut {
@@ -250,6 +254,9 @@ impl TcpIn {
     pub(crate) fn new(stream: TcpStream, len_max: usize) -> io::Result<TcpIn> {
         stream.set_nonblocking(true)?;
         set_options(&SockRef::from(&stream))?;
+        if is_within_host(stream.local_addr()?, stream.peer_addr()?) {
+            SockRef::from(&stream).set_recv_buffer_size(LOCAL_BUFFER)?;
+        }
         Ok(TcpIn {
             stream,
             len_max,
@@ -493,6 +500,11 @@ fn set_options(socket: &SockRef<'_>) -> io::Result<()> {
     socket.set_tcp_keepalive(&keepalive)
 }
 
+/// A host that calls itself does so from the address called, or from one of loopback.
+fn is_within_host(local: SocketAddr, peer: SocketAddr) -> bool {
+    local.ip() == peer.ip() || peer.ip().is_loopback()
+}
+
 /// Within a host there is no congestion, but where BBR is the default it paces all the same. Between hosts the choice stays
 /// with whoever set them up.
 fn unpace(socket: &Socket) {
@@ -506,4 +518,5 @@ fn unpace(socket: &Socket) {
 }
 
 #[cfg(test)]
+#[path = "tcp/tests.rs"] // said, because the example `tcp_link` takes this file in by its path
 mod tests;
