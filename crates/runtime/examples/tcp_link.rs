@@ -42,7 +42,7 @@ fn main() -> Fallible<()> {
         print!(" | {name:>14} |      both ways");
     }
     println!();
-    for piece in [16 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20] {
+    for piece in [64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20] {
         let mut times = vec![Vec::new(); 2 + 2 * buffers.len()];
         for _ in 0..ROUNDS {
             times[0].push(stream_plain(piece, None)?);
@@ -61,11 +61,20 @@ fn main() -> Fallible<()> {
         println!();
     }
     println!("µs one way, best and median of {ROUNDS} rounds of {TURNS} turns");
+    println!("      len | plain, polling |           link");
     for len in [8, 4 << 10, 32 << 10] {
-        let mut times: Vec<Duration> = (0..ROUNDS).map(|_| ping_pong(len)).collect::<Result<_, _>>()?;
-        let micros = |time: Duration| time.as_secs_f64() * 1e6 / (2 * TURNS) as f64;
-        let (best, median) = best_and_median(&mut times);
-        println!("{len:>7} B | {:>6.1} {:>7.1}", micros(best), micros(median));
+        let mut times = vec![Vec::new(); 2];
+        for _ in 0..ROUNDS {
+            times[0].push(ping_pong_plain(len)?);
+            times[1].push(ping_pong(len)?);
+        }
+        print!("{len:>7} B");
+        for times in &mut times {
+            let micros = |time: Duration| time.as_secs_f64() * 1e6 / (2 * TURNS) as f64;
+            let (best, median) = best_and_median(times);
+            print!(" | {:>6.1} {:>7.1}", micros(best), micros(median));
+        }
+        println!();
     }
     Ok(())
 }
@@ -168,6 +177,38 @@ fn exchange(piece: usize, buffers: Option<usize>) -> Fallible<Duration> {
     let start = Instant::now();
     let peer = thread::spawn(move || swap(back, here));
     swap(there, other)?;
+    peer.join().expect("the peer ends")?;
+    Ok(start.elapsed())
+}
+
+/// One stream for both directions, polled as links are.
+fn ping_pong_plain(len: usize) -> Fallible<Duration> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let there = TcpStream::connect(listener.local_addr()?)?;
+    let (here, _) = listener.accept()?;
+    let play = move |mut stream: TcpStream, begins: bool| -> Fallible<()> {
+        stream.set_nodelay(true)?;
+        stream.set_nonblocking(true)?;
+        let mut payload = vec![1; len];
+        for turn in 0..2 * TURNS {
+            let mut done = 0;
+            while done < len {
+                let moved = match (turn % 2 == 0) == begins {
+                    true => stream.write(&payload[done..]),
+                    false => stream.read(&mut payload[done..]),
+                };
+                match moved {
+                    Ok(count) => done += count,
+                    Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => thread::yield_now(),
+                    Err(error) => return Err(error.into()),
+                }
+            }
+        }
+        Ok(())
+    };
+    let start = Instant::now();
+    let peer = thread::spawn(move || play(here, false));
+    play(there, true)?;
     peer.join().expect("the peer ends")?;
     Ok(start.elapsed())
 }
