@@ -193,7 +193,7 @@ impl ControlFrame {
         let Some((len, rest)) = rest.split_first_chunk() else { return Ok(None) };
         let len = u32::from_le_bytes(*len) as usize;
         let fits = match kind {
-            PULSE => len % Self::GROUP == 0,
+            PULSE => len.is_multiple_of(Self::GROUP),
             NOTICE => len >= 8,
             _ => len == 0,
         };

@@ -35,6 +35,14 @@ const KEEPALIVE_TIME: Duration = Duration::from_secs(20);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEPALIVE_RETRIES: u32 = 3;
 
+/// What a socket may hold at either end of a link within a host. Left to itself, the system grows it to several MiB, and the
+/// bytes have left the cache before they are read.
+const LOCAL_BUFFER: usize = 512 << 10;
+
+/// After so many messages within a host the system is asked again not to acknowledge each of them: it forgets that when
+/// a link was idle.
+const RENEWAL: u32 = 32;
+
 /// The sending end of a link.
 #[derive(Debug)]
 pub(crate) struct TcpOut {
@@ -73,9 +81,9 @@ impl TcpOut {
             Err(error) if !is_in_progress(&error) => return Err(error),
             _ => {}
         }
-        let local = socket.local_addr()?.as_socket();
-        if to.ip().is_loopback() || local.is_some_and(|local| local.ip() == to.ip()) {
+        if socket.local_addr()?.as_socket().is_some_and(|local| is_within_host(local, to)) {
             unpace(&socket);
+            socket.set_send_buffer_size(LOCAL_BUFFER)?;
         }
         let waiting = hello.encode().to_vec();
         Ok(TcpOut {
@@ -204,6 +212,9 @@ impl TcpOut {
 pub(crate) struct TcpIn {
     stream: Arc<TcpStream>,
     len_max: usize,
+    within_host: bool,
+    /// How many messages were taken, modulo 2³².
+    taken: u32,
     header: [u8; HEADER],
     /// How much of `header` was read.
     header_read: usize,
@@ -252,9 +263,16 @@ impl TcpIn {
     pub(crate) fn new(stream: TcpStream, len_max: usize) -> io::Result<TcpIn> {
         stream.set_nonblocking(true)?;
         set_options(&SockRef::from(&stream))?;
+        let within_host = is_within_host(stream.local_addr()?, stream.peer_addr()?);
+        if within_host {
+            SockRef::from(&stream).set_recv_buffer_size(LOCAL_BUFFER)?;
+            acknowledge_less(&stream);
+        }
         Ok(TcpIn {
             stream: Arc::new(stream),
             len_max,
+            within_host,
+            taken: 0,
             header: [0; HEADER],
             header_read: 0,
             message: None,
@@ -313,6 +331,10 @@ impl TcpIn {
         self.header_read = 0;
         self.payload_read = 0;
         self.place = Place::Buffer;
+        self.taken = self.taken.wrapping_add(1);
+        if self.within_host && self.taken.is_multiple_of(RENEWAL) {
+            acknowledge_less(&self.stream);
+        }
     }
 
     /// Moves the next message straight into `target`; `Pending` until it is whole, and to be called with the same arguments
@@ -496,6 +518,11 @@ fn set_options(socket: &SockRef<'_>) -> io::Result<()> {
     socket.set_tcp_keepalive(&keepalive)
 }
 
+/// A host that calls itself does so from the address called, or from one of loopback.
+fn is_within_host(local: SocketAddr, peer: SocketAddr) -> bool {
+    local.ip() == peer.ip() || peer.ip().is_loopback()
+}
+
 /// Within a host there is no congestion, but where BBR is the default it paces all the same. Between hosts the choice stays
 /// with whoever set them up.
 fn unpace(socket: &Socket) {
@@ -508,5 +535,15 @@ fn unpace(socket: &Socket) {
     let _ = socket;
 }
 
+/// Nothing flows back on a link, so Linux answers each short message with a packet that says only that it came, and does so
+/// before the receiver gets it. Asked for less it answers every second: 8 bytes one way took 8.2 µs instead of 11.2.
+fn acknowledge_less(stream: &TcpStream) {
+    #[cfg(target_os = "linux")]
+    let _ = SockRef::from(stream).set_tcp_quickack(false); // a system that refuses is only slower
+    #[cfg(not(target_os = "linux"))]
+    let _ = stream;
+}
+
 #[cfg(test)]
+#[path = "tcp/tests.rs"] // said, because the example `tcp_link` takes this file in by its path
 mod tests;

@@ -125,7 +125,7 @@ fn many_messages_sent_back_to_back_are_told_apart() {
         }
         for (number, len) in lens.into_iter().enumerate() {
             let head = [number as u64, round, 0];
-            if (number + round as usize) % 2 == 0 {
+            if (number + round as usize).is_multiple_of(2) {
                 assert_eq!(receive(&mut link, &head, len), pattern(number, len));
             } else {
                 assert_eq!(until_ready(|| link.poll_message()), (head, len));
