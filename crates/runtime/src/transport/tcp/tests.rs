@@ -202,7 +202,7 @@ fn another_message_than_expected_is_named_and_kept_with_all_that_follows() {
         assert_eq!(link.bytes().to_vec(), pattern(1, len));
         link.take();
         assert_eq!(receive(&mut link, &next, 300), pattern(2, 300));
-        assert_eq!(receive(&mut link, &next, 0), []);
+        assert_eq!(receive(&mut link, &next, 0), Vec::<u8>::new());
         drop(raw);
         assert_eq!(until_error(|| link.poll_message()).to_string(), "closed between messages");
     }
@@ -356,7 +356,7 @@ fn a_sender_with_nothing_to_send_still_learns_that_the_receiver_has_gone() {
     assert_eq!(error.to_string(), "the receiver closed the link");
 
     let (mut out, link) = self::link();
-    (&link.stream).write_all(b"psst").unwrap();
+    (&*link.stream).write_all(b"psst").unwrap();
     let error = until_error(|| out.check_peer().map(|()| Poll::<()>::Pending));
     assert_eq!(error.kind(), io::ErrorKind::InvalidData);
 }
