@@ -406,7 +406,7 @@ mod tests {
     fn a_measurement_lasts_about_its_window_whatever_the_operation_takes() {
         assert_eq!(pace_for(0.1), Pace { warmup: 1, batches: 3, iterations: 1 });
         assert_eq!(pace_for(0.001), Pace { warmup: 2, batches: 10, iterations: 3 });
-        assert_eq!(pace_for(1e-6), Pace { warmup: 1500, batches: 10, iterations: 2999 });
+        assert_eq!(pace_for(1e-6), Pace { warmup: 1501, batches: 10, iterations: 3000 });
     }
 
     #[test]

@@ -29,6 +29,7 @@ def answer(line):
 try:
     import torch
     import torch.distributed as dist
+    import torch.distributed.distributed_c10d as c10d
 except Exception as error:
     answer(f"missing {type(error).__name__}: {error}")
     sys.exit(3)
@@ -73,42 +74,42 @@ class Case:
         return self.input, self.output
 
     def all_reduce(self):
-        tensors, options, call = [self.in_place()], dist.AllreduceOptions(), self.group.allreduce
+        tensors, options, call = [self.in_place()], c10d.AllreduceOptions(), self.group.allreduce
         return lambda: call(tensors, options).wait()
 
     def broadcast(self):
-        tensors, options, call = [self.in_place()], dist.BroadcastOptions(), self.group.broadcast
+        tensors, options, call = [self.in_place()], c10d.BroadcastOptions(), self.group.broadcast
         return lambda: call(tensors, options).wait()
 
     def reduce(self):
-        tensors, options, call = [self.in_place()], dist.ReduceOptions(), self.group.reduce
+        tensors, options, call = [self.in_place()], c10d.ReduceOptions(), self.group.reduce
         return lambda: call(tensors, options).wait()
 
     def reduce_scatter(self):
         source, target = self.pair(self.count, self.block)
-        options, call = dist.ReduceScatterOptions(), self.group._reduce_scatter_base
+        options, call = c10d.ReduceScatterOptions(), self.group._reduce_scatter_base
         return lambda: call(target, source, options).wait()
 
     def all_gather(self):
         source, target = self.pair(self.block, self.count)
-        options, call = dist.AllgatherOptions(), self.group._allgather_base
+        options, call = c10d.AllgatherOptions(), self.group._allgather_base
         return lambda: call(target, source, options).wait()
 
     def all_to_all(self):
         source, target = self.pair(self.count, self.count)
-        options, call = dist.AllToAllOptions(), self.group.alltoall_base
+        options, call = c10d.AllToAllOptions(), self.group.alltoall_base
         return lambda: call(target, source, [], [], options).wait()
 
     def gather(self):
         source, target = self.pair(self.block, self.count if rank == 0 else 0)
         targets = [list(target.split(self.block))] if rank == 0 else []
-        options, call = dist.GatherOptions(), self.group.gather
+        options, call = c10d.GatherOptions(), self.group.gather
         return lambda: call(targets, [source], options).wait()
 
     def scatter(self):
         source, target = self.pair(self.count if rank == 0 else 0, self.block)
         sources = [list(source.split(self.block))] if rank == 0 else []
-        options, call = dist.ScatterOptions(), self.group.scatter
+        options, call = c10d.ScatterOptions(), self.group.scatter
         return lambda: call([target], sources, options).wait()
 
     def send_recv(self):
@@ -133,7 +134,7 @@ class Case:
 
     def barrier(self):
         self.in_place()
-        options, call = dist.BarrierOptions(), self.group.barrier
+        options, call = c10d.BarrierOptions(), self.group.barrier
         return lambda: call(options).wait()
 
     def expected(self):
@@ -172,7 +173,7 @@ class Case:
 
     def measure(self, warmup, batches, iterations):
         run, clock, times = self.run, time.perf_counter_ns, []
-        self.group.barrier(dist.BarrierOptions()).wait()
+        self.group.barrier(c10d.BarrierOptions()).wait()
         for _ in range(warmup):
             run()
         for _ in range(batches):
