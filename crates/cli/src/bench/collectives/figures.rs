@@ -55,8 +55,8 @@ impl Column {
         (!means.is_empty()).then(|| median(means))
     }
 
-    fn p99_us(&self) -> Option<f64> {
-        percentile(self.samples.iter().flat_map(|sample| sample.batches_us.iter().copied()).collect(), 0.99)
+    fn batches_us(&self) -> Vec<f64> {
+        self.samples.iter().flat_map(|sample| sample.batches_us.iter().copied()).collect()
     }
 
     /// How many times faster than another: the median over the rounds.
@@ -172,8 +172,9 @@ struct JsonRow {
     memory: Memory,
     /// Null where the implementation has no such case.
     median_us: Option<f64>,
-    /// Over the batches of all rounds, each the mean of its operations.
+    /// Over the batches of all rounds, each the mean of its operations; `min_us` likewise.
     p99_us: Option<f64>,
+    min_us: Option<f64>,
     algorithm_gbps: Option<f64>,
     bus_gbps: Option<f64>,
     /// How many times faster than the best peer; not on the peers' own rows.
@@ -207,7 +208,8 @@ fn json_row(row: &Row, column: &Column) -> JsonRow {
         implementation,
         memory,
         median_us,
-        p99_us: column.p99_us(),
+        p99_us: percentile(column.batches_us(), 0.99),
+        min_us: percentile(column.batches_us(), 0.0),
         algorithm_gbps,
         bus_gbps: algorithm_gbps.map(|gbps| gbps * operation.bus_factor(ranks)),
         ratio,
@@ -254,6 +256,7 @@ mod tests {
     #[test]
     fn the_ninety_ninth_of_a_hundred_is_the_one_before_the_last() {
         assert_eq!(percentile((1..=100).rev().map(f64::from).collect(), 0.99), Some(99.0));
+        assert_eq!(percentile(vec![3.0, 1.0, 2.0], 0.0), Some(1.0));
         assert_eq!(percentile(vec![3.0], 0.99), Some(3.0));
         assert_eq!(percentile(vec![], 0.99), None);
     }

@@ -69,7 +69,9 @@ impl Coordinator {
     /// The next rank at the door, if there is one.
     fn accept(&self) -> Result<Option<Member>, Failure> {
         match self.listener.accept() {
-            Ok((stream, _)) => Member::new(stream).map(Some).map_err(|error| lost(&error)),
+            Ok((stream, _)) => {
+                Member::new(stream).map(Some).map_err(|error| lost(&error).during("a rank that arrives"))
+            }
             Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
             Err(error) => Err(Failure::new(format!("cannot accept a rank: {error}"))),
         }
@@ -147,7 +149,9 @@ impl<'a> Team<'a> {
             thread::sleep(NAP);
             let mut index = 0;
             while index < strangers.len() {
-                match strangers[index].poll_answer()? {
+                let said = strangers[index].poll_answer();
+                let lost = |failure: Failure| failure.during("a rank").followed_by(&last_lines(&self.log));
+                match said.map_err(lost)? {
                     None => index += 1,
                     Some(Answer::Hello { team, rank, version }) if team == meeting.team => {
                         let member = strangers.swap_remove(index);
@@ -174,19 +178,21 @@ impl<'a> Team<'a> {
     /// Lets all ranks run it, asleep until they have.
     pub(crate) fn measure(&mut self, order: Order) -> Result<Outcome, Failure> {
         let line = format!("{order}\n");
-        for member in &mut self.members {
-            member.stream.write_all(line.as_bytes()).map_err(|error| lost(&error))?;
+        let failed = |rank: usize, failure: Failure, log: &Path| {
+            failure.during(format_args!("rank {rank}")).followed_by(&last_lines(log))
+        };
+        for (rank, member) in self.members.iter_mut().enumerate() {
+            let written = member.stream.write_all(line.as_bytes());
+            written.map_err(|error| failed(rank, lost(&error), &self.log))?;
         }
         let mut answers: Vec<Option<Answer>> = vec![None; self.members.len()];
         let start = Instant::now();
         while answers.iter().any(Option::is_none) {
             self.look_after(start, ANSWER_MAX, "answer")?;
             self.sleep_until_one_speaks(&answers)?;
-            for (member, answer) in self.members.iter_mut().zip(&mut answers) {
+            for (rank, (member, answer)) in self.members.iter_mut().zip(&mut answers).enumerate() {
                 if answer.is_none() {
-                    *answer = member
-                        .poll_answer()
-                        .map_err(|failure| failure.followed_by(&last_lines(&self.log)))?;
+                    *answer = member.poll_answer().map_err(|failure| failed(rank, failure, &self.log))?;
                 }
                 if let Some(Answer::Wrong(reason)) = answer {
                     return Err(Failure::new(format!("wrong result: {reason}")));
@@ -286,7 +292,7 @@ fn last_lines(log: &Path) -> String {
 }
 
 fn lost(error: &std::io::Error) -> Failure {
-    Failure::new(format!("lost a rank: {error}"))
+    Failure::new(format!("lost the connection to it: {error}"))
 }
 
 /// A batch took as long as the rank that was last to finish it.
@@ -332,14 +338,14 @@ impl Member {
                 let answer = Answer::parse(&line);
                 return answer
                     .map(Some)
-                    .ok_or_else(|| Failure::new(format!("a rank says `{}`", line.trim_end())));
+                    .ok_or_else(|| Failure::new(format!("it says `{}`", line.trim_end())));
             }
             if self.unread.len() > ANSWER_BYTES_MAX {
-                return Err(Failure::new("a rank says more than any answer needs"));
+                return Err(Failure::new("it says more than any answer needs"));
             }
             let mut buffer = [0; 4096];
             match self.stream.read(&mut buffer) {
-                Ok(0) => return Err(lost(&ErrorKind::UnexpectedEof.into())),
+                Ok(0) => return Err(Failure::new("it closed its connection")),
                 Ok(count) => self.unread.extend_from_slice(&buffer[..count]),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
