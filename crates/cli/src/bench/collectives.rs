@@ -105,7 +105,8 @@ pub(crate) fn run(args: &CollectiveArgs) -> Result<(), Failure> {
     let interrupt = Interrupt::install()?;
     let mut json = args.json.as_ref().map(|path| create(path)).transpose()?;
     let coordinator = Coordinator::start(interrupt.clone())?;
-    let mut bench = Bench { args, interrupt, rows: Vec::new(), remarks: Vec::new() };
+    let load = load_average();
+    let mut bench = Bench { args, interrupt, load, rows: Vec::new(), remarks: Vec::new() };
     let recipes = bench.recipes(&coordinator)?;
     for &ranks in &args.ranks {
         bench.measure_teams(ranks, &recipes, &coordinator)?;
@@ -142,6 +143,8 @@ const ROUNDS_LEAST: u32 = 3;
 struct Bench<'a> {
     args: &'a CollectiveArgs,
     interrupt: Interrupt,
+    /// Processes that wanted to run in the minute before we began, where the system tells.
+    load: Option<f64>,
     rows: Vec<Row>,
     /// What the reader should know, each once.
     remarks: Vec<String>,
@@ -294,9 +297,10 @@ impl Bench<'_> {
 
     fn report(&self) -> String {
         let (tables, cores) = (figures::tables(&self.rows), core_count());
+        let load = self.load.map_or(String::new(), |load| format!(", load {load} before the run"));
         let (rounds, window) = (self.args.rounds, WINDOW.as_millis());
         let head = format!(
-            "{tables}\nCores: {cores}; up to {rounds} rounds of about {window} ms; medians.\n{NOTES}"
+            "{tables}\nCores: {cores}{load}; up to {rounds} rounds of about {window} ms; medians.\n{NOTES}"
         );
         self.remarks.iter().fold(head, |text, remark| text + remark + "\n")
     }
@@ -312,6 +316,14 @@ impl Bench<'_> {
             eprint!("\r\x1b[2K");
         }
     }
+}
+
+fn load_average() -> Option<f64> {
+    parse_load(&std::fs::read_to_string("/proc/loadavg").ok()?)
+}
+
+fn parse_load(text: &str) -> Option<f64> {
+    text.split(' ').next()?.parse().ok()
 }
 
 enum Calibration {
@@ -366,8 +378,13 @@ mod tests {
 
     fn points(line: &[&str]) -> Vec<(Operation, usize)> {
         let args = Line::try_parse_from([&["bench"], line].concat()).unwrap().args;
-        let bench =
-            Bench { args: &args, interrupt: Interrupt::default(), rows: Vec::new(), remarks: Vec::new() };
+        let bench = Bench {
+            args: &args,
+            interrupt: Interrupt::default(),
+            load: None,
+            rows: Vec::new(),
+            remarks: Vec::new(),
+        };
         let points = args.ranks.iter().flat_map(|&ranks| bench.points(ranks));
         points.map(|point| (point.operation, point.bytes)).collect()
     }
@@ -407,6 +424,12 @@ mod tests {
         assert_eq!(pace_for(0.1), Pace { warmup: 1, batches: 3, iterations: 1 });
         assert_eq!(pace_for(0.001), Pace { warmup: 2, batches: 10, iterations: 3 });
         assert_eq!(pace_for(1e-6), Pace { warmup: 1501, batches: 10, iterations: 3000 });
+    }
+
+    #[test]
+    fn a_report_says_how_busy_the_machine_was() {
+        assert_eq!(parse_load("4.87 5.17 3.90 2/241 13328\n"), Some(4.87));
+        assert_eq!(parse_load(""), None);
     }
 
     #[test]
