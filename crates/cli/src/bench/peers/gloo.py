@@ -2,10 +2,10 @@
 
 usage: python -c PROGRAM PORT TEAM RANK RANKS STORE_PORT
 
-Says hello to the coordinator on 127.0.0.1:PORT, then sleeps in a read until told what to run. The process group is
-called directly, without `torch.distributed`'s checks and dispatcher: what is measured is Gloo and one Python call.
-What the lines mean is in `collectives/protocol.rs`; values and how they are checked are in `collectives/operation.rs`,
-and alike in all programs.
+Says hello to the coordinator on 127.0.0.1:PORT, then sleeps in a read until told what to run. The process
+group is called directly, without `torch.distributed`'s checks and dispatcher: what is measured is Gloo and
+one Python call. What the lines mean is in `collectives/protocol.rs`; the values by which results are checked
+are those of `collectives/values.rs`.
 """
 
 import ctypes

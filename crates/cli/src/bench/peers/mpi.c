@@ -4,7 +4,7 @@
  *
  * Says hello to the coordinator on 127.0.0.1:PORT, then sleeps in read() until told what to run; between two cases it
  * costs nobody a cycle. Only the MPI standard is used, so that one source serves every MPI. What the lines mean is in
- * `collectives/protocol.rs`; values and how they are checked are in `collectives/operation.rs`, and alike in all programs. */
+ * `collectives/protocol.rs`; the values by which results are checked are those of `collectives/values.rs`. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <mpi.h>
