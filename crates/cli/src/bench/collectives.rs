@@ -4,15 +4,17 @@
 //! checked, paced and then measured round after round; whoever is not measured sleeps in a read. Operations follow each
 //! other without a barrier between them, as in nccl-tests, and a time is that of the slowest rank.
 //!
-//! `operation` is what can be measured, `peer` who and how to start it, `protocol` what is said to ranks, `figures` what
-//! comes of it.
+//! `operation` is what can be measured, `peer` who and how to start it, `protocol` what is said to ranks, `rank` one of
+//! ours, `values` how results are checked, `figures` what comes of it.
 #![expect(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
 
 mod figures;
 mod operation;
 mod peer;
 mod protocol;
+pub(crate) mod rank;
 mod team;
+mod values;
 
 use std::io::{IsTerminal as _, Write as _};
 use std::path::PathBuf;
@@ -159,7 +161,7 @@ struct Contender {
 
 impl Bench<'_> {
     fn recipes(&self, coordinator: &Coordinator) -> Result<Vec<Recipe>, Failure> {
-        let mut recipes: Vec<Recipe> = Vec::new();
+        let mut recipes = vec![Recipe::tenfold()?];
         for peer in &self.args.against {
             let recipe = match peer {
                 PeerName::Gloo => Recipe::gloo(self.args.python.as_deref()),

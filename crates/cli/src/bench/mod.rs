@@ -38,6 +38,8 @@ pub(crate) struct Args {
 enum What {
     Store(store::StoreArgs),
     #[command(hide = true)]
+    CollectiveRank(collectives::rank::RankArgs),
+    #[command(hide = true)]
     HostServer(server::HostArgs),
 }
 
@@ -45,6 +47,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     match args.what {
         None => collectives::run(&args.collectives),
         Some(What::Store(args)) => store::run(&args),
+        Some(What::CollectiveRank(args)) => collectives::rank::run(&args),
         Some(What::HostServer(args)) => server::host(&args),
     }
 }

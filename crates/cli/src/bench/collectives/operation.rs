@@ -152,6 +152,15 @@ pub(crate) enum Transport {
     Tcp,
 }
 
+impl Transport {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Transport::Shm => "shm",
+            Transport::Tcp => "tcp",
+        }
+    }
+}
+
 /// One line of a table: everything that all implementations have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Point {

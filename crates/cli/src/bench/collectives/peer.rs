@@ -78,11 +78,23 @@ pub(crate) struct Recipe {
 
 #[derive(Clone, Debug)]
 enum How {
+    /// This program, as `bench collective-rank`.
+    Own(PathBuf),
     Python(PathBuf),
-    Mpi { launcher: PathBuf, program: PathBuf, root: Option<PathBuf> },
+    Mpi {
+        launcher: PathBuf,
+        program: PathBuf,
+        root: Option<PathBuf>,
+    },
 }
 
 impl Recipe {
+    pub(crate) fn tenfold() -> Result<Self, Failure> {
+        let program = std::env::current_exe()
+            .map_err(|error| Failure::new(format!("cannot find this program: {error}")))?;
+        Ok(Recipe { implementation: Implementation::Tenfold, how: How::Own(program) })
+    }
+
     pub(crate) fn gloo(python: Option<&Path>) -> Self {
         let python = python.map(Path::to_owned).or_else(cached_python).unwrap_or_else(|| "python3".into());
         Recipe { implementation: Implementation::Gloo, how: How::Python(python) }
@@ -119,6 +131,7 @@ impl Recipe {
     /// The commands that start a team: one for each rank, or one that starts them all.
     pub(crate) fn commands(&self, meeting: Meeting<'_>) -> Vec<Command> {
         match &self.how {
+            How::Own(program) => (0..meeting.ranks).map(|rank| own(program, rank, meeting)).collect(),
             How::Python(python) => (0..meeting.ranks).map(|rank| gloo(python, rank, meeting)).collect(),
             How::Mpi { launcher, program, root } => {
                 let mut command = Command::new(launcher);
@@ -188,6 +201,16 @@ impl Recipe {
 
 pub(crate) fn core_count() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+fn own(program: &Path, rank: usize, meeting: Meeting<'_>) -> Command {
+    let Meeting { team, coordinator_port, store_port, ranks, transport } = meeting;
+    let mut command = Command::new(program);
+    command.args(["bench", "collective-rank", "--team", team]);
+    command.arg(format!("--coordinator={coordinator_port}")).arg(format!("--store={store_port}"));
+    command.arg(format!("--rank={rank}")).arg(format!("--ranks={ranks}"));
+    command.env("TENFOLD_TRANSPORT", transport.name());
+    command
 }
 
 fn gloo(python: &Path, rank: usize, meeting: Meeting<'_>) -> Command {

@@ -5,6 +5,8 @@
 
 use std::fmt;
 
+use clap::ValueEnum as _;
+
 use super::operation::{Dtype, Memory, Operation, Point};
 
 /// What a rank is told to run: `run OP DTYPE BYTES MEMORY CHECK WARMUP BATCHES ITERATIONS`.
@@ -34,6 +36,31 @@ impl Order {
     pub(crate) fn new(point: Point, memory: Memory, check: bool, pace: Pace) -> Self {
         let Point { operation, dtype, bytes, .. } = point;
         Order { operation, dtype, bytes, memory, check, pace }
+    }
+
+    pub(crate) fn parse(line: &str) -> Option<Order> {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let ["run", operation, dtype, bytes, memory, check, warmup, batches, iterations] = words[..] else {
+            return None;
+        };
+        Some(Order {
+            operation: Operation::from_str(operation, false).ok()?,
+            dtype: Dtype::from_str(dtype, false).ok()?,
+            bytes: bytes.parse().ok()?,
+            memory: Memory::from_str(memory, false).ok()?,
+            check: check == "1",
+            pace: Pace {
+                warmup: warmup.parse().ok()?,
+                batches: batches.parse().ok()?,
+                iterations: iterations.parse().ok()?,
+            },
+        })
+    }
+
+    /// Whether it needs the same buffers.
+    pub(crate) fn is_same_case(&self, other: &Order) -> bool {
+        let case = |order: &Order| (order.operation, order.dtype, order.bytes, order.memory);
+        case(self) == case(other)
     }
 }
 
@@ -99,6 +126,8 @@ mod tests {
         let pace = Pace { warmup: 5, batches: 10, iterations: 700 };
         let order = Order::new(point, Memory::Shared, true, pace);
         assert_eq!(order.to_string(), "run all_reduce bf16 4096 shared 1 5 10 700");
+        assert_eq!(Order::parse(&order.to_string()), Some(order));
+        assert_eq!(Order::parse("run all_reduce bf16 4096 shared 1 5 10"), None);
     }
 
     #[test]
