@@ -2,6 +2,7 @@
 
 mod dtype;
 mod float8;
+mod fork;
 mod mailbox;
 mod reduce;
 mod reduce_op;
@@ -14,6 +15,7 @@ mod tensor;
 
 pub use dtype::{DType, Element, UnknownDType};
 pub use float8::{F8E4M3FN, F8E4M3FNUZ, F8E5M2, F8E5M2FNUZ};
+pub use fork::ForkGuard;
 pub use mailbox::{CELLS, Head, INLINE, Inbox, Lane, Outbox, Payload, Wanted};
 pub use reduce::{Level, Reduction};
 pub use reduce_op::{CustomFunction, CustomOp, ReduceOp, UnknownOp, Unsupported, supports};

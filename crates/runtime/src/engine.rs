@@ -19,8 +19,9 @@ use tenfold_store::Deadline;
 
 use crate::fabric::Fabric;
 use crate::fault::Fault;
-use crate::group::state::GroupState;
+use crate::group::state::{Finish, GroupState, Job};
 use crate::patience::{Next, Patience};
+use crate::run::Run;
 use crate::transport::Socket;
 use crate::work::{Shared, earlier};
 
@@ -43,6 +44,17 @@ pub(crate) struct State {
     patience: Patience,
     /// Finished works that somebody wants to hear of, once the lock is free.
     to_tell: Vec<Arc<Shared>>,
+}
+
+/// How a caller goes on after a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Urgency {
+    /// It is short, and likely to be over before the caller could do anything else.
+    Quick,
+    /// The caller waits, or comes back to it.
+    Patient,
+    /// The caller has other things to do: the helper thread sees to it.
+    Background,
 }
 
 /// Which group of an engine.
@@ -190,6 +202,49 @@ impl Engine {
             fabric.bell.ring(); // a sleeper does not know this operation's wants yet
         }
         result
+    }
+
+    /// Starts a collective. If it is over at once, there is nothing left to wait for; else it goes into the queue, with what
+    /// `note` makes of it.
+    #[inline]
+    pub(crate) fn submit_run<E>(
+        &self,
+        fabric: &Fabric,
+        index: GroupIndex,
+        urgency: Urgency,
+        prepare: impl FnOnce(&mut GroupState) -> Result<(Run, Option<Finish>), E>,
+        note: impl FnOnce(&Run) -> Arc<Shared>,
+    ) -> Result<Option<Arc<Shared>>, E> {
+        let mut state = self.lock();
+        let State { groups, to_tell, patience } = &mut *state;
+        let group = groups[index.0].as_deref_mut().expect("a group is in its engine until it is dropped");
+        let was_busy = group.is_busy();
+        let (mut run, finish) = prepare(group)?;
+        group.remember(run.label());
+        let turns = if was_busy || urgency != Urgency::Quick { 0 } else { patience.quick_turns() };
+        if group.try_at_once(&mut run, turns, || self.crowd.load(Ordering::Relaxed) > 0) {
+            let buffers = run.into_buffers();
+            match finish {
+                Some(finish) => finish(buffers),
+                None => drop(buffers),
+            }
+            return Ok(None);
+        }
+        let work = note(&run);
+        group.enqueue(Job { run, work: Arc::clone(&work), finish });
+        if !was_busy {
+            group.poll(fabric, to_tell);
+        }
+        let waiters = self.waiters.load(Ordering::Relaxed);
+        let busy = group.is_busy();
+        self.tell(state);
+        if busy && waiters > 0 {
+            fabric.bell.ring(); // a sleeper does not know this operation's wants yet
+        } else if busy && (was_busy || urgency == Urgency::Background) {
+            // Somebody who starts a second operation before waiting for the first has other things to do.
+            self.attend(fabric);
+        }
+        Ok(Some(work))
     }
 
     /// Has the helper thread drive while nobody waits.

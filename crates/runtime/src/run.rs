@@ -26,7 +26,10 @@ const SOURCES: usize = 16;
 /// Memory of an operation: views, and which part of which view a part of a plan's buffer is.
 #[derive(Debug, Default)]
 pub(crate) struct Buffers {
-    views: Vec<TensorView>,
+    /// Most operations have one or two views: no list is made for those.
+    first: Option<TensorView>,
+    second: Option<TensorView>,
+    others: Vec<TensorView>,
     input: Parts,
     output: Parts,
     scratch: Parts,
@@ -46,17 +49,32 @@ pub(crate) enum Parts {
 impl Buffers {
     /// Adds a view; the result is its index.
     pub(crate) fn add(&mut self, view: TensorView) -> usize {
-        self.views.push(view);
-        self.views.len() - 1
+        let views = self.len();
+        match views {
+            0 => self.first = Some(view),
+            1 => self.second = Some(view),
+            _ => self.others.push(view),
+        }
+        views
+    }
+
+    fn len(&self) -> usize {
+        usize::from(self.first.is_some()) + usize::from(self.second.is_some()) + self.others.len()
     }
 
     /// The first view; the others are dropped.
     pub(crate) fn into_first(self) -> TensorView {
-        self.views.into_iter().next().expect("an operation has a view")
+        self.first.expect("an operation has a view")
     }
 
+    #[inline]
     pub(crate) fn view(&self, index: usize) -> &TensorView {
-        &self.views[index]
+        let view = match index {
+            0 => self.first.as_ref(),
+            1 => self.second.as_ref(),
+            _ => self.others.get(index - 2),
+        };
+        view.expect("parts lie in views that were added")
     }
 
     pub(crate) fn set(&mut self, buffer: Buffer, parts: Parts) {
@@ -76,11 +94,12 @@ impl Buffers {
     }
 
     /// View, first byte and bytes of a part.
+    #[inline]
     fn part(&self, buffer: Buffer, index: usize) -> (usize, usize, usize) {
         match self.parts(buffer) {
             Parts::None => unreachable!("a plan uses only buffers that its operation has"),
             Parts::Equal { view, part } => {
-                let whole = self.views[*view].byte_len();
+                let whole = self.view(*view).byte_len();
                 let start = (index * part).min(whole);
                 (*view, start, (*part).min(whole - start))
             }
@@ -99,20 +118,20 @@ impl Buffers {
                 let len = piece.min(len - skipped);
                 // Scratch is the same memory in every round.
                 let start = if chunk.buffer == Buffer::Scratch { start } else { start + skipped };
-                self.views[view].span().part(start, start + len)
+                self.view(view).span().part(start, start + len)
             }
             count => {
                 let (view, start, _) = self.part(chunk.buffer, chunk.first);
                 let (last, end, len) = self.part(chunk.buffer, chunk.first + count - 1);
                 assert_eq!(view, last, "parts that travel together lie together");
-                self.views[view].span().part(start, end + len)
+                self.view(view).span().part(start, end + len)
             }
         }
     }
 
     /// Memory for the scratch parts of `plan`.
     fn make_scratch(&mut self, plan: &Plan, piece: usize) {
-        let mut end = 0;
+        let (mut end, views) = (0, self.len());
         let table: Vec<_> = plan
             .scratch
             .iter()
@@ -120,10 +139,10 @@ impl Buffers {
                 let len = self.part(buffer, index).2;
                 let start = end;
                 end += len.min(piece);
-                (self.views.len(), start, len)
+                (views, start, len)
             })
             .collect();
-        self.views.push(Tensor::zeros(tenfold_memory::DType::U8, end).lend());
+        self.add(Tensor::zeros(tenfold_memory::DType::U8, end).lend());
         self.scratch = Parts::Table(table);
     }
 
@@ -149,6 +168,7 @@ struct Open {
 pub(crate) struct Run {
     label: Label,
     head: Head,
+    algorithm: &'static str,
     plan: Arc<Plan>,
     buffers: Buffers,
     reduction: Option<Reduction>,
@@ -182,6 +202,7 @@ impl Run {
         Run {
             label,
             head: label.head(),
+            algorithm: "",
             plan,
             buffers,
             reduction,
@@ -203,6 +224,18 @@ impl Run {
         (self.round, self.step, self.done, self.open.len())
     }
 
+    /// The same run, with the name of its algorithm.
+    #[inline]
+    pub(crate) fn by(mut self, algorithm: &'static str) -> Self {
+        self.algorithm = algorithm;
+        self
+    }
+
+    pub(crate) fn algorithm(&self) -> &'static str {
+        self.algorithm
+    }
+
+    #[inline]
     pub(crate) fn label(&self) -> &Label {
         &self.label
     }
@@ -246,32 +279,33 @@ impl Run {
     }
 
     fn poll_step<T: Transport>(&mut self, transport: &mut T) -> Result<Poll<()>, Fault> {
-        let plan = Arc::clone(&self.plan);
-        let span = |chunk| self.buffers.span(chunk, self.piece, self.round);
+        let Run { plan, buffers, head, piece, round, done, .. } = self;
+        let span = |chunk| buffers.span(chunk, *piece, *round);
+        let is_over = |span: Span<'_>| *round > 0 && span.is_empty();
         match &plan.steps[self.step] {
-            Step::Send { to, chunk } => {
-                if self.round > 0 && span(*chunk).is_empty() {
+            Step::Send { chunk, .. } => {
+                if is_over(span(*chunk)) {
                     return Ok(Poll::Ready(()));
                 }
-                self.poll_send(to, *chunk, plan.lends, transport)
+                self.poll_send(transport)
             }
             Step::Recv { from, chunk } => {
                 let target = span(*chunk);
-                if self.round > 0 && target.is_empty() {
+                if is_over(target) {
                     return Ok(Poll::Ready(()));
                 }
-                transport.poll_recv(*from, &self.head, target)
+                transport.poll_recv(*from, head, target)
             }
             Step::Reduce { from, own, to, finish } => {
                 let (own, target) = (span(*own), span(*to));
-                if self.round > 0 && target.is_empty() {
+                if is_over(target) {
                     return Ok(Poll::Ready(()));
                 }
-                while let Some(source) = from.get(self.done) {
-                    if transport.poll_ready(*source, &self.head, target.len())?.is_pending() {
+                while let Some(source) = from.get(*done) {
+                    if transport.poll_ready(*source, head, target.len())?.is_pending() {
                         return Ok(Poll::Pending);
                     }
-                    self.done += 1;
+                    *done += 1;
                 }
                 let reduction = self.reduction.as_ref().expect("a plan that reduces has a reduction");
                 combine(reduction, transport, self.rank, from, own, target, *finish);
@@ -287,34 +321,31 @@ impl Run {
         }
     }
 
-    fn poll_send<T: Transport>(
-        &mut self,
-        to: &[Rank],
-        chunk: Chunk,
-        lend: bool,
-        transport: &mut T,
-    ) -> Result<Poll<()>, Fault> {
-        let bytes = self.buffers.span(chunk, self.piece, self.round).bytes();
+    /// The step is a send.
+    fn poll_send<T: Transport>(&mut self, transport: &mut T) -> Result<Poll<()>, Fault> {
+        let Run { plan, buffers, head, piece, round, done, stage, open, .. } = self;
+        let Step::Send { to, chunk } = &plan.steps[self.step] else { unreachable!("the caller looked") };
+        let (bytes, lend) = (buffers.span(*chunk, *piece, *round).bytes(), plan.lends);
         let mut later = Vec::new();
-        if self.open.len() >= OPEN_MAX {
+        if open.len() >= OPEN_MAX {
             return Ok(Poll::Pending);
         }
-        while let Some(&peer) = to.get(self.done) {
+        while let Some(&peer) = to.get(*done) {
             // A link is first in, first out: nothing overtakes what that peer has not taken yet.
-            let behind = self.open.iter().any(|open| open.to.contains(&peer));
-            if behind || transport.poll_send(peer, &mut self.stage, &self.head, bytes, lend)?.is_pending() {
+            let behind = open.iter().any(|open| open.to.contains(&peer));
+            if behind || transport.poll_send(peer, stage, head, bytes, lend)?.is_pending() {
                 if !lend {
                     return Ok(Poll::Pending);
                 }
                 later.push(peer);
             }
-            self.done += 1;
+            *done += 1;
         }
-        let stage = self.stage.take();
+        let stage = stage.take();
         if later.is_empty() {
             transport.close(stage);
         } else {
-            self.open.push(Open { to: later, chunk, round: self.round, stage });
+            open.push(Open { to: later, chunk: *chunk, round: *round, stage });
         }
         Ok(Poll::Ready(()))
     }

@@ -8,7 +8,8 @@ use tenfold_plan::{Buffer, Kind, Needs, Rank};
 
 use super::Group;
 use super::point_to_point::Receiving;
-use super::state::{Finish, Job};
+use super::state::{Finish, GroupState};
+use crate::engine::Urgency;
 use crate::fault::{Fault, FaultKind, Result, show_duration, show_ranks};
 use crate::label::{Label, OpKind};
 use crate::run::{Buffers, Parts, Run};
@@ -53,6 +54,9 @@ impl Request {
     }
 }
 
+/// Operations up to this size are likely to be over at once.
+const QUICK: usize = 16 * 1024;
+
 /// Part lengths are rounded up to so many elements where there are plenty, so that parts do not share cache lines.
 const ALIGN: usize = 64;
 
@@ -67,35 +71,40 @@ impl Group {
     /// Submits a checked collective.
     #[inline]
     pub(super) fn submit(&self, request: Request) -> Result<Work> {
-        let inner = &self.inner;
+        let inner = &*self.inner;
         if let Err(fault) = inner.fabric.check_process() {
             return Err(self.error(request.label, fault));
         }
-        let deadline = self.deadline();
-        let submitted = inner.fabric.engine.submit(&inner.fabric, inner.index, self.background, |state| {
+        let (mut label, mut algorithm) = (request.label, "");
+        let urgency = match request.bytes {
+            _ if self.background => Urgency::Background,
+            0..=QUICK => Urgency::Quick,
+            _ => Urgency::Patient,
+        };
+        let prepare = |state: &mut GroupState| {
             if let Some(fault) = state.failed() {
-                return Err((request.label, fault.clone()));
+                return Err(fault.clone());
             }
-            let Request { mut label, kind, bytes, root, regular, mut buffers, in_place, reduction, finish } =
-                request;
+            let Request { label: _, kind, bytes, root, regular, mut buffers, in_place, reduction, finish } = request;
             label.seq = state.next_sequence_number();
-            let in_order =
-                inner.options.deterministic || reduction.as_ref().is_some_and(Reduction::must_keep_order);
-            let needs = Needs { in_rank_order: in_order, equal_parts: regular };
-            let choice = state.planner.plan(kind, bytes, root, needs);
+            let in_order = inner.options.deterministic || reduction.as_ref().is_some_and(Reduction::must_keep_order);
+            let choice = state.planner.plan(kind, bytes, root, Needs { in_rank_order: in_order, equal_parts: regular });
             if in_place {
                 let part = cut(buffers.view(0), choice.plan.output);
                 buffers.set(Buffer::Output, Parts::Equal { view: 0, part });
             }
-            let work =
-                Shared::new(label, choice.name, deadline, &inner.name, inner.rank, inner.topology.size());
+            algorithm = choice.name;
             let run = Run::new(label, inner.rank, choice.plan, buffers, reduction, state.planner.piece());
-            state.start(Job { run, work: Arc::clone(&work), finish });
-            Ok(work)
-        });
-        match submitted {
-            Ok(work) => Ok(Work::new(work, Some(inner.fabric.clone()))),
-            Err((label, fault)) => Err(self.error(label, refused(fault))),
+            Ok((run.by(algorithm), finish))
+        };
+        let note = |run: &Run| {
+            let size = inner.topology.size();
+            Shared::new(*run.label(), run.algorithm(), self.deadline(), &inner.name, inner.rank, size)
+        };
+        match inner.fabric.engine.submit_run(&inner.fabric, inner.index, urgency, prepare, note) {
+            Ok(Some(work)) => Ok(Work::new(work, inner.fabric.clone())),
+            Ok(None) => Ok(Work::done(label, algorithm)),
+            Err(fault) => Err(self.error(label, refused(fault))),
         }
     }
 
@@ -598,7 +607,7 @@ impl Group {
     fn message(
         &self,
         mut label: Label,
-        start: impl FnOnce(&mut super::state::GroupState, Arc<Shared>),
+        start: impl FnOnce(&mut GroupState, Arc<Shared>),
     ) -> Result<Work> {
         let inner = &self.inner;
         if let Err(fault) = inner.fabric.check_process() {
@@ -615,7 +624,7 @@ impl Group {
             Ok(work)
         });
         match submitted {
-            Ok(work) => Ok(Work::new(work, Some(inner.fabric.clone()))),
+            Ok(work) => Ok(Work::new(work, inner.fabric.clone())),
             Err(fault) => Err(self.error(label, refused(fault))),
         }
     }

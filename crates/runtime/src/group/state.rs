@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
@@ -159,24 +160,39 @@ impl GroupState {
 
     /// A collective was called.
     #[inline]
-    pub(crate) fn start(&mut self, job: Job) {
+    pub(crate) fn remember(&mut self, label: &Label) {
         if self.history.len() == HISTORY {
             self.history.pop_front();
         }
-        self.history.push_back(job.run.label().head());
-        self.queue.push_back(job);
-        if self.queue.len() == 1 {
-            self.show_current();
+        self.history.push_back(label.head());
+        if self.queue.is_empty() {
+            self.doing.current = label.head();
+            self.mesh.show(&self.doing);
         }
     }
 
-    /// Lets the others see what this rank does.
+    /// Polls a collective that is the only one under way and not in the queue, a few times: most short ones are over
+    /// before it is worth making a note of them.
     #[inline]
-    fn show_current(&mut self) {
-        if let Some(job) = self.queue.front() {
-            self.doing.current = job.run.label().head();
+    pub(crate) fn try_at_once(&mut self, run: &mut Run, turns: u32, give_way: impl Fn() -> bool) -> bool {
+        for _ in 0..turns {
+            match run.poll(&mut self.mesh.lane(Lane::Collective)) {
+                Ok(Poll::Ready(())) => {
+                    self.doing.finished = run.label().head();
+                    self.mesh.show(&self.doing);
+                    return true;
+                }
+                Ok(Poll::Pending) if !give_way() => std::hint::spin_loop(),
+                // What went wrong goes wrong again when it is polled in the queue.
+                _ => break,
+            }
         }
-        self.mesh.show(&self.doing);
+        false
+    }
+
+    /// Puts a collective into the queue.
+    pub(crate) fn enqueue(&mut self, job: Job) {
+        self.queue.push_back(job);
     }
 
     /// Goes as far as possible; true if anything moved.
@@ -216,7 +232,10 @@ impl GroupState {
     fn finish_first(&mut self, finished: &mut Vec<Arc<Shared>>) {
         let Some(job) = self.queue.pop_front() else { return };
         self.doing.finished = job.run.label().head();
-        self.show_current();
+        if let Some(next) = self.queue.front() {
+            self.doing.current = next.run.label().head();
+        }
+        self.mesh.show(&self.doing);
         // The tensors are the caller's again before the work is done.
         let buffers = job.run.into_buffers();
         match job.finish {
