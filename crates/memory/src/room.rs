@@ -1,0 +1,342 @@
+//! What a rank keeps in its segment for one group of peers.
+//!
+//! ```text
+//! Room: a block of the owner's segment, read by everyone else in the group
+//! ┌ board     what the owner is doing and what it finished last
+//! ├ records   one page per place: messages to that peer, and what was read of its own (see `mailbox`)
+//! └ slots     128 KiB each: staging for bytes that peers cannot reach where they are
+//! ```
+//!
+//! Every page exists only once it is written, so that a room for 500 costs what the used records cost. When the owner
+//! leaves, the room's memory goes back: a reader then sees zeroes where the room's key was.
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::mailbox::{Head, Inbox, Lane, Outbox, Pair, Record, Wanted};
+use crate::segment::PAGE;
+use crate::{Block, Bytes, PeerSegment, Segment, Span};
+
+/// Bytes of a staging slot: small enough that it stays in a core's cache between writer and reader.
+pub const SLOT: usize = 128 * 1024;
+
+/// Staging slots of a room, by lane: so many pieces may be on their way before the first was read.
+pub const SLOTS: [usize; 2] = [16, 8];
+
+#[repr(C, align(4096))]
+struct Board {
+    key: AtomicU64,
+    /// Odd while the words below are being written.
+    version: AtomicU64,
+    current: [AtomicU64; 3],
+    finished: [AtomicU64; 3],
+}
+
+const _: () = assert!(size_of::<Board>() == PAGE);
+
+/// What a rank does, as peers can see it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Doing {
+    /// The head of the operation under way, or of the last one.
+    pub current: Head,
+    /// The head of the operation that finished last.
+    pub finished: Head,
+}
+
+/// This rank's room.
+pub struct Room {
+    block: Block,
+    key: u32,
+    places: usize,
+    /// Places that a link writes to.
+    taken: Mutex<Vec<bool>>,
+}
+
+impl Room {
+    /// Bytes of a room with `places`.
+    pub fn len_for(places: usize) -> usize {
+        PAGE * (1 + places) + SLOT * (SLOTS[0] + SLOTS[1])
+    }
+
+    pub fn new(segment: &Arc<Segment>, places: usize, key: u32) -> std::io::Result<Self> {
+        let block = segment.allocate(Self::len_for(places))?;
+        let room = Room { block, key, places, taken: Mutex::new(vec![false; places]) };
+        room.board().key.store(u64::from(key), Ordering::Release);
+        Ok(room)
+    }
+
+    /// Where it begins, as peers see it.
+    pub fn offset(&self) -> usize {
+        self.block.offset()
+    }
+
+    pub fn key(&self) -> u32 {
+        self.key
+    }
+
+    /// Tells peers what this rank does now.
+    #[inline]
+    pub fn show(&self, doing: &Doing) {
+        let board = self.board();
+        let version = board.version.load(Ordering::Relaxed);
+        board.version.store(version | 1, Ordering::Relaxed);
+        fence(Ordering::Release);
+        for (word, value) in board.current.iter().zip(doing.current) {
+            word.store(value, Ordering::Relaxed);
+        }
+        for (word, value) in board.finished.iter().zip(doing.finished) {
+            word.store(value, Ordering::Relaxed);
+        }
+        board.version.store((version | 1).wrapping_add(1), Ordering::Release);
+    }
+
+    /// Memory of slot `index`.
+    #[inline]
+    pub fn slot(&self, index: usize) -> Span<'_> {
+        let from = PAGE * (1 + self.places) + SLOT * index;
+        self.block.span(from, from + SLOT)
+    }
+
+    /// Where slot `index` begins, as peers see it.
+    #[inline]
+    pub fn slot_place(&self, index: usize) -> u64 {
+        (self.block.offset() + PAGE * (1 + self.places) + SLOT * index) as u64
+    }
+
+    pub fn segment(&self) -> &Arc<Segment> {
+        self.block.segment()
+    }
+
+    fn taken(&self) -> MutexGuard<'_, Vec<bool>> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn board(&self) -> &Board {
+        // SAFETY: the first page of the block, which lives as long as `self`; any bytes are a value of these atomics.
+        unsafe { self.block.start().cast().as_ref() }
+    }
+
+    fn record(&self, place: usize) -> NonNull<Record> {
+        assert!(place < self.places, "place {place} of {}", self.places);
+        // SAFETY: `len_for` counted this page.
+        unsafe { self.block.start().add(PAGE * (1 + place)).cast() }
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        // Peers see at once that we left, also if giving the memory back fails.
+        self.board().key.store(0, Ordering::Release);
+    }
+}
+
+impl fmt::Debug for Room {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Room({} places at {})", self.places, self.offset())
+    }
+}
+
+/// A peer's room, read by this rank.
+#[derive(Clone, Debug)]
+pub struct PeerRoom {
+    segment: Arc<PeerSegment>,
+    offset: usize,
+    key: u32,
+    places: usize,
+}
+
+impl PeerRoom {
+    /// Nothing if there can be no such room in the segment.
+    pub fn new(segment: Arc<PeerSegment>, offset: usize, places: usize, key: u32) -> Option<Self> {
+        let whole = segment.bytes(offset, Room::len_for(places))?;
+        (whole.start() as usize).is_multiple_of(PAGE).then_some(())?;
+        Some(PeerRoom { segment, offset, key, places })
+    }
+
+    /// Is the owner still in the group?
+    #[inline]
+    pub fn is_open(&self) -> bool {
+        self.board().key.load(Ordering::Acquire) == u64::from(self.key)
+    }
+
+    /// What the owner does now; nothing while it is not in the group.
+    pub fn doing(&self) -> Option<Doing> {
+        let board = self.board();
+        // Bounded: a writer is between its two stores for some nanoseconds, unless it was stopped there.
+        for _ in 0..1000 {
+            let before = board.version.load(Ordering::Acquire);
+            let doing = Doing {
+                current: std::array::from_fn(|word| board.current[word].load(Ordering::Relaxed)),
+                finished: std::array::from_fn(|word| board.finished[word].load(Ordering::Relaxed)),
+            };
+            fence(Ordering::Acquire);
+            if before & 1 == 0 && board.version.load(Ordering::Relaxed) == before {
+                return self.is_open().then_some(doing);
+            }
+        }
+        None
+    }
+
+    /// Bytes of the owner's segment, if they lie within it.
+    #[inline]
+    pub fn bytes(&self, place: u64, len: usize) -> Option<Bytes<'_>> {
+        self.segment.bytes(usize::try_from(place).ok()?, len)
+    }
+
+    fn board(&self) -> &Board {
+        let page = self.segment.bytes(self.offset, PAGE).expect("`new` checked it");
+        // SAFETY: a page of a mapping that lives as long as `self`, aligned (checked by `new`); any bytes are a value of
+        // these atomics, which are only read.
+        unsafe { &*page.start().cast::<Board>() }
+    }
+
+    fn record(&self, place: usize) -> NonNull<Record> {
+        assert!(place < self.places, "place {place} of {}", self.places);
+        let page = self.segment.bytes(self.offset + PAGE * (1 + place), PAGE).expect("`new` checked it");
+        NonNull::new(page.start().cast_mut().cast()).expect("a mapping does not begin at null")
+    }
+}
+
+/// Both directions between this rank and one peer, on both lanes.
+#[derive(Debug)]
+pub struct Link {
+    outboxes: [Outbox; 2],
+    inboxes: [Inbox; 2],
+    pair: Pair,
+    theirs: PeerRoom,
+    room: Arc<Room>,
+    place: usize,
+}
+
+impl Link {
+    /// Joins place `place` of our room, which is the peer's, with place `mine` of its room, which is ours. Nothing if that
+    /// place is joined already: a record has one writer.
+    pub fn new(room: &Arc<Room>, place: usize, theirs: PeerRoom, mine: usize) -> Option<Self> {
+        if place >= room.places || mine >= theirs.places || room.taken()[place] {
+            return None;
+        }
+        room.taken()[place] = true;
+        // SAFETY: the link keeps both rooms, and `taken` makes it the only one that writes to this record.
+        let pair = unsafe { Pair::new(room.record(place), theirs.record(mine)) };
+        let key = room.key;
+        let lanes = [Lane::Collective, Lane::PointToPoint];
+        Some(Link {
+            outboxes: lanes.map(|lane| Outbox::new(pair, lane, key)),
+            inboxes: lanes.map(|lane| Inbox::new(pair, lane, key)),
+            pair,
+            theirs,
+            room: Arc::clone(room),
+            place,
+        })
+    }
+
+    #[inline]
+    pub fn outbox(&mut self, lane: Lane) -> &mut Outbox {
+        &mut self.outboxes[lane as usize]
+    }
+
+    #[inline]
+    pub fn inbox(&mut self, lane: Lane) -> &mut Inbox {
+        &mut self.inboxes[lane as usize]
+    }
+
+    /// The next message of `lane`, if it is there: what it is, and its bytes unless they cannot be where it says.
+    #[inline]
+    pub fn peek(&self, lane: Lane) -> Option<(Head, Option<Bytes<'_>>)> {
+        let inbox = &self.inboxes[lane as usize];
+        let arrived = inbox.peek()?;
+        let bytes = usize::try_from(arrived.len).ok().and_then(|len| match arrived.place {
+            None => inbox.inline(len),
+            Some(place) => self.theirs.bytes(place, len),
+        });
+        Some((arrived.head, bytes))
+    }
+
+    /// The peer's room.
+    pub fn theirs(&self) -> &PeerRoom {
+        &self.theirs
+    }
+
+    /// Says that this rank is about to sleep until the peer does something on this link, or that it woke up.
+    pub fn want(&self, wanted: Wanted) {
+        self.pair.mine().want(wanted);
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.room.taken()[self.place] = false;
+    }
+}
+
+#[cfg(all(test, not(miri)))] // Miri has no memfd.
+mod tests {
+    use super::*;
+    use crate::Payload;
+
+    fn rooms() -> (Room, PeerRoom, Arc<Segment>) {
+        let segment = Segment::new(Room::len_for(3) + 4 * PAGE).unwrap();
+        let room = Room::new(&segment, 3, 5).unwrap();
+        let peer = Arc::new(PeerSegment::map(&segment.share().unwrap()).unwrap());
+        let theirs = PeerRoom::new(peer, room.offset(), 3, 5).unwrap();
+        (room, theirs, segment)
+    }
+
+    #[test]
+    fn peers_see_what_a_rank_does() {
+        let (room, theirs, _segment) = rooms();
+        assert_eq!(theirs.doing(), Some(Doing::default()));
+        let doing = Doing { current: [1, 2, 3], finished: [4, 5, 6] };
+        room.show(&doing);
+        assert_eq!(theirs.doing(), Some(doing));
+    }
+
+    #[test]
+    fn a_room_whose_owner_left_is_closed_and_says_nothing() {
+        let (room, theirs, segment) = rooms();
+        drop(room);
+        assert!(!theirs.is_open());
+        assert_eq!(theirs.doing(), None);
+        assert_eq!(segment.used(), 0);
+        let _next = Room::new(&segment, 3, 6).unwrap();
+        assert!(!theirs.is_open(), "the next room in the same place is another one");
+    }
+
+    #[test]
+    fn a_place_has_one_link_at_a_time() {
+        let (room, theirs, _segment) = rooms();
+        let room = Arc::new(room);
+        let link = Link::new(&room, 1, theirs.clone(), 2).unwrap();
+        assert!(Link::new(&room, 1, theirs.clone(), 2).is_none());
+        assert!(Link::new(&room, 3, theirs.clone(), 2).is_none(), "there is no such place");
+        drop(link);
+        assert!(Link::new(&room, 1, theirs, 2).is_some());
+    }
+
+    #[test]
+    fn a_message_that_points_outside_the_segment_has_no_bytes() {
+        let (room, theirs, _segment) = rooms();
+        let room = Arc::new(room);
+        // A room that is its own peer: place 0 speaks to place 1.
+        let mut sender = Link::new(&room, 1, theirs.clone(), 0).unwrap();
+        let receiver = Link::new(&room, 0, theirs, 1).unwrap();
+        sender.outbox(Lane::Collective).post(&[1, 0, 0], Payload::At { place: room.slot_place(0), len: 5 });
+        assert_eq!(receiver.peek(Lane::Collective).map(|(_, bytes)| bytes.map(|bytes| bytes.len())), Some(Some(5)));
+        let mut receiver = receiver;
+        for (place, len) in [(u64::MAX - 1, 8), (0, u64::MAX), (1 << 40, 1)] {
+            receiver.inbox(Lane::Collective).take();
+            sender.outbox(Lane::Collective).post(&[1, 0, 0], Payload::At { place, len });
+            assert!(matches!(receiver.peek(Lane::Collective), Some((_, None))), "{place} {len}");
+        }
+    }
+
+    #[test]
+    fn a_room_that_cannot_be_there_is_refused() {
+        let (room, theirs, _segment) = rooms();
+        for (offset, places) in [(room.offset() + 1, 3), (usize::MAX, 3), (room.offset(), 1000), (0, usize::MAX / PAGE / 2)] {
+            assert!(PeerRoom::new(theirs.segment.clone(), offset, places, 5).is_none(), "{offset} {places}");
+        }
+    }
+}

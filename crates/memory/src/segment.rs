@@ -1,0 +1,357 @@
+//! Shared memory of one process: it writes, its peers read.
+//!
+//! A [`Segment`] is an unnamed file in memory (memfd), mapped whole by its owner; a [`PeerSegment`] is the same file mapped
+//! read-only by somebody else. Nothing has a name, so nothing is left behind by `kill -9`, and a container's small
+//! `/dev/shm` does not matter. The file is as large as it may ever become: pages exist only once they are touched, and
+//! a [`Block`] gives its pages back when it is dropped.
+//!
+//! What a peer wrote is input: every offset that comes from one is checked against the mapping before it is used.
+//!
+//! Not here: what lies in a block (see `mailbox`), how a descriptor travels (see the runtime).
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::{Bytes, Span};
+
+/// Blocks begin on pages, so that a block's memory can be given back and two blocks never share a cache line.
+pub const PAGE: usize = 4096;
+
+/// First words of a segment: what it is, in which layout. A peer of another version is refused, not misread.
+const MAGIC: u64 = u64::from_le_bytes(*b"tenfold\x01");
+
+/// The first page of a segment.
+#[repr(C)]
+struct Header {
+    magic: AtomicU64,
+    /// Counts up as long as its process runs: one that is stopped or frozen can be told from one that computes.
+    pulse: AtomicU64,
+}
+
+/// An address range of a memory file, unmapped on drop.
+struct Mapping {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a mapping is an address range; who may touch which byte when is decided by the types built on it.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    fn new(file: &OwnedFd, len: usize, access: ProtFlags) -> io::Result<Self> {
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+        // SAFETY: a new mapping at an address of the kernel's choice cannot touch memory of ours.
+        let start = unsafe { rustix::mm::mmap(ptr::null_mut(), len, access, flags, file, 0) }?;
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Mapping { start, len })
+    }
+
+    fn header(&self) -> &Header {
+        // SAFETY: every mapping is at least a page long, begins on a page, and any bytes are a value of these atomics.
+        unsafe { self.start.cast().as_ref() }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new` with this length; every span and record into it keeps the segment alive.
+        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };
+    }
+}
+
+/// This process's shared memory: the only one that it writes.
+pub struct Segment {
+    mapping: Mapping,
+    file: OwnedFd,
+    free: Mutex<BTreeMap<usize, usize>>,
+}
+
+impl Segment {
+    /// A segment of at most `len` bytes, none of which exists until it is touched.
+    pub fn new(len: usize) -> io::Result<Arc<Self>> {
+        let len = len.max(2 * PAGE).next_multiple_of(PAGE);
+        let file =
+            rustix::fs::memfd_create("tenfold", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        rustix::fs::ftruncate(&file, len as u64)?;
+        // A peer that maps the file must never fault because it shrank.
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        let mapping = Mapping::new(&file, len, ProtFlags::READ | ProtFlags::WRITE)?;
+        mapping.header().magic.store(MAGIC, Ordering::Release);
+        Ok(Arc::new(Segment { mapping, file, free: Mutex::new(BTreeMap::from([(PAGE, len - PAGE)])) }))
+    }
+
+    pub fn len(&self) -> usize {
+        self.mapping.len
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.mapping.len == 0
+    }
+
+    /// Shows peers that this process runs.
+    pub fn beat(&self) {
+        let pulse = &self.mapping.header().pulse;
+        pulse.store(pulse.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// A descriptor with which a peer can map this memory, but not write it.
+    pub fn share(&self) -> io::Result<OwnedFd> {
+        use std::os::fd::AsRawFd as _;
+        // Opened anew, because a duplicate would keep the right to write.
+        let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        Ok(rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
+    }
+
+    /// `len` bytes of this segment that are zero.
+    pub fn allocate(self: &Arc<Self>, len: usize) -> io::Result<Block> {
+        let rounded = len.max(1).next_multiple_of(PAGE);
+        let mut free = self.free();
+        let fit = free.iter().find(|(_, room)| **room >= rounded).map(|(&offset, &room)| (offset, room));
+        let Some((offset, room)) = fit else {
+            let message = format!("no {len} bytes left in a shared segment of {} bytes", self.len());
+            return Err(io::Error::new(io::ErrorKind::OutOfMemory, message));
+        };
+        free.remove(&offset);
+        if room > rounded {
+            free.insert(offset + rounded, room - rounded);
+        }
+        drop(free);
+        Ok(Block { segment: Arc::clone(self), offset, len, rounded })
+    }
+
+    /// Where in this segment `bytes` lie, if they do.
+    #[inline]
+    pub fn offset_of(&self, bytes: Bytes<'_>) -> Option<usize> {
+        let offset = (bytes.start() as usize).wrapping_sub(self.mapping.start.as_ptr() as usize);
+        (offset <= self.mapping.len && bytes.len() <= self.mapping.len - offset).then_some(offset)
+    }
+
+    /// Bytes that are allocated and not given back.
+    pub fn used(&self) -> usize {
+        self.len() - PAGE - self.free().values().sum::<usize>()
+    }
+
+    fn release(&self, offset: usize, len: usize) {
+        // The next owner of this block expects zeroes, and the machine its memory.
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        if rustix::fs::fallocate(self.file.as_fd(), hole, offset as u64, len as u64).is_err() {
+            return; // Better lose the addresses than hand out dirty memory.
+        }
+        let mut free = self.free();
+        let (mut offset, mut len) = (offset, len);
+        if let Some(after) = free.remove(&(offset + len)) {
+            len += after;
+        }
+        if let Some((&before, &room)) = free.range(..offset).next_back()
+            && before + room == offset
+        {
+            (offset, len) = (before, len + room);
+        }
+        free.insert(offset, len);
+    }
+
+    fn free(&self) -> MutexGuard<'_, BTreeMap<usize, usize>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Segment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Segment").field("len", &self.len()).finish_non_exhaustive()
+    }
+}
+
+/// A part of this process's segment; its memory goes back when it is dropped.
+pub struct Block {
+    segment: Arc<Segment>,
+    offset: usize,
+    len: usize,
+    rounded: usize,
+}
+
+impl Block {
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        // SAFETY: the block lies within the mapping.
+        unsafe { self.segment.mapping.start.add(self.offset) }
+    }
+
+    /// Where it begins, as peers see it.
+    pub fn offset(&self) -> usize {
+        self.offset
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    pub fn segment(&self) -> &Arc<Segment> {
+        &self.segment
+    }
+
+    /// Its memory from `from` to `to`. Whoever hands out parts of one block to several writers keeps them apart.
+    ///
+    /// # Panics
+    /// If that is not within the block.
+    pub fn span(&self, from: usize, to: usize) -> Span<'_> {
+        assert!(from <= to && to <= self.len, "{from}..{to} of a block of {} bytes", self.len);
+        // SAFETY: the block lies within the mapping (checked by `allocate`), `to` within the block, and the mapping
+        // lives as long as `self`.
+        unsafe { Span::from_raw(self.segment.mapping.start.add(self.offset + from), to - from) }
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        self.segment.release(self.offset, self.rounded);
+    }
+}
+
+impl fmt::Debug for Block {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Block({}..{})", self.offset, self.offset + self.len)
+    }
+}
+
+/// Another rank's segment, which this one only reads.
+#[derive(Debug)]
+pub enum PeerSegment {
+    /// Of another process, mapped read-only.
+    Mapped(MappedPeer),
+    /// Of a rank that is a thread of this process.
+    Local(Arc<Segment>),
+}
+
+/// A mapping of another process's segment.
+pub struct MappedPeer {
+    mapping: Mapping,
+}
+
+impl fmt::Debug for MappedPeer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "MappedPeer({} bytes)", self.mapping.len)
+    }
+}
+
+impl PeerSegment {
+    /// Maps the segment behind a descriptor that a peer sent.
+    pub fn map(file: &OwnedFd) -> io::Result<Self> {
+        // Without these seals the file could shrink under us, and reading it would kill this process.
+        let seals = rustix::fs::fcntl_get_seals(file)?;
+        if !seals.contains(SealFlags::SHRINK | SealFlags::SEAL) {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the peer's segment is not sealed"));
+        }
+        let len = usize::try_from(rustix::fs::fstat(file)?.st_size).map_err(io::Error::other)?;
+        if len < PAGE {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the peer's segment is too short"));
+        }
+        let mapping = Mapping::new(file, len, ProtFlags::READ)?;
+        if mapping.header().magic.load(Ordering::Acquire) != MAGIC {
+            let message = "the peer's segment has another layout: is it another version of tenfold?";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, message));
+        }
+        Ok(PeerSegment::Mapped(MappedPeer { mapping }))
+    }
+
+    /// A number that changes as long as the peer's process runs.
+    pub fn pulse(&self) -> u64 {
+        self.mapping().header().pulse.load(Ordering::Relaxed)
+    }
+
+    /// The bytes from `offset`, if they lie within the segment.
+    #[inline]
+    pub fn bytes(&self, offset: usize, len: usize) -> Option<Bytes<'_>> {
+        let mapping = self.mapping();
+        if offset > mapping.len || len > mapping.len - offset {
+            return None;
+        }
+        // SAFETY: checked above to lie within the mapping, which lives as long as `self` and never shrinks (sealed).
+        Some(unsafe { Bytes::from_raw(mapping.start.add(offset), len) })
+    }
+
+    fn mapping(&self) -> &Mapping {
+        match self {
+            PeerSegment::Mapped(peer) => &peer.mapping,
+            PeerSegment::Local(segment) => &segment.mapping,
+        }
+    }
+}
+
+#[cfg(all(test, not(miri)))] // Miri has no memfd.
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_do_not_overlap_and_freed_ones_are_found_again_and_clean() {
+        let segment = Segment::new(17 * PAGE).unwrap();
+        let first = segment.allocate(5 * PAGE).unwrap();
+        let second = segment.allocate(1).unwrap();
+        let third = segment.allocate(10 * PAGE).unwrap();
+        assert_eq!((first.offset(), second.offset(), third.offset()), (PAGE, 6 * PAGE, 7 * PAGE));
+        assert_eq!(segment.used(), 16 * PAGE);
+        let error = segment.allocate(1).unwrap_err();
+        assert_eq!(error.to_string(), "no 1 bytes left in a shared segment of 69632 bytes");
+
+        second.span(0, 1).copy_from(Bytes::of(&[7]));
+        drop(second);
+        drop(first);
+        let again = segment.allocate(6 * PAGE).unwrap();
+        assert_eq!(again.offset(), PAGE);
+        assert!(again.span(0, again.len()).bytes().to_vec().iter().all(|byte| *byte == 0));
+        drop((again, third));
+        assert_eq!(segment.used(), 0);
+        assert_eq!(segment.free().len(), 1, "neighbours are joined");
+    }
+
+    #[test]
+    fn a_peer_reads_what_the_owner_wrote_and_nothing_beyond_the_end() {
+        let segment = Segment::new(4 * PAGE).unwrap();
+        let block = segment.allocate(100).unwrap();
+        block.span(0, 5).copy_from(Bytes::of(b"hello"));
+        let peer = PeerSegment::map(&segment.share().unwrap()).unwrap();
+        assert_eq!(peer.bytes(block.offset(), 5).unwrap().to_vec(), b"hello");
+        assert!(peer.bytes(4 * PAGE - 1, 1).is_some());
+        for (offset, len) in [(4 * PAGE, 1), (usize::MAX, 1), (1, usize::MAX), (0, 4 * PAGE + 1)] {
+            assert!(peer.bytes(offset, len).is_none(), "{offset} + {len}");
+        }
+    }
+
+    #[test]
+    fn a_peer_cannot_write() {
+        let segment = Segment::new(2 * PAGE).unwrap();
+        let shared = segment.share().unwrap();
+        assert!(Mapping::new(&shared, 2 * PAGE, ProtFlags::READ | ProtFlags::WRITE).is_err());
+        assert!(rustix::io::write(&shared, b"x").is_err());
+    }
+
+    #[test]
+    fn a_file_that_may_shrink_is_refused() {
+        let file = rustix::fs::memfd_create("mean", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&file, 4096).unwrap();
+        assert_eq!(PeerSegment::map(&file).unwrap_err().to_string(), "the peer's segment is not sealed");
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::SEAL).unwrap();
+        let error = PeerSegment::map(&file).unwrap_err();
+        assert_eq!(error.to_string(), "the peer's segment has another layout: is it another version of tenfold?");
+    }
+
+    #[test]
+    fn memory_is_known_by_its_offset_wherever_a_span_of_it_went() {
+        let segment = Segment::new(8 * PAGE).unwrap();
+        let block = segment.allocate(2 * PAGE).unwrap();
+        assert_eq!(segment.offset_of(block.span(10, 20).bytes()), Some(block.offset() + 10));
+        assert_eq!(segment.offset_of(Bytes::of(&[1, 2, 3])), None);
+    }
+}

@@ -1,0 +1,313 @@
+//! Memory that a tensor lends to one operation, and tensors of our own.
+//!
+//! A [`TensorView`] is contiguous memory that nobody else touches until the view is dropped. It comes from a [`Tensor`]
+//! (ours, private or in the shared segment), from a slice that is borrowed for the length of a call ([`lend`]), or
+//! from memory of somebody else, such as PyTorch, by `from_raw`.
+
+use std::any::Any;
+use std::fmt;
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use crate::{Block, DType, Element, Span};
+
+/// Contiguous elements that are lent to an operation.
+pub struct TensorView {
+    start: NonNull<u8>,
+    elements: usize,
+    dtype: DType,
+    owner: Owner,
+}
+
+enum Owner {
+    /// Kept alive until the view is dropped.
+    Kept { _keep: Box<dyn Any + Send> },
+    /// A tensor of ours, which is not to be read or lent again meanwhile.
+    Tensor(Arc<Memory>),
+    /// A slice borrowed by [`lend`], which counts its views.
+    Borrowed(NonNull<AtomicUsize>),
+}
+
+// SAFETY: the memory belongs to the view alone while it exists, and its owner is `Send`; the counter of `lend` is atomic.
+unsafe impl Send for TensorView {}
+
+impl TensorView {
+    /// # Safety
+    /// `start` is valid for reads and writes of `elements` elements of `dtype` until `owner` is dropped, and nobody else
+    /// writes to them, or reads what this view writes, until this view is dropped.
+    pub unsafe fn from_raw(
+        start: NonNull<u8>,
+        elements: usize,
+        dtype: DType,
+        owner: impl Any + Send,
+    ) -> Self {
+        TensorView { start, elements, dtype, owner: Owner::Kept { _keep: Box::new(owner) } }
+    }
+
+    /// No elements.
+    pub fn empty(dtype: DType) -> Self {
+        TensorView { start: NonNull::dangling(), elements: 0, dtype, owner: Owner::Kept { _keep: Box::new(()) } }
+    }
+
+    pub fn elements(&self) -> usize {
+        self.elements
+    }
+
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    pub fn byte_len(&self) -> usize {
+        self.elements * self.dtype.size()
+    }
+
+    /// All its bytes.
+    #[inline]
+    pub fn span(&self) -> Span<'_> {
+        // SAFETY: valid and ours until the view is dropped, by the contracts of those who make views; a span cannot
+        // outlive the view.
+        unsafe { Span::from_raw(self.start, self.elements * self.dtype.size()) }
+    }
+}
+
+impl Drop for TensorView {
+    fn drop(&mut self) {
+        match &self.owner {
+            Owner::Kept { .. } => {}
+            Owner::Tensor(memory) => memory.lent.store(false, Ordering::Release),
+            // SAFETY: `lend` does not return, and so keeps its counter, before all its views are dropped.
+            Owner::Borrowed(views) => _ = unsafe { views.as_ref() }.fetch_sub(1, Ordering::Release),
+        }
+    }
+}
+
+impl fmt::Debug for TensorView {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TensorView({} × {})", self.dtype, self.elements)
+    }
+}
+
+/// Lends a slice for the length of `call`.
+///
+/// If `call` keeps the view or has it kept by somebody, the process ends: memory that is still lent must not be used
+/// again. Collectives drop their views before a blocking call returns, also when it fails.
+pub fn lend<T: Element, R>(slice: &mut [T], call: impl FnOnce(TensorView) -> R) -> R {
+    struct Views(AtomicUsize);
+    impl Drop for Views {
+        fn drop(&mut self) {
+            if self.0.load(Ordering::Acquire) != 0 {
+                eprintln!("tenfold: a borrowed slice is still lent although the call is over; ending the process");
+                std::process::abort();
+            }
+        }
+    }
+    let views = Views(AtomicUsize::new(1));
+    let view = TensorView {
+        start: NonNull::from(&mut *slice).cast(),
+        elements: slice.len(),
+        dtype: T::DTYPE,
+        owner: Owner::Borrowed(NonNull::from(&views.0)),
+    };
+    call(view)
+}
+
+/// Elements in memory of ours: private, or in the shared segment where peers read them in place.
+///
+/// ```
+/// use tenfold_memory::{DType, Tensor};
+/// let mut tensor = Tensor::zeros(DType::F32, 3);
+/// tensor.as_mut_slice::<f32>().copy_from_slice(&[1.0, 2.0, 3.0]);
+/// assert_eq!(tensor.as_slice::<f32>()[1], 2.0);
+/// ```
+pub struct Tensor {
+    memory: Arc<Memory>,
+    dtype: DType,
+    elements: usize,
+}
+
+struct Memory {
+    start: NonNull<u8>,
+    lent: AtomicBool,
+    _keep: Keep,
+}
+
+enum Keep {
+    Private { _words: Box<[PrivateLine]> },
+    Shared { _block: Block },
+}
+
+/// A cache line: private tensors begin on one.
+#[repr(align(64))]
+#[derive(Clone, Copy)]
+struct PrivateLine {
+    _bytes: [u8; 64],
+}
+
+// SAFETY: the memory is owned; `lent` decides who may touch it.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+impl Tensor {
+    /// Zeroes in private memory.
+    pub fn zeros(dtype: DType, elements: usize) -> Self {
+        let lines = elements.checked_mul(dtype.size()).expect("a tensor fits the address space").div_ceil(64);
+        let mut words = vec![PrivateLine { _bytes: [0; 64] }; lines].into_boxed_slice();
+        let start = NonNull::from(&mut *words).cast();
+        Self::over(start, Keep::Private { _words: words }, dtype, elements)
+    }
+
+    /// Zeroes in the shared segment.
+    pub fn shared(block: Block, dtype: DType) -> Self {
+        let elements = block.len() / dtype.size();
+        let start = NonNull::new(block.span(0, block.len()).start()).expect("a mapping does not begin at null");
+        Self::over(start, Keep::Shared { _block: block }, dtype, elements)
+    }
+
+    /// A copy of `values` in private memory.
+    pub fn from_slice<T: Element>(values: &[T]) -> Self {
+        let mut tensor = Tensor::zeros(T::DTYPE, values.len());
+        tensor.as_mut_slice().copy_from_slice(values);
+        tensor
+    }
+
+    fn over(start: NonNull<u8>, keep: Keep, dtype: DType, elements: usize) -> Self {
+        let memory = Memory { start, lent: AtomicBool::new(false), _keep: keep };
+        Tensor { memory: Arc::new(memory), dtype, elements }
+    }
+
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    pub fn elements(&self) -> usize {
+        self.elements
+    }
+
+    /// Is it lent to an operation that has not finished?
+    pub fn is_lent(&self) -> bool {
+        self.memory.lent.load(Ordering::Acquire)
+    }
+
+    /// Lends it to one operation.
+    ///
+    /// # Panics
+    /// If it is lent already.
+    #[track_caller]
+    pub fn lend(&mut self) -> TensorView {
+        assert!(!self.memory.lent.swap(true, Ordering::Acquire), "the tensor is lent already: wait for its operation");
+        TensorView {
+            start: self.memory.start,
+            elements: self.elements,
+            dtype: self.dtype,
+            owner: Owner::Tensor(Arc::clone(&self.memory)),
+        }
+    }
+
+    /// Its elements.
+    ///
+    /// # Panics
+    /// If it is lent, or has another dtype.
+    #[track_caller]
+    pub fn as_slice<T: Element>(&self) -> &[T] {
+        let start = self.check::<T>();
+        // SAFETY: `check` saw that the memory is not lent, and while `self` is borrowed nobody can lend it; it holds
+        // `elements` initialised elements of `T` and begins on a cache line or a page.
+        unsafe { std::slice::from_raw_parts(start.as_ptr(), self.elements) }
+    }
+
+    /// Its elements, to be written.
+    ///
+    /// # Panics
+    /// If it is lent, or has another dtype.
+    #[track_caller]
+    pub fn as_mut_slice<T: Element>(&mut self) -> &mut [T] {
+        let start = self.check::<T>();
+        // SAFETY: as in `as_slice`, and `self` is borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), self.elements) }
+    }
+
+    /// Its bytes, whatever the dtype.
+    ///
+    /// # Panics
+    /// If it is lent.
+    #[track_caller]
+    pub fn as_bytes(&self) -> &[u8] {
+        assert!(!self.is_lent(), "the tensor is lent: wait for its operation");
+        // SAFETY: as in `as_slice`; every byte is initialised.
+        unsafe { std::slice::from_raw_parts(self.memory.start.as_ptr(), self.elements * self.dtype.size()) }
+    }
+
+    /// Its bytes, to be written. Bools other than 0 and 1 count as true.
+    ///
+    /// # Panics
+    /// If it is lent.
+    #[track_caller]
+    pub fn as_mut_bytes(&mut self) -> &mut [u8] {
+        assert!(!self.is_lent(), "the tensor is lent: wait for its operation");
+        // SAFETY: as in `as_bytes`, and `self` is borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.start.as_ptr(), self.elements * self.dtype.size()) }
+    }
+
+    #[track_caller]
+    fn check<T: Element>(&self) -> NonNull<T> {
+        assert!(!self.is_lent(), "the tensor is lent: wait for its operation");
+        assert_eq!(self.dtype, T::DTYPE, "a tensor of {} is read as {}", self.dtype, T::DTYPE);
+        self.memory.start.cast()
+    }
+}
+
+impl fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let PhantomData::<()> = PhantomData;
+        write!(f, "Tensor({} × {})", self.dtype, self.elements)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tensor_is_readable_again_once_its_view_is_gone() {
+        let mut tensor = Tensor::from_slice(&[1_i32, 2, 3]);
+        let view = tensor.lend();
+        assert!(tensor.is_lent());
+        view.span().part(4, 8).copy_from(crate::Bytes::of(&9_i32.to_ne_bytes()));
+        drop(view);
+        assert_eq!(tensor.as_slice::<i32>(), [1, 9, 3]);
+    }
+
+    #[test]
+    #[should_panic(expected = "the tensor is lent: wait for its operation")]
+    fn a_lent_tensor_cannot_be_read() {
+        let mut tensor = Tensor::zeros(DType::F32, 4);
+        let _view = tensor.lend();
+        tensor.as_slice::<f32>();
+    }
+
+    #[test]
+    #[should_panic(expected = "a tensor of float32 is read as int32")]
+    fn a_tensor_of_floats_is_not_read_as_integers() {
+        Tensor::zeros(DType::F32, 4).as_slice::<i32>();
+    }
+
+    #[test]
+    fn a_borrowed_slice_is_written_in_place() {
+        let mut values = [1_u8, 2, 3];
+        let len = lend(&mut values, |view| {
+            view.span().part(0, 1).copy_from(crate::Bytes::of(&[7]));
+            view.elements()
+        });
+        assert_eq!((len, values), (3, [7, 2, 3]));
+    }
+
+    #[test]
+    fn an_empty_tensor_is_fine() {
+        let mut tensor = Tensor::zeros(DType::F64, 0);
+        assert!(tensor.lend().span().is_empty());
+        assert!(tensor.as_slice::<f64>().is_empty());
+    }
+}

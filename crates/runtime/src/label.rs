@@ -1,0 +1,230 @@
+//! What a rank called, in 24 bytes that travel with every message.
+//!
+//! Two ranks are in the same operation if their labels are equal. A message whose label differs from the reader's is not
+//! read: both sides then tell what they called (see `inquest`).
+
+use std::fmt;
+
+use tenfold_memory::{DType, Head, ReduceOp};
+use tenfold_plan::Rank;
+
+/// The operations of c10d, with c10d's numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+#[non_exhaustive]
+pub enum OpKind {
+    Broadcast = 0,
+    AllReduce = 1,
+    AllReduceCoalesced = 2,
+    Reduce = 3,
+    AllGather = 4,
+    AllGatherInto = 5,
+    AllGatherCoalesced = 6,
+    Gather = 7,
+    Scatter = 8,
+    ReduceScatter = 9,
+    AllToAllSingle = 10,
+    AllToAll = 11,
+    Send = 12,
+    Recv = 13,
+    RecvAnySource = 14,
+    Barrier = 15,
+    ReduceScatterInto = 16,
+    Coalesced = 17,
+    AllReduceSparse = 18,
+    MonitoredBarrier = 101,
+}
+
+impl OpKind {
+    pub const ALL: [OpKind; 20] = [
+        OpKind::Broadcast,
+        OpKind::AllReduce,
+        OpKind::AllReduceCoalesced,
+        OpKind::Reduce,
+        OpKind::AllGather,
+        OpKind::AllGatherInto,
+        OpKind::AllGatherCoalesced,
+        OpKind::Gather,
+        OpKind::Scatter,
+        OpKind::ReduceScatter,
+        OpKind::AllToAllSingle,
+        OpKind::AllToAll,
+        OpKind::Send,
+        OpKind::Recv,
+        OpKind::RecvAnySource,
+        OpKind::Barrier,
+        OpKind::ReduceScatterInto,
+        OpKind::Coalesced,
+        OpKind::AllReduceSparse,
+        OpKind::MonitoredBarrier,
+    ];
+
+    /// As the Rust method is called.
+    pub const fn name(self) -> &'static str {
+        match self {
+            OpKind::Broadcast => "broadcast",
+            OpKind::AllReduce => "all_reduce",
+            OpKind::AllReduceCoalesced => "all_reduce_coalesced",
+            OpKind::Reduce => "reduce",
+            OpKind::AllGather => "all_gather",
+            OpKind::AllGatherInto => "all_gather_into",
+            OpKind::AllGatherCoalesced => "all_gather_coalesced",
+            OpKind::Gather => "gather",
+            OpKind::Scatter => "scatter",
+            OpKind::ReduceScatter => "reduce_scatter",
+            OpKind::AllToAllSingle => "all_to_all_single",
+            OpKind::AllToAll => "all_to_all",
+            OpKind::Send => "send",
+            OpKind::Recv => "recv",
+            OpKind::RecvAnySource => "recv_any_source",
+            OpKind::Barrier => "barrier",
+            OpKind::ReduceScatterInto => "reduce_scatter_into",
+            OpKind::Coalesced => "coalesced",
+            OpKind::AllReduceSparse => "all_reduce_sparse",
+            OpKind::MonitoredBarrier => "monitored_barrier",
+        }
+    }
+
+    fn from_code(code: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| *kind as u8 == code)
+    }
+}
+
+impl fmt::Display for OpKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// No root, no tag.
+const NONE: u32 = u32::MAX;
+
+/// Code of "no reduction".
+const NO_REDUCTION: u8 = 255;
+
+/// What was called: enough to tell two calls apart, and to say how they differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Label {
+    pub kind: OpKind,
+    pub dtype: Option<DType>,
+    /// c10d's number of the reduce operation.
+    reduction: u8,
+    /// Root of a rooted collective, tag of a point-to-point message.
+    root_or_tag: u32,
+    /// Which call of the group it is, counted from 1; of a message of its link for point-to-point.
+    pub seq: u64,
+    /// Elements; 0 where ranks may differ (all_to_all with splits).
+    pub count: u64,
+}
+
+impl Label {
+    pub fn new(kind: OpKind, seq: u64) -> Self {
+        Label { kind, dtype: None, reduction: NO_REDUCTION, root_or_tag: NONE, seq, count: 0 }
+    }
+
+    #[must_use]
+    pub fn elements(mut self, dtype: DType, count: usize) -> Self {
+        (self.dtype, self.count) = (Some(dtype), count as u64);
+        self
+    }
+
+    #[must_use]
+    pub fn reduction(mut self, op: &ReduceOp) -> Self {
+        self.reduction = op.code();
+        self
+    }
+
+    #[must_use]
+    pub fn root(mut self, root: Rank) -> Self {
+        self.root_or_tag = root as u32;
+        self
+    }
+
+    #[must_use]
+    pub fn tag(mut self, tag: u32) -> Self {
+        self.root_or_tag = tag;
+        self
+    }
+
+    pub fn tag_of(&self) -> u32 {
+        self.root_or_tag
+    }
+
+    /// As it travels.
+    #[inline]
+    pub fn head(&self) -> Head {
+        let dtype = self.dtype.map_or(NO_REDUCTION, DType::code);
+        let first = u64::from_le_bytes([self.kind as u8, dtype, self.reduction, 0, 0, 0, 0, 0]);
+        [first | u64::from(self.root_or_tag) << 32, self.seq, self.count]
+    }
+
+    /// What a head says; nothing if it is none.
+    pub fn from_head(head: &Head) -> Option<Self> {
+        let [kind, dtype, reduction, zero, ..] = head[0].to_le_bytes();
+        let dtype = if dtype == NO_REDUCTION { None } else { Some(DType::from_code(dtype)?) };
+        (zero == 0).then_some(())?;
+        let root_or_tag = (head[0] >> 32) as u32;
+        let kind = OpKind::from_code(kind)?;
+        Some(Label { kind, dtype, reduction, root_or_tag, seq: head[1], count: head[2] })
+    }
+}
+
+/// As in `all_reduce(sum, float32 × 1000)`.
+impl fmt::Display for Label {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut facts = Vec::new();
+        if self.reduction != NO_REDUCTION {
+            facts.push(ReduceOp::name_of(self.reduction).unwrap_or("unknown").to_string());
+        }
+        if let Some(dtype) = self.dtype {
+            facts.push(if self.count == 0 && self.kind == OpKind::AllToAllSingle {
+                format!("{dtype}")
+            } else {
+                format!("{dtype} × {}", self.count)
+            });
+        }
+        match self.kind {
+            _ if self.root_or_tag == NONE => {}
+            OpKind::Send | OpKind::Recv | OpKind::RecvAnySource => facts.push(format!("tag {}", self.root_or_tag)),
+            _ => facts.push(format!("root {}", self.root_or_tag)),
+        }
+        write!(f, "{}", self.kind)?;
+        if facts.is_empty() { Ok(()) } else { write!(f, "({})", facts.join(", ")) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_label_survives_the_journey() {
+        for kind in OpKind::ALL {
+            let labels = [
+                Label::new(kind, 7),
+                Label::new(kind, u64::MAX).elements(DType::BF16, 1 << 40).reduction(&ReduceOp::Max).root(63),
+            ];
+            for label in labels {
+                assert_eq!(Label::from_head(&label.head()), Some(label));
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_label_is_not_read_as_one() {
+        assert_eq!(Label::from_head(&[u64::MAX; 3]), None);
+        assert_eq!(Label::from_head(&[77, 0, 0]), None, "no such operation");
+        assert_eq!(Label::from_head(&[0x6300, 0, 0]), None, "no such dtype");
+    }
+
+    #[test]
+    fn labels_read_as_calls() {
+        let label = Label::new(OpKind::AllReduce, 3).elements(DType::F32, 1000).reduction(&ReduceOp::Sum);
+        assert_eq!(label.to_string(), "all_reduce(sum, float32 × 1000)");
+        let label = Label::new(OpKind::Broadcast, 3).elements(DType::I64, 5).root(2);
+        assert_eq!(label.to_string(), "broadcast(int64 × 5, root 2)");
+        assert_eq!(Label::new(OpKind::Barrier, 3).to_string(), "barrier");
+        let label = Label::new(OpKind::Send, 1).elements(DType::U8, 9).tag(4);
+        assert_eq!(label.to_string(), "send(uint8 × 9, tag 4)");
+    }
+}

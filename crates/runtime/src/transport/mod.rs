@@ -1,0 +1,66 @@
+//! Between ranks: what the interpreter asks of whatever carries its messages.
+//!
+//! A link is a first-in first-out channel from one rank to another. A message carries the sender's label, and arrives
+//! whole. Nothing here waits: what cannot be done now is `Pending`, and [`Wants`] says to the engine what to sleep on
+//! and whom to name when time is up.
+
+use std::task::Poll;
+
+use tenfold_memory::{Bytes, Head, Span};
+use tenfold_plan::Rank;
+
+use crate::fault::Fault;
+
+/// Carries the messages of one rank in one group.
+pub(crate) trait Transport {
+    /// Hands `bytes` to `to`. With `lend` they stay as they are until [`Transport::poll_flush`] is ready, and may be read in
+    /// place or written out bit by bit; without, they have been copied or written once this is ready.
+    ///
+    /// Bytes for several ranks are staged once: `stage` is where, and [`Transport::close`] follows the last of them.
+    fn poll_send(
+        &mut self,
+        to: Rank,
+        stage: &mut Option<Stage>,
+        head: &Head,
+        bytes: Bytes<'_>,
+        lend: bool,
+    ) -> Result<Poll<()>, Fault>;
+
+    /// Nobody else will be sent what lies in `stage`.
+    fn close(&mut self, stage: Option<Stage>);
+
+    /// Is the next message of `from` here? It must be the one described by `head`, with `len` bytes.
+    fn poll_ready(&mut self, from: Rank, head: &Head, len: usize) -> Result<Poll<()>, Fault>;
+
+    /// The bytes of a message that was `Ready`.
+    fn peek(&self, from: Rank) -> Bytes<'_>;
+
+    /// The message has been read.
+    fn take(&mut self, from: Rank) -> Result<(), Fault>;
+
+    /// Moves the next message of `from` into `target`.
+    fn poll_recv(&mut self, from: Rank, head: &Head, target: Span<'_>) -> Result<Poll<()>, Fault> {
+        if self.poll_ready(from, head, target.len())?.is_pending() {
+            return Ok(Poll::Pending);
+        }
+        target.copy_from(self.peek(from));
+        self.take(from)?;
+        Ok(Poll::Ready(()))
+    }
+
+    /// Ready once peers have read what was lent, or everything that was sent if `all` (as far as the carrier can know).
+    fn poll_flush(&mut self, all: bool) -> Result<Poll<()>, Fault>;
+}
+
+/// A slot in which bytes wait for several readers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stage(pub u16);
+
+/// Exactly what a run waits for.
+#[derive(Debug, Default)]
+pub(crate) struct Wants {
+    /// Messages of these ranks.
+    pub messages: Vec<Rank>,
+    /// Room for messages to these ranks, or word that they have read them.
+    pub room: Vec<Rank>,
+}
