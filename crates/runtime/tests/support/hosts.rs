@@ -145,6 +145,11 @@ impl Hosts {
         self.cut(others.flat_map(|other| [(host, other), (other, host)]));
     }
 
+    /// What the store and the hosts say to each other is lost.
+    pub fn isolate_store(&self) {
+        self.isolate(self.count());
+    }
+
     /// What `from` says to `to` is lost, but not the other way round.
     pub fn cut_one_way(&self, from: usize, to: usize) {
         self.cut([(from, to)]);

@@ -114,9 +114,14 @@ impl<'a> Job<'a> {
 
     /// The same number of ranks on each host, neighbours together.
     pub fn spread(name: &'static str, per_host: usize, hosts: &'a Hosts) -> Job<'a> {
-        let size = per_host * hosts.count();
-        let places = (0..size).map(|rank| hosts.namespace(rank / per_host)).collect();
-        Job { places, ..Job::new(name, size) }
+        let places: Vec<_> = (0..per_host * hosts.count()).map(|rank| rank / per_host).collect();
+        Job::place(name, &places, hosts)
+    }
+
+    /// A rank on each of these hosts; a host may come several times.
+    pub fn place(name: &'static str, places: &[usize], hosts: &'a Hosts) -> Job<'a> {
+        let namespaces = places.iter().map(|host| hosts.namespace(*host)).collect();
+        Job { places: namespaces, ..Job::new(name, places.len()) }
     }
 
     pub fn argument(mut self, argument: impl Display) -> Job<'a> {
@@ -221,6 +226,12 @@ impl Ranks {
         let deadline = Instant::now() + within;
         let left = || deadline.saturating_duration_since(Instant::now());
         (0..self.processes.len()).map(|rank| self.wait_for_event(rank, beginning, left())).collect()
+    }
+
+    /// Waiting for events of `rank` finds only those that it has not told yet.
+    pub fn pass_over(&mut self, rank: usize) {
+        let words = &mut self.board.words.lock().unwrap()[rank];
+        words.heard = words.events.len();
     }
 
     /// Gives `rank` an order; nothing happens if it is no more.
