@@ -24,8 +24,12 @@ const HEARTBEAT: Duration = Duration::from_secs(2);
 /// What an error may take beyond the heartbeat.
 const GRACE: Duration = Duration::from_secs(1);
 
-const JOBS: Jobs =
-    &[("every_collective", every_collective), ("locality", locality), ("sum_until_told", sum_until_told)];
+const JOBS: Jobs = &[
+    ("every_collective", every_collective),
+    ("locality", locality),
+    ("sum_until_told", sum_until_told),
+    ("differ", differ),
+];
 
 #[test]
 #[ignore = "a rank, started by the tests"]
@@ -100,6 +104,16 @@ fn sum_until_told(rank: &Rank) {
     });
 }
 
+/// The last rank has more elements than the others.
+fn differ(rank: &Rank) {
+    let group = connect(rank);
+    let elements = if rank.rank == rank.size - 1 { 2000 } else { 1000 };
+    let error =
+        group.all_reduce(ones(elements).lend(), ReduceOp::Sum).and_then(|work| work.wait()).unwrap_err();
+    rank.event(error.message());
+    rank.order();
+}
+
 /// Three hosts of two ranks that sum `elements` ones in a loop, past their first rounds.
 fn summing(hosts: &Hosts, store: std::net::SocketAddr, elements: usize) -> Ranks {
     let mut ranks = Job::spread("sum_until_told", 2, hosts).argument(elements).start(store);
@@ -118,10 +132,11 @@ fn end_well(mut ranks: Ranks) -> Vec<support::Ended> {
     ended
 }
 
-/// Waits until every rank has raised; each must be in time, and name one of `unreachable[rank]`.
+/// Waits until every rank has raised; each must be in time, and name one of `unreachable[rank]`. Those who can name nobody
+/// are dead.
 fn all_raise(mut ranks: Ranks, since: Instant, unreachable: [&[usize]; 6]) {
-    let errors = ranks.wait_for_all("raised ", HEARTBEAT + SOON);
-    for (rank, (error, unreachable)) in std::iter::zip(&errors, unreachable).enumerate() {
+    for (rank, unreachable) in unreachable.into_iter().enumerate().filter(|(_, whom)| !whom.is_empty()) {
+        let error = ranks.wait_for_event(rank, "raised ", SOON);
         let took = error.at - since;
         println!("rank {rank} after {took:?}: {}", error.text);
         assert!(took < HEARTBEAT + GRACE, "rank {rank} raised after {took:?}: {}", error.text);
@@ -134,7 +149,9 @@ fn all_raise(mut ranks: Ranks, since: Instant, unreachable: [&[usize]; 6]) {
         );
     }
     ranks.tell_all("end");
-    ranks.join_well(SOON);
+    for (end, unreachable) in std::iter::zip(ranks.join(SOON), unreachable) {
+        assert_eq!(end.status.success(), !unreachable.is_empty(), "{}", end.stderr);
+    }
 }
 
 // ── all is well ────────────────────────────────────────────────────────────────────────────────────────────
@@ -199,6 +216,50 @@ fn one_way_loss_is_raised_by_every_rank_and_names_one_of_the_two_ends() {
     // Host 2 reaches everybody: it learns from them.
     let (zero, one, both): (&[usize], &[usize], &[usize]) = (&[0, 1], &[2, 3], &[0, 1, 2, 3]);
     all_raise(ranks, since, [one, one, zero, zero, both, both]);
+}
+
+#[test]
+fn a_host_that_goes_down_is_raised_by_all_others() {
+    let Some(hosts) = Hosts::near(3) else { return };
+    let store = hosts.serve_store();
+    let ranks = summing(&hosts, store.address(), 1 << 16);
+    let since = Instant::now();
+    // No word of their end comes through.
+    hosts.isolate(2);
+    ranks.kill(4);
+    ranks.kill(5);
+    let down: &[usize] = &[4, 5];
+    all_raise(ranks, since, [down, down, down, down, &[], &[]]);
+}
+
+#[test]
+fn a_rank_that_dies_is_known_on_all_hosts_at_once() {
+    let Some(hosts) = Hosts::near(3) else { return };
+    let store = hosts.serve_store();
+    let mut ranks = summing(&hosts, store.address(), 1 << 16);
+    let since = Instant::now();
+    ranks.kill(3);
+    for survivor in [0, 1, 2, 4, 5] {
+        let error = ranks.wait_for_event(survivor, "raised PeerLost Some(3) ", SOON);
+        println!("rank {survivor} after {:?}: {}", error.at - since, error.text);
+        assert!(error.at - since < Duration::from_millis(500), "rank {survivor} took {:?}", error.at - since);
+        let name = format!("rank 3 (host host-1, pid {})", ranks.pid(3));
+        assert!(error.text.contains(&name), "{}", error.text);
+    }
+}
+
+#[test]
+fn ranks_of_different_hosts_that_disagree_are_told_in_the_same_words() {
+    let Some(hosts) = Hosts::near(3) else { return };
+    let store = hosts.serve_store();
+    let mut ranks = Job::spread("differ", 2, &hosts).start(store.address());
+    for told in ranks.wait_for_all("", SOON) {
+        let expected = "ranks called different operations as #1: ranks 0, 1, 2, 3, 4 called all_reduce(sum, float32 × \
+                        1000); rank 5 called all_reduce(sum, float32 × 2000)";
+        assert_eq!(told.text, expected);
+    }
+    ranks.tell_all("end");
+    ranks.join_well(SOON);
 }
 
 #[test]
