@@ -4,6 +4,8 @@
 
 #![allow(unreachable_pub, clippy::unwrap_used, reason = "tests: each file uses its part; a helper may fail")]
 
+use std::time::Duration;
+
 use tenfold::{DType, Group, ReduceOp, Tensor, TensorView, Work};
 
 /// Element `index` of `rank`.
@@ -47,6 +49,7 @@ pub fn check_every_collective(group: &Group, count: usize) {
         check_rooted(group, count, root);
     }
     done(group.barrier());
+    group.monitored_barrier(Duration::from_secs(20), true).unwrap();
     let mut last = Tensor::from_slice(&[element(rank, 0)]);
     done(group.all_reduce(last.lend(), ReduceOp::Sum));
     assert_eq!(values(&last), sums(size, 0, 1), "the group is as good as new");
@@ -107,6 +110,13 @@ fn check_exchanges(group: &Group, count: usize) {
     done(group.recv(received.lend(), previous, 3));
     send.wait().unwrap();
     assert_eq!(values(&received), elements(previous, 7, count), "recv from rank {previous}");
+
+    let send = group.send(sent.lend(), next, 4).unwrap();
+    let recv = group.recv_any(received.lend(), 4).unwrap();
+    recv.wait().unwrap();
+    send.wait().unwrap();
+    assert_eq!(recv.source(), Some(previous), "recv_any");
+    assert_eq!(values(&received), elements(previous, 7, count), "recv_any");
 }
 
 fn check_rooted(group: &Group, count: usize, root: usize) {
