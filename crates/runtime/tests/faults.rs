@@ -540,7 +540,8 @@ fn disagree(case: &'static str, many: &str, odd: &str) {
              TIME\n  hint: all ranks must call the same collectives in the same order, with the same dtype, shape, reduce \
              operation and root"
         );
-        assert_eq!(masked(&text), expected);
+        // Only a large tensor has several pieces.
+        assert_eq!(masked(&text).replace(", piece N of N", ""), expected);
         assert!(text.contains("as #3: "), "{text}");
     }
     finish_well(ranks);
