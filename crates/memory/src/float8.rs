@@ -27,6 +27,10 @@ pub(crate) trait Narrow {
     const SIGN: u32 = 1 << (Self::BITS - 1);
     /// Bits of an f32's mantissa that the format has no room for.
     const DROPPED: u32 = 23 - Self::MANTISSA;
+    /// The smallest subnormal.
+    const SMALLEST: f32 = power_of_two(1 - Self::BIAS as i32 - Self::MANTISSA as i32);
+    /// Added to this number, a value loses the bits below the smallest subnormal, rounded by the addition itself.
+    const COARSE: f32 = power_of_two(24 - Self::BIAS as i32 - Self::MANTISSA as i32);
 }
 
 /// The value of a code.
@@ -35,8 +39,7 @@ pub(crate) fn widen<F: Narrow>(code: u32) -> f32 {
     let magnitude = code & (F::SIGN - 1);
     let sign = (code & F::SIGN) << (32 - F::BITS);
     let normal = (magnitude << F::DROPPED).wrapping_add((127 - F::BIAS) << 23);
-    let subnormal =
-        (magnitude as i32 as f32 * power_of_two(1 - F::BIAS as i32 - F::MANTISSA as i32)).to_bits();
+    let subnormal = (magnitude as i32 as f32 * F::SMALLEST).to_bits();
     let finite = if magnitude < 1 << F::MANTISSA { subnormal } else { normal };
     if F::UNSIGNED_ZERO {
         return f32::from_bits(if code == F::SIGN { QUIET_NAN } else { sign | finite });
@@ -54,9 +57,7 @@ pub(crate) fn narrow<F: Narrow>(value: f32) -> u32 {
     let is_odd = (magnitude >> F::DROPPED) & 1;
     let rounded = magnitude.wrapping_add((1 << (F::DROPPED - 1)) - 1).wrapping_add(is_odd);
     let normal = (rounded >> F::DROPPED).wrapping_sub((127 - F::BIAS) << F::MANTISSA);
-    // Added to this number, a value loses the bits below the smallest subnormal, rounded by the addition itself.
-    let coarse = power_of_two(24 - F::BIAS as i32 - F::MANTISSA as i32);
-    let subnormal = (f32::from_bits(magnitude) + coarse).to_bits().wrapping_sub(coarse.to_bits());
+    let subnormal = (f32::from_bits(magnitude) + F::COARSE).to_bits().wrapping_sub(F::COARSE.to_bits());
     let nearest = if magnitude < (128 - F::BIAS) << 23 { subnormal } else { normal };
     let is_nan = magnitude > INFINITY;
     if F::UNSIGNED_ZERO {

@@ -2,20 +2,21 @@
 
 mod dtype;
 mod float8;
+mod mailbox;
 mod reduce;
 mod reduce_op;
-mod mailbox;
 mod room;
 mod segment;
+pub mod socket;
 mod span;
 mod sync;
 mod tensor;
 
 pub use dtype::{DType, Element, UnknownDType};
 pub use float8::{F8E4M3FN, F8E4M3FNUZ, F8E5M2, F8E5M2FNUZ};
+pub use mailbox::{CELLS, Head, INLINE, Inbox, Lane, Outbox, Payload, Wanted};
 pub use reduce::{Level, Reduction};
 pub use reduce_op::{CustomFunction, CustomOp, ReduceOp, UnknownOp, Unsupported, supports};
-pub use mailbox::{CELLS, Head, INLINE, Inbox, Lane, Outbox, Payload, Wanted};
 pub use room::{Doing, Link, PeerRoom, Room, SLOT, SLOTS};
 pub use segment::{Block, MappedPeer, PAGE, PeerSegment, Segment};
 pub use span::{Bytes, Span};

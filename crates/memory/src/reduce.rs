@@ -4,18 +4,20 @@
 //! the best instructions this processor has, and keeps the pointer. [`Reduction::combine`] then takes any number of
 //! sources at once, reads each byte once and writes each once.
 //!
-//! Ranks must end with the same bits, whatever processors they have and wherever a piece was cut. So every kernel is
-//! one source text compiled for several instruction sets: an element is computed by itself, in the order of the
-//! sources, with each step rounded, and a NaN that comes out is always the same NaN (processors disagree about its
-//! sign and payload). Floats narrower than 32 bits are computed in f32 and rounded once per `combine`.
+//! Ranks must end with the same bits, whatever processors they have and wherever a piece was cut. So in every kernel an
+//! element is computed by itself, in the order of the sources, with each step rounded, and a NaN that comes out is
+//! always the same NaN (processors disagree about its sign and payload). Floats narrower than 32 bits are computed in f32
+//! and rounded once per `combine`.
 //!
 //! Memory is read and written through raw pointers of any alignment: another process may map it too.
 //!
-//! - `storage`: what the bytes of a dtype are, and what they are computed in
+//! - `storage`: what the bytes of a dtype are, and what they are computed in; `avx2`: the same by hand
 //! - `operation`: sum, product, …, of two such values
 //! - `kernel`: the loops
 //! - `level`: the same loops for each instruction set, and which of them an operation takes
 
+#[cfg(target_arch = "x86_64")]
+mod avx2;
 mod kernel;
 mod level;
 mod operation;
@@ -48,12 +50,12 @@ pub struct Reduction {
     /// What AVG does at the end.
     finish: Scale,
     /// What PREMUL_SUM does at the beginning.
-    factor: Option<f64>,
+    preparation: Option<(Prepare, f64)>,
 }
 
 #[derive(Clone)]
 enum How {
-    BuiltIn { combine: Combine, prepare: Prepare },
+    BuiltIn(Combine),
     Custom(CustomOp),
 }
 
@@ -79,16 +81,16 @@ impl Reduction {
         if !supports(op, dtype) {
             return Err(unsupported());
         }
-        let how = match op {
-            ReduceOp::Custom(custom) => How::Custom(custom.clone()),
+        let (how, prepare) = match op {
+            ReduceOp::Custom(custom) => (How::Custom(custom.clone()), None),
             _ => {
                 let (combine, prepare) = level.kernels(op, dtype).ok_or_else(unsupported)?;
-                How::BuiltIn { combine, prepare }
+                (How::BuiltIn(combine), prepare)
             }
         };
         let finish = if *op == ReduceOp::Avg { Scale::divide(ranks) } else { Scale::Keep };
         let factor = if let ReduceOp::PremulSum(factor) = op { Some(*factor) } else { None };
-        Ok(Reduction { dtype, how, finish, factor })
+        Ok(Reduction { dtype, how, finish, preparation: prepare.zip(factor) })
     }
 
     /// `target = sources[0] op sources[1] op …`, in that order. With `finish`, also what the operation does at the very
@@ -101,7 +103,7 @@ impl Reduction {
     #[inline]
     pub fn combine(&self, target: Span<'_>, sources: &[Bytes<'_>], finish: bool) {
         let bytes = target.len();
-        assert!(bytes.is_multiple_of(self.dtype.size()), "{bytes} bytes are no whole number of {}", self.dtype);
+        assert!(bytes & (self.dtype.size() - 1) == 0, "{bytes} bytes are no whole number of {}", self.dtype);
         for source in sources {
             assert!(source.len() == bytes, "{} bytes combined into {bytes}", source.len());
         }
@@ -109,7 +111,7 @@ impl Reduction {
         match (sources, &self.how) {
             ([], _) => panic!("nothing to combine"),
             ([only], _) if scale == Scale::Keep => target.copy_from(*only),
-            (_, How::BuiltIn { combine, .. }) => {
+            (_, How::BuiltIn(combine)) => {
                 // SAFETY: all are `bytes` long and valid for it, as spans are; the level is one the processor has
                 // (asserted by `with_level`).
                 unsafe { combine(target.start(), sources, bytes, scale) }
@@ -125,10 +127,10 @@ impl Reduction {
     /// If the lengths differ or are no whole number of elements.
     pub fn prepare(&self, target: Span<'_>, source: Bytes<'_>) {
         let bytes = target.len();
-        assert!(bytes.is_multiple_of(self.dtype.size()), "{bytes} bytes are no whole number of {}", self.dtype);
+        assert!(bytes & (self.dtype.size() - 1) == 0, "{bytes} bytes are no whole number of {}", self.dtype);
         assert!(source.len() == bytes, "{} bytes prepared into {bytes}", source.len());
-        match (self.factor, &self.how) {
-            (Some(factor), How::BuiltIn { prepare, .. }) => {
+        match self.preparation {
+            Some((prepare, factor)) => {
                 // SAFETY: both are `bytes` long and valid for it; the level is one the processor has (asserted by
                 // `with_level`).
                 unsafe { prepare(target.start(), source.start(), bytes, factor) }
@@ -140,7 +142,7 @@ impl Reduction {
 
     /// Whether [`Reduction::prepare`] is more than a copy.
     pub fn needs_preparation(&self) -> bool {
-        self.factor.is_some()
+        self.preparation.is_some()
     }
 
     /// Whether elements must be combined in the order of the ranks, because nobody knows what the function does.
@@ -152,7 +154,10 @@ impl Reduction {
 impl fmt::Debug for Reduction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("Reduction");
-        shown.field("dtype", &self.dtype).field("finish", &self.finish).field("factor", &self.factor);
+        shown
+            .field("dtype", &self.dtype)
+            .field("finish", &self.finish)
+            .field("factor", &self.preparation.map(|(_, factor)| factor));
         if let How::Custom(custom) = &self.how {
             shown.field("custom", custom);
         }

@@ -127,8 +127,10 @@ impl Room {
 
 impl Drop for Room {
     fn drop(&mut self) {
-        // Peers see at once that we left, also if giving the memory back fails.
-        self.board().key.store(0, Ordering::Release);
+        if !self.segment().is_abandoned() {
+            // Peers see at once that we left, also if giving the memory back fails.
+            self.board().key.store(0, Ordering::Release);
+        }
     }
 }
 
@@ -254,6 +256,11 @@ impl Link {
         Some((arrived.head, bytes))
     }
 
+    /// Has the peer read everything that was sent to it?
+    pub fn is_read(&mut self) -> bool {
+        self.outboxes.iter_mut().all(|outbox| outbox.sent() == outbox.read())
+    }
+
     /// The peer's room.
     pub fn theirs(&self) -> &PeerRoom {
         &self.theirs
@@ -323,7 +330,10 @@ mod tests {
         let mut sender = Link::new(&room, 1, theirs.clone(), 0).unwrap();
         let receiver = Link::new(&room, 0, theirs, 1).unwrap();
         sender.outbox(Lane::Collective).post(&[1, 0, 0], Payload::At { place: room.slot_place(0), len: 5 });
-        assert_eq!(receiver.peek(Lane::Collective).map(|(_, bytes)| bytes.map(|bytes| bytes.len())), Some(Some(5)));
+        assert_eq!(
+            receiver.peek(Lane::Collective).map(|(_, bytes)| bytes.map(|bytes| bytes.len())),
+            Some(Some(5))
+        );
         let mut receiver = receiver;
         for (place, len) in [(u64::MAX - 1, 8), (0, u64::MAX), (1 << 40, 1)] {
             receiver.inbox(Lane::Collective).take();
@@ -335,7 +345,9 @@ mod tests {
     #[test]
     fn a_room_that_cannot_be_there_is_refused() {
         let (room, theirs, _segment) = rooms();
-        for (offset, places) in [(room.offset() + 1, 3), (usize::MAX, 3), (room.offset(), 1000), (0, usize::MAX / PAGE / 2)] {
+        for (offset, places) in
+            [(room.offset() + 1, 3), (usize::MAX, 3), (room.offset(), 1000), (0, usize::MAX / PAGE / 2)]
+        {
             assert!(PeerRoom::new(theirs.segment.clone(), offset, places, 5).is_none(), "{offset} {places}");
         }
     }

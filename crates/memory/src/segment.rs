@@ -14,7 +14,7 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
@@ -74,20 +74,21 @@ pub struct Segment {
     mapping: Mapping,
     file: OwnedFd,
     free: Mutex<BTreeMap<usize, usize>>,
+    abandoned: AtomicBool,
 }
 
 impl Segment {
     /// A segment of at most `len` bytes, none of which exists until it is touched.
     pub fn new(len: usize) -> io::Result<Arc<Self>> {
         let len = len.max(2 * PAGE).next_multiple_of(PAGE);
-        let file =
-            rustix::fs::memfd_create("tenfold", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        let file = rustix::fs::memfd_create("tenfold", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&file, len as u64)?;
         // A peer that maps the file must never fault because it shrank.
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let mapping = Mapping::new(&file, len, ProtFlags::READ | ProtFlags::WRITE)?;
         mapping.header().magic.store(MAGIC, Ordering::Release);
-        Ok(Arc::new(Segment { mapping, file, free: Mutex::new(BTreeMap::from([(PAGE, len - PAGE)])) }))
+        let free = Mutex::new(BTreeMap::from([(PAGE, len - PAGE)]));
+        Ok(Arc::new(Segment { mapping, file, free, abandoned: AtomicBool::new(false) }))
     }
 
     pub fn len(&self) -> usize {
@@ -136,12 +137,24 @@ impl Segment {
         (offset <= self.mapping.len && bytes.len() <= self.mapping.len - offset).then_some(offset)
     }
 
+    /// The owner is about to go: what peers have not read yet stays as it is for as long as they have it mapped.
+    pub fn abandon(&self) {
+        self.abandoned.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.abandoned.load(Ordering::Relaxed)
+    }
+
     /// Bytes that are allocated and not given back.
     pub fn used(&self) -> usize {
         self.len() - PAGE - self.free().values().sum::<usize>()
     }
 
     fn release(&self, offset: usize, len: usize) {
+        if self.is_abandoned() {
+            return;
+        }
         // The next owner of this block expects zeroes, and the machine its memory.
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         if rustix::fs::fallocate(self.file.as_fd(), hole, offset as u64, len as u64).is_err() {
@@ -344,7 +357,10 @@ mod tests {
         assert_eq!(PeerSegment::map(&file).unwrap_err().to_string(), "the peer's segment is not sealed");
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::SEAL).unwrap();
         let error = PeerSegment::map(&file).unwrap_err();
-        assert_eq!(error.to_string(), "the peer's segment has another layout: is it another version of tenfold?");
+        assert_eq!(
+            error.to_string(),
+            "the peer's segment has another layout: is it another version of tenfold?"
+        );
     }
 
     #[test]

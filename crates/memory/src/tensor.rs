@@ -6,19 +6,27 @@
 
 use std::any::Any;
 use std::fmt;
-use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crate::{Block, DType, Element, Span};
+use crate::{Block, Bytes, DType, Element, Span};
 
 /// Contiguous elements that are lent to an operation.
 pub struct TensorView {
     start: NonNull<u8>,
     elements: usize,
     dtype: DType,
+    /// Nothing if the elements lie one after the other.
+    strides: Option<Box<Strides>>,
     owner: Owner,
+}
+
+/// Where the elements of a tensor lie that is not contiguous: lengths and steps of its dimensions, in elements.
+#[derive(Clone, Debug)]
+struct Strides {
+    shape: Vec<usize>,
+    steps: Vec<isize>,
 }
 
 enum Owner {
@@ -43,12 +51,39 @@ impl TensorView {
         dtype: DType,
         owner: impl Any + Send,
     ) -> Self {
-        TensorView { start, elements, dtype, owner: Owner::Kept { _keep: Box::new(owner) } }
+        TensorView { start, elements, dtype, strides: None, owner: Owner::Kept { _keep: Box::new(owner) } }
+    }
+
+    /// A view of elements that do not lie one after the other: `steps[d]` elements apart in dimension `d` of `shape`.
+    ///
+    /// # Safety
+    /// As for [`TensorView::from_raw`], for every element that shape and steps reach from `start`.
+    pub unsafe fn from_strided(
+        start: NonNull<u8>,
+        shape: &[usize],
+        steps: &[isize],
+        dtype: DType,
+        owner: impl Any + Send,
+    ) -> Self {
+        assert_eq!(shape.len(), steps.len(), "every dimension has a step");
+        let elements = shape.iter().product();
+        let mut dense = 1;
+        let dimensions = shape.iter().zip(steps).rev();
+        let contiguous = elements == 0
+            || dimensions.into_iter().all(|(len, step)| {
+                let fits = *len == 1 || *step == dense;
+                dense *= *len as isize;
+                fits
+            });
+        let strides = Strides { shape: shape.to_vec(), steps: steps.to_vec() };
+        let strides = (!contiguous).then(|| Box::new(strides));
+        TensorView { start, elements, dtype, strides, owner: Owner::Kept { _keep: Box::new(owner) } }
     }
 
     /// No elements.
     pub fn empty(dtype: DType) -> Self {
-        TensorView { start: NonNull::dangling(), elements: 0, dtype, owner: Owner::Kept { _keep: Box::new(()) } }
+        let owner = Owner::Kept { _keep: Box::new(()) };
+        TensorView { start: NonNull::dangling(), elements: 0, dtype, strides: None, owner }
     }
 
     pub fn elements(&self) -> usize {
@@ -63,9 +98,58 @@ impl TensorView {
         self.elements * self.dtype.size()
     }
 
+    /// Do its elements lie one after the other?
+    #[inline]
+    pub fn is_contiguous(&self) -> bool {
+        self.strides.is_none()
+    }
+
+    /// Copies its elements, in order, into contiguous memory.
+    ///
+    /// # Panics
+    /// If `target` is not as long as the elements.
+    pub fn pack(&self, target: Span<'_>) {
+        self.each_element(target.len(), |element, at| {
+            target.part(at, at + element.len()).copy_from(element.bytes())
+        });
+    }
+
+    /// Sets its elements, in order, from contiguous memory.
+    ///
+    /// # Panics
+    /// If `source` is not as long as the elements.
+    pub fn unpack(&self, source: Bytes<'_>) {
+        self.each_element(source.len(), |element, at| element.copy_from(source.part(at, at + element.len())));
+    }
+
+    /// Calls `action` with every element and its place in contiguous memory; with all at once where they lie together.
+    fn each_element(&self, len: usize, action: impl Fn(Span<'_>, usize)) {
+        assert_eq!(len, self.byte_len(), "as long as the tensor");
+        let Some(strides) = &self.strides else { return action(self.span(), 0) };
+        let size = self.dtype.size();
+        let mut place = vec![0; strides.shape.len()];
+        for number in 0..self.elements {
+            let step: isize = place.iter().zip(&strides.steps).map(|(at, step)| *at as isize * step).sum();
+            // SAFETY: an element that shape and steps reach, by the contract of `from_strided`.
+            let element = unsafe { Span::from_raw(self.start.offset(step * size as isize), size) };
+            action(element, number * size);
+            for dimension in (0..place.len()).rev() {
+                place[dimension] += 1;
+                if place[dimension] < strides.shape[dimension] {
+                    break;
+                }
+                place[dimension] = 0;
+            }
+        }
+    }
+
     /// All its bytes.
+    ///
+    /// # Panics
+    /// If it is not contiguous.
     #[inline]
     pub fn span(&self) -> Span<'_> {
+        assert!(self.strides.is_none(), "a strided tensor is packed before it is used");
         // SAFETY: valid and ours until the view is dropped, by the contracts of those who make views; a span cannot
         // outlive the view.
         unsafe { Span::from_raw(self.start, self.elements * self.dtype.size()) }
@@ -98,7 +182,9 @@ pub fn lend<T: Element, R>(slice: &mut [T], call: impl FnOnce(TensorView) -> R) 
     impl Drop for Views {
         fn drop(&mut self) {
             if self.0.load(Ordering::Acquire) != 0 {
-                eprintln!("tenfold: a borrowed slice is still lent although the call is over; ending the process");
+                eprintln!(
+                    "tenfold: a borrowed slice is still lent although the call is over; ending the process"
+                );
                 std::process::abort();
             }
         }
@@ -108,6 +194,7 @@ pub fn lend<T: Element, R>(slice: &mut [T], call: impl FnOnce(TensorView) -> R) 
         start: NonNull::from(&mut *slice).cast(),
         elements: slice.len(),
         dtype: T::DTYPE,
+        strides: None,
         owner: Owner::Borrowed(NonNull::from(&views.0)),
     };
     call(view)
@@ -160,9 +247,16 @@ impl Tensor {
     }
 
     /// Zeroes in the shared segment.
-    pub fn shared(block: Block, dtype: DType) -> Self {
-        let elements = block.len() / dtype.size();
-        let start = NonNull::new(block.span(0, block.len()).start()).expect("a mapping does not begin at null");
+    ///
+    /// # Panics
+    /// If the block is too short.
+    pub fn shared(block: Block, dtype: DType, elements: usize) -> Self {
+        assert!(
+            elements.checked_mul(dtype.size()).is_some_and(|len| len <= block.len()),
+            "the block is long enough"
+        );
+        let start =
+            NonNull::new(block.span(0, block.len()).start()).expect("a mapping does not begin at null");
         Self::over(start, Keep::Shared { _block: block }, dtype, elements)
     }
 
@@ -197,11 +291,15 @@ impl Tensor {
     /// If it is lent already.
     #[track_caller]
     pub fn lend(&mut self) -> TensorView {
-        assert!(!self.memory.lent.swap(true, Ordering::Acquire), "the tensor is lent already: wait for its operation");
+        assert!(
+            !self.memory.lent.swap(true, Ordering::Acquire),
+            "the tensor is lent already: wait for its operation"
+        );
         TensorView {
             start: self.memory.start,
             elements: self.elements,
             dtype: self.dtype,
+            strides: None,
             owner: Owner::Tensor(Arc::clone(&self.memory)),
         }
     }
@@ -248,7 +346,9 @@ impl Tensor {
     pub fn as_mut_bytes(&mut self) -> &mut [u8] {
         assert!(!self.is_lent(), "the tensor is lent: wait for its operation");
         // SAFETY: as in `as_bytes`, and `self` is borrowed exclusively.
-        unsafe { std::slice::from_raw_parts_mut(self.memory.start.as_ptr(), self.elements * self.dtype.size()) }
+        unsafe {
+            std::slice::from_raw_parts_mut(self.memory.start.as_ptr(), self.elements * self.dtype.size())
+        }
     }
 
     #[track_caller]
@@ -261,7 +361,6 @@ impl Tensor {
 
 impl fmt::Debug for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let PhantomData::<()> = PhantomData;
         write!(f, "Tensor({} × {})", self.dtype, self.elements)
     }
 }

@@ -1,8 +1,18 @@
 //! What one rank does in a collective: a list of steps.
 //!
-//! Steps run in order. A `Send` offers a chunk to each rank named; links are first in, first out. A `Recv` or `Reduce` waits
-//! for the next message of each rank named. Zero-length chunks travel as empty messages: they still say "I am here, and
-//! this is what I called".
+//! Steps run in order. A `Send` offers a chunk to each rank named; links are first in, first out. A `Recv` or
+//! `Reduce` waits for the next message of each rank named. Zero-length chunks travel as empty messages: they still
+//! say "I am here, and this is what I called".
+//!
+//! What whoever runs a plan must provide, and [`crate::verify`] counts on:
+//! - A link holds at least one message that has not been taken. A plan that does not lend never needs more; one that
+//!   lends may have any number under way (those of this crate get by with one, which a test proves).
+//! - A `Send` of a plan that does not lend is over once the chunk is copied out, so the next step may overwrite it.
+//! - A plan with `pieces` may run again and again over successive slices of all parts, without a pause in between.
+//!   Scratch may be the same memory each time.
+//! - Memory is the caller's again when all steps are done *and* peers have read what was lent to them.
+
+use std::fmt;
 
 use crate::Rank;
 
@@ -13,7 +23,7 @@ pub enum Buffer {
     Input,
     /// What the caller gets; holds the input too where the operation works in place.
     Output,
-    /// Memory of the run.
+    /// Memory of the run. What a round leaves there, the next one may overwrite.
     Scratch,
 }
 
@@ -25,17 +35,50 @@ pub struct Chunk {
     pub count: usize,
 }
 
+impl Chunk {
+    /// No memory at all.
+    pub const EMPTY: Chunk = Chunk { buffer: Buffer::Output, first: 0, count: 0 };
+
+    /// One part of what the caller gave.
+    pub fn input(part: usize) -> Self {
+        Chunk { buffer: Buffer::Input, first: part, count: 1 }
+    }
+
+    /// One part of what the caller gets.
+    pub fn output(part: usize) -> Self {
+        Chunk { buffer: Buffer::Output, first: part, count: 1 }
+    }
+
+    /// One part of the run's own memory.
+    pub fn scratch(part: usize) -> Self {
+        Chunk { buffer: Buffer::Scratch, first: part, count: 1 }
+    }
+
+    /// The numbers of the parts.
+    pub fn parts(&self) -> std::ops::Range<usize> {
+        self.first..self.first + self.count
+    }
+
+    /// Whether the two have a part in common.
+    pub fn overlaps(&self, other: &Chunk) -> bool {
+        self.buffer == other.buffer
+            && self.parts().start.max(other.parts().start) < self.parts().end.min(other.parts().end)
+    }
+}
+
+/// One thing a rank does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Offers `chunk` to each of `to`.
     Send { to: Vec<Rank>, chunk: Chunk },
     /// Copies the next message of `from` into `chunk`.
     Recv { from: Rank, chunk: Chunk },
-    /// Sets `to` to the combination of `own` and the next message of each of `from`, in ascending order of rank
-    /// (`own` has this rank's place), in one pass and rounded once. `finish`: the result counts every rank, so
-    /// what an operation does at the end (the division of an average) happens here.
+    /// Sets `to` to the combination of `own` and the next message of each of `from` (which is ascending), in ascending
+    /// order of rank (`own` has this rank's place), in one pass and rounded once. `finish`: the result counts every
+    /// rank, so what an operation does at the end (the division of an average) happens here. `from` is empty only in
+    /// a group of one. `to` is `own` or does not overlap it.
     Reduce { from: Vec<Rank>, own: Chunk, to: Chunk, finish: bool },
-    /// Copies within this rank.
+    /// Copies within this rank; the two do not overlap.
     Copy { from: Chunk, to: Chunk },
 }
 
@@ -43,14 +86,133 @@ pub enum Step {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     pub steps: Vec<Step>,
-    /// How many parts `Input` and `Output` are cut into.
+    /// How many parts `Input` is cut into.
     pub input: usize,
+    /// How many parts `Output` is cut into.
     pub output: usize,
-    /// Each part of `Scratch` is as long as the part named here.
+    /// Each part of `Scratch` is as long as the part of `Input` or `Output` named here.
     pub scratch: Vec<(Buffer, usize)>,
     /// A `Send` need not be taken before the next step begins, and peers may read the chunk in place: nothing is
     /// overwritten that a peer may still read.
     pub lends: bool,
     /// Every chunk has at most one part, so a long operation may run the plan over successive pieces of all parts.
     pub pieces: bool,
+}
+
+/// The verbs that algorithms are written in.
+impl Plan {
+    /// No steps yet; `input` and `output` say how many parts there are. Neither lends nor refuses pieces.
+    pub fn new(input: usize, output: usize) -> Self {
+        Plan { steps: Vec::new(), input, output, scratch: Vec::new(), lends: false, pieces: true }
+    }
+
+    /// Claims that nothing is overwritten that a peer may still read.
+    pub fn lending(self) -> Self {
+        Plan { lends: true, ..self }
+    }
+
+    /// Says that chunks have several parts.
+    pub fn whole(self) -> Self {
+        Plan { pieces: false, ..self }
+    }
+
+    /// Adds a part of scratch as long as a part of `Input` or `Output`.
+    pub fn add_scratch(&mut self, buffer: Buffer, part: usize) -> Chunk {
+        self.scratch.push((buffer, part));
+        Chunk::scratch(self.scratch.len() - 1)
+    }
+
+    /// Offers `chunk` to one rank.
+    pub fn send(&mut self, to: Rank, chunk: Chunk) {
+        self.send_all(&[to], chunk);
+    }
+
+    /// Offers `chunk` to several ranks at once; to none of them it is no step.
+    pub fn send_all(&mut self, to: &[Rank], chunk: Chunk) {
+        if !to.is_empty() {
+            self.steps.push(Step::Send { to: to.to_vec(), chunk });
+        }
+    }
+
+    /// Copies the next message of `from` into `chunk`.
+    pub fn recv(&mut self, from: Rank, chunk: Chunk) {
+        self.steps.push(Step::Recv { from, chunk });
+    }
+
+    /// Combines `own` and the next message of each of `from` into `to`, in order of rank, some ranks still missing.
+    pub fn reduce(&mut self, from: &[Rank], own: Chunk, to: Chunk) {
+        self.push_reduce(from, own, to, false);
+    }
+
+    /// Like [`Plan::reduce`], and after it every rank is counted.
+    pub fn reduce_last(&mut self, from: &[Rank], own: Chunk, to: Chunk) {
+        self.push_reduce(from, own, to, true);
+    }
+
+    /// Copies within this rank.
+    pub fn copy(&mut self, from: Chunk, to: Chunk) {
+        self.steps.push(Step::Copy { from, to });
+    }
+
+    fn push_reduce(&mut self, from: &[Rank], own: Chunk, to: Chunk, finish: bool) {
+        let mut from = from.to_vec();
+        from.sort_unstable();
+        self.steps.push(Step::Reduce { from, own, to, finish });
+    }
+}
+
+impl fmt::Display for Chunk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = match self.buffer {
+            Buffer::Input => "input",
+            Buffer::Output => "output",
+            Buffer::Scratch => "scratch",
+        };
+        match self.count {
+            0 => write!(f, "nothing"),
+            1 => write!(f, "{name}[{}]", self.first),
+            count => write!(f, "{name}[{}..{}]", self.first, self.first + count),
+        }
+    }
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Step::Send { to, chunk } => write!(f, "send {chunk} to {}", Ranks(to)),
+            Step::Recv { from, chunk } => write!(f, "receive {chunk} from {from}"),
+            Step::Reduce { from, own, to, finish } => {
+                write!(f, "reduce {own} with {}", Ranks(from))?;
+                if own != to {
+                    write!(f, " into {to}")?;
+                }
+                if *finish { f.write_str(", finish") } else { Ok(()) }
+            }
+            Step::Copy { from, to } => write!(f, "copy {from} to {to}"),
+        }
+    }
+}
+
+/// One numbered line per step, as errors count them.
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (number, step) in self.steps.iter().enumerate() {
+            writeln!(f, "{number:>3}  {step}")?;
+        }
+        Ok(())
+    }
+}
+
+struct Ranks<'a>(&'a [Rank]);
+
+impl fmt::Display for Ranks<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return f.write_str("nobody");
+        }
+        for (i, rank) in self.0.iter().enumerate() {
+            write!(f, "{}{rank}", if i == 0 { "" } else { ", " })?;
+        }
+        Ok(())
+    }
 }

@@ -14,6 +14,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use tenfold_plan::Rank;
 
 use crate::label::Label;
@@ -22,7 +23,7 @@ use crate::label::Label;
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// What kind of thing went wrong; decides what a caller may do about it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum FaultKind {
     /// A rank gave up on purpose, and said why.

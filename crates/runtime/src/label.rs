@@ -33,10 +33,12 @@ pub enum OpKind {
     Coalesced = 17,
     AllReduceSparse = 18,
     MonitoredBarrier = 101,
+    Split = 102,
+    Connect = 103,
 }
 
 impl OpKind {
-    pub const ALL: [OpKind; 20] = [
+    pub const ALL: [OpKind; 22] = [
         OpKind::Broadcast,
         OpKind::AllReduce,
         OpKind::AllReduceCoalesced,
@@ -57,6 +59,8 @@ impl OpKind {
         OpKind::Coalesced,
         OpKind::AllReduceSparse,
         OpKind::MonitoredBarrier,
+        OpKind::Split,
+        OpKind::Connect,
     ];
 
     /// As the Rust method is called.
@@ -82,6 +86,8 @@ impl OpKind {
             OpKind::Coalesced => "coalesced",
             OpKind::AllReduceSparse => "all_reduce_sparse",
             OpKind::MonitoredBarrier => "monitored_barrier",
+            OpKind::Split => "split",
+            OpKind::Connect => "connect",
         }
     }
 
@@ -169,12 +175,17 @@ impl Label {
     }
 }
 
+fn reduction_name(code: u8) -> &'static str {
+    const NAMES: [&str; 9] = ["sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum"];
+    NAMES.get(usize::from(code)).unwrap_or(&"custom")
+}
+
 /// As in `all_reduce(sum, float32 × 1000)`.
 impl fmt::Display for Label {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut facts = Vec::new();
         if self.reduction != NO_REDUCTION {
-            facts.push(ReduceOp::name_of(self.reduction).unwrap_or("unknown").to_string());
+            facts.push(reduction_name(self.reduction).to_string());
         }
         if let Some(dtype) = self.dtype {
             facts.push(if self.count == 0 && self.kind == OpKind::AllToAllSingle {
@@ -185,7 +196,9 @@ impl fmt::Display for Label {
         }
         match self.kind {
             _ if self.root_or_tag == NONE => {}
-            OpKind::Send | OpKind::Recv | OpKind::RecvAnySource => facts.push(format!("tag {}", self.root_or_tag)),
+            OpKind::Send | OpKind::Recv | OpKind::RecvAnySource => {
+                facts.push(format!("tag {}", self.root_or_tag))
+            }
             _ => facts.push(format!("root {}", self.root_or_tag)),
         }
         write!(f, "{}", self.kind)?;

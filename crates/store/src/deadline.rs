@@ -41,6 +41,11 @@ impl Deadline {
         self.left().is_some_and(|left| left.is_zero())
     }
 
+    /// The point in time, if there is one.
+    pub fn at(&self) -> Option<Instant> {
+        self.limit.and_then(|limit| self.start.checked_add(limit))
+    }
+
     /// The limit it was given.
     pub fn limit(&self) -> Option<Duration> {
         self.limit

@@ -3,6 +3,8 @@
 //! All loads of a block come before its store, so the target may be one of the sources, and the compiler needs no proof
 //! that they are apart to use vectors. Blocks shrink towards the end: the same code with fewer elements.
 
+use std::ptr::NonNull;
+
 use super::operation::Operation;
 use super::storage::Storage;
 use crate::span::Bytes;
@@ -10,8 +12,8 @@ use crate::span::Bytes;
 /// Combines `sources`, each of so many bytes, into the target.
 ///
 /// # Safety
-/// The target is valid for writes and the sources for reads of that many bytes, a whole number of elements; the target
-/// begins where a source begins or overlaps none; and the processor has the instructions of the kernel's level.
+/// The target is valid for writes and the sources for reads of that many bytes, a whole number of elements, and the
+/// processor has the instructions of the kernel's level.
 pub(super) type Combine = unsafe fn(*mut u8, &[Bytes<'_>], usize, Scale);
 
 /// Multiplies the elements of a source with a factor.
@@ -40,93 +42,106 @@ impl Scale {
 /// # Safety
 /// As for [`Combine`].
 #[inline(always)]
-pub(super) unsafe fn combine<S: Storage, O: Operation<S::Wide>>(
-    target: *mut u8,
-    sources: &[Bytes<'_>],
-    bytes: usize,
-    scale: Scale,
-) {
+pub(super) unsafe fn combine<V, S, O>(target: *mut u8, sources: &[Bytes<'_>], bytes: usize, scale: Scale)
+where
+    V: Storage,
+    S: Storage,
+    O: Operation<V::Wide> + Operation<S::Wide>,
+{
     // SAFETY: passed on as it is. Two sources are the common case, and a known number unrolls the loop over them.
     unsafe {
         match *sources {
-            [first, second] => blocks::<S, O>(target, &[first, second], bytes, scale),
-            _ => blocks::<S, O>(target, sources, bytes, scale),
+            [first, second] => sweep::<V, S, O>(target, &[first, second], bytes, scale),
+            _ => sweep::<V, S, O>(target, sources, bytes, scale),
         }
-    }
-}
-
-/// # Safety
-/// As for [`Combine`].
-#[inline(always)]
-unsafe fn blocks<S: Storage, O: Operation<S::Wide>>(
-    target: *mut u8,
-    sources: &[Bytes<'_>],
-    bytes: usize,
-    scale: Scale,
-) {
-    let count = bytes / size_of::<S::Stored>();
-    let mut done = 0;
-    // SAFETY: each block ends before `count`; the rest is passed on as it is.
-    unsafe {
-        while count - done >= 32 {
-            block::<S, O, 32>(target, sources, done, scale);
-            done += 32;
-        }
-        while count - done >= 8 {
-            block::<S, O, 8>(target, sources, done, scale);
-            done += 8;
-        }
-        while done < count {
-            block::<S, O, 1>(target, sources, done, scale);
-            done += 1;
-        }
-    }
-}
-
-/// Combines the `N` elements that come after the first `done`.
-///
-/// # Safety
-/// As for [`Combine`], and these elements are within.
-#[inline(always)]
-unsafe fn block<S: Storage, O: Operation<S::Wide>, const N: usize>(
-    target: *mut u8,
-    sources: &[Bytes<'_>],
-    done: usize,
-    scale: Scale,
-) {
-    // SAFETY: the elements are within the sources; an unaligned read of an array needs no more.
-    let load = |source: Bytes<'_>| unsafe {
-        S::widen_all(source.start().cast::<S::Stored>().add(done).cast::<[S::Stored; N]>().read_unaligned())
-    };
-    let mut combined = load(sources[0]);
-    for source in &sources[1..] {
-        let next = load(*source);
-        for i in 0..N {
-            combined[i] = O::apply(combined[i], next[i]);
-        }
-    }
-    if scale != Scale::Keep {
-        for value in &mut combined {
-            *value = S::scale(*value, scale);
-        }
-    }
-    // SAFETY: the elements are within the target.
-    unsafe {
-        let place = target.cast::<S::Stored>().add(done).cast::<[S::Stored; N]>();
-        place.write_unaligned(S::narrow_all(combined));
     }
 }
 
 /// # Safety
 /// As for [`Prepare`].
 #[inline(always)]
-pub(super) unsafe fn prepare<S: Storage, O: Operation<S::Wide>>(
-    target: *mut u8,
-    source: *const u8,
-    bytes: usize,
-    factor: f64,
-) {
-    let start = std::ptr::NonNull::new(source.cast_mut()).expect("spans are not null");
+pub(super) unsafe fn prepare<V, S, O>(target: *mut u8, source: *const u8, bytes: usize, factor: f64)
+where
+    V: Storage,
+    S: Storage,
+    O: Operation<V::Wide> + Operation<S::Wide>,
+{
+    let start = NonNull::new(source.cast_mut()).expect("spans are not null");
     // SAFETY: the caller lends the source for this call; the rest is passed on as it is.
-    unsafe { blocks::<S, O>(target, &[Bytes::from_raw(start, bytes)], bytes, Scale::Multiply(factor)) }
+    unsafe { sweep::<V, S, O>(target, &[Bytes::from_raw(start, bytes)], bytes, Scale::Multiply(factor)) }
+}
+
+/// From the first byte to the last: blocks of four `V`, then single ones, then what is too little for one.
+///
+/// # Safety
+/// As for [`Combine`].
+#[inline(always)]
+unsafe fn sweep<V, S, O>(target: *mut u8, sources: &[Bytes<'_>], bytes: usize, scale: Scale)
+where
+    V: Storage,
+    S: Storage,
+    O: Operation<V::Wide> + Operation<S::Wide>,
+{
+    let mut from = 0;
+    // SAFETY: each block ends within `bytes`; the rest is passed on as it is.
+    unsafe {
+        while bytes - from >= 4 * V::BYTES {
+            block::<V, O, 4>(target, sources, from, scale);
+            from += 4 * V::BYTES;
+        }
+        while bytes - from >= V::BYTES {
+            block::<V, O, 1>(target, sources, from, scale);
+            from += V::BYTES;
+        }
+        while from < bytes {
+            block::<S, O, 1>(target, sources, from, scale);
+            from += S::BYTES;
+        }
+    }
+}
+
+/// Combines `N` times what `S` loads at once, at byte `from`.
+///
+/// # Safety
+/// As for [`Combine`], and these bytes are within.
+#[inline(always)]
+unsafe fn block<S: Storage, O: Operation<S::Wide>, const N: usize>(
+    target: *mut u8,
+    sources: &[Bytes<'_>],
+    from: usize,
+    scale: Scale,
+) {
+    // Plain loops throughout: a closure is compiled by itself, without the level's instructions.
+    // SAFETY: the bytes are within the sources and the target.
+    unsafe {
+        let mut combined = load::<S, N>(&sources[0], from);
+        for source in &sources[1..] {
+            let next = load::<S, N>(source, from);
+            for i in 0..N {
+                combined[i] = O::apply(combined[i], next[i]);
+            }
+        }
+        if scale != Scale::Keep {
+            for wide in &mut combined {
+                *wide = S::scale(*wide, scale);
+            }
+        }
+        for (i, wide) in combined.iter().enumerate() {
+            S::store(target.add(from + i * S::BYTES), *wide);
+        }
+    }
+}
+
+/// # Safety
+/// The source has `N` times what `S` loads at once, at byte `from`.
+#[inline(always)]
+unsafe fn load<S: Storage, const N: usize>(source: &Bytes<'_>, from: usize) -> [S::Wide; N] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut loaded = [S::load(source.start().add(from)); N];
+        for (i, wide) in loaded.iter_mut().enumerate().skip(1) {
+            *wide = S::load(source.start().add(from + i * S::BYTES));
+        }
+        loaded
+    }
 }

@@ -1,11 +1,11 @@
 //! One value of two, for each operation and each type that values are computed in.
 //!
-//! None of it may depend on the order of instructions, so that vectors of any width and single elements agree: a sum or
-//! product rounds once, and of equal values (zeros of both signs) minimum and maximum keep the earlier, as PyTorch does
-//! on single elements.
+//! None of it may depend on how many values are computed at once: a sum or product rounds once, and of equal values
+//! (zeros of both signs) minimum and maximum keep the earlier, as PyTorch does for single elements.
 
 use num_complex::Complex;
 
+/// What two values become.
 pub(super) trait Operation<W> {
     fn apply(earlier: W, later: W) -> W;
 }
@@ -18,33 +18,85 @@ pub(super) struct Band;
 pub(super) struct Bor;
 pub(super) struct Bxor;
 
+/// Values, or vectors of them, that can be added, multiplied and compared.
+pub(super) trait Numbers: Copy {
+    fn sum(self, later: Self) -> Self;
+    fn product(self, later: Self) -> Self;
+    /// NaN if either is.
+    fn min(self, later: Self) -> Self;
+    /// NaN if either is.
+    fn max(self, later: Self) -> Self;
+}
+
+macro_rules! of_numbers {
+    ($($operation:ident $method:ident)*) => {$(
+        impl<W: Numbers> Operation<W> for $operation {
+            #[inline(always)]
+            fn apply(earlier: W, later: W) -> W {
+                earlier.$method(later)
+            }
+        }
+    )*};
+}
+
+of_numbers!(Sum sum Product product Min min Max max);
+
+/// With loops, not closures: those are compiled by themselves, without the instructions of a level.
+impl<W: Numbers, const N: usize> Numbers for [W; N] {
+    #[inline(always)]
+    fn sum(mut self, later: Self) -> Self {
+        for i in 0..N {
+            self[i] = self[i].sum(later[i]);
+        }
+        self
+    }
+
+    #[inline(always)]
+    fn product(mut self, later: Self) -> Self {
+        for i in 0..N {
+            self[i] = self[i].product(later[i]);
+        }
+        self
+    }
+
+    #[inline(always)]
+    fn min(mut self, later: Self) -> Self {
+        for i in 0..N {
+            self[i] = self[i].min(later[i]);
+        }
+        self
+    }
+
+    #[inline(always)]
+    fn max(mut self, later: Self) -> Self {
+        for i in 0..N {
+            self[i] = self[i].max(later[i]);
+        }
+        self
+    }
+}
+
 macro_rules! integers {
     ($($integer:ident)*) => {$(
-        impl Operation<$integer> for Sum {
+        impl Numbers for $integer {
             #[inline(always)]
-            fn apply(earlier: $integer, later: $integer) -> $integer {
-                earlier.wrapping_add(later)
+            fn sum(self, later: Self) -> Self {
+                self.wrapping_add(later)
             }
-        }
 
-        impl Operation<$integer> for Product {
             #[inline(always)]
-            fn apply(earlier: $integer, later: $integer) -> $integer {
-                earlier.wrapping_mul(later)
+            fn product(self, later: Self) -> Self {
+                self.wrapping_mul(later)
             }
-        }
 
-        impl Operation<$integer> for Min {
             #[inline(always)]
-            fn apply(earlier: $integer, later: $integer) -> $integer {
-                earlier.min(later)
+            fn min(self, later: Self) -> Self {
+                Ord::min(self, later)
             }
-        }
 
-        impl Operation<$integer> for Max {
             #[inline(always)]
-            fn apply(earlier: $integer, later: $integer) -> $integer {
-                earlier.max(later)
+            fn max(self, later: Self) -> Self {
+                Ord::max(self, later)
             }
         }
     )*};
@@ -52,62 +104,57 @@ macro_rules! integers {
 
 integers!(i8 u8 i16 u16 i32 u32 i64 u64);
 
-macro_rules! bits {
-    ($($name:ident $operator:tt)*) => {$(
-        impl Operation<u8> for $name {
-            #[inline(always)]
-            fn apply(earlier: u8, later: u8) -> u8 {
-                earlier $operator later
-            }
-        }
-    )*};
-}
-
-bits!(Band & Bor | Bxor ^);
-
 macro_rules! floats {
     ($($float:ident)*) => {$(
-        impl Operation<$float> for Sum {
+        impl Numbers for $float {
             #[inline(always)]
-            fn apply(earlier: $float, later: $float) -> $float {
-                earlier + later
+            fn sum(self, later: Self) -> Self {
+                self + later
             }
-        }
 
-        impl Operation<$float> for Product {
             #[inline(always)]
-            fn apply(earlier: $float, later: $float) -> $float {
-                earlier * later
+            fn product(self, later: Self) -> Self {
+                self * later
             }
-        }
 
-        impl Operation<$float> for Min {
-            /// NaN if either is: a NaN that is later is not less, so it is asked for by name.
+            /// No comparison lets a later NaN through, so it is asked for.
             #[inline(always)]
-            fn apply(earlier: $float, later: $float) -> $float {
-                let least = if later < earlier { later } else { earlier };
+            fn min(self, later: Self) -> Self {
+                let least = if later < self { later } else { self };
                 if later.is_nan() { later } else { least }
             }
-        }
 
-        impl Operation<$float> for Max {
-            /// NaN if either is, as for `Min`.
             #[inline(always)]
-            fn apply(earlier: $float, later: $float) -> $float {
-                let greatest = if later > earlier { later } else { earlier };
+            fn max(self, later: Self) -> Self {
+                let greatest = if later > self { later } else { self };
                 if later.is_nan() { later } else { greatest }
             }
         }
 
-        impl Operation<Complex<$float>> for Product {
+        impl<const N: usize> Operation<[Complex<$float>; N]> for Product {
             /// Each product and each sum rounded: fused, the result would depend on the processor.
             #[inline(always)]
-            fn apply(earlier: Complex<$float>, later: Complex<$float>) -> Complex<$float> {
-                let (a, b, c, d) = (earlier.re, earlier.im, later.re, later.im);
-                Complex::new(a * c - b * d, a * d + b * c)
+            fn apply(earlier: [Complex<$float>; N], later: [Complex<$float>; N]) -> [Complex<$float>; N] {
+                std::array::from_fn(|i| {
+                    let (a, b, c, d) = (earlier[i].re, earlier[i].im, later[i].re, later[i].im);
+                    Complex::new(a * c - b * d, a * d + b * c)
+                })
             }
         }
     )*};
 }
 
 floats!(f32 f64);
+
+macro_rules! bits {
+    ($($name:ident $operator:tt)*) => {$(
+        impl<const N: usize> Operation<[u8; N]> for $name {
+            #[inline(always)]
+            fn apply(earlier: [u8; N], later: [u8; N]) -> [u8; N] {
+                std::array::from_fn(|i| earlier[i] $operator later[i])
+            }
+        }
+    )*};
+}
+
+bits!(Band & Bor | Bxor ^);

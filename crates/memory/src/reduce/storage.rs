@@ -1,4 +1,8 @@
 //! What the bytes of a dtype are, what they are computed in, and how one becomes the other.
+//!
+//! A [`Scalar`] says it for one element and is the definition; a [`Storage`] does it for a few elements at a time, which
+//! is what kernels are made of. [`Several`] makes a storage of any scalar and leaves the vectors to the compiler, which
+//! finds them for all that is computed as it lies there. What it does not find is written out in `avx2`.
 
 use std::marker::PhantomData;
 
@@ -7,8 +11,8 @@ use num_complex::Complex;
 use super::kernel::Scale;
 use crate::float8::{self, Narrow};
 
-/// Elements as they lie in memory, and the wider type in which they are computed.
-pub(super) trait Storage {
+/// One element: as it lies in memory, and the type in which it is computed.
+pub(super) trait Scalar {
     type Stored: Copy;
     type Wide: Copy;
 
@@ -20,22 +24,56 @@ pub(super) trait Storage {
     fn scale(wide: Self::Wide, _: Scale) -> Self::Wide {
         wide
     }
+}
+
+/// A few elements that are loaded, computed and stored together.
+pub(super) trait Storage {
+    type Wide: Copy;
+    /// Bytes they take in memory.
+    const BYTES: usize;
+
+    /// # Safety
+    /// `place` is valid for reads of `BYTES`, at any alignment.
+    unsafe fn load(place: *const u8) -> Self::Wide;
+
+    /// # Safety
+    /// `place` is valid for writes of `BYTES`, at any alignment.
+    unsafe fn store(place: *mut u8, wide: Self::Wide);
+
+    fn scale(wide: Self::Wide, scale: Scale) -> Self::Wide;
+}
+
+/// `N` elements, one by one.
+pub(super) struct Several<S, const N: usize>(PhantomData<S>);
+
+impl<S: Scalar, const N: usize> Storage for Several<S, N> {
+    type Wide = [S::Wide; N];
+    const BYTES: usize = N * size_of::<S::Stored>();
 
     #[inline(always)]
-    fn widen_all<const N: usize>(stored: [Self::Stored; N]) -> [Self::Wide; N] {
-        std::array::from_fn(|i| Self::widen(stored[i]))
+    unsafe fn load(place: *const u8) -> [S::Wide; N] {
+        // SAFETY: the caller's promise; the type allows any alignment.
+        let stored = unsafe { place.cast::<[S::Stored; N]>().read_unaligned() };
+        std::array::from_fn(|i| S::widen(stored[i]))
     }
 
     #[inline(always)]
-    fn narrow_all<const N: usize>(wide: [Self::Wide; N]) -> [Self::Stored; N] {
-        std::array::from_fn(|i| Self::narrow(wide[i]))
+    unsafe fn store(place: *mut u8, wide: [S::Wide; N]) {
+        let stored: [S::Stored; N] = std::array::from_fn(|i| S::narrow(wide[i]));
+        // SAFETY: the caller's promise; the type allows any alignment.
+        unsafe { place.cast::<[S::Stored; N]>().write_unaligned(stored) }
+    }
+
+    #[inline(always)]
+    fn scale(wide: [S::Wide; N], scale: Scale) -> [S::Wide; N] {
+        std::array::from_fn(|i| S::scale(wide[i], scale))
     }
 }
 
 /// Integers, and whatever else is computed as it lies there.
 pub(super) struct Plain<T>(PhantomData<T>);
 
-impl<T: Copy> Storage for Plain<T> {
+impl<T: Copy> Scalar for Plain<T> {
     type Stored = T;
     type Wide = T;
 
@@ -53,7 +91,7 @@ impl<T: Copy> Storage for Plain<T> {
 /// A byte that is zero or not; what is written is 0 or 1.
 pub(super) struct Truth;
 
-impl Storage for Truth {
+impl Scalar for Truth {
     type Stored = u8;
     type Wide = u8;
 
@@ -73,7 +111,7 @@ pub(super) struct Float<T>(PhantomData<T>);
 
 macro_rules! floats {
     ($($float:ident)*) => {$(
-        impl Storage for Float<$float> {
+        impl Scalar for Float<$float> {
             type Stored = $float;
             type Wide = $float;
 
@@ -98,7 +136,7 @@ macro_rules! floats {
         }
 
         /// Only for products: all else is done on the parts, as if they were twice as many floats.
-        impl Storage for Float<Complex<$float>> {
+        impl Scalar for Float<Complex<$float>> {
             type Stored = Complex<$float>;
             type Wide = Complex<$float>;
 
@@ -120,7 +158,7 @@ floats!(f32 f64);
 /// The upper half of an f32.
 pub(super) struct BFloat16;
 
-impl Storage for BFloat16 {
+impl Scalar for BFloat16 {
     type Stored = u16;
     type Wide = f32;
 
@@ -149,7 +187,7 @@ impl Storage for BFloat16 {
 /// An eight-bit float, by arithmetic.
 pub(super) struct Float8<F>(PhantomData<F>);
 
-impl<F: Narrow> Storage for Float8<F> {
+impl<F: Narrow> Scalar for Float8<F> {
     type Stored = u8;
     type Wide = f32;
 
@@ -169,10 +207,10 @@ impl<F: Narrow> Storage for Float8<F> {
     }
 }
 
-/// float16 where the processor has no instruction for it.
-pub(super) struct HalfByArithmetic;
+/// float16, by the arithmetic that eight-bit floats have.
+pub(super) struct Half;
 
-impl Narrow for HalfByArithmetic {
+impl Narrow for Half {
     const BITS: u32 = 16;
     const MANTISSA: u32 = 10;
     const BIAS: u32 = 15;
@@ -182,7 +220,7 @@ impl Narrow for HalfByArithmetic {
     const UNSIGNED_ZERO: bool = false;
 }
 
-impl Storage for HalfByArithmetic {
+impl Scalar for Half {
     type Stored = u16;
     type Wide = f32;
 
@@ -199,79 +237,5 @@ impl Storage for HalfByArithmetic {
     #[inline(always)]
     fn scale(wide: f32, scale: Scale) -> f32 {
         Float::<f32>::scale(wide, scale)
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-pub(super) use self::f16c::HalfByF16c;
-
-#[cfg(target_arch = "x86_64")]
-mod f16c {
-    use std::arch::x86_64::*;
-
-    use super::*;
-
-    /// float16 by the processor's own conversion.
-    ///
-    /// Only the levels that have F16C (`level::Instructions::Half`) name this type; that is what its SAFETY notes rely on.
-    pub(in super::super) struct HalfByF16c;
-
-    const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT;
-
-    impl Storage for HalfByF16c {
-        type Stored = u16;
-        type Wide = f32;
-
-        #[inline(always)]
-        fn widen(stored: u16) -> f32 {
-            // SAFETY: the processor has F16C, see the type.
-            unsafe { _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(stored)))) }
-        }
-
-        #[inline(always)]
-        fn narrow(wide: f32) -> u16 {
-            let wide = Float::<f32>::narrow(wide);
-            // SAFETY: the processor has F16C, see the type.
-            unsafe { _mm_cvtsi128_si32(_mm_cvtps_ph::<NEAREST>(_mm_set_ss(wide))) as u16 }
-        }
-
-        #[inline(always)]
-        fn scale(wide: f32, scale: Scale) -> f32 {
-            Float::<f32>::scale(wide, scale)
-        }
-
-        #[inline(always)]
-        fn widen_all<const N: usize>(stored: [u16; N]) -> [f32; N] {
-            let mut wide = [0.0; N];
-            for (wide, stored) in wide.chunks_exact_mut(8).zip(stored.chunks_exact(8)) {
-                // SAFETY: the processor has F16C, see the type; both slices have eight elements.
-                unsafe {
-                    let eight = _mm256_cvtph_ps(_mm_loadu_si128(stored.as_ptr().cast()));
-                    _mm256_storeu_ps(wide.as_mut_ptr(), eight);
-                }
-            }
-            for i in N - N % 8..N {
-                wide[i] = Self::widen(stored[i]);
-            }
-            wide
-        }
-
-        #[inline(always)]
-        fn narrow_all<const N: usize>(wide: [f32; N]) -> [u16; N] {
-            let mut stored = [0; N];
-            for (stored, wide) in stored.chunks_exact_mut(8).zip(wide.chunks_exact(8)) {
-                // SAFETY: the processor has F16C, see the type; both slices have eight elements.
-                unsafe {
-                    let eight = _mm256_loadu_ps(wide.as_ptr());
-                    let is_nan = _mm256_cmp_ps::<_CMP_UNORD_Q>(eight, eight);
-                    let canonical = _mm256_blendv_ps(eight, _mm256_set1_ps(f32::NAN), is_nan);
-                    _mm_storeu_si128(stored.as_mut_ptr().cast(), _mm256_cvtps_ph::<NEAREST>(canonical));
-                }
-            }
-            for i in N - N % 8..N {
-                stored[i] = Self::narrow(wide[i]);
-            }
-            stored
-        }
     }
 }

@@ -4,6 +4,11 @@
 //! whole. Nothing here waits: what cannot be done now is `Pending`, and [`Wants`] says to the engine what to sleep on
 //! and whom to name when time is up.
 
+pub(crate) mod mesh;
+pub(crate) mod tcp;
+
+use std::net::TcpStream;
+use std::sync::Arc;
 use std::task::Poll;
 
 use tenfold_memory::{Bytes, Head, Span};
@@ -52,6 +57,9 @@ pub(crate) trait Transport {
     fn poll_flush(&mut self, all: bool) -> Result<Poll<()>, Fault>;
 }
 
+/// A socket that may be slept on without the engine's lock.
+pub(crate) type Socket = Arc<TcpStream>;
+
 /// A slot in which bytes wait for several readers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stage(pub u16);
@@ -61,6 +69,11 @@ pub(crate) struct Stage(pub u16);
 pub(crate) struct Wants {
     /// Messages of these ranks.
     pub messages: Vec<Rank>,
+    /// A message of any of these ranks.
+    pub any_of: Vec<Rank>,
     /// Room for messages to these ranks, or word that they have read them.
     pub room: Vec<Rank>,
+    /// Word from everybody who was lent memory that they have read it; or, with `flush_all`, that they have read everything.
+    pub flush: bool,
+    pub flush_all: bool,
 }

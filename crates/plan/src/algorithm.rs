@@ -1,0 +1,143 @@
+//! Algorithms as rows of a table: there is nothing to implement, so there is no trait; tests, benchmarks and the
+//! environment variable that names one all loop over the same list.
+
+use std::fmt;
+
+use crate::{
+    Plan, Rank, Topology, all_gather, all_reduce, all_to_all, barrier, broadcast, gather, reduce,
+    reduce_scatter, scatter,
+};
+
+/// What a collective does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Kind {
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Barrier,
+    Broadcast,
+    Gather,
+    Reduce,
+    ReduceScatter,
+    Scatter,
+}
+
+impl Kind {
+    pub const ALL: [Kind; 9] = [
+        Kind::AllGather,
+        Kind::AllReduce,
+        Kind::AllToAll,
+        Kind::Barrier,
+        Kind::Broadcast,
+        Kind::Gather,
+        Kind::Reduce,
+        Kind::ReduceScatter,
+        Kind::Scatter,
+    ];
+
+    /// As users write it: `all_reduce`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::AllGather => "all_gather",
+            Kind::AllReduce => "all_reduce",
+            Kind::AllToAll => "all_to_all",
+            Kind::Barrier => "barrier",
+            Kind::Broadcast => "broadcast",
+            Kind::Gather => "gather",
+            Kind::Reduce => "reduce",
+            Kind::ReduceScatter => "reduce_scatter",
+            Kind::Scatter => "scatter",
+        }
+    }
+
+    /// Whether one rank has a part of its own to play.
+    pub fn has_root(self) -> bool {
+        matches!(self, Kind::Broadcast | Kind::Gather | Kind::Reduce | Kind::Scatter)
+    }
+
+    /// Whether ranks' values are combined.
+    pub fn reduces(self) -> bool {
+        matches!(self, Kind::AllReduce | Kind::Reduce | Kind::ReduceScatter)
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A way to do a collective. Each is proved by [`crate::verify`] to be what its fields say.
+#[derive(Clone, Copy, Debug)]
+pub struct Algorithm {
+    pub kind: Kind,
+    pub name: &'static str,
+    /// The steps of one rank, given the root (which matters only if the kind has one).
+    pub plan: fn(&Topology, Rank, Rank) -> Plan,
+    /// Reduces in one pass over all ranks in order of rank: the bits of the result depend neither on the length nor
+    /// on which of these algorithms it was.
+    pub in_rank_order: bool,
+    /// Works only if all parts are equally long.
+    pub equal_parts: bool,
+    /// Long operations may go in pieces. If not, no message may be longer than one piece: see [`crate::PIECE`].
+    pub pieces: bool,
+}
+
+impl Algorithm {
+    pub(crate) const fn new(kind: Kind, name: &'static str, plan: fn(&Topology, Rank, Rank) -> Plan) -> Self {
+        Algorithm { kind, name, plan, in_rank_order: false, equal_parts: false, pieces: true }
+    }
+
+    /// The plans of all ranks.
+    pub fn plans(&self, topology: &Topology, root: Rank) -> Vec<Plan> {
+        (0..topology.size()).map(|rank| (self.plan)(topology, rank, root)).collect()
+    }
+}
+
+impl fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.kind, self.name)
+    }
+}
+
+/// All there are.
+pub static ALGORITHMS: &[&Algorithm] = &[
+    &all_gather::DIRECT,
+    &all_gather::RING,
+    &all_gather::BRUCK,
+    &all_gather::TWO_LEVEL,
+    &all_reduce::ONE_SHOT,
+    &all_reduce::DIRECT,
+    &all_reduce::RING,
+    &all_reduce::RECURSIVE_DOUBLING,
+    &all_reduce::HALVING_DOUBLING,
+    &all_reduce::TWO_LEVEL,
+    &all_to_all::DIRECT,
+    &all_to_all::PAIRWISE,
+    &all_to_all::BRUCK,
+    &barrier::DIRECT,
+    &barrier::DISSEMINATION,
+    &broadcast::DIRECT,
+    &broadcast::BINOMIAL,
+    &broadcast::SCATTER_ALL_GATHER,
+    &broadcast::TWO_LEVEL,
+    &gather::DIRECT,
+    &reduce::DIRECT,
+    &reduce::SCATTER_GATHER,
+    &reduce::BINOMIAL,
+    &reduce::TWO_LEVEL,
+    &reduce_scatter::DIRECT,
+    &reduce_scatter::RING,
+    &reduce_scatter::TWO_LEVEL,
+    &scatter::DIRECT,
+];
+
+/// The algorithm of that name.
+pub fn named(kind: Kind, name: &str) -> Option<&'static Algorithm> {
+    ALGORITHMS.iter().copied().find(|algorithm| algorithm.kind == kind && algorithm.name == name)
+}
+
+/// The names of all algorithms for `kind`.
+pub fn names(kind: Kind) -> impl Iterator<Item = &'static str> {
+    ALGORITHMS.iter().filter(move |algorithm| algorithm.kind == kind).map(|algorithm| algorithm.name)
+}

@@ -1,0 +1,73 @@
+//! Everyone has a part for each rank, and gets the parts that are meant for it.
+
+use crate::{Algorithm, Buffer, Chunk, Kind, Plan, Rank, Topology};
+
+pub(crate) static DIRECT: Algorithm = Algorithm::new(Kind::AllToAll, "direct", direct);
+pub(crate) static PAIRWISE: Algorithm = Algorithm::new(Kind::AllToAll, "pairwise", pairwise);
+pub(crate) static BRUCK: Algorithm =
+    Algorithm { equal_parts: true, pieces: false, ..Algorithm::new(Kind::AllToAll, "bruck", bruck) };
+
+/// Offers everything at once, then takes what comes, nearest rank first so that not all start with rank 0.
+fn direct(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
+    let size = topology.size();
+    let mut plan = Plan::new(size, size).lending();
+    for distance in 1..size {
+        let peer = (rank + distance) % size;
+        plan.send(peer, Chunk::input(peer));
+    }
+    plan.copy(Chunk::input(rank), Chunk::output(rank));
+    for distance in 1..size {
+        let peer = (rank + size - distance) % size;
+        plan.recv(peer, Chunk::output(peer));
+    }
+    plan
+}
+
+/// One peer to give to and one to take from at a time: n-1 rounds, each link used by one message in each.
+fn pairwise(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
+    let size = topology.size();
+    let mut plan = Plan::new(size, size).lending();
+    plan.copy(Chunk::input(rank), Chunk::output(rank));
+    for distance in 1..size {
+        let (ahead, behind) = ((rank + distance) % size, (rank + size - distance) % size);
+        plan.send(ahead, Chunk::input(ahead));
+        plan.recv(behind, Chunk::output(behind));
+    }
+    plan
+}
+
+/// A part that must travel a distance hops along the binary digits of it, together with all others that have the
+/// same digit: ⌈log2(n)⌉ messages instead of n-1, each part carried several times.
+///
+/// Parts stay where they arrive until they are packed for the next hop, and each packet has its own memory: nothing is
+/// written twice, so it lends.
+fn bruck(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
+    let size = topology.size();
+    let mut plan = Plan::new(size, size).lending().whole();
+    // Where the part is that has to travel this distance (in all).
+    let mut places: Vec<Chunk> = (0..size).map(|distance| Chunk::input((rank + distance) % size)).collect();
+    let hops = std::iter::successors(Some(1), |hop| Some(2 * hop));
+    for hop in hops.take_while(|&hop| hop < size) {
+        let travellers: Vec<usize> = (0..size).filter(|distance| distance & hop != 0).collect();
+        let (given, taken) = (packet(&mut plan, travellers.len()), packet(&mut plan, travellers.len()));
+        for (i, &distance) in travellers.iter().enumerate() {
+            plan.copy(places[distance], Chunk::scratch(given.first + i));
+            places[distance] = Chunk::scratch(taken.first + i);
+        }
+        plan.send((rank + hop) % size, given);
+        plan.recv((rank + size - hop) % size, taken);
+    }
+    for (distance, place) in places.into_iter().enumerate() {
+        plan.copy(place, Chunk::output((rank + size - distance) % size));
+    }
+    plan
+}
+
+/// Scratch for `count` parts next to each other; all parts are of one length, so any will do as the measure.
+fn packet(plan: &mut Plan, count: usize) -> Chunk {
+    let first = plan.scratch.len();
+    for _ in 0..count {
+        plan.add_scratch(Buffer::Input, 0);
+    }
+    Chunk { buffer: Buffer::Scratch, first, count }
+}

@@ -1,0 +1,29 @@
+//! Nobody leaves before everyone has come.
+
+use crate::{Algorithm, Chunk, Kind, Plan, Rank, Topology};
+
+pub(crate) static DIRECT: Algorithm = Algorithm::new(Kind::Barrier, "direct", direct);
+pub(crate) static DISSEMINATION: Algorithm = Algorithm::new(Kind::Barrier, "dissemination", dissemination);
+
+/// Everyone tells everyone: one round.
+fn direct(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
+    let others = topology.others(rank);
+    let mut plan = Plan::new(0, 0).lending();
+    plan.send_all(&others, Chunk::EMPTY);
+    for peer in others {
+        plan.recv(peer, Chunk::EMPTY);
+    }
+    plan
+}
+
+/// Word of who has come doubles its reach in each of ⌈log2(n)⌉ rounds.
+fn dissemination(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
+    let size = topology.size();
+    let mut plan = Plan::new(0, 0).lending();
+    let distances = std::iter::successors(Some(1), |distance| Some(2 * distance));
+    for distance in distances.take_while(|&distance| distance < size) {
+        plan.send((rank + distance) % size, Chunk::EMPTY);
+        plan.recv((rank + size - distance) % size, Chunk::EMPTY);
+    }
+    plan
+}

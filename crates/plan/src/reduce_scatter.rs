@@ -1,0 +1,76 @@
+//! Everyone has a part for each rank; each rank gets the combination of the parts that are meant for it.
+
+use crate::{Algorithm, Buffer, Chunk, Kind, Plan, Rank, Topology};
+
+pub(crate) static DIRECT: Algorithm =
+    Algorithm { in_rank_order: true, ..Algorithm::new(Kind::ReduceScatter, "direct", direct) };
+pub(crate) static RING: Algorithm = Algorithm::new(Kind::ReduceScatter, "ring", ring);
+pub(crate) static TWO_LEVEL: Algorithm = Algorithm::new(Kind::ReduceScatter, "two_level", two_level);
+
+/// Each rank reduces its part from all peers in one pass.
+fn direct(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
+    let others = topology.others(rank);
+    let mut plan = Plan::new(topology.size(), 1).lending();
+    for &peer in &others {
+        plan.send(peer, Chunk::input(peer));
+    }
+    plan.reduce_last(&others, Chunk::input(rank), Chunk::output(0));
+    plan
+}
+
+/// Sums travel around the ring and grow until they reach their owner: n-1 steps to one neighbour.
+///
+/// Does not lend: the next piece needs the scratch again before all is known to be read.
+fn ring(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
+    let size = topology.size();
+    if size == 1 {
+        return direct(topology, rank, rank);
+    }
+    let ring = topology.ring(rank);
+    let mut plan = Plan::new(size, 1);
+    plan.send(ring.next(), Chunk::input(ring.behind(1)));
+    for i in 2..size {
+        let part = ring.behind(i);
+        let sum = plan.add_scratch(Buffer::Input, part);
+        plan.reduce(&[ring.previous()], Chunk::input(part), sum);
+        plan.send(ring.next(), sum);
+    }
+    plan.reduce_last(&[ring.previous()], Chunk::input(rank), Chunk::output(0));
+    plan
+}
+
+/// On each host a deputy of every rank reduces that rank's part from its neighbours and sends the sum over: one
+/// message per host and part instead of one per rank.
+///
+/// Does not lend, for the same reason as the ring.
+fn two_level(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
+    let (host, neighbours) = (topology.host_of(rank), topology.neighbours(rank));
+    if topology.hosts() == 1 {
+        return direct(topology, rank, rank);
+    }
+    let mut plan = Plan::new(topology.size(), 1);
+    let mut sums: Vec<(Rank, Chunk)> = Vec::new();
+    for target_host in 0..topology.hosts() {
+        // In groups of one per rank here, so that no link has to hold two messages.
+        for group in topology.ranks_of(target_host).chunks(neighbours.len() + 1) {
+            for &target in group.iter().filter(|&&target| topology.deputy(host, target) != rank) {
+                plan.send(topology.deputy(host, target), Chunk::input(target));
+            }
+            for &target in group.iter().filter(|&&target| topology.deputy(host, target) == rank) {
+                let own = Chunk::input(target);
+                let sum = if neighbours.is_empty() { own } else { plan.add_scratch(Buffer::Input, target) };
+                if sum != own {
+                    plan.reduce(&neighbours, own, sum);
+                }
+                sums.push((target, sum));
+            }
+        }
+    }
+    for &(target, sum) in sums.iter().filter(|&&(target, _)| target != rank) {
+        plan.send(target, sum);
+    }
+    for &(_, sum) in sums.iter().filter(|&&(target, _)| target == rank) {
+        plan.reduce_last(&topology.deputies(rank), sum, Chunk::output(0));
+    }
+    plan
+}

@@ -1,0 +1,386 @@
+//! Drives the operations of all groups of a rank. Whoever waits drives.
+//!
+//! All state is behind one lock. A thread that waits takes it, polls everything that is under way, and spins for a while;
+//! then it says in the records what it waits for, looks once more, lets go of the lock and sleeps. Other threads may do
+//! the same at the same time; the one that is woken polls for all of them. The helper thread (see `fabric::watch`) takes part
+//! while work is under way that nobody waits for.
+//!
+//! Only here a fault becomes an error, because only here operation, group, rank and time are known.
+
+#![expect(clippy::disallowed_methods, reason = "reads the clock before it sleeps")]
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use tenfold_store::Deadline;
+
+use crate::fabric::Fabric;
+use crate::fault::Fault;
+use crate::group::state::GroupState;
+use crate::patience::{Next, Patience};
+use crate::transport::Socket;
+use crate::work::{Shared, earlier};
+
+/// A sleeper looks around at least this often: first for what went wrong at once, then for the rest.
+const LOOK_EARLY: Duration = Duration::from_millis(20);
+const LOOK_LATE: Duration = Duration::from_millis(200);
+
+#[derive(Debug)]
+pub(crate) struct Engine {
+    state: Mutex<State>,
+    /// Threads that want the lock: whoever spins with it lets them in.
+    crowd: AtomicUsize,
+    /// Threads in `wait`.
+    waiters: AtomicUsize,
+}
+
+#[derive(Debug)]
+pub(crate) struct State {
+    groups: Vec<Option<Box<GroupState>>>,
+    patience: Patience,
+    /// Finished works that somebody wants to hear of, once the lock is free.
+    to_tell: Vec<Arc<Shared>>,
+}
+
+/// Which group of an engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct GroupIndex(usize);
+
+impl State {
+    /// Polls everything; true if anything moved.
+    #[inline]
+    fn poll(&mut self, fabric: &Fabric) -> bool {
+        let mut moved = false;
+        for group in self.groups.iter_mut().flatten() {
+            if group.is_busy() {
+                moved |= group.poll(fabric, &mut self.to_tell);
+            }
+        }
+        moved
+    }
+
+    fn is_busy(&self) -> bool {
+        self.groups.iter().flatten().any(|group| group.is_busy())
+    }
+
+    /// Looks for what polling cannot see: time that is up, peers that are gone, calls that differ.
+    fn check(&mut self, fabric: &Fabric, now: Instant) -> bool {
+        let mut moved = false;
+        for group in self.groups.iter_mut().flatten() {
+            if group.is_busy() {
+                moved |= group.check(fabric, now, &mut self.to_tell);
+            }
+        }
+        moved
+    }
+
+    /// Says everywhere that this rank sleeps; the sockets to sleep on, and until when at most.
+    fn prepare_to_sleep(&mut self) -> (Vec<(Socket, bool)>, Option<Instant>) {
+        let (mut sockets, mut until) = (Vec::new(), None);
+        for group in self.groups.iter_mut().flatten() {
+            if group.is_busy() {
+                until = earlier(until, group.prepare_to_sleep(&mut sockets));
+            }
+        }
+        (sockets, until)
+    }
+
+    fn wake_up(&mut self) {
+        for group in self.groups.iter_mut().flatten() {
+            group.wake_up();
+        }
+    }
+
+    pub(crate) fn group(&mut self, index: GroupIndex) -> &mut GroupState {
+        self.groups[index.0].as_deref_mut().expect("a group is in its engine until it is dropped")
+    }
+}
+
+impl Engine {
+    pub(crate) fn new() -> Self {
+        Engine {
+            state: Mutex::new(State { groups: Vec::new(), patience: Patience::new(), to_tell: Vec::new() }),
+            crowd: AtomicUsize::new(0),
+            waiters: AtomicUsize::new(0),
+        }
+    }
+
+    #[inline]
+    fn lock(&self) -> MutexGuard<'_, State> {
+        match self.state.try_lock() {
+            Ok(state) => state,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                self.crowd.fetch_add(1, Ordering::Relaxed);
+                let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+                self.crowd.fetch_sub(1, Ordering::Relaxed);
+                state
+            }
+        }
+    }
+
+    /// Does something with the state, then tells those who wanted to hear of what finished.
+    #[inline]
+    pub(crate) fn with<R>(&self, action: impl FnOnce(&mut State) -> R) -> R {
+        let mut state = self.lock();
+        let result = action(&mut state);
+        self.tell(state);
+        result
+    }
+
+    /// Lets go of the lock, then runs callbacks.
+    #[inline]
+    fn tell(&self, mut state: MutexGuard<'_, State>) {
+        if state.to_tell.is_empty() {
+            return;
+        }
+        let finished = std::mem::take(&mut state.to_tell);
+        drop(state);
+        for work in finished {
+            work.tell();
+        }
+    }
+
+    pub(crate) fn add(&self, group: Box<GroupState>, crowded: bool) -> GroupIndex {
+        self.with(|state| {
+            if crowded {
+                state.patience.set_crowded();
+            }
+            let free = state.groups.iter().position(Option::is_none);
+            let index = free.unwrap_or_else(|| {
+                state.groups.push(None);
+                state.groups.len() - 1
+            });
+            state.groups[index] = Some(group);
+            GroupIndex(index)
+        })
+    }
+
+    pub(crate) fn remove(&self, index: GroupIndex) -> Option<Box<GroupState>> {
+        self.with(|state| state.groups[index.0].take())
+    }
+
+    /// Starts an operation on a group and polls it once, so that what it has to say is said at once.
+    #[inline]
+    pub(crate) fn submit<R>(
+        &self,
+        fabric: &Fabric,
+        index: GroupIndex,
+        detached: bool,
+        start: impl FnOnce(&mut GroupState) -> R,
+    ) -> R {
+        let mut state = self.lock();
+        let State { groups, to_tell, .. } = &mut *state;
+        let group = groups[index.0].as_deref_mut().expect("a group is in its engine until it is dropped");
+        let was_busy = group.is_busy();
+        let result = start(group);
+        if group.is_busy() {
+            group.poll(fabric, to_tell);
+        }
+        // Somebody who starts a second operation before waiting for the first has other things to do.
+        let attend = (detached || was_busy) && group.is_busy() && self.waiters.load(Ordering::Relaxed) == 0;
+        let ring = group.is_busy() && self.waiters.load(Ordering::Relaxed) > 0;
+        self.tell(state);
+        if attend {
+            self.attend(fabric);
+        } else if ring {
+            fabric.bell.ring(); // a sleeper does not know this operation's wants yet
+        }
+        result
+    }
+
+    /// Has the helper thread drive while nobody waits.
+    pub(crate) fn attend(&self, fabric: &Fabric) {
+        if !fabric.helper_drives.swap(true, Ordering::AcqRel) {
+            fabric.wake_helper();
+        }
+    }
+
+    /// Polls once, for somebody who asks but does not wait.
+    pub(crate) fn look(&self, fabric: &Fabric) {
+        self.with(|state| {
+            state.poll(fabric);
+            state.check(fabric, Instant::now());
+        });
+    }
+
+    /// Drives until `work` is over; false if `until` came first.
+    pub(crate) fn wait(&self, fabric: &Fabric, work: &Shared, until: Option<Deadline>) -> bool {
+        self.waiters.fetch_add(1, Ordering::AcqRel);
+        let done = self.drive(fabric, until, || work.is_done());
+        let others = self.waiters.fetch_sub(1, Ordering::AcqRel) - 1;
+        if others > 0 {
+            fabric.bell.ring(); // whoever sleeps must drive from here on
+        } else if fabric.helper_drives.load(Ordering::Acquire) {
+            fabric.wake_helper();
+        }
+        done
+    }
+
+    fn drive(&self, fabric: &Fabric, until: Option<Deadline>, is_done: impl Fn() -> bool) -> bool {
+        let mut state = self.lock();
+        state.patience.restart();
+        let mut early = 5;
+        loop {
+            if state.poll(fabric) {
+                state.patience.restart();
+            }
+            if is_done() {
+                self.tell(state);
+                return true;
+            }
+            if !state.to_tell.is_empty() {
+                self.tell(state);
+                state = self.lock();
+                continue;
+            }
+            match state.patience.next() {
+                Next::Spin => {
+                    std::hint::spin_loop();
+                    if self.crowd.load(Ordering::Relaxed) > 0 {
+                        drop(state);
+                        std::thread::yield_now();
+                        state = self.lock();
+                    }
+                }
+                Next::Yield => {
+                    drop(state);
+                    std::thread::yield_now();
+                    state = self.lock();
+                }
+                Next::Sleep => {
+                    if until.is_some_and(|until| until.passed()) {
+                        self.tell(state);
+                        return false;
+                    }
+                    let look = if early > 0 { LOOK_EARLY } else { LOOK_LATE };
+                    early -= i32::from(early > 0);
+                    let limit = until.and_then(|until| until.left()).map_or(look, |left| left.min(look));
+                    state = self.sleep(state, fabric, None, limit);
+                }
+            }
+        }
+    }
+
+    /// Sleeps until something may have happened: with the lock before and after, without it meanwhile.
+    fn sleep<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        fabric: &Fabric,
+        also: Option<BorrowedFd<'_>>,
+        limit: Duration,
+    ) -> MutexGuard<'a, State> {
+        let now = Instant::now();
+        if state.check(fabric, now) {
+            return state;
+        }
+        let (sockets, until) = state.prepare_to_sleep();
+        // Whatever came before the peers could see that we sleep is seen now.
+        if state.poll(fabric) || !state.to_tell.is_empty() {
+            state.wake_up();
+            return state;
+        }
+        drop(state);
+        let limit = until.map_or(limit, |until| limit.min(until.saturating_duration_since(now)));
+        sleep_on(fabric, &sockets, also, limit);
+        fabric.bell.silence();
+        let mut state = self.lock();
+        state.wake_up();
+        state
+    }
+
+    /// The helper's turn: drives while there is work that nobody waits for, until the control plane needs it.
+    pub(crate) fn helper_turn(&self, fabric: &Fabric, control: BorrowedFd<'_>, limit: Duration) {
+        let state = self.lock();
+        if !state.is_busy() {
+            fabric.helper_drives.store(false, Ordering::Release);
+            self.tell(state);
+            return;
+        }
+        let mut state = state;
+        if self.waiters.load(Ordering::Acquire) > 0 {
+            drop(state);
+            sleep_on_control(control, limit.min(LOOK_LATE));
+            return;
+        }
+        state.poll(fabric);
+        if state.to_tell.is_empty() && state.is_busy() {
+            state = self.sleep(state, fabric, Some(control), limit);
+            state.poll(fabric);
+        }
+        self.tell(state);
+    }
+
+    pub(crate) fn abort_group_of(&self, fabric: &Fabric, work: &Shared, reason: &str) {
+        self.with(|state| {
+            let State { groups, to_tell, .. } = state;
+            for group in groups.iter_mut().flatten().filter(|group| group.has(work)) {
+                group.abort(fabric, reason, to_tell);
+            }
+        });
+        fabric.bell.ring();
+    }
+
+    /// Fails a group with `fault` and tells its other members.
+    pub(crate) fn fail(&self, fabric: &Fabric, index: GroupIndex, fault: Fault) {
+        self.with(|state| {
+            let State { groups, to_tell, .. } = state;
+            if let Some(group) = groups[index.0].as_deref_mut() {
+                group.fail(fabric, fault, to_tell);
+            }
+        });
+        fabric.bell.ring();
+    }
+
+    /// A member of group `id` said something. False if there is no such group (yet).
+    pub(crate) fn hear(&self, fabric: &Fabric, id: u64, text: &[u8]) -> bool {
+        let known = self.with(|state| {
+            let State { groups, to_tell, .. } = state;
+            let group = groups.iter_mut().flatten().find(|group| group.id() == id);
+            group.map(|group| group.hear(fabric, text, to_tell)).is_some()
+        });
+        fabric.bell.ring();
+        known
+    }
+
+    /// For every group: its id and what this rank does in it; and the notices of those that failed.
+    pub(crate) fn report(&self) -> (Vec<(u64, tenfold_memory::Doing)>, Vec<(u64, Vec<u8>)>) {
+        self.with(|state| {
+            let groups = state.groups.iter().flatten();
+            let doing = groups.clone().map(|group| (group.id(), *group.doing())).collect();
+            let failed = groups.filter_map(|group| Some((group.id(), group.notice()?))).collect();
+            (doing, failed)
+        })
+    }
+
+    /// What waits for the peer `id`, for a warning that it is silent: its rank, the group, the operation.
+    pub(crate) fn waiting_for(&self, id: crate::wire::FabricId) -> Option<String> {
+        self.with(|state| state.groups.iter().flatten().find_map(|group| group.waiting_for(id)))
+    }
+}
+
+/// Sleeps on the bell and `sockets` (each with whether it is to be written).
+fn sleep_on(fabric: &Fabric, sockets: &[(Socket, bool)], also: Option<BorrowedFd<'_>>, limit: Duration) {
+    let mut polled = Vec::with_capacity(2 + sockets.len());
+    polled.push(PollFd::from_borrowed_fd(fabric.bell.as_fd(), PollFlags::IN));
+    if let Some(also) = also {
+        polled.push(PollFd::from_borrowed_fd(also, PollFlags::IN));
+    }
+    for (socket, write) in sockets {
+        let flags = if *write { PollFlags::OUT } else { PollFlags::IN };
+        polled.push(PollFd::from_borrowed_fd(socket.as_fd(), flags));
+    }
+    let _ = rustix::event::poll(&mut polled, Some(&timespec(limit))); // a signal is as good as news
+}
+
+fn sleep_on_control(control: BorrowedFd<'_>, limit: Duration) {
+    let mut polled = [PollFd::from_borrowed_fd(control, PollFlags::IN)];
+    let _ = rustix::event::poll(&mut polled, Some(&timespec(limit)));
+}
+
+fn timespec(limit: Duration) -> Timespec {
+    Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) }
+}

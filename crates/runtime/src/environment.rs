@@ -1,0 +1,264 @@
+//! What users choose by environment variables; the only file of this crate that reads them.
+//!
+//! A value that means nothing is an error that says what would mean something: a run that silently ignores its settings
+//! is worse than one that does not start. An empty value is none.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::ops::RangeInclusive;
+
+use crate::fault::Fault;
+
+/// Every setting, as read once at the start.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Environment {
+    /// `TENFOLD_INTERFACE`, or else `GLOO_SOCKET_IFNAME`.
+    pub interfaces: Option<Interfaces>,
+    /// `TENFOLD_PORT_RANGE`: where to listen; nothing leaves it to the system.
+    pub ports: Option<RangeInclusive<u16>>,
+    /// `TENFOLD_TRANSPORT`.
+    pub transport: TransportChoice,
+    /// `TENFOLD_ALGORITHM`: pairs of an operation and the algorithm to run it with. Which there are, the caller knows.
+    pub algorithms: Vec<(String, String)>,
+}
+
+/// By what messages may go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum TransportChoice {
+    /// Shared memory within a host, TCP between hosts.
+    #[default]
+    Auto,
+    /// Shared memory or not at all.
+    SharedMemory,
+    /// TCP even within a host.
+    Tcp,
+}
+
+/// Which network interfaces may be used, and the words of the user who said so.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Interfaces {
+    /// `TENFOLD_INTERFACE=eth0`, for messages.
+    pub said: String,
+    pub rule: Rule,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Rule {
+    /// One of these, the first that there is.
+    Only(Vec<Name>),
+    /// None of these.
+    Except(Vec<Name>),
+}
+
+/// The name of an interface, or how it begins.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Name {
+    pub text: String,
+    pub exact: bool,
+}
+
+impl Name {
+    /// As NCCL has it: `eth` means `eth0` and `eth1` too.
+    pub(crate) fn matches(&self, interface: &str) -> bool {
+        if self.exact { interface == self.text } else { interface.starts_with(&self.text) }
+    }
+}
+
+impl Environment {
+    pub(crate) fn read() -> Result<Environment, Fault> {
+        Environment::parse(|name| std::env::var_os(name))
+    }
+
+    fn parse(look_up: impl Fn(&str) -> Option<OsString>) -> Result<Environment, Fault> {
+        let look_up = |name: &'static str| Variable::of(name, look_up(name).unwrap_or_default());
+        let interfaces = match look_up("TENFOLD_INTERFACE")? {
+            None => look_up("GLOO_SOCKET_IFNAME")?,
+            chosen => chosen,
+        };
+        Ok(Environment {
+            interfaces: interfaces.map(|variable| variable.interfaces()).transpose()?,
+            ports: look_up("TENFOLD_PORT_RANGE")?.map(|variable| variable.ports()).transpose()?,
+            transport: look_up("TENFOLD_TRANSPORT")?
+                .map_or(Ok(TransportChoice::Auto), |it| it.transport())?,
+            algorithms: look_up("TENFOLD_ALGORITHM")?.map_or(Ok(Vec::new()), |it| it.algorithms())?,
+        })
+    }
+}
+
+/// A variable that is set, shown as one would set it.
+struct Variable {
+    name: &'static str,
+    value: String,
+}
+
+impl fmt::Display for Variable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}", self.name, self.value)
+    }
+}
+
+impl Variable {
+    /// Nothing if the value is empty.
+    fn of(name: &'static str, value: OsString) -> Result<Option<Variable>, Fault> {
+        let value = value
+            .into_string()
+            .map_err(|value| Fault::argument(format!("`{name}={}` is no text", value.to_string_lossy())))?;
+        let value = value.trim().to_string();
+        Ok((!value.is_empty()).then_some(Variable { name, value }))
+    }
+
+    #[cold]
+    fn wrong(&self, what: &str, hint: &str) -> Fault {
+        Fault::argument(format!("`{self}` {what}")).hint(hint)
+    }
+
+    fn interfaces(&self) -> Result<Interfaces, Fault> {
+        let (is_exclusion, rest) = match self.value.strip_prefix('^') {
+            Some(rest) => (true, rest),
+            None => (false, &self.value[..]),
+        };
+        let (exact, rest) = match rest.strip_prefix('=') {
+            Some(rest) => (true, rest),
+            None => (false, rest),
+        };
+        let names = rest.split(',').map(|name| Name { text: name.trim().to_string(), exact });
+        let names: Vec<Name> = names.filter(|name| !name.text.is_empty()).collect();
+        if names.is_empty() {
+            return Err(self.wrong(
+                "names no interface",
+                "say `eth0`, `eth0,eth1`, `=eth0` for exactly that one, or `^lo,docker` for all but those",
+            ));
+        }
+        let rule = if is_exclusion { Rule::Except(names) } else { Rule::Only(names) };
+        Ok(Interfaces { said: self.to_string(), rule })
+    }
+
+    fn ports(&self) -> Result<RangeInclusive<u16>, Fault> {
+        let (first, last) = self.value.split_once('-').unwrap_or((&self.value, &self.value));
+        match (first.trim().parse::<u16>(), last.trim().parse::<u16>()) {
+            (Ok(first), Ok(last)) if 0 < first && first <= last => Ok(first..=last),
+            _ => Err(self.wrong(
+                "is no range of ports",
+                "say the first and the last, as in `20000-20100`, both from 1 to 65535",
+            )),
+        }
+    }
+
+    fn transport(&self) -> Result<TransportChoice, Fault> {
+        match &self.value[..] {
+            "auto" => Ok(TransportChoice::Auto),
+            "shm" => Ok(TransportChoice::SharedMemory),
+            "tcp" => Ok(TransportChoice::Tcp),
+            _ => Err(self.wrong("is no transport", "say `auto`, `shm` or `tcp`")),
+        }
+    }
+
+    fn algorithms(&self) -> Result<Vec<(String, String)>, Fault> {
+        let wrong = || {
+            let hint = "say an operation and an algorithm, as in `all_reduce:ring,broadcast:tree`";
+            self.wrong("is no list of algorithms", hint)
+        };
+        let pair = |pair: &str| {
+            let (operation, algorithm) = pair.split_once(':').ok_or_else(wrong)?;
+            let (operation, algorithm) = (operation.trim(), algorithm.trim());
+            let is_whole = !operation.is_empty() && !algorithm.is_empty() && !algorithm.contains(':');
+            is_whole.then(|| (operation.to_string(), algorithm.to_string())).ok_or_else(wrong)
+        };
+        self.value.split(',').map(pair).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(variables: &[(&str, &str)]) -> Result<Environment, Fault> {
+        Environment::parse(|name| {
+            let (_, value) = variables.iter().find(|(known, _)| *known == name)?;
+            Some(value.into())
+        })
+    }
+
+    fn refusal(name: &str, value: &str) -> (String, String) {
+        let fault = parse(&[(name, value)]).expect_err("the value is wrong");
+        (fault.message, fault.hint.expect("it says what would be right"))
+    }
+
+    #[test]
+    fn nothing_set_leaves_everything_to_tenfold_and_empty_is_nothing() {
+        assert_eq!(parse(&[]).unwrap(), Environment::default());
+        let empty = ["TENFOLD_INTERFACE", "TENFOLD_PORT_RANGE", "TENFOLD_TRANSPORT", "TENFOLD_ALGORITHM"];
+        assert_eq!(parse(&empty.map(|name| (name, " "))).unwrap(), Environment::default());
+    }
+
+    #[test]
+    fn interfaces_are_named_as_for_gloo_and_for_nccl() {
+        let rule = |value: &str| parse(&[("TENFOLD_INTERFACE", value)]).unwrap().interfaces.unwrap().rule;
+        let names = |texts: &[&str], exact: bool| {
+            texts.iter().map(|text| Name { text: text.to_string(), exact }).collect::<Vec<_>>()
+        };
+        assert_eq!(rule("eth0"), Rule::Only(names(&["eth0"], false)));
+        assert_eq!(rule("eth0, eth1,"), Rule::Only(names(&["eth0", "eth1"], false)));
+        assert_eq!(rule("=eth0,ib0"), Rule::Only(names(&["eth0", "ib0"], true)));
+        assert_eq!(rule("^lo,docker"), Rule::Except(names(&["lo", "docker"], false)));
+        assert_eq!(rule("^=lo"), Rule::Except(names(&["lo"], true)));
+    }
+
+    #[test]
+    fn our_own_interface_variable_wins_over_gloos() {
+        let gloo = ("GLOO_SOCKET_IFNAME", "eth1");
+        let said = |variables: &[(&str, &str)]| parse(variables).unwrap().interfaces.unwrap().said;
+        assert_eq!(said(&[gloo]), "GLOO_SOCKET_IFNAME=eth1");
+        assert_eq!(said(&[gloo, ("TENFOLD_INTERFACE", "eth0")]), "TENFOLD_INTERFACE=eth0");
+        assert_eq!(said(&[gloo, ("TENFOLD_INTERFACE", "")]), "GLOO_SOCKET_IFNAME=eth1");
+    }
+
+    #[test]
+    fn right_values_are_understood() {
+        let ports = |value: &str| parse(&[("TENFOLD_PORT_RANGE", value)]).unwrap().ports.unwrap();
+        assert_eq!(ports("20000-20100"), 20000..=20100);
+        assert_eq!(ports(" 1 - 65535 "), 1..=65535);
+        assert_eq!(ports("29500"), 29500..=29500);
+        let transport = |value: &str| parse(&[("TENFOLD_TRANSPORT", value)]).unwrap().transport;
+        assert_eq!(
+            ["auto", "shm", "tcp"].map(transport),
+            [TransportChoice::Auto, TransportChoice::SharedMemory, TransportChoice::Tcp]
+        );
+        let algorithms =
+            parse(&[("TENFOLD_ALGORITHM", "all_reduce:ring, broadcast: tree")]).unwrap().algorithms;
+        let pair = |operation: &str, algorithm: &str| (operation.to_string(), algorithm.to_string());
+        assert_eq!(algorithms, [pair("all_reduce", "ring"), pair("broadcast", "tree")]);
+    }
+
+    #[test]
+    fn a_wrong_value_is_shown_with_what_would_be_right() {
+        let (message, hint) = refusal("TENFOLD_TRANSPORT", "rdma");
+        assert_eq!(message, "`TENFOLD_TRANSPORT=rdma` is no transport");
+        assert_eq!(hint, "say `auto`, `shm` or `tcp`");
+        for value in ["20100-20000", "0-10", "http", "1-70000", "1-2-3", "-5", "5-"] {
+            let (message, hint) = refusal("TENFOLD_PORT_RANGE", value);
+            assert_eq!(message, format!("`TENFOLD_PORT_RANGE={value}` is no range of ports"));
+            assert_eq!(hint, "say the first and the last, as in `20000-20100`, both from 1 to 65535");
+        }
+        for value in ["^", "=", ",", "^="] {
+            let (message, hint) = refusal("TENFOLD_INTERFACE", value);
+            assert_eq!(message, format!("`TENFOLD_INTERFACE={value}` names no interface"));
+            assert!(hint.starts_with("say `eth0`"), "{hint}");
+        }
+        for value in ["ring", "all_reduce:", ":ring", "all_reduce:ring,", "a:b:c"] {
+            let (message, hint) = refusal("TENFOLD_ALGORITHM", value);
+            assert_eq!(message, format!("`TENFOLD_ALGORITHM={value}` is no list of algorithms"));
+            assert!(hint.starts_with("say an operation"), "{hint}");
+        }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn what_is_not_even_text_is_refused() {
+        use std::os::unix::ffi::OsStringExt;
+        let garbage = || OsString::from_vec(vec![b't', 0xff]);
+        let fault =
+            Environment::parse(|name| (name == "TENFOLD_TRANSPORT").then(garbage)).expect_err("no text");
+        assert_eq!(fault.message, "`TENFOLD_TRANSPORT=t\u{fffd}` is no text");
+    }
+}

@@ -1,0 +1,344 @@
+//! What a rank owns once, whatever groups it is in: its segment, its bell, its listening sockets, its peers, its engine, and
+//! one helper thread (see `watch`).
+//!
+//! Two ranks of one host meet over an abstract Unix socket: whether that can be connected *is* what being on one host means
+//! here, and it carries the descriptors with which they map each other's segment and ring each other's bell. The
+//! stream stays open for as long as both live: its end is the news of a death. Ranks of different hosts have a TCP stream
+//! for the same purpose, on which they also show that they are alive.
+//!
+//! Ranks that are threads of one process find each other in a table instead, and need no socket at all.
+
+mod peer;
+mod watch;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::UnixListener;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::event::EventfdFlags;
+use tenfold_memory::{Lane, Segment};
+use tenfold_plan::Rank;
+
+pub(crate) use peer::{Fate, Peer, Whereabouts};
+
+use crate::engine::Engine;
+use crate::fault::Fault;
+use crate::transport::mesh::Remains;
+use crate::wire::FabricId;
+
+/// Largest segment: addresses, not memory. Rooms, slots and shared tensors of all groups of a rank must fit.
+const SEGMENT_MAX: usize = 64 << 30;
+
+/// Connections of peers that nobody asked for yet.
+const UNCLAIMED_MAX: usize = 4096;
+
+/// Wakes whoever sleeps for a fabric. Peers on this host have a copy of the descriptor.
+#[derive(Clone, Debug)]
+pub(crate) struct Bell(Arc<OwnedFd>);
+
+impl Bell {
+    fn new() -> io::Result<Self> {
+        Ok(Bell(Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
+    }
+
+    fn from_descriptor(descriptor: OwnedFd) -> Self {
+        Bell(Arc::new(descriptor))
+    }
+
+    pub(crate) fn ring(&self) {
+        // It can fail only if it has been rung 2⁶⁴ times, or if the peer sent something that is no bell.
+        let _ = rustix::io::write(&*self.0, &1_u64.to_ne_bytes());
+    }
+
+    pub(crate) fn silence(&self) {
+        let _ = rustix::io::read(&*self.0, &mut [0_u8; 8]); // empty if it was not rung
+    }
+}
+
+impl AsFd for Bell {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// How a fabric is made.
+#[derive(Clone, Debug)]
+pub(crate) struct FabricOptions {
+    /// The address on which other hosts reach this rank.
+    pub interface: Option<IpAddr>,
+    /// Ports to listen on; nothing leaves it to the system.
+    pub ports: Option<std::ops::RangeInclusive<u16>>,
+    /// How long a peer may show no sign of life.
+    pub heartbeat: Duration,
+}
+
+pub(crate) struct Fabric {
+    id: FabricId,
+    pid: u32,
+    host: String,
+    segment: Arc<Segment>,
+    pub(crate) bell: Bell,
+    pub(crate) engine: Engine,
+    options: FabricOptions,
+    socket_name: String,
+    address: Option<SocketAddr>,
+    peers: Mutex<HashMap<FabricId, Arc<Peer>>>,
+    /// Connections that peers opened for a group, until that group asks for them.
+    unclaimed: Mutex<HashMap<(u64, u32, u8), TcpStream>>,
+    /// Of groups that this rank left: messages that peers have not read yet.
+    remains: Mutex<Vec<Remains>>,
+    orders: Mutex<Vec<Order>>,
+    /// Wakes the helper thread.
+    waker: Bell,
+    helper: Mutex<Option<JoinHandle<()>>>,
+    /// The helper drives what nobody waits for.
+    pub(crate) helper_drives: AtomicBool,
+}
+
+/// What the helper thread is asked to do.
+#[derive(Debug)]
+pub(crate) enum Order {
+    Dial(Arc<Peer>),
+    /// Tells peers something about a group.
+    Tell {
+        to: Vec<Arc<Peer>>,
+        group: u64,
+        text: Vec<u8>,
+    },
+    /// A thread of this process told us something about a group.
+    Told {
+        group: u64,
+        text: Vec<u8>,
+    },
+    Stop,
+}
+
+/// Fabrics of this process, so that ranks that are its threads find each other.
+static LOCAL: LazyLock<Mutex<HashMap<u128, Weak<Fabric>>>> = LazyLock::new(Mutex::default);
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Fabric {
+    pub(crate) fn new(options: FabricOptions) -> Result<Arc<Self>, Fault> {
+        let system = |what: &'static str| move |error: io::Error| Fault::io(what, &error);
+        let id = FabricId(random()?);
+        let pid = std::process::id();
+        let segment = new_segment().map_err(system("cannot make shared memory"))?;
+        let bell = Bell::new().map_err(system("cannot make an eventfd"))?;
+        let waker = Bell::new().map_err(system("cannot make an eventfd"))?;
+        let socket_name = format!("tenfold/{pid}/{id}");
+        let name = std::os::unix::net::SocketAddr::from_abstract_name(&socket_name)
+            .map_err(system("cannot name a Unix socket"))?;
+        let unix = UnixListener::bind_addr(&name).map_err(system("cannot listen on a Unix socket"))?;
+        let interface = options.interface.unwrap_or(IpAddr::from([127, 0, 0, 1]));
+        let tcp = crate::network::listen(interface, options.ports.as_ref())
+            .map_err(system("cannot listen for other hosts"))?;
+        let address = tcp.local_addr().ok();
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let fabric = Arc::new(Fabric {
+            id,
+            pid,
+            host,
+            segment,
+            bell,
+            engine: Engine::new(),
+            options,
+            socket_name,
+            address,
+            peers: Mutex::default(),
+            unclaimed: Mutex::default(),
+            remains: Mutex::default(),
+            orders: Mutex::default(),
+            waker,
+            helper: Mutex::default(),
+            helper_drives: AtomicBool::new(false),
+        });
+        lock(&LOCAL).insert(id.0, Arc::downgrade(&fabric));
+        fabric.start(unix, tcp)?;
+        Ok(fabric)
+    }
+
+    fn start(self: &Arc<Self>, unix: UnixListener, tcp: TcpListener) -> Result<(), Fault> {
+        let helper = watch::start(Arc::clone(self), unix, tcp)
+            .map_err(|error| Fault::io("cannot start the helper thread", &error))?;
+        *lock(&self.helper) = Some(helper);
+        Ok(())
+    }
+
+    pub(crate) fn id(&self) -> FabricId {
+        self.id
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    pub(crate) fn host(&self) -> &str {
+        &self.host
+    }
+
+    pub(crate) fn socket_name(&self) -> &str {
+        &self.socket_name
+    }
+
+    /// Where other hosts reach this rank.
+    pub(crate) fn address(&self) -> Option<SocketAddr> {
+        self.address
+    }
+
+    pub(crate) fn interface(&self) -> Option<IpAddr> {
+        self.options.interface
+    }
+
+    pub(crate) fn segment(&self) -> &Arc<Segment> {
+        &self.segment
+    }
+
+    /// Is this still the process that made it? A forked child has the memory, but neither the threads nor the name.
+    pub(crate) fn check_process(&self) -> Result<(), Fault> {
+        let now = std::process::id();
+        if now == self.pid {
+            return Ok(());
+        }
+        let message =
+            format!("the group belongs to pid {}, and this is its forked child, pid {now}", self.pid);
+        let hint = "connect a group of its own in the child, or start processes with spawn or exec";
+        Err(Fault::new(crate::FaultKind::Closed, message).hint(hint))
+    }
+
+    /// The peer with this id, whether or not it is known yet.
+    pub(crate) fn peer(&self, id: FabricId) -> Arc<Peer> {
+        let mut peers = lock(&self.peers);
+        Arc::clone(peers.entry(id).or_insert_with(|| Arc::new(Peer::new(id))))
+    }
+
+    /// Asks for a way to `peer`, unless there is one or somebody asked already.
+    pub(crate) fn dial(&self, peer: &Arc<Peer>) {
+        if !peer.begin_dialling() {
+            return;
+        }
+        let local = lock(&LOCAL).get(&peer.id().0).and_then(Weak::upgrade);
+        if let Some(other) = local {
+            peer.meet_thread(&other);
+            self.tell_news();
+            return;
+        }
+        self.order(Order::Dial(Arc::clone(peer)));
+    }
+
+    /// The connection that `from` opened to send on, if it has.
+    pub(crate) fn claim(&self, group: u64, from: Rank, lane: Lane) -> Option<TcpStream> {
+        lock(&self.unclaimed).remove(&(group, from as u32, lane as u8))
+    }
+
+    /// Forgets connections for a group that is gone.
+    pub(crate) fn forget_group(&self, group: u64) {
+        lock(&self.unclaimed).retain(|(of, _, _), _| *of != group);
+    }
+
+    /// Keeps what peers have not read yet of a group that this rank left.
+    pub(crate) fn bury(&self, remains: Option<Remains>) {
+        let mut all = lock(&self.remains);
+        all.extend(remains);
+        all.retain_mut(|remains| !remains.are_read());
+    }
+
+    /// Something happened that whoever waits should look at.
+    fn tell_news(&self) {
+        self.bell.ring();
+    }
+
+    /// Tells `to` something about a group; reaches those with whom there is a way.
+    pub(crate) fn tell(&self, to: Vec<Arc<Peer>>, group: u64, text: Vec<u8>) {
+        self.order(Order::Tell { to, group, text });
+    }
+
+    pub(crate) fn order(&self, order: Order) {
+        lock(&self.orders).push(order);
+        self.wake_helper();
+    }
+
+    pub(crate) fn wake_helper(&self) {
+        self.waker.ring();
+    }
+
+    /// Ends the helper thread; peers see an orderly end.
+    pub(crate) fn shut_down(&self) {
+        lock(&LOCAL).remove(&self.id.0);
+        let helper = lock(&self.helper).take();
+        if self.check_process().is_err() {
+            std::mem::forget(helper); // the thread was not forked along
+            return;
+        }
+        self.segment.abandon();
+        self.order(Order::Stop);
+        if let Some(helper) = helper
+            && helper.thread().id() != std::thread::current().id()
+        {
+            let _ = helper.join(); // a panic in it was reported by itself
+        }
+    }
+}
+
+impl fmt::Debug for Fabric {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Fabric").field("id", &self.id).field("pid", &self.pid).finish_non_exhaustive()
+    }
+}
+
+/// A fabric for as long as groups use it: the helper thread has a fabric too, and must not keep it alive.
+#[derive(Clone, Debug)]
+pub(crate) struct FabricHandle(Arc<Shutdown>);
+
+#[derive(Debug)]
+struct Shutdown(Arc<Fabric>);
+
+impl FabricHandle {
+    pub(crate) fn new(options: FabricOptions) -> Result<Self, Fault> {
+        Ok(FabricHandle(Arc::new(Shutdown(Fabric::new(options)?))))
+    }
+}
+
+impl std::ops::Deref for FabricHandle {
+    type Target = Arc<Fabric>;
+
+    fn deref(&self) -> &Arc<Fabric> {
+        &self.0.0
+    }
+}
+
+impl Drop for Shutdown {
+    fn drop(&mut self) {
+        self.0.shut_down();
+    }
+}
+
+/// Sparse, so only addresses are taken; where even those are limited, less does.
+fn new_segment() -> io::Result<Arc<Segment>> {
+    let mut len = SEGMENT_MAX;
+    loop {
+        match Segment::new(len) {
+            Err(_) if len > 64 << 20 => len /= 4,
+            other => return other,
+        }
+    }
+}
+
+/// 128 bits that nobody else has.
+pub(crate) fn random() -> Result<u128, Fault> {
+    let mut bytes = [0; 16];
+    let count = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .map_err(|error| Fault::io("cannot get random numbers", &error.into()))?;
+    assert_eq!(count, bytes.len(), "short requests are answered whole");
+    Ok(u128::from_ne_bytes(bytes))
+}

@@ -1,0 +1,184 @@
+//! Another rank's process, as this one knows it.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::Duration;
+
+use tenfold_memory::{Doing, Head, PeerSegment};
+use tenfold_plan::Rank;
+
+use super::{Bell, Fabric};
+use crate::fault::{Fault, FaultKind, show_duration};
+use crate::wire::FabricId;
+
+/// Where a peer can be found; from its card in the store.
+#[derive(Clone, Debug)]
+pub(crate) struct Whereabouts {
+    pub host: String,
+    pub pid: u32,
+    pub socket_name: String,
+    /// On this host: its Unix socket was seen to answer.
+    pub near: bool,
+    pub address: Option<SocketAddr>,
+}
+
+/// What became of a peer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// Its process ended without a word.
+    Died,
+    /// It closed its last group.
+    Left,
+    /// It shows no sign of life, for so long.
+    Silent(Duration),
+    /// There is no way to it, and why.
+    Unreachable(String),
+}
+
+impl Fate {
+    pub(crate) fn fault(&self, rank: Rank, peer: &Peer) -> Fault {
+        let (kind, what, hint) = match self {
+            Fate::Died => (
+                FaultKind::PeerLost,
+                "died: its process ended".to_string(),
+                "see that rank's log, or the kernel's for `out of memory`",
+            ),
+            Fate::Left => (
+                FaultKind::PeerLost,
+                "left: it closed its groups".to_string(),
+                "a rank that is done with a group must not leave it before the others are",
+            ),
+            Fate::Silent(time) => (
+                FaultKind::PeerSilent,
+                format!("shows no sign of life for {}", show_duration(*time)),
+                "it is stopped or frozen, or the network to it is cut; `heartbeat` sets how long to wait",
+            ),
+            Fate::Unreachable(why) => (
+                FaultKind::Connect,
+                format!("cannot be reached: {why}"),
+                "is a firewall between the hosts? TENFOLD_INTERFACE and TENFOLD_PORT_RANGE choose address and ports",
+            ),
+        };
+        Fault::new(kind, format!("rank {rank} ({peer}) {what}")).peer(rank).hint(hint)
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Peer {
+    id: FabricId,
+    whereabouts: Mutex<Option<Whereabouts>>,
+    dialling: AtomicBool,
+    near: OnceLock<(Arc<PeerSegment>, Bell)>,
+    /// A thread of this process.
+    thread: OnceLock<Weak<Fabric>>,
+    fate: OnceLock<Fate>,
+    /// What it last said that it does, by group; of peers on other hosts.
+    doing: Mutex<HashMap<u64, Doing>>,
+}
+
+impl Peer {
+    pub(super) fn new(id: FabricId) -> Self {
+        Peer {
+            id,
+            whereabouts: Mutex::default(),
+            dialling: AtomicBool::new(false),
+            near: OnceLock::new(),
+            thread: OnceLock::new(),
+            fate: OnceLock::new(),
+            doing: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn id(&self) -> FabricId {
+        self.id
+    }
+
+    pub(crate) fn set_whereabouts(&self, whereabouts: Whereabouts) {
+        let before = self.whereabouts().replace(whereabouts.clone());
+        if before.is_some_and(|before| before.near != whereabouts.near) {
+            self.dialling.store(false, Ordering::Relaxed); // there may be another way
+        }
+    }
+
+    fn whereabouts(&self) -> MutexGuard<'_, Option<Whereabouts>> {
+        self.whereabouts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn address(&self) -> Option<SocketAddr> {
+        self.whereabouts().as_ref()?.address
+    }
+
+    /// Name of its Unix socket, if that can be reached from here.
+    pub(super) fn near_name(&self) -> Option<String> {
+        self.whereabouts().as_ref().filter(|known| known.near).map(|known| known.socket_name.clone())
+    }
+
+    /// True for the first who asks.
+    pub(super) fn begin_dialling(&self) -> bool {
+        self.near.get().is_none() && !self.dialling.swap(true, Ordering::Relaxed)
+    }
+
+    /// Its segment, once it is mapped.
+    #[inline]
+    pub(crate) fn segment(&self) -> Option<Arc<PeerSegment>> {
+        self.near.get().map(|(segment, _)| Arc::clone(segment))
+    }
+
+    /// Wakes it.
+    pub(crate) fn ring(&self) {
+        if let Some((_, bell)) = self.near.get() {
+            bell.ring();
+        }
+    }
+
+    pub(super) fn meet(&self, segment: PeerSegment, bell: Bell) {
+        let _ = self.near.set((Arc::new(segment), bell)); // both may have dialled at once
+    }
+
+    pub(super) fn meet_thread(&self, fabric: &Arc<Fabric>) {
+        let _ = self.thread.set(Arc::downgrade(fabric));
+        self.meet(PeerSegment::Local(Arc::clone(fabric.segment())), fabric.bell.clone());
+    }
+
+    pub(super) fn thread(&self) -> Option<Arc<Fabric>> {
+        self.thread.get().and_then(Weak::upgrade)
+    }
+
+    pub(super) fn pulse(&self) -> Option<u64> {
+        match self.thread.get() {
+            Some(_) => None, // it lives as long as we do
+            None => self.near.get().map(|(segment, _)| segment.pulse()),
+        }
+    }
+
+    pub(crate) fn fate(&self) -> Option<&Fate> {
+        self.fate.get()
+    }
+
+    /// True if it was alive until now.
+    pub(super) fn end(&self, fate: Fate) -> bool {
+        self.fate.set(fate).is_ok()
+    }
+
+    pub(super) fn set_doing(&self, groups: impl Iterator<Item = (u64, Head, Head)>) {
+        let doing = groups.map(|(group, current, finished)| (group, Doing { current, finished })).collect();
+        *self.doing.lock().unwrap_or_else(PoisonError::into_inner) = doing;
+    }
+
+    pub(crate) fn doing(&self, group: u64) -> Option<Doing> {
+        self.doing.lock().unwrap_or_else(PoisonError::into_inner).get(&group).copied()
+    }
+}
+
+/// As in `host node-b, pid 4711`.
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &*self.whereabouts() {
+            Some(known) => write!(f, "host {}, pid {}", known.host, known.pid),
+            None => write!(f, "not introduced yet"),
+        }
+    }
+}

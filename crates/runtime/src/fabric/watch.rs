@@ -1,0 +1,645 @@
+//! The helper thread: lets peers in, watches over their lives, carries notices, and drives what nobody waits for.
+//!
+//! Every peer with whom this rank speaks has a stream to it, Unix or TCP. The stream begins with a hello from both sides
+//! (with descriptors, if it is Unix), then carries control frames. A stream that ends without a goodbye means that
+//! the peer died. A peer that is there but shows no sign of life is given up after the heartbeat's limit: on one host a
+//! counter in its segment must move, between hosts frames must come.
+
+#![expect(clippy::disallowed_methods, reason = "owns the helper thread, and its clock")]
+
+use std::collections::HashMap;
+use std::io::{self, Read as _, Write as _};
+use std::mem::MaybeUninit;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+
+use rustix::buffer::spare_capacity;
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags,
+};
+use tenfold_memory::PeerSegment;
+
+use super::{Bell, Fabric, Fate, Order, Peer, UNCLAIMED_MAX, lock};
+use crate::fault::show_duration;
+use crate::wire::{ControlFrame, FabricId, Hello, Purpose};
+
+const WAKER: u64 = 0;
+const UNIX: u64 = 1;
+const TCP: u64 = 2;
+const FIRST_STREAM: u64 = 3;
+
+/// Events that are fetched at once.
+const EVENTS: usize = 256;
+
+/// Between two looks at the peers, at most.
+const TICK: Duration = Duration::from_millis(500);
+
+/// A peer that is silent for so long is mentioned in the log.
+const WORRY: Duration = Duration::from_millis(1500);
+
+/// A stranger has so long to say hello.
+const GREETING_MAX: Duration = Duration::from_secs(10);
+
+/// Streams of strangers who have not said hello yet.
+const STRANGERS_MAX: usize = 1024;
+
+/// Notices about groups that this rank does not have yet.
+const EARLY_MAX: usize = 1024;
+
+pub(super) fn start(fabric: Arc<Fabric>, unix: UnixListener, tcp: TcpListener) -> io::Result<JoinHandle<()>> {
+    let poll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    unix.set_nonblocking(true)?;
+    tcp.set_nonblocking(true)?;
+    epoll::add(&poll, &fabric.waker, EventData::new_u64(WAKER), EventFlags::IN)?;
+    epoll::add(&poll, &unix, EventData::new_u64(UNIX), EventFlags::IN)?;
+    epoll::add(&poll, &tcp, EventData::new_u64(TCP), EventFlags::IN)?;
+    let now = Instant::now();
+    let tick = TICK.min(fabric.options.heartbeat / 4).max(Duration::from_millis(10));
+    let mut watch = Watch {
+        fabric,
+        poll,
+        unix,
+        tcp,
+        streams: HashMap::new(),
+        next_token: FIRST_STREAM,
+        early: Vec::new(),
+        pulses: HashMap::new(),
+        tick,
+        next_tick: now + tick,
+    };
+    Builder::new().name("tenfold".to_string()).spawn(move || watch.run())
+}
+
+/// A stream to somebody.
+struct Stream {
+    io: Io,
+    /// Nothing before its hello.
+    peer: Option<Arc<Peer>>,
+    /// We opened it.
+    ours: bool,
+    arrived: Vec<u8>,
+    descriptors: Vec<OwnedFd>,
+    to_write: Vec<u8>,
+    since: Instant,
+    /// Ticks since something came.
+    quiet: u32,
+    writing: bool,
+}
+
+enum Io {
+    Unix(UnixStream),
+    Tcp(TcpStream),
+}
+
+impl Io {
+    fn fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Io::Unix(stream) => stream.as_fd(),
+            Io::Tcp(stream) => stream.as_fd(),
+        }
+    }
+
+    fn is_unix(&self) -> bool {
+        matches!(self, Io::Unix(_))
+    }
+}
+
+/// How a peer on this host was last seen.
+#[derive(Default)]
+struct Pulse {
+    last: u64,
+    quiet: u32,
+    warned: bool,
+}
+
+/// What became of a stream after something was read.
+enum After {
+    Keep,
+    Close(Fate),
+    /// It is a data link: it goes to its group.
+    HandOver(Hello),
+}
+
+struct Watch {
+    fabric: Arc<Fabric>,
+    poll: OwnedFd,
+    unix: UnixListener,
+    tcp: TcpListener,
+    streams: HashMap<u64, Stream>,
+    next_token: u64,
+    early: Vec<(u64, Vec<u8>)>,
+    pulses: HashMap<FabricId, Pulse>,
+    tick: Duration,
+    next_tick: Instant,
+}
+
+impl Watch {
+    fn run(&mut self) {
+        crate::work::callbacks_go_elsewhere();
+        let mut events = Vec::with_capacity(EVENTS);
+        loop {
+            let mut left = self.next_tick.saturating_duration_since(Instant::now());
+            if self.fabric.helper_drives.load(Ordering::Acquire) {
+                // Sleeps in there, on everything that the control plane sleeps on too.
+                self.fabric.engine.helper_turn(&self.fabric, self.poll.as_fd(), left);
+                left = Duration::ZERO;
+            }
+            events.clear();
+            let limit = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
+            match epoll::wait(&self.poll, spare_capacity(&mut events), Some(&limit)) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => return tracing::error!("the helper thread cannot poll and ends: {error}"),
+            }
+            for event in &events {
+                match event.data.u64() {
+                    WAKER => self.fabric.waker.silence(),
+                    UNIX => self.accept_unix(),
+                    TCP => self.accept_tcp(),
+                    token => self.serve(token),
+                }
+            }
+            let orders = std::mem::take(&mut *lock(&self.fabric.orders));
+            for order in orders {
+                match order {
+                    Order::Stop => return self.stop(),
+                    Order::Dial(peer) => self.dial(&peer),
+                    Order::Told { group, text } => self.hear(group, &text),
+                    Order::Tell { to, group, text } => self.tell(&to, group, &text),
+                }
+            }
+            let now = Instant::now();
+            if now >= self.next_tick {
+                self.look_around(now);
+            }
+        }
+    }
+
+    fn stop(&mut self) {
+        for stream in self.streams.values_mut().filter(|stream| stream.peer.is_some()) {
+            ControlFrame::Goodbye.encode(&mut stream.to_write);
+            let _ = stream.write(); // whoever does not read it sees the end of the stream
+        }
+        self.streams.clear();
+    }
+
+    fn add(&mut self, io: Io, peer: Option<Arc<Peer>>, ours: bool) -> u64 {
+        let token = self.next_token;
+        self.next_token += 1;
+        let stream = Stream {
+            io,
+            peer,
+            ours,
+            arrived: Vec::new(),
+            descriptors: Vec::new(),
+            to_write: Vec::new(),
+            since: Instant::now(),
+            quiet: 0,
+            writing: false,
+        };
+        // Edge-triggered: whoever serves it reads and writes until there is no more.
+        let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
+        if let Err(error) = epoll::add(&self.poll, stream.io.fd(), EventData::new_u64(token), flags) {
+            tracing::warn!("cannot watch a stream: {error}");
+            return token;
+        }
+        self.streams.insert(token, stream);
+        token
+    }
+
+    fn accept_unix(&mut self) {
+        loop {
+            match self.unix.accept() {
+                Ok((stream, _)) => {
+                    if !self.is_welcome(&stream) || stream.set_nonblocking(true).is_err() {
+                        continue;
+                    }
+                    let token = self.add(Io::Unix(stream), None, false);
+                    self.serve(token);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) => return tracing::warn!("cannot accept a peer on this host: {error}"),
+            }
+        }
+    }
+
+    /// Other users of this host have no business with our memory.
+    fn is_welcome(&self, stream: &UnixStream) -> bool {
+        let strangers = self.streams.values().filter(|stream| stream.peer.is_none()).count();
+        let same_user = rustix::net::sockopt::socket_peercred(stream)
+            .is_ok_and(|them| them.uid == rustix::process::geteuid());
+        if !same_user {
+            tracing::warn!("refused a process of another user that tried to join");
+        }
+        same_user && strangers < STRANGERS_MAX
+    }
+
+    fn accept_tcp(&mut self) {
+        loop {
+            match self.tcp.accept() {
+                Ok((stream, _)) => {
+                    let strangers = self.streams.values().filter(|stream| stream.peer.is_none()).count();
+                    if strangers >= STRANGERS_MAX || stream.set_nonblocking(true).is_err() {
+                        continue;
+                    }
+                    let token = self.add(Io::Tcp(stream), None, false);
+                    self.serve(token);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) => return tracing::warn!("cannot accept a peer: {error}"),
+            }
+        }
+    }
+
+    /// Opens a stream to `peer`: Unix if it is on this host, else TCP.
+    fn dial(&mut self, peer: &Arc<Peer>) {
+        let opened = match peer.near_name() {
+            Some(name) => SocketAddr::from_abstract_name(&name)
+                .and_then(|name| UnixStream::connect_addr(&name))
+                .and_then(|stream| {
+                    stream.set_nonblocking(true)?;
+                    Ok(Io::Unix(stream))
+                }),
+            None => match peer.address() {
+                Some(address) => connect(address).map(Io::Tcp),
+                None => Err(io::Error::other("it has no TCP address")),
+            },
+        };
+        match opened {
+            Ok(io) => {
+                let token = self.add(io, Some(Arc::clone(peer)), true);
+                self.greet(token);
+                self.serve(token);
+            }
+            // Nobody listens where it did a moment ago: it is gone.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => self.end(peer, Fate::Died),
+            Err(error) => self.end(peer, Fate::Unreachable(error.to_string())),
+        }
+    }
+
+    /// Says hello; on a Unix stream with the descriptors of our segment and our bell.
+    fn greet(&mut self, token: u64) {
+        let Some(stream) = self.streams.get_mut(&token) else { return };
+        let Some(peer) = &stream.peer else { return };
+        let hello = Hello { purpose: Purpose::Control, sender: self.fabric.id, receiver: peer.id() }.encode();
+        let sent = match &stream.io {
+            Io::Tcp(_) => {
+                stream.to_write.splice(0..0, hello);
+                Ok(())
+            }
+            Io::Unix(socket) => self.fabric.segment.share().and_then(|segment| {
+                let descriptors = [segment.as_fd(), self.fabric.bell.as_fd()];
+                send_descriptors(socket, &hello, &descriptors)
+            }),
+        };
+        if let Err(error) = sent {
+            let peer = Arc::clone(peer);
+            self.streams.remove(&token);
+            self.end(&peer, Fate::Unreachable(error.to_string()));
+        }
+    }
+
+    /// Something can be read or written.
+    fn serve(&mut self, token: u64) {
+        let Some(mut stream) = self.streams.remove(&token) else { return };
+        match self.read(&mut stream) {
+            Ok(After::Keep) => match stream.write() {
+                Ok(()) => _ = self.streams.insert(token, stream),
+                Err(error) => self.lose(&stream, &error),
+            },
+            Ok(After::Close(fate)) => {
+                if let Some(peer) = &stream.peer {
+                    self.end(&Arc::clone(peer), fate);
+                }
+            }
+            Ok(After::HandOver(hello)) => self.hand_over(stream, &hello),
+            Err(error) => self.lose(&stream, &error),
+        }
+    }
+
+    fn lose(&mut self, stream: &Stream, error: &io::Error) {
+        match &stream.peer {
+            Some(peer) => {
+                let refused = error.kind() == io::ErrorKind::ConnectionRefused;
+                let died = refused
+                    || matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe);
+                let fate = if died { Fate::Died } else { Fate::Unreachable(error.to_string()) };
+                self.end(&Arc::clone(peer), fate);
+            }
+            None => tracing::debug!("a stranger was turned away: {error}"),
+        }
+    }
+
+    /// A data link belongs to the engine from here on.
+    fn hand_over(&mut self, stream: Stream, hello: &Hello) {
+        let Purpose::Data { group, from, lane, .. } = hello.purpose else { return };
+        let Io::Tcp(socket) = stream.io else { return };
+        let _ = epoll::delete(&self.poll, &socket);
+        let mut unclaimed = lock(&self.fabric.unclaimed);
+        if unclaimed.len() >= UNCLAIMED_MAX {
+            return tracing::warn!(
+                "refused a connection: {UNCLAIMED_MAX} others wait for groups that nobody made"
+            );
+        }
+        unclaimed.insert((group, from, lane), socket);
+        drop(unclaimed);
+        self.fabric.tell_news();
+    }
+
+    /// Reads all there is. Only the hello of a data link is read to its end and not further.
+    fn read(&mut self, stream: &mut Stream) -> io::Result<After> {
+        loop {
+            let greeted = stream.greeted();
+            let mut buffer = [0; 16 * 1024];
+            let room = if greeted { buffer.len() } else { Hello::LEN - stream.arrived.len() };
+            let count = match &mut stream.io {
+                Io::Unix(socket) => receive_descriptors(socket, &mut buffer[..room], &mut stream.descriptors),
+                Io::Tcp(socket) => socket.read(&mut buffer[..room]),
+            };
+            match count {
+                Ok(0) => return Ok(After::Close(Fate::Died)),
+                Ok(count) => stream.arrived.extend_from_slice(&buffer[..count]),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(After::Keep),
+                // A connection that is being made.
+                Err(error) if error.kind() == io::ErrorKind::NotConnected => return Ok(After::Keep),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(error),
+            }
+            stream.quiet = 0;
+            if !stream.greeted() {
+                let hello = Hello::decode(&stream.arrived, self.fabric.id).map_err(io::Error::other)?;
+                let Some(hello) = hello else { continue };
+                stream.arrived.clear();
+                if matches!(hello.purpose, Purpose::Data { .. }) {
+                    return Ok(After::HandOver(hello));
+                }
+                self.meet(stream, &hello)?;
+                continue;
+            }
+            if let Some(fate) = self.read_frames(stream)? {
+                return Ok(After::Close(fate));
+            }
+        }
+    }
+
+    /// A peer said hello: we know it from here on.
+    fn meet(&mut self, stream: &mut Stream, hello: &Hello) -> io::Result<()> {
+        let peer = self.fabric.peer(hello.sender);
+        if stream.peer.as_ref().is_some_and(|dialled| dialled.id() != peer.id()) {
+            return Err(io::Error::other("somebody else answered"));
+        }
+        if stream.io.is_unix() {
+            let mut descriptors = std::mem::take(&mut stream.descriptors).into_iter();
+            let (Some(segment), Some(bell)) = (descriptors.next(), descriptors.next()) else {
+                return Err(io::Error::other("the hello came without its descriptors"));
+            };
+            peer.meet(PeerSegment::map(&segment)?, Bell::from_descriptor(bell));
+        }
+        stream.peer = Some(Arc::clone(&peer));
+        if !stream.ours {
+            let answer =
+                Hello { purpose: Purpose::Control, sender: self.fabric.id, receiver: peer.id() }.encode();
+            match &stream.io {
+                Io::Tcp(_) => _ = stream.to_write.splice(0..0, answer),
+                Io::Unix(socket) => {
+                    let segment = self.fabric.segment.share()?;
+                    send_descriptors(socket, &answer, &[segment.as_fd(), self.fabric.bell.as_fd()])?;
+                }
+            }
+        }
+        stream.since = Instant::now();
+        stream.ours = false; // from here on both sides are alike
+        // Groups that failed before we met: it should not wait for us in vain.
+        for (group, text) in self.fabric.engine.report().1 {
+            ControlFrame::Notice { group, text }.encode(&mut stream.to_write);
+        }
+        self.fabric.tell_news();
+        Ok(())
+    }
+
+    fn read_frames(&mut self, stream: &mut Stream) -> io::Result<Option<Fate>> {
+        let mut used = 0;
+        while let Some((frame, len)) =
+            ControlFrame::decode(&stream.arrived[used..]).map_err(io::Error::other)?
+        {
+            used += len;
+            match frame {
+                ControlFrame::Goodbye => return Ok(Some(Fate::Left)),
+                ControlFrame::Notice { group, text } => self.hear(group, &text),
+                ControlFrame::Pulse { groups } => {
+                    if let Some(peer) = &stream.peer {
+                        peer.set_doing(groups.into_iter());
+                    }
+                }
+            }
+        }
+        stream.arrived.drain(..used);
+        Ok(None)
+    }
+
+    fn hear(&mut self, group: u64, text: &[u8]) {
+        if !self.fabric.engine.hear(&self.fabric, group, text) && self.early.len() < EARLY_MAX {
+            self.early.push((group, text.to_vec()));
+        }
+    }
+
+    fn tell(&mut self, to: &[Arc<Peer>], group: u64, text: &[u8]) {
+        for peer in to {
+            if let Some(thread) = peer.thread() {
+                thread.order(Order::Told { group, text: text.to_vec() });
+            }
+        }
+        let frame = ControlFrame::Notice { group, text: text.to_vec() };
+        let mut told = Vec::new();
+        let mut broken = Vec::new();
+        for (token, stream) in &mut self.streams {
+            let Some(peer) = &stream.peer else { continue };
+            let meant = to.iter().any(|other| other.id() == peer.id());
+            if meant && stream.greeted() && !told.contains(&peer.id()) {
+                told.push(peer.id());
+                frame.encode(&mut stream.to_write);
+                if stream.write().is_err() {
+                    broken.push(*token);
+                }
+            }
+        }
+        for token in broken {
+            self.serve(token); // finds out why
+        }
+    }
+
+    fn end(&mut self, peer: &Arc<Peer>, fate: Fate) {
+        if peer.end(fate) {
+            self.fabric.tell_news();
+        }
+    }
+
+    /// Shows that we live, and looks who else does.
+    fn look_around(&mut self, now: Instant) {
+        // If this thread did not run for long, neither peers' silence nor their deadlines count: we were away, not they.
+        let away = now.saturating_duration_since(self.next_tick) > 2 * self.tick;
+        self.next_tick = now + self.tick;
+        self.fabric.segment.beat();
+        let early = std::mem::take(&mut self.early);
+        for (group, text) in early {
+            self.hear(group, &text);
+        }
+        self.fabric.bury(None);
+        self.watch_near(away);
+        self.watch_far(now, away);
+    }
+
+    fn limit(&self) -> u32 {
+        (self.fabric.options.heartbeat.as_millis() / self.tick.as_millis().max(1)).max(2) as u32
+    }
+
+    fn watch_near(&mut self, away: bool) {
+        let peers: Vec<Arc<Peer>> = lock(&self.fabric.peers).values().cloned().collect();
+        let limit = self.limit();
+        for peer in peers {
+            let Some(pulse) = peer.pulse() else { continue };
+            let seen = self.pulses.entry(peer.id()).or_default();
+            if pulse != seen.last || away {
+                *seen = Pulse { last: pulse, ..Pulse::default() };
+                continue;
+            }
+            seen.quiet += 1;
+            let silence = self.tick * seen.quiet;
+            let warn = silence >= WORRY && !seen.warned;
+            seen.warned |= warn;
+            let over = seen.quiet >= limit;
+            if warn {
+                self.warn(&peer, silence);
+            }
+            if over && peer.fate().is_none() {
+                self.end(&peer, Fate::Silent(silence));
+            }
+        }
+    }
+
+    fn watch_far(&mut self, now: Instant, away: bool) {
+        let limit = self.limit();
+        let groups = self.fabric.engine.report().0;
+        let groups =
+            groups.into_iter().map(|(group, doing)| (group, doing.current, doing.finished)).collect();
+        let pulse = ControlFrame::Pulse { groups };
+        let (mut silent, mut worrying, mut broken, mut late) =
+            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for (token, stream) in &mut self.streams {
+            if !stream.greeted() && stream.peer.is_none() {
+                if now.saturating_duration_since(stream.since) > GREETING_MAX {
+                    late.push(*token);
+                }
+                continue;
+            }
+            if stream.io.is_unix() {
+                continue;
+            }
+            stream.quiet = if away { 0 } else { stream.quiet + 1 };
+            let silence = self.tick * stream.quiet;
+            if let Some(peer) = &stream.peer {
+                if stream.quiet > limit {
+                    silent.push((Arc::clone(peer), silence));
+                } else if silence >= WORRY && silence < WORRY + self.tick {
+                    worrying.push((Arc::clone(peer), silence));
+                }
+            }
+            if stream.greeted() && stream.to_write.len() < ControlFrame::LEN_MAX {
+                pulse.encode(&mut stream.to_write);
+            }
+            if stream.write().is_err() {
+                broken.push(*token);
+            }
+        }
+        for (peer, silence) in worrying {
+            self.warn(&peer, silence);
+        }
+        for (peer, silence) in silent {
+            self.end(&peer, Fate::Silent(silence));
+        }
+        broken.into_iter().for_each(|token| self.serve(token));
+        late.into_iter().for_each(|token| _ = self.streams.remove(&token));
+    }
+
+    fn warn(&self, peer: &Peer, silence: Duration) {
+        if let Some(who) = self.fabric.engine.waiting_for(peer.id()) {
+            tracing::warn!("no sign of life for {} from {peer}, {who}", show_duration(silence));
+        }
+    }
+}
+
+impl Stream {
+    /// Both sides have said hello.
+    fn greeted(&self) -> bool {
+        self.peer.is_some() && !self.ours
+    }
+
+    fn write(&mut self) -> io::Result<()> {
+        while !self.to_write.is_empty() {
+            let written = match &mut self.io {
+                Io::Unix(socket) => (&*socket).write(&self.to_write),
+                Io::Tcp(socket) => socket.write(&self.to_write),
+            };
+            match written {
+                Ok(count) => _ = self.to_write.drain(..count),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::NotConnected => break,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.writing = !self.to_write.is_empty();
+        Ok(())
+    }
+}
+
+/// Begins to connect to another host.
+fn connect(address: std::net::SocketAddr) -> io::Result<TcpStream> {
+    let socket = socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None)?;
+    socket.set_nonblocking(true)?;
+    socket.set_tcp_nodelay(true)?;
+    match socket.connect(&address.into()) {
+        Err(error) if error.raw_os_error() != Some(Errno::INPROGRESS.raw_os_error()) => Err(error),
+        _ => Ok(socket.into()),
+    }
+}
+
+fn send_descriptors(socket: &UnixStream, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    assert!(
+        ancillary.push(SendAncillaryMessage::ScmRights(descriptors)),
+        "there is space for two descriptors"
+    );
+    let parts = [io::IoSlice::new(bytes)];
+    let sent = rustix::net::sendmsg(socket, &parts, &mut ancillary, SendFlags::NOSIGNAL)?;
+    if sent == bytes.len() { Ok(()) } else { Err(io::Error::other("a hello was cut short")) }
+}
+
+/// Reads bytes, and up to two descriptors that come with them.
+fn receive_descriptors(
+    socket: &UnixStream,
+    buffer: &mut [u8],
+    descriptors: &mut Vec<OwnedFd>,
+) -> io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut parts = [io::IoSliceMut::new(buffer)];
+    let received = rustix::net::recvmsg(socket, &mut parts, &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(sent) = message {
+            descriptors.extend(sent);
+            descriptors.truncate(2); // whatever else a peer sends is closed
+        }
+    }
+    Ok(received.bytes)
+}

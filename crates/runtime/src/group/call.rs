@@ -1,0 +1,716 @@
+//! The operations, one by one: checked, cut into parts, submitted.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tenfold_memory::{DType, ReduceOp, Reduction, Tensor, TensorView};
+use tenfold_plan::{Buffer, Kind, Needs, Rank};
+
+use super::Group;
+use super::point_to_point::Receiving;
+use super::state::{Finish, Job};
+use crate::fault::{Fault, FaultKind, Result, show_duration, show_ranks};
+use crate::label::{Label, OpKind};
+use crate::run::{Buffers, Parts, Run};
+use crate::work::{Shared, Work};
+
+/// A collective that was checked and can be submitted.
+pub(super) struct Request {
+    pub label: Label,
+    pub kind: Kind,
+    /// What decides about the algorithm: the same on all ranks.
+    pub bytes: usize,
+    pub root: Rank,
+    /// All parts of a buffer are equally long and lie together.
+    pub regular: bool,
+    pub buffers: Buffers,
+    /// View 0 is input and output, cut as the plan wants it.
+    pub in_place: bool,
+    pub reduction: Option<Reduction>,
+    pub finish: Option<Finish>,
+}
+
+impl Request {
+    pub(super) fn new(label: Label, kind: Kind, bytes: usize) -> Self {
+        Request {
+            label,
+            kind,
+            bytes,
+            root: 0,
+            regular: true,
+            buffers: Buffers::default(),
+            in_place: false,
+            reduction: None,
+            finish: None,
+        }
+    }
+
+    fn in_place(label: Label, kind: Kind, view: TensorView) -> Self {
+        let mut request = Request::new(label, kind, view.byte_len());
+        request.buffers.add(view);
+        request.in_place = true;
+        request
+    }
+}
+
+/// Part lengths are rounded up to so many elements where there are plenty, so that parts do not share cache lines.
+const ALIGN: usize = 64;
+
+/// Bytes of each of `parts` parts of a view.
+fn cut(view: &TensorView, parts: usize) -> usize {
+    let elements = view.elements().div_ceil(parts.max(1));
+    let rounded = if elements >= 16 * ALIGN { elements.next_multiple_of(ALIGN) } else { elements };
+    rounded * view.dtype().size()
+}
+
+impl Group {
+    /// Submits a checked collective.
+    #[inline]
+    pub(super) fn submit(&self, request: Request) -> Result<Work> {
+        let inner = &self.inner;
+        if let Err(fault) = inner.fabric.check_process() {
+            return Err(self.error(request.label, fault));
+        }
+        let deadline = self.deadline();
+        let submitted = inner.fabric.engine.submit(&inner.fabric, inner.index, self.background, |state| {
+            if let Some(fault) = state.failed() {
+                return Err((request.label, fault.clone()));
+            }
+            let Request { mut label, kind, bytes, root, regular, mut buffers, in_place, reduction, finish } =
+                request;
+            label.seq = state.next_sequence_number();
+            let in_order =
+                inner.options.deterministic || reduction.as_ref().is_some_and(Reduction::must_keep_order);
+            let needs = Needs { in_rank_order: in_order, equal_parts: regular };
+            let choice = state.planner.plan(kind, bytes, root, needs);
+            if in_place {
+                let part = cut(buffers.view(0), choice.plan.output);
+                buffers.set(Buffer::Output, Parts::Equal { view: 0, part });
+            }
+            let work =
+                Shared::new(label, choice.name, deadline, &inner.name, inner.rank, inner.topology.size());
+            let run = Run::new(label, inner.rank, choice.plan, buffers, reduction, state.planner.piece());
+            state.start(Job { run, work: Arc::clone(&work), finish });
+            Ok(work)
+        });
+        match submitted {
+            Ok(work) => Ok(Work::new(work, Some(inner.fabric.clone()))),
+            Err((label, fault)) => Err(self.error(label, refused(fault))),
+        }
+    }
+
+    fn check_root(&self, label: &Label, root: Rank, what: &str) -> Result<()> {
+        if root < self.size() {
+            return Ok(());
+        }
+        let message = format!("{what} {root} is out of range: ranks are 0 to {}", self.size() - 1);
+        Err(self.error(*label, Fault::argument(message)))
+    }
+
+    pub(super) fn reduction(&self, label: &Label, op: &ReduceOp, dtype: DType) -> Result<Reduction> {
+        Reduction::new(op, dtype, self.size())
+            .map_err(|error| self.error(*label, Fault::argument(error.to_string())))
+    }
+
+    pub(super) fn refuse<T>(&self, label: &Label, message: String) -> Result<T> {
+        Err(self.error(*label, Fault::argument(message)))
+    }
+
+    /// The root's tensor on all ranks.
+    ///
+    /// # Errors
+    /// If `root` is out of range, or the group has failed.
+    pub fn broadcast(&self, tensor: TensorView, root: Rank) -> Result<Work> {
+        let label = Label::new(OpKind::Broadcast, 0).elements(tensor.dtype(), tensor.elements()).root(root);
+        self.check_root(&label, root, "root")?;
+        self.submit_strided(tensor, |tensor| Request {
+            root,
+            ..Request::in_place(label, Kind::Broadcast, tensor)
+        })
+    }
+
+    /// The combination of all ranks' tensors, on all ranks, in place.
+    ///
+    /// # Errors
+    /// If the dtype has no such reduction, or the group has failed.
+    #[inline]
+    pub fn all_reduce(&self, tensor: TensorView, op: ReduceOp) -> Result<Work> {
+        self.all_reduce_as(OpKind::AllReduce, tensor, &op)
+    }
+
+    /// As [`Group::all_reduce`] on a flat copy, with what to do with it at the end.
+    pub(super) fn all_reduce_packed(
+        &self,
+        kind: OpKind,
+        tensor: TensorView,
+        op: &ReduceOp,
+        finish: impl FnOnce(TensorView) + Send + 'static,
+    ) -> Result<Work> {
+        let label = Label::new(kind, 0).elements(tensor.dtype(), tensor.elements()).reduction(op);
+        let reduction = self.reduction(&label, op, tensor.dtype())?;
+        if reduction.needs_preparation() {
+            reduction.prepare(tensor.span(), tensor.span().bytes());
+        }
+        let mut request =
+            Request { reduction: Some(reduction), ..Request::in_place(label, Kind::AllReduce, tensor) };
+        request.finish = Some(Box::new(move |buffers| finish(buffers.into_first())));
+        self.submit(request)
+    }
+
+    pub(super) fn all_reduce_as(&self, kind: OpKind, tensor: TensorView, op: &ReduceOp) -> Result<Work> {
+        let label = Label::new(kind, 0).elements(tensor.dtype(), tensor.elements()).reduction(op);
+        let reduction = self.reduction(&label, op, tensor.dtype())?;
+        self.submit_strided(tensor, |tensor| {
+            if reduction.needs_preparation() {
+                reduction.prepare(tensor.span(), tensor.span().bytes());
+            }
+            Request { reduction: Some(reduction), ..Request::in_place(label, Kind::AllReduce, tensor) }
+        })
+    }
+
+    /// The combination of all ranks' tensors, on `root`; the others' tensors may be used as scratch.
+    ///
+    /// # Errors
+    /// If `root` is out of range, the dtype has no such reduction, or the group has failed.
+    pub fn reduce(&self, tensor: TensorView, op: ReduceOp, root: Rank) -> Result<Work> {
+        let label = Label::new(OpKind::Reduce, 0)
+            .elements(tensor.dtype(), tensor.elements())
+            .reduction(&op)
+            .root(root);
+        self.check_root(&label, root, "root")?;
+        let reduction = self.reduction(&label, &op, tensor.dtype())?;
+        self.submit_strided(tensor, |tensor| {
+            if reduction.needs_preparation() {
+                reduction.prepare(tensor.span(), tensor.span().bytes());
+            }
+            Request { root, reduction: Some(reduction), ..Request::in_place(label, Kind::Reduce, tensor) }
+        })
+    }
+
+    /// All ranks' `input`, one after the other, in `output` on all ranks.
+    ///
+    /// # Errors
+    /// If `output` is not as long as all inputs together, or the group has failed.
+    pub fn all_gather_into(&self, output: TensorView, input: TensorView) -> Result<Work> {
+        let label = Label::new(OpKind::AllGatherInto, 0).elements(input.dtype(), input.elements());
+        self.check_whole(&label, "output", &output, "input", &input)?;
+        self.submit(self.gathering(label, Kind::AllGather, output, input))
+    }
+
+    fn gathering(&self, label: Label, kind: Kind, output: TensorView, input: TensorView) -> Request {
+        let (bytes, part) = (output.byte_len(), input.byte_len());
+        let mut request = Request::new(label, kind, bytes);
+        let (output, input) = (request.buffers.add(output), request.buffers.add(input));
+        request.buffers.set(Buffer::Output, Parts::Equal { view: output, part });
+        request.buffers.set(Buffer::Input, Parts::Table(vec![(input, 0, part)]));
+        request
+    }
+
+    /// One tensor must be as long as all ranks' other ones together.
+    fn check_whole(
+        &self,
+        label: &Label,
+        whole: &str,
+        all: &TensorView,
+        part: &str,
+        one: &TensorView,
+    ) -> Result<()> {
+        if all.dtype() != one.dtype() {
+            let (whole_dtype, part_dtype) = (all.dtype(), one.dtype());
+            return self
+                .refuse(label, format!("the {whole} has dtype {whole_dtype}, the {part} {part_dtype}"));
+        }
+        if one.elements().checked_mul(self.size()) != Some(all.elements()) {
+            let message = format!(
+                "the {whole} has {} elements; {} ranks with a {part} of {} need {}",
+                all.elements(),
+                self.size(),
+                one.elements(),
+                one.elements() as u128 * self.size() as u128
+            );
+            return self.refuse(label, message);
+        }
+        Ok(())
+    }
+
+    /// Each rank's `input` in the tensor of that number, on all ranks; they may be of different lengths.
+    ///
+    /// # Errors
+    /// If there are not as many outputs as ranks, this rank's input does not fit its own output, or the group has failed.
+    pub fn all_gather(&self, outputs: Vec<TensorView>, input: TensorView) -> Result<Work> {
+        self.all_gather_as(OpKind::AllGather, outputs, input)
+    }
+
+    pub(super) fn all_gather_as(
+        &self,
+        kind: OpKind,
+        outputs: Vec<TensorView>,
+        input: TensorView,
+    ) -> Result<Work> {
+        let total = outputs.iter().map(TensorView::elements).sum();
+        let label = Label::new(kind, 0).elements(input.dtype(), total);
+        self.check_list(&label, "outputs", &outputs, input.dtype(), None)?;
+        if outputs[self.rank()].elements() != input.elements() {
+            let (own, rank) = (outputs[self.rank()].elements(), self.rank());
+            let message = format!(
+                "the input has {} elements, but output {rank}, where it goes, has {own}",
+                input.elements()
+            );
+            return self.refuse(&label, message);
+        }
+        let mut request = Request::new(label, Kind::AllGather, total * input.dtype().size());
+        request.regular = false;
+        let input_len = input.byte_len();
+        let input = request.buffers.add(input);
+        request.buffers.set(Buffer::Input, Parts::Table(vec![(input, 0, input_len)]));
+        let table = add_all(&mut request.buffers, outputs);
+        request.buffers.set(Buffer::Output, Parts::Table(table));
+        self.submit(request)
+    }
+
+    /// A list with a tensor for every rank, of one dtype and, if given, of one length.
+    fn check_list(
+        &self,
+        label: &Label,
+        what: &str,
+        list: &[TensorView],
+        dtype: DType,
+        elements: Option<usize>,
+    ) -> Result<()> {
+        if list.len() != self.size() {
+            return self.refuse(label, format!("there are {} {what} for {} ranks", list.len(), self.size()));
+        }
+        for (rank, tensor) in list.iter().enumerate() {
+            if tensor.dtype() != dtype {
+                let message =
+                    format!("number {rank} of the {what} has dtype {}, not {dtype}", tensor.dtype());
+                return self.refuse(label, message);
+            }
+            if let Some(elements) = elements
+                && tensor.elements() != elements
+            {
+                let message =
+                    format!("number {rank} of the {what} has {} elements, not {elements}", tensor.elements());
+                return self.refuse(label, message);
+            }
+        }
+        Ok(())
+    }
+
+    /// All ranks' `input`, each in the tensor of its number, on `root`; elsewhere there are no outputs.
+    ///
+    /// # Errors
+    /// If `root` is out of range, the outputs do not fit, or the group has failed.
+    pub fn gather(&self, outputs: Vec<TensorView>, input: TensorView, root: Rank) -> Result<Work> {
+        let label = Label::new(OpKind::Gather, 0).elements(input.dtype(), input.elements()).root(root);
+        self.check_root(&label, root, "root")?;
+        self.check_root_only(&label, "outputs", outputs.len(), root)?;
+        let mut request = Request::new(label, Kind::Gather, input.byte_len() * self.size());
+        (request.root, request.regular) = (root, false);
+        if self.rank() == root {
+            self.check_list(&label, "outputs", &outputs, input.dtype(), Some(input.elements()))?;
+            let table = add_all(&mut request.buffers, outputs);
+            request.buffers.set(Buffer::Output, Parts::Table(table));
+        }
+        let len = input.byte_len();
+        let input = request.buffers.add(input);
+        request.buffers.set(Buffer::Input, Parts::Table(vec![(input, 0, len)]));
+        self.submit(request)
+    }
+
+    /// As [`Group::gather`], into one tensor.
+    ///
+    /// # Errors
+    /// See there.
+    pub fn gather_into(&self, output: Option<TensorView>, input: TensorView, root: Rank) -> Result<Work> {
+        let label = Label::new(OpKind::Gather, 0).elements(input.dtype(), input.elements()).root(root);
+        self.check_root(&label, root, "root")?;
+        self.check_root_only(&label, "output", usize::from(output.is_some()), root)?;
+        let mut request = match output {
+            Some(output) => {
+                self.check_whole(&label, "output", &output, "input", &input)?;
+                self.gathering(label, Kind::Gather, output, input)
+            }
+            None => {
+                let len = input.byte_len();
+                let mut request = Request::new(label, Kind::Gather, len * self.size());
+                let input = request.buffers.add(input);
+                request.buffers.set(Buffer::Input, Parts::Table(vec![(input, 0, len)]));
+                request
+            }
+        };
+        (request.root, request.regular) = (root, false);
+        self.submit(request)
+    }
+
+    fn check_root_only(&self, label: &Label, what: &str, count: usize, root: Rank) -> Result<()> {
+        match (self.rank() == root, count) {
+            (true, 0) => self.refuse(label, format!("rank {root} is the root and needs {what}")),
+            (false, 1..) => self.refuse(
+                label,
+                format!("rank {} is not the root {root} and must not give {what}", self.rank()),
+            ),
+            _ => Ok(()),
+        }
+    }
+
+    /// The root's tensor number `r` in `output` of rank `r`; elsewhere there are no inputs.
+    ///
+    /// # Errors
+    /// If `root` is out of range, the inputs do not fit, or the group has failed.
+    pub fn scatter(&self, output: TensorView, inputs: Vec<TensorView>, root: Rank) -> Result<Work> {
+        let label = Label::new(OpKind::Scatter, 0).elements(output.dtype(), output.elements()).root(root);
+        self.check_root(&label, root, "root")?;
+        self.check_root_only(&label, "inputs", inputs.len(), root)?;
+        let mut request = Request::new(label, Kind::Scatter, output.byte_len() * self.size());
+        (request.root, request.regular) = (root, false);
+        if self.rank() == root {
+            self.check_list(&label, "inputs", &inputs, output.dtype(), Some(output.elements()))?;
+            let table = add_all(&mut request.buffers, inputs);
+            request.buffers.set(Buffer::Input, Parts::Table(table));
+        }
+        let len = output.byte_len();
+        let output = request.buffers.add(output);
+        request.buffers.set(Buffer::Output, Parts::Table(vec![(output, 0, len)]));
+        self.submit(request)
+    }
+
+    /// As [`Group::scatter`], from one tensor.
+    ///
+    /// # Errors
+    /// See there.
+    pub fn scatter_from(&self, output: TensorView, input: Option<TensorView>, root: Rank) -> Result<Work> {
+        let label = Label::new(OpKind::Scatter, 0).elements(output.dtype(), output.elements()).root(root);
+        self.check_root(&label, root, "root")?;
+        self.check_root_only(&label, "input", usize::from(input.is_some()), root)?;
+        let len = output.byte_len();
+        let mut request = Request::new(label, Kind::Scatter, len * self.size());
+        (request.root, request.regular) = (root, false);
+        if let Some(input) = input {
+            self.check_whole(&label, "input", &input, "output", &output)?;
+            let view = request.buffers.add(input);
+            request.buffers.set(Buffer::Input, Parts::Equal { view, part: len });
+        }
+        let output = request.buffers.add(output);
+        request.buffers.set(Buffer::Output, Parts::Table(vec![(output, 0, len)]));
+        self.submit(request)
+    }
+
+    /// Of the combination of all ranks' `input`, the part with this rank's number.
+    ///
+    /// # Errors
+    /// If `input` is not as long as all outputs together, the dtype has no such reduction, or the group has failed.
+    pub fn reduce_scatter_into(&self, output: TensorView, input: TensorView, op: ReduceOp) -> Result<Work> {
+        let label = Label::new(OpKind::ReduceScatterInto, 0)
+            .elements(output.dtype(), output.elements())
+            .reduction(&op);
+        self.check_whole(&label, "input", &input, "output", &output)?;
+        let reduction = self.reduction(&label, &op, input.dtype())?;
+        let (bytes, part) = (input.byte_len(), output.byte_len());
+        let input = if reduction.needs_preparation() { prepared(&reduction, &input) } else { input };
+        let mut request = Request::new(label, Kind::ReduceScatter, bytes);
+        let (output, input) = (request.buffers.add(output), request.buffers.add(input));
+        request.buffers.set(Buffer::Output, Parts::Table(vec![(output, 0, part)]));
+        request.buffers.set(Buffer::Input, Parts::Equal { view: input, part });
+        request.reduction = Some(reduction);
+        self.submit(request)
+    }
+
+    /// As [`Group::reduce_scatter_into`], from a list with a tensor for every rank; they may be of different lengths.
+    ///
+    /// # Errors
+    /// See there.
+    pub fn reduce_scatter(&self, output: TensorView, inputs: Vec<TensorView>, op: ReduceOp) -> Result<Work> {
+        let total: usize = inputs.iter().map(TensorView::elements).sum();
+        let label = Label::new(OpKind::ReduceScatter, 0).elements(output.dtype(), total).reduction(&op);
+        self.check_list(&label, "inputs", &inputs, output.dtype(), None)?;
+        let reduction = self.reduction(&label, &op, output.dtype())?;
+        if inputs[self.rank()].elements() != output.elements() {
+            let (own, rank) = (inputs[self.rank()].elements(), self.rank());
+            let message = format!(
+                "the output has {} elements, but input {rank}, which goes there, has {own}",
+                output.elements()
+            );
+            return self.refuse(&label, message);
+        }
+        let mut request = Request::new(label, Kind::ReduceScatter, total * output.dtype().size());
+        request.regular = false;
+        let inputs = if reduction.needs_preparation() {
+            inputs.iter().map(|input| prepared(&reduction, input)).collect()
+        } else {
+            inputs
+        };
+        let table = add_all(&mut request.buffers, inputs);
+        request.buffers.set(Buffer::Input, Parts::Table(table));
+        let len = output.byte_len();
+        let output = request.buffers.add(output);
+        request.buffers.set(Buffer::Output, Parts::Table(vec![(output, 0, len)]));
+        request.reduction = Some(reduction);
+        self.submit(request)
+    }
+
+    /// Part `r` of `input` to rank `r`, and part `r` of `output` from rank `r`. The splits say how many elements each part
+    /// has; an empty list means equal parts.
+    ///
+    /// # Errors
+    /// If the splits do not add up, or an equal split is not possible, or the group has failed.
+    pub fn all_to_all_single(
+        &self,
+        output: TensorView,
+        input: TensorView,
+        output_splits: &[usize],
+        input_splits: &[usize],
+    ) -> Result<Work> {
+        let equal = output_splits.is_empty() && input_splits.is_empty();
+        let count = if equal { input.elements() } else { 0 };
+        let label = Label::new(OpKind::AllToAllSingle, 0).elements(input.dtype(), count);
+        if input.dtype() != output.dtype() {
+            return self.refuse(
+                &label,
+                format!("the input has dtype {}, the output {}", input.dtype(), output.dtype()),
+            );
+        }
+        let element = input.dtype().size();
+        let (output_len, input_len) = (output.elements(), input.elements());
+        let bytes = if equal { input.byte_len() } else { usize::MAX / 2 };
+        let mut request = Request::new(label, Kind::AllToAll, bytes);
+        request.regular = equal;
+        let (output, input) = (request.buffers.add(output), request.buffers.add(input));
+        let output = self.cut_by(&label, "output", output, output_len, output_splits, element)?;
+        let input = self.cut_by(&label, "input", input, input_len, input_splits, element)?;
+        request.buffers.set(Buffer::Output, Parts::Table(output));
+        request.buffers.set(Buffer::Input, Parts::Table(input));
+        self.submit(request)
+    }
+
+    /// The parts of a view according to its splits.
+    fn cut_by(
+        &self,
+        label: &Label,
+        what: &str,
+        view: usize,
+        elements: usize,
+        splits: &[usize],
+        element: usize,
+    ) -> Result<Vec<(usize, usize, usize)>> {
+        let size = self.size();
+        if splits.is_empty() {
+            if !elements.is_multiple_of(size) {
+                let message = format!(
+                    "the {what} has {elements} elements, which {size} ranks cannot share equally; give splits"
+                );
+                return self.refuse(label, message);
+            }
+            let part = elements / size * element;
+            return Ok((0..size).map(|rank| (view, rank * part, part)).collect());
+        }
+        let sum = splits.iter().try_fold(0_usize, |sum, split| sum.checked_add(*split));
+        if splits.len() != size || sum != Some(elements) {
+            let message = format!(
+                "the {what} has {elements} elements for {size} ranks, but {} splits that add up to {}",
+                splits.len(),
+                sum.map_or("more than fits".to_string(), |sum| sum.to_string())
+            );
+            return self.refuse(label, message);
+        }
+        let mut start = 0;
+        let part = |split: &usize| {
+            let part = (view, start * element, split * element);
+            start += split;
+            part
+        };
+        Ok(splits.iter().map(part).collect())
+    }
+
+    /// Tensor `r` of `inputs` to rank `r`, and tensor `r` of `outputs` from rank `r`; they may be of different lengths.
+    ///
+    /// # Errors
+    /// If there are not as many tensors as ranks, or the group has failed.
+    pub fn all_to_all(&self, outputs: Vec<TensorView>, inputs: Vec<TensorView>) -> Result<Work> {
+        let dtype = inputs.first().map_or(DType::U8, TensorView::dtype);
+        let label = Label::new(OpKind::AllToAll, 0).elements(dtype, 0);
+        self.check_list(&label, "inputs", &inputs, dtype, None)?;
+        self.check_list(&label, "outputs", &outputs, dtype, None)?;
+        // Lengths are known to the two ranks concerned only, so they must not decide about the algorithm.
+        let mut request = Request::new(label, Kind::AllToAll, usize::MAX / 2);
+        request.regular = false;
+        let table = add_all(&mut request.buffers, inputs);
+        request.buffers.set(Buffer::Input, Parts::Table(table));
+        let table = add_all(&mut request.buffers, outputs);
+        request.buffers.set(Buffer::Output, Parts::Table(table));
+        self.submit(request)
+    }
+
+    /// Returns when all ranks have called it.
+    ///
+    /// # Errors
+    /// If the group has failed.
+    pub fn barrier(&self) -> Result<Work> {
+        self.submit(Request::new(Label::new(OpKind::Barrier, 0), Kind::Barrier, 0))
+    }
+
+    /// Sends a tensor to `to`, which receives it with the same `tag`.
+    ///
+    /// # Errors
+    /// If `to` is out of range or this rank itself, or the group has failed.
+    pub fn send(&self, tensor: TensorView, to: Rank, tag: u32) -> Result<Work> {
+        let label = Label::new(OpKind::Send, 0).elements(tensor.dtype(), tensor.elements()).tag(tag);
+        self.check_peer(&label, to)?;
+        self.message(label, |state, work| {
+            state.messages.send(work, tensor, to);
+        })
+    }
+
+    /// Receives what `from` sends with `tag`. A shorter message leaves the rest of the tensor as it is.
+    ///
+    /// # Errors
+    /// If `from` is out of range or this rank itself, or the group has failed.
+    pub fn recv(&self, tensor: TensorView, from: Rank, tag: u32) -> Result<Work> {
+        let label = Label::new(OpKind::Recv, 0).elements(tensor.dtype(), tensor.elements()).tag(tag);
+        self.check_peer(&label, from)?;
+        self.message(label, |state, work| {
+            state.messages.receive(Receiving { work, view: tensor, from: Some(from), tag });
+        })
+    }
+
+    /// Receives what anybody sends with `tag`; [`Work::source`] says who it was.
+    ///
+    /// # Errors
+    /// If the group has one rank only, or has failed.
+    pub fn recv_any(&self, tensor: TensorView, tag: u32) -> Result<Work> {
+        let label = Label::new(OpKind::RecvAnySource, 0).elements(tensor.dtype(), tensor.elements()).tag(tag);
+        if self.size() == 1 {
+            return self.refuse(&label, "there is nobody else in the group to receive from".to_string());
+        }
+        self.message(label, |state, work| {
+            state.messages.receive(Receiving { work, view: tensor, from: None, tag });
+        })
+    }
+
+    fn check_peer(&self, label: &Label, peer: Rank) -> Result<()> {
+        self.check_root(label, peer, "rank")?;
+        if peer == self.rank() {
+            return self.refuse(label, format!("rank {peer} is this rank itself"));
+        }
+        Ok(())
+    }
+
+    fn message(
+        &self,
+        mut label: Label,
+        start: impl FnOnce(&mut super::state::GroupState, Arc<Shared>),
+    ) -> Result<Work> {
+        let inner = &self.inner;
+        if let Err(fault) = inner.fabric.check_process() {
+            return Err(self.error(label, fault));
+        }
+        let deadline = self.deadline();
+        let submitted = inner.fabric.engine.submit(&inner.fabric, inner.index, self.background, |state| {
+            if let Some(fault) = state.failed() {
+                return Err(fault.clone());
+            }
+            label.seq = state.next_message_number();
+            let work = Shared::new(label, "", deadline, &inner.name, inner.rank, inner.topology.size());
+            start(state, Arc::clone(&work));
+            Ok(work)
+        });
+        match submitted {
+            Ok(work) => Ok(Work::new(work, Some(inner.fabric.clone()))),
+            Err(fault) => Err(self.error(label, refused(fault))),
+        }
+    }
+
+    /// A barrier in which rank 0 finds out who is missing. Blocks. With `wait_for_all` rank 0 names everybody who is late,
+    /// else the first it finds.
+    ///
+    /// # Errors
+    /// On rank 0, if ranks are missing when the time is up: they are named, and the group fails on all ranks.
+    pub fn monitored_barrier(&self, timeout: Duration, wait_for_all: bool) -> Result<()> {
+        const TAG: u32 = u32::MAX - 1;
+        let label = Label::new(OpKind::MonitoredBarrier, self.sequence_number() + 1);
+        let calls = self.with_timeout(timeout.saturating_add(Duration::from_secs(5)));
+        let word = || Tensor::zeros(DType::U8, 1);
+        if self.rank() > 0 {
+            let (mut here, mut answer) = (word(), word());
+            calls.send(here.lend(), 0, TAG)?.wait()?;
+            return calls.recv(answer.lend(), 0, TAG)?.wait();
+        }
+        let mut words: Vec<Tensor> = (0..self.size()).map(|_| word()).collect();
+        let waits: Vec<Work> = words
+            .iter_mut()
+            .enumerate()
+            .skip(1)
+            .map(|(rank, word)| calls.recv(word.lend(), rank, TAG))
+            .collect::<Result<_>>()?;
+        let deadline = tenfold_store::Deadline::after(timeout);
+        let mut missing = Vec::new();
+        for (index, wait) in waits.iter().enumerate() {
+            match wait.wait_for(deadline.left().unwrap_or(Duration::MAX)) {
+                Ok(()) => {}
+                Err(error) if error.kind() == FaultKind::Timeout && self.failure().is_none() => {
+                    missing.push(index + 1)
+                }
+                Err(error) => return Err(error),
+            }
+            if !missing.is_empty() && !wait_for_all {
+                break;
+            }
+        }
+        if !missing.is_empty() {
+            let time = show_duration(timeout);
+            let message = format!("{} did not reach the monitored barrier in {time}", show_ranks(&missing));
+            let fault = Fault::new(FaultKind::Timeout, message).peer(missing[0]);
+            let fault = fault.hint("see that rank's log; it called something else, or is still computing");
+            self.inner.fabric.engine.fail(&self.inner.fabric, self.inner.index, fault.clone());
+            return Err(self.error(label, fault));
+        }
+        for (rank, word) in words.iter_mut().enumerate().skip(1) {
+            calls.send(word.lend(), rank, TAG)?.wait()?;
+        }
+        Ok(())
+    }
+
+    /// Submits a request on one tensor that may be strided: then on a contiguous copy, which is copied back at the end.
+    #[inline]
+    fn submit_strided(
+        &self,
+        tensor: TensorView,
+        request: impl FnOnce(TensorView) -> Request,
+    ) -> Result<Work> {
+        if tensor.is_contiguous() {
+            return self.submit(request(tensor));
+        }
+        let mut copy = Tensor::zeros(tensor.dtype(), tensor.elements());
+        let view = copy.lend();
+        tensor.pack(view.span());
+        let mut request = request(view);
+        request.finish = Some(Box::new(move |buffers| {
+            tensor.unpack(buffers.view(0).span().bytes());
+            drop((buffers, tensor, copy));
+        }));
+        self.submit(request)
+    }
+}
+
+/// A copy of `input`, prepared for its reduction.
+fn prepared(reduction: &Reduction, input: &TensorView) -> TensorView {
+    let view = Tensor::zeros(input.dtype(), input.elements()).lend();
+    reduction.prepare(view.span(), input.span().bytes());
+    view
+}
+
+/// Adds views as the parts of a buffer.
+fn add_all(buffers: &mut Buffers, views: Vec<TensorView>) -> Vec<(usize, usize, usize)> {
+    let add = |view: TensorView| {
+        let len = view.byte_len();
+        (buffers.add(view), 0, len)
+    };
+    views.into_iter().map(add).collect()
+}
+
+/// A failed group says why it failed.
+#[cold]
+fn refused(fault: Fault) -> Fault {
+    let message = format!("the group has failed before: {}", fault.message);
+    Fault { message, ..fault }
+}

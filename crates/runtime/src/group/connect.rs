@@ -1,0 +1,272 @@
+//! How ranks find each other through a store.
+//!
+//! Every rank puts a card into the store and reads everybody else's. Ranks whose cards name the same kernel and network are
+//! *probably* on one host; whether they are is found out by connecting: each tries the Unix socket of the first of them
+//! and maps its memory. What it found goes into the store too, so that all ranks have the same idea of who is near whom,
+//! for they must all choose the same plans.
+
+#![expect(clippy::disallowed_methods, reason = "waits for a peer to answer")]
+
+use std::net::{SocketAddr, ToSocketAddrs as _};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tenfold_memory::Room;
+use tenfold_plan::{Rank, Topology};
+use tenfold_store::{Deadline, Store, StoreCollectives, StoreExt as _};
+
+use super::Options;
+use crate::environment::{Environment, TransportChoice};
+use crate::fabric::{FabricHandle, FabricOptions, Whereabouts};
+use crate::fault::{Fault, FaultKind};
+use crate::transport::mesh::Member;
+use crate::wire::FabricId;
+
+/// How long a peer on this host has to show its memory before it is treated as one elsewhere.
+const MEETING_MAX: Duration = Duration::from_secs(10);
+
+/// A rank, as it introduces itself.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Card {
+    version: u32,
+    size: usize,
+    fabric: String,
+    host: String,
+    pid: u32,
+    /// Kernel and network namespace: where these are equal, Unix sockets may reach.
+    place: String,
+    socket: String,
+    address: Option<SocketAddr>,
+    room: usize,
+}
+
+const VERSION: u32 = 1;
+
+/// What a rank knows once it has met the others.
+#[derive(Debug)]
+pub(super) struct Met {
+    pub fabric: FabricHandle,
+    pub id: u64,
+    pub room: Arc<Room>,
+    pub members: Vec<Member>,
+    pub topology: Topology,
+}
+
+pub(super) fn meet(store: &Arc<dyn Store>, rank: Rank, size: usize, options: &Options) -> Result<Met, Fault> {
+    let environment = Environment::read()?;
+    let deadline = Deadline::after(options.timeout.min(store.timeout()));
+    let transport = options.transport.unwrap_or(environment.transport);
+    let joined = store.add(format!("tenfold/{}/joined/{rank}", options.name), 1).map_err(store_fault)?;
+    let id = group_id(&options.name, joined as u64);
+    let fabric = make_fabric(store, options, &environment)?;
+    let room = new_room(&fabric, size, id)?;
+    let card = Card {
+        version: VERSION,
+        size,
+        fabric: fabric.id().to_string(),
+        host: fabric.host().to_string(),
+        pid: fabric.pid(),
+        place: if transport == TransportChoice::Tcp { fabric.id().to_string() } else { place() },
+        socket: fabric.socket_name().to_string(),
+        address: fabric.address(),
+        room: room.offset(),
+    };
+    let exchange =
+        Exchange { store, rank, size, prefix: format!("tenfold/{}/{joined}", options.name), deadline };
+    let cards: Vec<Card> = exchange.all("card", &card)?;
+    check(&cards, rank, size)?;
+    let peers = introduce(&fabric, &cards, rank)?;
+    let host = find_host(&fabric, &cards, &peers, rank, transport)?;
+    let hosts: Vec<usize> = exchange.all("host", &host)?;
+    if hosts.iter().any(|host| *host >= size) {
+        return Err(Fault::new(FaultKind::Protocol, "a rank names a host that nobody is on"));
+    }
+    exchange.forget_earlier(joined, &options.name);
+    let members = peers.into_iter().zip(&cards).zip(&hosts);
+    let members =
+        members.map(|((peer, card), host)| Member { peer, near: *host == hosts[rank], room: card.room });
+    let members: Vec<Member> = members.collect();
+    for (member, card) in members.iter().zip(&cards) {
+        if let Some(peer) = &member.peer {
+            peer.set_whereabouts(whereabouts(card, member.near));
+        }
+    }
+    if transport == TransportChoice::SharedMemory && members.iter().any(|member| !member.near) {
+        let message = "TENFOLD_TRANSPORT=shm, but not all ranks share this host's memory";
+        return Err(Fault::new(FaultKind::Connect, message).hint("use `auto`, which takes TCP between hosts"));
+    }
+    Ok(Met { fabric, id, room, members, topology: Topology::new(hosts) })
+}
+
+/// A room for a group of `size`, in this rank's segment.
+pub(super) fn new_room(fabric: &FabricHandle, size: usize, id: u64) -> Result<Arc<Room>, Fault> {
+    let key = (id as u32 ^ (id >> 32) as u32).max(1); // 0 is no room
+    let room = Room::new(fabric.segment(), size, key).map_err(|error| {
+        Fault::io("no shared memory for a group", &error)
+            .hint("drop groups or shared tensors that are no longer used")
+    })?;
+    Ok(Arc::new(room))
+}
+
+/// The same number on all ranks for the same group, and another for every other.
+pub(super) fn group_id(name: &str, joined: u64) -> u64 {
+    // FNV-1a, then mixed so that the upper half depends on everything too. Fixed, since ranks may run different builds.
+    let bytes = name.bytes().chain(joined.to_le_bytes());
+    let hash = bytes
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+    let hash = (hash ^ hash >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93);
+    hash ^ hash >> 32
+}
+
+fn make_fabric(
+    store: &Arc<dyn Store>,
+    options: &Options,
+    environment: &Environment,
+) -> Result<FabricHandle, Fault> {
+    let interface = match options.interface {
+        Some(interface) => interface,
+        None => crate::network::address_towards(address_of(&**store), environment.interfaces.as_ref())
+            .map_err(|error| Fault::io("cannot choose an address for other hosts", &error))?,
+    };
+    FabricHandle::new(FabricOptions {
+        interface: Some(interface),
+        ports: environment.ports.clone(),
+        heartbeat: options.heartbeat,
+    })
+}
+
+/// Where a store on the network is, from its name.
+fn address_of(store: &dyn Store) -> Option<SocketAddr> {
+    let name = store.name();
+    let host_and_port = name.rsplit(' ').next()?.trim_matches('`');
+    host_and_port.to_socket_addrs().ok()?.next()
+}
+
+/// Kernel and network namespace of this process.
+fn place() -> String {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let network = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
+    format!("{} {}", boot.trim(), network.display())
+}
+
+fn whereabouts(card: &Card, near: bool) -> Whereabouts {
+    let Card { host, pid, socket, address, .. } = card.clone();
+    Whereabouts { host, pid, socket_name: socket, near, address }
+}
+
+fn check(cards: &[Card], rank: Rank, size: usize) -> Result<(), Fault> {
+    for (other, card) in cards.iter().enumerate() {
+        if card.version != VERSION {
+            let message =
+                format!("rank {other} speaks version {} and rank {rank} version {VERSION}", card.version);
+            return Err(Fault::new(FaultKind::Protocol, message)
+                .peer(other)
+                .hint("run the same tenfold everywhere"));
+        }
+        if card.size != size {
+            let message =
+                format!("rank {other} says that the group has {} ranks, rank {rank} says {size}", card.size);
+            return Err(Fault::new(FaultKind::Mismatch, message).peer(other));
+        }
+        if let Some(twin) = cards[..other].iter().position(|earlier| earlier.fabric == card.fabric) {
+            let message = format!("ranks {twin} and {other} are the same process");
+            return Err(Fault::new(FaultKind::Mismatch, message).peer(other));
+        }
+    }
+    Ok(())
+}
+
+type Peers = Vec<Option<Arc<crate::fabric::Peer>>>;
+
+fn introduce(fabric: &FabricHandle, cards: &[Card], rank: Rank) -> Result<Peers, Fault> {
+    let peer = |(other, card): (usize, &Card)| {
+        let id = u128::from_str_radix(&card.fabric, 16);
+        let id = id.map_err(|_| {
+            Fault::new(FaultKind::Protocol, format!("rank {other} has no proper card")).peer(other)
+        })?;
+        Ok((other != rank).then(|| fabric.peer(FabricId(id))))
+    };
+    cards.iter().enumerate().map(peer).collect()
+}
+
+/// The first rank of this rank's host: itself, or one whose memory it could map.
+fn find_host(
+    fabric: &FabricHandle,
+    cards: &[Card],
+    peers: &Peers,
+    rank: Rank,
+    transport: TransportChoice,
+) -> Result<Rank, Fault> {
+    let first = cards.iter().position(|card| card.place == cards[rank].place).unwrap_or(rank);
+    let Some(peer) = &peers[first] else { return Ok(rank) };
+    if transport == TransportChoice::Tcp {
+        return Ok(rank);
+    }
+    peer.set_whereabouts(whereabouts(&cards[first], true));
+    fabric.dial(peer);
+    let deadline = Deadline::after(MEETING_MAX);
+    while peer.segment().is_none() {
+        if deadline.passed() || peer.fate().is_some() {
+            tracing::warn!(
+                "rank {first} ({peer}) seems to be on this host, but its memory cannot be mapped; using TCP instead: {:?}",
+                peer.fate()
+            );
+            return Ok(rank);
+        }
+        // The helper thread meets it; a look every millisecond is often enough for something that happens once.
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(first)
+}
+
+/// Values that all ranks exchange through the store.
+struct Exchange<'a> {
+    store: &'a Arc<dyn Store>,
+    rank: Rank,
+    size: usize,
+    prefix: String,
+    deadline: Deadline,
+}
+
+impl Exchange<'_> {
+    fn all<T: Serialize + for<'de> Deserialize<'de>>(&self, what: &str, own: &T) -> Result<Vec<T>, Fault> {
+        let own = serde_json::to_vec(own).map_err(|error| Fault::argument(error.to_string()))?;
+        let ranks = StoreCollectives::new(Arc::clone(self.store), self.rank, self.size);
+        let limit = self.deadline.left().unwrap_or(Duration::MAX);
+        let values = ranks.all_gather(format!("{}/{what}", self.prefix), own, limit).map_err(store_fault)?;
+        let parse = |(rank, value): (usize, &tenfold_store::Value)| {
+            serde_json::from_slice(value).map_err(|error| {
+                let message = format!("rank {rank} left a {what} in the store that makes no sense: {error}");
+                Fault::new(FaultKind::Protocol, message).peer(rank)
+            })
+        };
+        values.iter().enumerate().map(parse).collect()
+    }
+
+    /// Everybody is here, so everybody has read what was left for the last time: it can go.
+    fn forget_earlier(&self, joined: i64, name: &str) {
+        for what in ["card", "host"] {
+            let key = format!("tenfold/{name}/{}/{what}/{}", joined - 1, self.rank);
+            if joined > 1 {
+                let _ = self.store.delete_key(key); // only to save memory; not every store can delete
+            }
+        }
+    }
+}
+
+#[cold]
+fn store_fault(error: tenfold_store::Error) -> Fault {
+    let kind = match error.kind() {
+        tenfold_store::FaultKind::Timeout => FaultKind::Timeout,
+        _ => FaultKind::Store,
+    };
+    let text = error.to_string();
+    let (message, hint) =
+        text.split_once("\n  hint: ").map_or((text.as_str(), None), |(message, hint)| (message, Some(hint)));
+    let fault = Fault::new(kind, message);
+    match hint {
+        Some(hint) => fault.hint(hint),
+        None => fault,
+    }
+}

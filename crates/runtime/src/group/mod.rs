@@ -1,0 +1,382 @@
+//! A group of ranks, and every operation of c10d on it.
+//!
+//! Each operation is checked here, on the caller's thread, turned into a [`Request`] and submitted; what it does is decided
+//! by a plan (see `planner`), how it is done by the engine. A call that makes no sense is refused before anything was sent.
+
+mod call;
+mod coalesced;
+pub(crate) mod connect;
+mod inquest;
+mod planner;
+mod point_to_point;
+mod sparse;
+pub(crate) mod state;
+mod subgroup;
+
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use tenfold_memory::{DType, Tensor};
+use tenfold_plan::{Algorithm, Rank, Topology};
+use tenfold_store::{Deadline, HashStore, Store};
+
+use crate::engine::GroupIndex;
+use crate::environment::{Environment, TransportChoice};
+use crate::fabric::FabricHandle;
+use crate::fault::{Error, Fault, Result, Scene};
+use crate::label::{Label, OpKind};
+use crate::transport::mesh::Mesh;
+use connect::Met;
+use planner::Planner;
+use state::GroupState;
+
+pub use sparse::SparseTensor;
+
+/// c10d's default.
+const TIMEOUT: Duration = Duration::from_secs(30 * 60);
+
+/// Long enough for a process that is stopped for a moment, short enough for a job that is stuck for good.
+const HEARTBEAT: Duration = Duration::from_secs(60);
+
+/// How a group is made.
+#[derive(Clone, Debug)]
+pub struct Options {
+    name: String,
+    timeout: Duration,
+    heartbeat: Duration,
+    deterministic: bool,
+    transport: Option<TransportChoice>,
+    interface: Option<IpAddr>,
+    algorithms: Vec<(String, String)>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options::new("default")
+    }
+}
+
+impl Options {
+    /// A name that all ranks give to this group; groups made through one store at the same time need different ones.
+    pub fn new(name: impl Into<String>) -> Self {
+        Options {
+            name: name.into(),
+            timeout: TIMEOUT,
+            heartbeat: HEARTBEAT,
+            deterministic: false,
+            transport: None,
+            interface: None,
+            algorithms: Vec::new(),
+        }
+    }
+
+    /// How long an operation may take, unless it says otherwise. 30 minutes by default, as c10d's.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// How long a rank may show no sign of life before it is given up. A minute by default. A rank that computes for long
+    /// is alive; one that is stopped, frozen or cut off is not.
+    #[must_use]
+    pub fn heartbeat(mut self, limit: Duration) -> Self {
+        self.heartbeat = limit;
+        self
+    }
+
+    /// Reductions give the same bits whatever the size of the tensor, the algorithm or the transport: every element is
+    /// combined once, in the order of ranks. Without it they are the same on all ranks and from run to run, but may
+    /// differ between, say, one tensor and the same tensor in two halves. Costs speed across hosts.
+    #[must_use]
+    pub fn deterministic(mut self) -> Self {
+        self.deterministic = true;
+        self
+    }
+
+    /// TCP even between ranks of one host; for tests and measurements. `TENFOLD_TRANSPORT=tcp` does the same.
+    #[must_use]
+    pub fn only_tcp(mut self) -> Self {
+        self.transport = Some(TransportChoice::Tcp);
+        self
+    }
+
+    /// Shared memory or an error; `TENFOLD_TRANSPORT=shm` does the same.
+    #[must_use]
+    pub fn only_shared_memory(mut self) -> Self {
+        self.transport = Some(TransportChoice::SharedMemory);
+        self
+    }
+
+    /// The address by which other hosts reach this rank. By default the one that routes to the store.
+    #[must_use]
+    pub fn interface(mut self, address: IpAddr) -> Self {
+        self.interface = Some(address);
+        self
+    }
+
+    /// Insists on an algorithm where it can be used, such as `("all_reduce", "ring")`; `TENFOLD_ALGORITHM` does the same.
+    #[must_use]
+    pub fn algorithm(mut self, operation: &str, name: &str) -> Self {
+        self.algorithms.push((operation.to_string(), name.to_string()));
+        self
+    }
+}
+
+/// Ranks that communicate. Cheap to clone; the group is left when the last clone is dropped.
+///
+/// ```
+/// use tenfold::{Group, ReduceOp, Tensor};
+///
+/// let ranks = Group::threads(4, |group| {
+///     let mut tensor = Tensor::from_slice(&[group.rank() as f32; 3]);
+///     group.all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()?;
+///     Ok(tensor.as_slice::<f32>().to_vec())
+/// })?;
+/// assert!(ranks.iter().all(|sums| sums == &[6.0, 6.0, 6.0]));
+/// # Ok::<(), tenfold::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Group {
+    inner: Arc<Inner>,
+    /// Of the calls through this handle; nothing means the group's.
+    timeout: Option<Duration>,
+    background: bool,
+}
+
+pub(crate) struct Inner {
+    fabric: FabricHandle,
+    index: GroupIndex,
+    id: u64,
+    name: Arc<str>,
+    rank: Rank,
+    topology: Topology,
+    options: Options,
+    /// Groups made from this one.
+    children: AtomicU64,
+}
+
+impl Group {
+    /// Joins the group: returns once all `size` ranks have.
+    ///
+    /// # Errors
+    /// If a rank does not come in time (it is named), or the store fails.
+    pub fn connect(store: Arc<dyn Store>, rank: Rank, size: usize, options: Options) -> Result<Group> {
+        let deadline = Deadline::after(options.timeout);
+        let name: Arc<str> = options.name.as_str().into();
+        let joined = || {
+            if size == 0 || rank >= size || u32::try_from(size).is_err() {
+                let message = format!("rank {rank} of {size} makes no sense: ranks are counted from 0");
+                return Err(Fault::argument(message));
+            }
+            let forced = forced_algorithms(&options)?;
+            Ok((connect::meet(&store, rank, size, &options)?, forced))
+        };
+        match joined() {
+            Ok((met, forced)) => Ok(Group::from_met(met, name, rank, options.clone(), forced)),
+            Err(fault) => Err(connect_error(&name, rank, size, deadline, fault)),
+        }
+    }
+
+    /// Runs `body` on `size` threads, each a rank of one group, and returns what each returned. For tests, examples, and
+    /// programs whose ranks are threads.
+    ///
+    /// # Errors
+    /// The first error of a rank.
+    ///
+    /// # Panics
+    /// If a rank panics.
+    pub fn threads<R: Send>(size: usize, body: impl Fn(Group) -> Result<R> + Sync) -> Result<Vec<R>> {
+        Self::threads_with(size, &Options::default(), body)
+    }
+
+    /// As [`Group::threads`], with options.
+    ///
+    /// # Errors
+    /// The first error of a rank.
+    ///
+    /// # Panics
+    /// If a rank panics.
+    pub fn threads_with<R: Send>(
+        size: usize,
+        options: &Options,
+        body: impl Fn(Group) -> Result<R> + Sync,
+    ) -> Result<Vec<R>> {
+        let store: Arc<dyn Store> = Arc::new(HashStore::new());
+        std::thread::scope(|scope| {
+            let start = |rank| {
+                let (store, options, body) = (Arc::clone(&store), options.clone(), &body);
+                scope.spawn(move || body(Group::connect(store, rank, size, options)?))
+            };
+            let ranks: Vec<_> = (0..size).map(start).collect();
+            ranks
+                .into_iter()
+                .map(|rank| rank.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+                .collect()
+        })
+    }
+
+    fn from_met(
+        met: Met,
+        name: Arc<str>,
+        rank: Rank,
+        options: Options,
+        forced: Vec<&'static Algorithm>,
+    ) -> Group {
+        let Met { fabric, id, room, members, topology } = met;
+        let crowded = members.iter().filter(|member| member.near).count() > usable_cores();
+        let mesh = Mesh::new(rank, id, Arc::clone(&fabric), room, members);
+        let planner = Planner::new(topology.clone(), rank, forced);
+        let state = GroupState::new(id, Arc::clone(&name), rank, mesh, planner);
+        let index = fabric.engine.add(state, crowded);
+        let children = AtomicU64::new(0);
+        let inner = Inner { fabric, index, id, name, rank, topology, options, children };
+        Group { inner: Arc::new(inner), timeout: None, background: false }
+    }
+
+    pub fn rank(&self) -> Rank {
+        self.inner.rank
+    }
+
+    pub fn size(&self) -> usize {
+        self.inner.topology.size()
+    }
+
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// Which ranks share a host.
+    pub fn topology(&self) -> &Topology {
+        &self.inner.topology
+    }
+
+    /// The same group, for calls that may take `timeout`.
+    #[must_use]
+    pub fn with_timeout(&self, timeout: Duration) -> Group {
+        Group { timeout: Some(timeout), ..self.clone() }
+    }
+
+    /// The same group, for calls that go on in the background: the caller has other things to do before it waits.
+    ///
+    /// Without this a call goes on while somebody waits, which is quickest when the caller waits at once.
+    #[must_use]
+    pub fn background(&self) -> Group {
+        Group { background: true, ..self.clone() }
+    }
+
+    /// Zeroes in this rank's shared memory, which peers on this host read in place: collectives on such a tensor copy
+    /// nothing.
+    ///
+    /// # Errors
+    /// If there is not enough memory.
+    pub fn shared_tensor(&self, dtype: DType, elements: usize) -> Result<Tensor> {
+        let bytes = elements.checked_mul(dtype.size());
+        let block = bytes
+            .ok_or_else(|| {
+                Fault::argument(format!("{elements} elements of {dtype} do not fit the address space"))
+            })
+            .and_then(|bytes| {
+                let allocated = self.inner.fabric.segment().allocate(bytes);
+                allocated.map_err(|error| Fault::io("no shared memory for a tensor", &error))
+            });
+        match block {
+            Ok(block) => Ok(Tensor::shared(block, dtype, elements)),
+            Err(fault) => Err(self.error(Label::new(OpKind::Coalesced, 0), fault)),
+        }
+    }
+
+    /// Gives the group up, on all ranks: whatever is under way fails with `reason`, and so does every later call.
+    pub fn abort(&self, reason: &str) {
+        let fabric = &self.inner.fabric;
+        let message = format!(
+            "rank {} (host {}, pid {}) aborted the group: {reason}",
+            self.rank(),
+            fabric.host(),
+            fabric.pid()
+        );
+        let fault = Fault::new(crate::FaultKind::Aborted, message).peer(self.rank());
+        fabric.engine.fail(fabric, self.inner.index, fault);
+    }
+
+    /// Why the group can no longer be used, if so.
+    pub fn failure(&self) -> Option<Error> {
+        let fabric = &self.inner.fabric;
+        let fault = fabric.engine.with(|state| state.group(self.inner.index).failed().cloned())?;
+        Some(self.error(Label::new(OpKind::Coalesced, 0), fault))
+    }
+
+    /// How many operations of this group have been called on this rank.
+    pub fn sequence_number(&self) -> u64 {
+        self.inner.fabric.engine.with(|state| state.group(self.inner.index).sequence_number())
+    }
+
+    fn deadline(&self) -> Deadline {
+        Deadline::after(self.timeout.unwrap_or(self.inner.options.timeout))
+    }
+
+    #[cold]
+    fn error(&self, label: Label, fault: Fault) -> Error {
+        let scene = Scene {
+            label,
+            group: Arc::clone(&self.inner.name),
+            rank: self.rank(),
+            size: self.size(),
+            elapsed: Duration::ZERO,
+            timeout: None,
+            progress: None,
+        };
+        Error::new(scene, fault)
+    }
+}
+
+impl fmt::Debug for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Group(`{}`, rank {} of {})", self.name(), self.rank(), self.size())
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if self.fabric.check_process().is_err() {
+            return; // a forked child has nothing to say goodbye to
+        }
+        let fabric = &self.fabric;
+        let closed = Fault::new(crate::FaultKind::Closed, "the group was dropped while this was under way");
+        let Some(mut state) = fabric.engine.remove(self.index) else { return };
+        state.say_goodbye(fabric);
+        let mut finished = Vec::new();
+        state.close(closed, &mut finished);
+        fabric.bury(state.into_remains());
+        fabric.forget_group(self.id);
+        finished.into_iter().for_each(|work: Arc<crate::work::Shared>| work.tell());
+    }
+}
+
+fn forced_algorithms(options: &Options) -> std::result::Result<Vec<&'static Algorithm>, Fault> {
+    let mut pairs = options.algorithms.clone();
+    pairs.extend(Environment::read()?.algorithms);
+    planner::look_up(&pairs)
+}
+
+#[cold]
+fn connect_error(name: &Arc<str>, rank: Rank, size: usize, deadline: Deadline, fault: Fault) -> Error {
+    let scene = Scene {
+        label: Label::new(OpKind::Connect, 0),
+        group: Arc::clone(name),
+        rank,
+        size,
+        elapsed: deadline.elapsed(),
+        timeout: deadline.limit(),
+        progress: None,
+    };
+    Error::new(scene, fault)
+}
+
+/// Cores that this process may use: its affinity, and what its container's quota leaves.
+fn usable_cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}

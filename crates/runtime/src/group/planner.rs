@@ -1,0 +1,117 @@
+//! Which plan an operation gets.
+//!
+//! All ranks must come to the same answer from what they all know: the kind, the size, the root, who shares a host.
+
+use std::sync::Arc;
+
+use tenfold_plan::{Algorithm, Kind, Needs, Plan, Rank, Topology, choose, named, names};
+
+use crate::fault::Fault;
+use crate::transport::mesh::TCP_PIECE;
+
+/// Plans kept for the next call of the same kind, size and root.
+const CACHE: usize = 64;
+
+#[derive(Debug)]
+pub(crate) struct Planner {
+    topology: Topology,
+    rank: Rank,
+    /// Algorithms that the user insists on.
+    forced: Vec<&'static Algorithm>,
+    cache: Vec<(Key, Choice)>,
+}
+
+type Key = (Kind, usize, Rank, Needs);
+
+#[derive(Clone, Debug)]
+pub(crate) struct Choice {
+    pub name: &'static str,
+    pub plan: Arc<Plan>,
+}
+
+impl Planner {
+    pub(crate) fn new(topology: Topology, rank: Rank, forced: Vec<&'static Algorithm>) -> Self {
+        Planner { topology, rank, forced, cache: Vec::new() }
+    }
+
+    pub(crate) fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    /// The longest message: what fits a staging slot, and more where there is no shared memory anyway.
+    pub(crate) fn piece(&self) -> usize {
+        if self.topology.hosts() == self.topology.size() && self.topology.size() > 1 {
+            TCP_PIECE
+        } else {
+            tenfold_memory::SLOT
+        }
+    }
+
+    #[inline]
+    pub(crate) fn plan(&mut self, kind: Kind, bytes: usize, root: Rank, needs: Needs) -> Choice {
+        let key = (kind, bytes, root, needs);
+        if let Some(index) = self.cache.iter().position(|(known, _)| *known == key) {
+            self.cache.swap(0, index); // the usual one is found first
+            return self.cache[0].1.clone();
+        }
+        let forced =
+            self.forced.iter().find(|algorithm| algorithm.kind == kind && algorithm.suits(bytes, needs));
+        let algorithm = forced.copied().unwrap_or_else(|| choose(kind, bytes, &self.topology, needs));
+        let choice = Choice {
+            name: algorithm.name,
+            plan: Arc::new((algorithm.plan)(&self.topology, self.rank, root)),
+        };
+        if self.cache.len() == CACHE {
+            self.cache.pop();
+        }
+        self.cache.push((key, choice.clone()));
+        choice
+    }
+}
+
+/// Algorithms by the names of operation and algorithm.
+pub(crate) fn look_up(pairs: &[(String, String)]) -> Result<Vec<&'static Algorithm>, Fault> {
+    let find = |(operation, name): &(String, String)| {
+        let Some(kind) = Kind::ALL.into_iter().find(|kind| kind.name() == operation) else {
+            let known: Vec<&str> = Kind::ALL.iter().map(|kind| kind.name()).collect();
+            let message = format!("there is no collective `{operation}`; there are {}", known.join(", "));
+            return Err(Fault::argument(message));
+        };
+        named(kind, name).ok_or_else(|| {
+            let known: Vec<&str> = names(kind).collect();
+            Fault::argument(format!(
+                "there is no algorithm `{name}` for {operation}; there are {}",
+                known.join(", ")
+            ))
+        })
+    };
+    pairs.iter().map(find).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_algorithm_is_answered_with_the_known_ones() {
+        let error = look_up(&[("all_reduce".into(), "magic".into())]).unwrap_err();
+        assert!(
+            error.message.starts_with("there is no algorithm `magic` for all_reduce; there are one_shot, ")
+        );
+        let error = look_up(&[("reduce_all".into(), "ring".into())]).unwrap_err();
+        assert!(
+            error.message.starts_with("there is no collective `reduce_all`; there are "),
+            "{}",
+            error.message
+        );
+    }
+
+    #[test]
+    fn what_the_user_insists_on_is_taken_where_it_fits() {
+        let forced = look_up(&[("all_reduce".into(), "ring".into())]).unwrap();
+        let mut planner = Planner::new(Topology::one_host(4), 1, forced);
+        assert_eq!(planner.plan(Kind::AllReduce, 8, 0, Needs::default()).name, "ring");
+        let in_order = Needs { in_rank_order: true, ..Needs::default() };
+        assert_ne!(planner.plan(Kind::AllReduce, 8, 0, in_order).name, "ring");
+    }
+}

@@ -1,0 +1,333 @@
+//! Messages between two ranks, matched by source and tag.
+//!
+//! Messages of one sender arrive in the order in which they were sent; a receive takes the first with its tag. One that
+//! nobody asked for stays with the sender as long as nobody asks for a later one; then it is kept here, up to a limit.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::task::Poll;
+
+use tenfold_memory::{Bytes, Head, Lane, SLOT, Span, TensorView};
+use tenfold_plan::Rank;
+
+use crate::fault::{Error, Fault, FaultKind};
+use crate::label::{Label, OpKind};
+use crate::transport::mesh::{Mesh, TCP_PIECE};
+use crate::transport::{Transport as _, Wants};
+use crate::work::Shared;
+
+/// Bytes of messages that arrived before they were asked for, and had to make room for others.
+const KEPT_MAX: usize = 1 << 30;
+
+const LANE: Lane = Lane::PointToPoint;
+
+#[derive(Debug)]
+pub(crate) struct PointToPoint {
+    rank: Rank,
+    sends: Vec<VecDeque<Sending>>,
+    sends_left: usize,
+    receives: Vec<Receiving>,
+    /// By source: the message that is arriving.
+    arriving: Vec<Option<Arriving>>,
+    /// By source: whole messages that nobody has asked for.
+    kept: Vec<VecDeque<(Label, Vec<u8>)>>,
+    kept_bytes: usize,
+}
+
+#[derive(Debug)]
+struct Sending {
+    work: Arc<Shared>,
+    view: TensorView,
+    head: Head,
+    /// Bytes sent; nothing before the first piece, which may be empty.
+    sent: Option<usize>,
+}
+
+/// A receive that was called.
+#[derive(Debug)]
+pub(crate) struct Receiving {
+    pub work: Arc<Shared>,
+    pub view: TensorView,
+    pub from: Option<Rank>,
+    pub tag: u32,
+}
+
+#[derive(Debug)]
+struct Arriving {
+    label: Label,
+    total: usize,
+    received: Option<usize>,
+    target: Target,
+}
+
+#[derive(Debug)]
+enum Target {
+    Receive(Receiving),
+    Keep(Vec<u8>),
+}
+
+impl PointToPoint {
+    pub(crate) fn new(rank: Rank, size: usize) -> Self {
+        PointToPoint {
+            rank,
+            sends: (0..size).map(|_| VecDeque::new()).collect(),
+            sends_left: 0,
+            receives: Vec::new(),
+            arriving: (0..size).map(|_| None).collect(),
+            kept: (0..size).map(|_| VecDeque::new()).collect(),
+            kept_bytes: 0,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn is_busy(&self) -> bool {
+        self.sends_left > 0 || !self.receives.is_empty() || self.arriving.iter().any(Option::is_some)
+    }
+
+    pub(crate) fn works(&self) -> impl Iterator<Item = &Arc<Shared>> {
+        let sends = self.sends.iter().flatten().map(|sending| &sending.work);
+        let arriving = self.arriving.iter().flatten().filter_map(|arriving| match &arriving.target {
+            Target::Receive(receiving) => Some(&receiving.work),
+            Target::Keep(_) => None,
+        });
+        sends.chain(self.receives.iter().map(|receiving| &receiving.work)).chain(arriving)
+    }
+
+    pub(crate) fn send(&mut self, work: Arc<Shared>, view: TensorView, to: Rank) {
+        let head = work.label().head();
+        self.sends[to].push_back(Sending { work, view, head, sent: None });
+        self.sends_left += 1;
+    }
+
+    pub(crate) fn receive(&mut self, receiving: Receiving) {
+        self.receives.push(receiving);
+    }
+
+    pub(crate) fn wants(&self, wants: &mut Wants) {
+        for (peer, sends) in self.sends.iter().enumerate() {
+            if !sends.is_empty() {
+                wants.room.push(peer);
+            }
+        }
+        for receiving in &self.receives {
+            match receiving.from {
+                Some(from) => wants.messages.push(from),
+                None => wants.any_of.extend((0..self.sends.len()).filter(|peer| *peer != self.rank)),
+            }
+        }
+        wants.messages.extend((0..self.arriving.len()).filter(|peer| self.arriving[*peer].is_some()));
+    }
+
+    /// Goes as far as possible; true if anything moved.
+    pub(crate) fn poll(&mut self, mesh: &mut Mesh, finished: &mut Vec<Arc<Shared>>) -> Result<bool, Fault> {
+        let mut moved = false;
+        if self.sends_left > 0 {
+            for to in 0..self.sends.len() {
+                moved |= self.poll_sends(to, mesh, finished)?;
+            }
+        }
+        if self.receives.is_empty() && self.arriving.iter().all(Option::is_none) {
+            return Ok(moved);
+        }
+        moved |= self.take_kept(finished)?;
+        for from in 0..self.arriving.len() {
+            let asked = |receiving: &Receiving| receiving.from.is_none_or(|asked| asked == from);
+            if from != self.rank && (self.arriving[from].is_some() || self.receives.iter().any(asked)) {
+                moved |= self.poll_arriving(from, mesh, finished)?;
+            }
+        }
+        Ok(moved)
+    }
+
+    fn poll_sends(
+        &mut self,
+        to: Rank,
+        mesh: &mut Mesh,
+        finished: &mut Vec<Arc<Shared>>,
+    ) -> Result<bool, Fault> {
+        let piece = piece(mesh, to);
+        let mut moved = false;
+        while let Some(sending) = self.sends[to].front_mut() {
+            let whole = sending.view.span();
+            while sending.sent.is_none_or(|sent| sent < whole.len()) {
+                let from = sending.sent.unwrap_or(0);
+                let until = whole.len().min(from + piece);
+                let mut stage = None;
+                let bytes = whole.part(from, until).bytes();
+                let taken = mesh.lane(LANE).poll_send(to, &mut stage, &sending.head, bytes, true)?;
+                mesh.lane(LANE).close(stage);
+                if taken.is_pending() {
+                    return Ok(moved);
+                }
+                sending.sent = Some(until);
+                moved = true;
+            }
+            if mesh.poll_flush_of(LANE, to, false)?.is_pending() {
+                return Ok(moved);
+            }
+            let Some(Sending { work, view, .. }) = self.sends[to].pop_front() else { break };
+            self.sends_left -= 1;
+            moved = true;
+            drop(view);
+            finish(work, finished);
+        }
+        Ok(moved)
+    }
+
+    fn poll_arriving(
+        &mut self,
+        from: Rank,
+        mesh: &mut Mesh,
+        finished: &mut Vec<Arc<Shared>>,
+    ) -> Result<bool, Fault> {
+        let piece = piece(mesh, from);
+        let mut moved = false;
+        loop {
+            let Poll::Ready((head, len)) = mesh.poll_any(LANE, from)? else { return Ok(moved) };
+            if self.arriving[from].is_none() && !self.begin(from, &head)? {
+                return Ok(moved);
+            }
+            let Some(arriving) = &mut self.arriving[from] else { return Ok(moved) };
+            let received = arriving.received.unwrap_or(0);
+            if head != arriving.label.head() || len != piece.min(arriving.total - received) {
+                return Err(nonsense(from));
+            }
+            let bytes = mesh.lane(LANE).peek_now(from);
+            arriving.accept(received, bytes);
+            arriving.received = Some(received + len);
+            mesh.lane(LANE).take(from)?;
+            moved = true;
+            if received + len == arriving.total
+                && let Some(arriving) = self.arriving[from].take()
+            {
+                self.arrived(from, arriving, finished);
+            }
+            let wanted = |receiving: &Receiving| receiving.from.is_none_or(|asked| asked == from);
+            if self.arriving[from].is_none() && !self.receives.iter().any(wanted) {
+                return Ok(moved);
+            }
+        }
+    }
+
+    /// A message begins to arrive: for whom? False if there is no room to keep it.
+    fn begin(&mut self, from: Rank, head: &Head) -> Result<bool, Fault> {
+        let label = Label::from_head(head)
+            .filter(|label| label.kind == OpKind::Send)
+            .ok_or_else(|| nonsense(from))?;
+        let element = label.dtype.map_or(1, tenfold_memory::DType::size);
+        let total = usize::try_from(label.count).ok().and_then(|count| count.checked_mul(element));
+        let total = total.ok_or_else(|| nonsense(from))?;
+        let target = match self.matching(from, label.tag_of()) {
+            Some(index) => {
+                check(from, &label, total, &self.receives[index])?;
+                Target::Receive(self.receives.remove(index))
+            }
+            None if self.kept_bytes.saturating_add(total) > KEPT_MAX => return Ok(false),
+            None => {
+                self.kept_bytes += total;
+                Target::Keep(vec![0; total])
+            }
+        };
+        self.arriving[from] = Some(Arriving { label, total, received: None, target });
+        Ok(true)
+    }
+
+    /// The receive that was called first among those that a message of `from` with `tag` may go to.
+    fn matching(&self, from: Rank, tag: u32) -> Option<usize> {
+        let fits =
+            |receiving: &Receiving| receiving.tag == tag && receiving.from.is_none_or(|asked| asked == from);
+        self.receives.iter().position(fits)
+    }
+
+    fn arrived(&mut self, from: Rank, arriving: Arriving, finished: &mut Vec<Arc<Shared>>) {
+        match arriving.target {
+            Target::Keep(bytes) => self.kept[from].push_back((arriving.label, bytes)),
+            Target::Receive(Receiving { work, view, .. }) => {
+                drop(view);
+                work.set_source(from);
+                finish(work, finished);
+            }
+        }
+    }
+
+    /// Hands out messages that came before they were asked for.
+    fn take_kept(&mut self, finished: &mut Vec<Arc<Shared>>) -> Result<bool, Fault> {
+        let mut moved = false;
+        for from in 0..self.kept.len() {
+            let mut index = 0;
+            while let Some((label, bytes)) = self.kept[from].get(index) {
+                let Some(receive) = self.matching(from, label.tag_of()) else {
+                    index += 1;
+                    continue;
+                };
+                check(from, label, bytes.len(), &self.receives[receive])?;
+                let receiving = self.receives.remove(receive);
+                receiving.view.span().part(0, bytes.len()).copy_from(Bytes::of(bytes));
+                self.kept_bytes -= bytes.len();
+                self.kept[from].remove(index);
+                let Receiving { work, view, .. } = receiving;
+                drop(view);
+                work.set_source(from);
+                finish(work, finished);
+                moved = true;
+            }
+        }
+        Ok(moved)
+    }
+
+    /// Everything under way ends with `fault`.
+    pub(crate) fn fail(&mut self, fault: &Fault, finished: &mut Vec<Arc<Shared>>) {
+        let works: Vec<_> = self.works().cloned().collect();
+        self.sends.iter_mut().for_each(VecDeque::clear);
+        self.sends_left = 0;
+        self.receives.clear();
+        self.arriving.iter_mut().for_each(|arriving| *arriving = None);
+        for work in works {
+            if work.finish(Err(Error::new(work.scene(None), fault.clone()))) {
+                finished.push(work);
+            }
+        }
+    }
+}
+
+impl Arriving {
+    fn accept(&mut self, at: usize, bytes: Bytes<'_>) {
+        let target = match &mut self.target {
+            Target::Receive(receiving) => receiving.view.span(),
+            Target::Keep(kept) => Span::of(kept),
+        };
+        target.part(at, at + bytes.len()).copy_from(bytes);
+    }
+}
+
+fn finish(work: Arc<Shared>, finished: &mut Vec<Arc<Shared>>) {
+    if work.finish(Ok(())) {
+        finished.push(work);
+    }
+}
+
+/// May this message go into that receive?
+fn check(from: Rank, label: &Label, total: usize, receiving: &Receiving) -> Result<(), Fault> {
+    let view = &receiving.view;
+    if label.dtype == Some(view.dtype()) && total <= view.byte_len() {
+        return Ok(());
+    }
+    let message = format!(
+        "rank {from} called {label}, but the receive has room for {} × {}",
+        view.dtype(),
+        view.elements()
+    );
+    let hint = "sender and receiver must have the same dtype, and the receiver at least as many elements";
+    Err(Fault::new(FaultKind::Mismatch, message).peer(from).hint(hint))
+}
+
+/// Bytes that travel as one message.
+fn piece(mesh: &Mesh, peer: Rank) -> usize {
+    if mesh.members()[peer].near { SLOT } else { TCP_PIECE }
+}
+
+#[cold]
+fn nonsense(from: Rank) -> Fault {
+    let message = format!("rank {from} sent a point-to-point message that makes no sense");
+    Fault::new(FaultKind::Protocol, message).peer(from)
+}

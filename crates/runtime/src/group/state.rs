@@ -1,0 +1,468 @@
+//! A group as the engine sees it: what is under way, and what went wrong.
+//!
+//! Collectives run one after the other, in the order in which they were called, which is the same on all ranks.
+//! Point-to-point messages run beside them. When something breaks, everything under way fails with the same cause, the
+//! other members are told, and the group refuses further calls.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+use tenfold_memory::{Doing, Head, Lane};
+use tenfold_plan::Rank;
+
+use super::inquest::Inquest;
+use super::planner::Planner;
+use super::point_to_point::PointToPoint;
+use crate::fabric::{Fabric, Fate, Peer};
+use crate::fault::{Error, Fault, FaultKind, show_duration, show_ranks};
+use crate::label::Label;
+use crate::run::{Buffers, Run};
+use crate::transport::mesh::{Member, Mesh, Remains};
+use crate::transport::{Socket, Wants};
+use crate::wire::FabricId;
+use crate::work::{Shared, earlier};
+
+/// Calls that are remembered, so that a rank can still say what it called when others find out that they differ.
+const HISTORY: usize = 64;
+
+/// Ranks whose last deeds an error tells.
+const EVIDENCE: usize = 4;
+
+/// What to do with the memory of a finished operation before its work is done.
+pub(crate) type Finish = Box<dyn FnOnce(Buffers) + Send>;
+
+/// A collective that was called.
+pub(crate) struct Job {
+    pub run: Run,
+    pub work: Arc<Shared>,
+    pub finish: Option<Finish>,
+}
+
+impl std::fmt::Debug for Job {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Job({:?})", self.work)
+    }
+}
+
+/// What members of a group tell each other when something is wrong.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+enum Notice {
+    /// The sender's group failed, and why.
+    Failed { rank: Rank, kind: FaultKind, peer: Option<Rank>, message: String, hint: Option<String> },
+    /// Calls differ: what the sender called as number `seq`, if it has called that yet.
+    Called { rank: Rank, seq: u64, head: Option<Head> },
+    /// The sender left the group.
+    Left { rank: Rank },
+}
+
+#[derive(Debug)]
+pub(crate) struct GroupState {
+    id: u64,
+    name: Arc<str>,
+    rank: Rank,
+    pub(super) mesh: Mesh,
+    queue: VecDeque<Job>,
+    pub(super) messages: PointToPoint,
+    pub(super) planner: Planner,
+    /// Collectives and messages that were called.
+    calls: u64,
+    collectives: u64,
+    doing: Doing,
+    /// Heads of the last calls.
+    history: VecDeque<Head>,
+    failed: Option<Fault>,
+    inquest: Option<Inquest>,
+    left: Vec<Rank>,
+}
+
+impl GroupState {
+    pub(crate) fn new(id: u64, name: Arc<str>, rank: Rank, mesh: Mesh, planner: Planner) -> Box<Self> {
+        let size = mesh.members().len();
+        Box::new(GroupState {
+            id,
+            name,
+            rank,
+            mesh,
+            queue: VecDeque::new(),
+            messages: PointToPoint::new(rank, size),
+            planner,
+            calls: 0,
+            collectives: 0,
+            doing: Doing::default(),
+            history: VecDeque::new(),
+            failed: None,
+            inquest: None,
+            left: Vec::new(),
+        })
+    }
+
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    pub(crate) fn doing(&self) -> &Doing {
+        &self.doing
+    }
+
+    /// Is anything under way?
+    #[inline]
+    pub(crate) fn is_busy(&self) -> bool {
+        !self.queue.is_empty() || self.messages.is_busy() || self.inquest.is_some()
+    }
+
+    /// Why the group can no longer be used, if so.
+    #[inline]
+    pub(crate) fn failed(&self) -> Option<&Fault> {
+        self.failed.as_ref()
+    }
+
+    pub(crate) fn sequence_number(&self) -> u64 {
+        self.calls
+    }
+
+    /// The number of the next collective: the same on all ranks, whatever messages they sent meanwhile.
+    #[inline]
+    pub(super) fn next_sequence_number(&mut self) -> u64 {
+        self.calls += 1;
+        self.collectives += 1;
+        self.collectives
+    }
+
+    pub(super) fn next_message_number(&mut self) -> u64 {
+        self.calls += 1;
+        self.calls
+    }
+
+    pub(super) fn members(&self) -> &[Member] {
+        self.mesh.members()
+    }
+
+    /// Everything under way ends with `fault`; nobody is told.
+    pub(super) fn close(&mut self, fault: Fault, finished: &mut Vec<Arc<Shared>>) {
+        for (index, job) in self.queue.drain(..).enumerate() {
+            let progress = if index == 0 { job.run.progress() } else { "not begun".to_string() };
+            let error = Error::new(job.work.scene(Some(progress)), fault.clone());
+            drop(job.run);
+            if job.work.finish(Err(error)) {
+                finished.push(job.work);
+            }
+        }
+        self.messages.fail(&fault, finished);
+        self.failed = Some(fault);
+    }
+
+    pub(crate) fn has(&self, work: &Shared) -> bool {
+        self.works().any(|other| std::ptr::eq(&**other, work))
+    }
+
+    /// A collective was called.
+    #[inline]
+    pub(crate) fn start(&mut self, job: Job) {
+        if self.history.len() == HISTORY {
+            self.history.pop_front();
+        }
+        self.history.push_back(job.run.label().head());
+        self.queue.push_back(job);
+        if self.queue.len() == 1 {
+            self.show_current();
+        }
+    }
+
+    /// Lets the others see what this rank does.
+    #[inline]
+    fn show_current(&mut self) {
+        if let Some(job) = self.queue.front() {
+            self.doing.current = job.run.label().head();
+        }
+        self.mesh.show(&self.doing);
+    }
+
+    /// Goes as far as possible; true if anything moved.
+    #[inline]
+    pub(crate) fn poll(&mut self, fabric: &Fabric, finished: &mut Vec<Arc<Shared>>) -> bool {
+        if self.inquest.is_some() {
+            return false;
+        }
+        match self.try_poll(finished) {
+            Ok(moved) => moved,
+            Err(fault) => {
+                self.trouble(fabric, fault, finished);
+                true
+            }
+        }
+    }
+
+    #[inline]
+    fn try_poll(&mut self, finished: &mut Vec<Arc<Shared>>) -> Result<bool, Fault> {
+        let mut moved = false;
+        while let Some(job) = self.queue.front_mut() {
+            let before = job.run.position();
+            if job.run.poll(&mut self.mesh.lane(Lane::Collective))?.is_pending() {
+                moved |= job.run.position() != before;
+                self.mesh.pump()?;
+                break;
+            }
+            moved = true;
+            self.finish_first(finished);
+        }
+        if self.messages.is_busy() {
+            moved |= self.messages.poll(&mut self.mesh, finished)?;
+        }
+        Ok(moved)
+    }
+
+    fn finish_first(&mut self, finished: &mut Vec<Arc<Shared>>) {
+        let Some(job) = self.queue.pop_front() else { return };
+        self.doing.finished = job.run.label().head();
+        self.show_current();
+        // The tensors are the caller's again before the work is done.
+        let buffers = job.run.into_buffers();
+        match job.finish {
+            Some(finish) => finish(buffers),
+            None => drop(buffers),
+        }
+        if job.work.finish(Ok(())) {
+            finished.push(job.work);
+        }
+    }
+
+    /// Something went wrong while polling.
+    #[cold]
+    fn trouble(&mut self, fabric: &Fabric, fault: Fault, finished: &mut Vec<Arc<Shared>>) {
+        if let Some((peer, head)) = self.mesh.stray.take() {
+            return self.start_inquest(fabric, peer, head);
+        }
+        let peer = fault.peer.and_then(|rank| Some((rank, self.mesh.members()[rank].peer.clone()?)));
+        let fault = match peer {
+            // A connection that breaks is the first sign of a death.
+            Some((rank, peer)) if fault.kind == FaultKind::PeerLost => {
+                peer.fate().unwrap_or(&Fate::Died).fault(rank, &peer)
+            }
+            _ => fault,
+        };
+        self.fail(fabric, fault, finished);
+    }
+
+    /// Looks for what polling cannot see; true if something changed.
+    pub(crate) fn check(&mut self, fabric: &Fabric, now: Instant, finished: &mut Vec<Arc<Shared>>) -> bool {
+        if let Some(inquest) = &self.inquest {
+            if !inquest.is_over(now) {
+                return false;
+            }
+            let verdict = inquest.verdict();
+            self.inquest = None;
+            self.fail(fabric, verdict, finished);
+            return true;
+        }
+        let wants = self.wants();
+        if let Some(fault) = self.lost_among(&wants) {
+            // What it said before it went still counts.
+            if !self.poll(fabric, finished) {
+                self.fail(fabric, fault, finished);
+            }
+            return true;
+        }
+        if let Some(job) = self.queue.front() {
+            let head = job.run.label().head();
+            if let Some((peer, theirs)) = self.mesh.find_stray(&head) {
+                self.start_inquest(fabric, peer, theirs);
+                return true;
+            }
+        }
+        if let Some(fault) = self.timed_out(&wants) {
+            self.fail(fabric, fault, finished);
+            return true;
+        }
+        false
+    }
+
+    fn wants(&self) -> Wants {
+        let mut wants = Wants::default();
+        if let Some(job) = self.queue.front() {
+            job.run.wants(&mut wants);
+        }
+        self.messages.wants(&mut wants);
+        wants
+    }
+
+    fn lost_among(&self, wants: &Wants) -> Option<Fault> {
+        if let Some(fault) = self.mesh.lost_among(wants) {
+            return Some(fault);
+        }
+        let gone = wants.messages.iter().chain(&wants.room).find(|rank| self.left.contains(rank))?;
+        let peer = self.mesh.members()[*gone].peer.as_ref()?;
+        Some(Fate::Left.fault(*gone, peer))
+    }
+
+    /// The time of an operation is up: says who is waited for, and what they did last.
+    fn timed_out(&self, wants: &Wants) -> Option<Fault> {
+        let late = self.works().find(|work| work.deadline().passed())?;
+        let mut waited: Vec<Rank> = wants.messages.iter().chain(&wants.room).copied().collect();
+        if wants.flush {
+            waited.extend(self.mesh.unread());
+        }
+        waited.sort_unstable();
+        waited.dedup();
+        let time = show_duration(late.deadline().elapsed());
+        let message = match waited.as_slice() {
+            [] => format!("not done after {time}"),
+            [one] => format!("{} did not answer for {time}", self.introduce(*one)),
+            many => format!("{} did not answer for {time}", show_ranks(many)),
+        };
+        let mut fault = Fault::new(FaultKind::Timeout, message).hint(self.evidence(&waited));
+        fault.peer = waited.first().copied();
+        Some(fault)
+    }
+
+    /// As in `rank 3 (host node-b, pid 4711)`.
+    pub(super) fn introduce(&self, rank: Rank) -> String {
+        match &self.mesh.members()[rank].peer {
+            Some(peer) => format!("rank {rank} ({peer})"),
+            None => format!("rank {rank}"),
+        }
+    }
+
+    /// What the ranks that are waited for did last.
+    fn evidence(&self, waited: &[Rank]) -> String {
+        let mut facts: Vec<String> = Vec::new();
+        for &rank in waited.iter().take(EVIDENCE) {
+            let doing = self.mesh.doing(rank).unwrap_or_default();
+            facts.push(match (called(&doing.finished), called(&doing.current)) {
+                (None, None) => format!("rank {rank} has called nothing in this group"),
+                (None, Some(current)) => format!("rank {rank} has finished nothing and is in {current}"),
+                (Some(finished), Some(current)) if current != finished => {
+                    format!("rank {rank} last finished {finished} and is in {current}")
+                }
+                (Some(finished), _) => {
+                    format!("rank {rank} last finished {finished} and has called nothing since")
+                }
+            });
+        }
+        facts.push("see its log, or raise `timeout`".to_string());
+        facts.join("; ")
+    }
+
+    pub(super) fn works(&self) -> impl Iterator<Item = &Arc<Shared>> {
+        self.queue.iter().map(|job| &job.work).chain(self.messages.works())
+    }
+
+    /// As in ``rank 3 of group `default`; all_reduce(…) #812 waits for it``.
+    pub(crate) fn waiting_for(&self, id: FabricId) -> Option<String> {
+        let wants = self.wants();
+        let is_it =
+            |rank: &Rank| self.mesh.members()[*rank].peer.as_ref().is_some_and(|peer| peer.id() == id);
+        let rank = wants.messages.iter().chain(&wants.room).find(|rank| is_it(rank))?;
+        let work = self.works().next()?;
+        Some(format!("rank {rank} of group `{}`; {work:?} waits for it", self.name))
+    }
+
+    /// Tells the peers that are waited for that this rank sleeps; until when at most.
+    pub(crate) fn prepare_to_sleep(&mut self, sockets: &mut Vec<(Socket, bool)>) -> Option<Instant> {
+        if let Some(inquest) = &self.inquest {
+            return Some(inquest.until());
+        }
+        let wants = self.wants();
+        self.mesh.prepare_to_sleep(&wants, sockets);
+        self.works().fold(None, |first, work| earlier(first, work.deadline().at()))
+    }
+
+    pub(crate) fn wake_up(&mut self) {
+        self.mesh.wake_up();
+    }
+
+    /// Everything under way ends with `fault`, and the other members are told.
+    pub(crate) fn fail(&mut self, fabric: &Fabric, fault: Fault, finished: &mut Vec<Arc<Shared>>) {
+        if self.failed.is_some() {
+            return;
+        }
+        self.close(fault, finished);
+        if let Some(text) = self.notice() {
+            fabric.tell(self.peers(), self.id, text);
+        }
+    }
+
+    pub(crate) fn abort(&mut self, fabric: &Fabric, reason: &str, finished: &mut Vec<Arc<Shared>>) {
+        let message = format!("{} aborted the group: {reason}", self.introduce(self.rank));
+        self.fail(fabric, Fault::new(FaultKind::Aborted, message).peer(self.rank), finished);
+    }
+
+    fn peers(&self) -> Vec<Arc<Peer>> {
+        self.mesh.members().iter().filter_map(|member| member.peer.clone()).collect()
+    }
+
+    /// What to tell members about why the group failed.
+    pub(crate) fn notice(&self) -> Option<Vec<u8>> {
+        let Fault { kind, peer, message, hint } = self.failed.clone()?;
+        let seen =
+            matches!(kind, FaultKind::Timeout | FaultKind::PeerSilent) && !message.contains("(seen by rank");
+        let message = if seen { format!("{message} (seen by rank {})", self.rank) } else { message };
+        Some(encode(&Notice::Failed { rank: self.rank, kind, peer, message, hint }))
+    }
+
+    /// What members still have to read.
+    pub(super) fn into_remains(self) -> Option<Remains> {
+        self.mesh.into_remains()
+    }
+
+    /// The last thing that members hear of this rank.
+    pub(crate) fn say_goodbye(&self, fabric: &Fabric) {
+        fabric.tell(self.peers(), self.id, encode(&Notice::Left { rank: self.rank }));
+    }
+
+    /// A member said something.
+    pub(crate) fn hear(&mut self, fabric: &Fabric, text: &[u8], finished: &mut Vec<Arc<Shared>>) {
+        let size = self.mesh.members().len();
+        match serde_json::from_slice(text) {
+            Ok(Notice::Failed { rank, kind, peer, message, hint })
+                if rank < size && peer.is_none_or(|peer| peer < size) =>
+            {
+                // Whoever disagrees comes to a verdict of its own, which is the same.
+                if self.inquest.is_none() {
+                    self.fail(fabric, Fault { kind, peer, message, hint }, finished);
+                }
+            }
+            Ok(Notice::Called { rank, seq, head }) if rank < size => {
+                if self.failed.is_none() {
+                    self.join_inquest(fabric, seq);
+                }
+                if let Some(inquest) = &mut self.inquest {
+                    inquest.testify(rank, seq, head);
+                }
+            }
+            Ok(Notice::Left { rank }) if rank < size => self.left.push(rank),
+            _ => tracing::warn!(group = &*self.name, "a member sent a notice that makes no sense; ignored"),
+        }
+    }
+
+    /// `peer` called something else than we did: everybody says what they called.
+    fn start_inquest(&mut self, fabric: &Fabric, peer: Rank, head: Head) {
+        self.join_inquest(fabric, head[1].min(self.doing.current[1]));
+        if let Some(inquest) = &mut self.inquest
+            && head[1] == inquest.seq()
+        {
+            inquest.testify(peer, head[1], Some(head));
+        }
+    }
+
+    fn join_inquest(&mut self, fabric: &Fabric, seq: u64) {
+        if self.inquest.is_some() {
+            return;
+        }
+        let own = self.history.iter().find(|head| head[1] == seq).copied();
+        let mut inquest = Inquest::new(seq, self.rank, self.mesh.members().len());
+        inquest.testify(self.rank, seq, own);
+        self.inquest = Some(inquest);
+        fabric.tell(self.peers(), self.id, encode(&Notice::Called { rank: self.rank, seq, head: own }));
+    }
+}
+
+fn encode(notice: &Notice) -> Vec<u8> {
+    serde_json::to_vec(notice).expect("a notice is plain data")
+}
+
+/// As in `#41 broadcast(float32 × 5, root 0)`; nothing if nothing was called.
+fn called(head: &Head) -> Option<String> {
+    (head[1] > 0).then(|| Label::from_head(head)).flatten().map(|label| format!("#{} {label}", label.seq))
+}

@@ -1,0 +1,204 @@
+//! Where peers on other hosts reach this process: which address, and which port.
+//!
+//! The address is the one from which the system would call the store, since whoever can reach the store's host is likely to
+//! reach that; or one of the interfaces that the user named.
+//!
+//! Not here: connections (see `transport::tcp`).
+
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
+use std::ops::RangeInclusive;
+
+use socket2::{Domain, Protocol, Socket, Type};
+
+use crate::environment::{Interfaces, Rule};
+
+/// How many connections may wait to be accepted: every rank may call at once. The kernel cuts it to its own limit.
+const BACKLOG: i32 = 4096;
+
+/// Listens on `interface` and on no other, on a free port of `ports` or one that the system picks.
+pub(crate) fn listen(interface: IpAddr, ports: Option<&RangeInclusive<u16>>) -> io::Result<TcpListener> {
+    let Some(ports) = ports else { return listen_on(SocketAddr::new(interface, 0)) };
+    let count = ports.len();
+    // Processes that start together begin their search at different ports.
+    let start = RandomState::new().hash_one(std::process::id()) as usize % count;
+    for step in 0..count {
+        let port = ports.start() + ((start + step) % count) as u16;
+        match listen_on(SocketAddr::new(interface, port)) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+            result => return result,
+        }
+    }
+    let (first, last) = (ports.start(), ports.end());
+    Err(io::Error::new(
+        io::ErrorKind::AddrInUse,
+        format!("all {count} ports of TENFOLD_PORT_RANGE={first}-{last} are taken on {interface}"),
+    ))
+}
+
+fn listen_on(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_reuse_address(true)?; // a restarted job need not wait for old connections to fade
+    socket.set_nonblocking(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
+}
+
+/// This host's address for its peers, given that of the store where there is one on the network.
+pub(crate) fn address_towards(
+    store: Option<SocketAddr>,
+    interfaces: Option<&Interfaces>,
+) -> io::Result<IpAddr> {
+    let routed = store.map(route_to).transpose();
+    let Some(interfaces) = interfaces else {
+        return Ok(routed?.unwrap_or(Ipv4Addr::LOCALHOST.into()));
+    };
+    let known =
+        if_addrs::get_if_addrs()?.into_iter().map(|interface| (interface.name.clone(), interface.ip()));
+    // An address of which the store's host does not even speak the protocol is no use; nor one that needs a scope.
+    let usable = |address: &IpAddr| match (address, store) {
+        (IpAddr::V6(v6), _) if v6.is_unicast_link_local() => false,
+        (address, Some(store)) => address.is_ipv4() == store.ip().to_canonical().is_ipv4(),
+        (_, None) => true,
+    };
+    let mut known: Vec<(String, IpAddr)> = known.filter(|(_, address)| usable(address)).collect();
+    // An interface has several addresses: the v4 one is what people expect, and loopback is for when there is no other.
+    known.sort_by_key(|(_, address)| (address.is_loopback(), address.is_ipv6()));
+    choose(&known, &interfaces.rule, routed.ok().flatten()).ok_or_else(|| {
+        let known: Vec<String> = known.iter().map(|(name, address)| format!("{name} ({address})")).collect();
+        let message = format!("`{}` leaves no interface of {}", interfaces.said, known.join(", "));
+        io::Error::new(io::ErrorKind::AddrNotAvailable, message)
+    })
+}
+
+/// The address of the first interface that the rule allows. Among several addresses that are equally good, `routed` is best.
+fn choose(known: &[(String, IpAddr)], rule: &Rule, routed: Option<IpAddr>) -> Option<IpAddr> {
+    let best = |allowed: &dyn Fn(&str) -> bool| {
+        let mut addresses = known.iter().filter(|(name, _)| allowed(name)).map(|(_, address)| *address);
+        let first = addresses.clone().next();
+        addresses.find(|address| Some(*address) == routed).or(first)
+    };
+    match rule {
+        Rule::Except(names) => best(&|interface| !names.iter().any(|name| name.matches(interface))),
+        Rule::Only(names) => names.iter().find_map(|name| {
+            best(&|interface| interface == name.text).or_else(|| best(&|it| name.matches(it)))
+        }),
+    }
+}
+
+/// The address from which this host would call `to`. Connecting a datagram socket asks for the route, and sends nothing.
+fn route_to(to: SocketAddr) -> io::Result<IpAddr> {
+    let any: IpAddr = match to {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let socket = UdpSocket::bind((any, 0))?;
+    socket.connect(to)?;
+    Ok(socket.local_addr()?.ip().to_canonical())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::environment::Name;
+
+    const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+    fn names(texts: &[&str], exact: bool) -> Vec<Name> {
+        texts.iter().map(|text| Name { text: text.to_string(), exact }).collect()
+    }
+
+    #[test]
+    fn it_listens_on_the_interface_given_and_on_no_other() {
+        let listener = listen(LOOPBACK, None).expect("loopback can be bound");
+        let address = listener.local_addr().unwrap();
+        assert_eq!(address.ip(), LOOPBACK);
+        TcpListener::bind(("127.0.0.2", address.port())).expect("the same port of another address is free");
+    }
+
+    #[test]
+    fn a_range_is_used_up_to_its_last_port_and_then_said_to_be() {
+        // An address of its own, so that no other test takes its ports.
+        let interface = IpAddr::from([127, 7, 7, 7]);
+        let ports = 20000..=20004;
+        let mut listeners: Vec<TcpListener> =
+            (0..5).map(|_| listen(interface, Some(&ports)).expect("one is free")).collect();
+        let mut taken: Vec<u16> = listeners.iter().map(|it| it.local_addr().unwrap().port()).collect();
+        taken.sort_unstable();
+        assert_eq!(taken, ports.clone().collect::<Vec<_>>());
+        let error = listen(interface, Some(&ports)).expect_err("all are taken");
+        assert_eq!(error.to_string(), "all 5 ports of TENFOLD_PORT_RANGE=20000-20004 are taken on 127.7.7.7");
+        let freed = listeners.remove(2).local_addr().unwrap();
+        let again = listen(interface, Some(&ports)).expect("one was given back");
+        assert_eq!(again.local_addr().unwrap(), freed);
+    }
+
+    #[test]
+    fn an_address_that_is_not_ours_is_an_error_of_its_own() {
+        let error =
+            listen(IpAddr::from([192, 0, 2, 1]), Some(&(20000..=20004))).expect_err("it is for examples");
+        assert_eq!(error.kind(), io::ErrorKind::AddrNotAvailable);
+    }
+
+    #[test]
+    fn a_local_store_or_none_means_loopback() {
+        assert_eq!(address_towards(None, None).unwrap(), LOOPBACK);
+        assert_eq!(address_towards(Some((LOOPBACK, 29500).into()), None).unwrap(), LOOPBACK);
+    }
+
+    #[test]
+    fn the_interface_asked_for_is_used_and_one_that_is_not_there_is_named() {
+        let interfaces = |said: &str, rule: Rule| Interfaces { said: said.to_string(), rule };
+        let loopback =
+            if_addrs::get_if_addrs().unwrap().into_iter().find(|it| it.ip() == LOOPBACK).unwrap().name;
+        let only = interfaces("TENFOLD_INTERFACE=lo", Rule::Only(names(&[&loopback], true)));
+        assert_eq!(address_towards(None, Some(&only)).unwrap(), LOOPBACK);
+        let missing = interfaces("TENFOLD_INTERFACE=wan9", Rule::Only(names(&["wan9"], false)));
+        let error = address_towards(None, Some(&missing)).expect_err("there is none").to_string();
+        assert!(error.starts_with("`TENFOLD_INTERFACE=wan9` leaves no interface of "), "{error}");
+        assert!(error.contains(&format!("{loopback} (127.0.0.1)")), "{error}");
+    }
+
+    #[test]
+    fn rules_choose_as_gloo_and_nccl_users_expect() {
+        let known: Vec<(String, IpAddr)> = [
+            ("eth0", [10, 0, 0, 1]),
+            ("eth1", [10, 0, 1, 1]),
+            ("eth10", [10, 0, 2, 1]),
+            ("docker0", [172, 17, 0, 1]),
+            ("lo", [127, 0, 0, 1]),
+        ]
+        .map(|(name, address)| (name.to_string(), address.into()))
+        .into();
+        let chosen = |rule: &Rule, routed: Option<[u8; 4]>| {
+            let address = choose(&known, rule, routed.map(IpAddr::from))?;
+            known.iter().find(|(_, known)| *known == address).map(|(name, _)| &name[..])
+        };
+        let only = |texts: &[&str], exact| Rule::Only(names(texts, exact));
+        let except = |texts: &[&str]| Rule::Except(names(texts, false));
+        assert_eq!(chosen(&only(&["eth1"], false), None), Some("eth1"), "not eth10");
+        assert_eq!(
+            chosen(&only(&["eth1"], false), Some([10, 0, 2, 1])),
+            Some("eth1"),
+            "even if routed there"
+        );
+        assert_eq!(chosen(&only(&["eth"], false), None), Some("eth0"));
+        assert_eq!(chosen(&only(&["eth"], false), Some([10, 0, 2, 1])), Some("eth10"));
+        assert_eq!(chosen(&only(&["eth"], true), None), None);
+        assert_eq!(
+            chosen(&only(&["ib0", "eth1", "eth0"], false), None),
+            Some("eth1"),
+            "the first that there is"
+        );
+        assert_eq!(chosen(&except(&["lo", "docker"]), None), Some("eth0"));
+        assert_eq!(
+            chosen(&except(&["lo", "eth0"]), Some([10, 0, 0, 1])),
+            Some("eth1"),
+            "the route is excluded"
+        );
+        assert_eq!(chosen(&except(&["eth", "docker"]), None), Some("lo"));
+        assert_eq!(chosen(&except(&["eth", "docker", "lo"]), None), None);
+    }
+}

@@ -1,0 +1,100 @@
+//! How long to spin before giving up the core.
+//!
+//! Waking a thread that sleeps takes tens of microseconds, spinning takes none but costs a core. So a wait that ended while
+//! spinning makes the next one more patient, and one that had to sleep makes it less so. With more ranks than cores, the
+//! peer that is waited for may need this very core: then yielding it is the quickest, and spinning is harmful.
+
+/// What to do about a wait that goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    Spin,
+    Yield,
+    Sleep,
+}
+
+/// Turns of spinning at most: about 50 µs.
+const SPINS_MAX: u32 = 1024;
+const SPINS_MIN: u32 = 16;
+
+/// Turns of yielding where ranks share cores: others run meanwhile, so they are cheap; and without them.
+const YIELDS_CROWDED: u32 = 64;
+const YIELDS: u32 = 2;
+
+#[derive(Clone, Debug)]
+pub(crate) struct Patience {
+    crowded: bool,
+    spins: u32,
+    turn: u32,
+}
+
+impl Patience {
+    pub(crate) fn new() -> Self {
+        Patience { crowded: false, spins: SPINS_MAX, turn: 0 }
+    }
+
+    /// More ranks than cores.
+    pub(crate) fn set_crowded(&mut self) {
+        self.crowded = true;
+    }
+
+    /// A wait began, or something came: patience is counted from here.
+    #[inline]
+    pub(crate) fn restart(&mut self) {
+        if self.turn > 0 && self.turn <= self.spins {
+            self.spins = (self.spins * 2).min(SPINS_MAX);
+        }
+        self.turn = 0;
+    }
+
+    /// Nothing came: what now?
+    #[inline]
+    pub(crate) fn next(&mut self) -> Next {
+        self.turn += 1;
+        let (spins, yields) = if self.crowded { (0, YIELDS_CROWDED) } else { (self.spins, YIELDS) };
+        if self.turn <= spins {
+            Next::Spin
+        } else if self.turn <= spins + yields {
+            Next::Yield
+        } else {
+            self.spins = (self.spins / 2).max(SPINS_MIN);
+            self.turn = 0;
+            Next::Sleep
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spins_before_sleep(patience: &mut Patience) -> u32 {
+        let mut spins = 0;
+        loop {
+            match patience.next() {
+                Next::Spin => spins += 1,
+                Next::Yield => {}
+                Next::Sleep => return spins,
+            }
+        }
+    }
+
+    #[test]
+    fn fruitless_spinning_becomes_shorter_and_fruitful_spinning_longer_again() {
+        let mut patience = Patience::new();
+        let lengths: Vec<u32> = (0..9).map(|_| spins_before_sleep(&mut patience)).collect();
+        assert_eq!(lengths, [1024, 512, 256, 128, 64, 32, 16, 16, 16]);
+        for _ in 0..3 {
+            assert_eq!(patience.next(), Next::Spin);
+            patience.restart();
+        }
+        assert_eq!(spins_before_sleep(&mut patience), 128);
+    }
+
+    #[test]
+    fn with_more_ranks_than_cores_nobody_spins() {
+        let mut patience = Patience::new();
+        patience.set_crowded();
+        assert_eq!(patience.next(), Next::Yield);
+        assert_eq!(spins_before_sleep(&mut patience), 0);
+    }
+}

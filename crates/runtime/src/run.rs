@@ -1,0 +1,387 @@
+//! Executes one rank's plan over the memory of one operation.
+//!
+//! A run never waits, reads no clock and logs nothing: [`Run::poll`] goes as far as it can, and [`Run::wants`] says what
+//! it needs to go on. Long operations run the same plan over successive *pieces* of all parts, so that what is being
+//! reduced stays in the core's cache however large the tensor is.
+//!
+//! Every step of the first round sends its message even if there is nothing in it: an empty message still says who
+//! called what. In later rounds both sides skip parts that have ended.
+
+use std::sync::Arc;
+use std::task::Poll;
+
+use tenfold_memory::{Bytes, Head, Reduction, Span, Tensor, TensorView};
+use tenfold_plan::{Buffer, Chunk, Plan, Rank, Step};
+
+use crate::fault::Fault;
+use crate::label::Label;
+use crate::transport::{Stage, Transport, Wants};
+
+/// Lent chunks that may be on their way before the run waits for one of them to be taken.
+const OPEN_MAX: usize = 64;
+
+/// Sources that are combined without allocating.
+const SOURCES: usize = 16;
+
+/// Memory of an operation: views, and which part of which view a part of a plan's buffer is.
+#[derive(Debug, Default)]
+pub(crate) struct Buffers {
+    views: Vec<TensorView>,
+    input: Parts,
+    output: Parts,
+    scratch: Parts,
+}
+
+/// How a buffer is cut into parts.
+#[derive(Debug, Default)]
+pub(crate) enum Parts {
+    #[default]
+    None,
+    /// Of one view, each `part` bytes, the last ones shorter or empty.
+    Equal { view: usize, part: usize },
+    /// Each where it is: view, first byte, bytes.
+    Table(Vec<(usize, usize, usize)>),
+}
+
+impl Buffers {
+    /// Adds a view; the result is its index.
+    pub(crate) fn add(&mut self, view: TensorView) -> usize {
+        self.views.push(view);
+        self.views.len() - 1
+    }
+
+    /// The first view; the others are dropped.
+    pub(crate) fn into_first(self) -> TensorView {
+        self.views.into_iter().next().expect("an operation has a view")
+    }
+
+    pub(crate) fn view(&self, index: usize) -> &TensorView {
+        &self.views[index]
+    }
+
+    pub(crate) fn set(&mut self, buffer: Buffer, parts: Parts) {
+        *match buffer {
+            Buffer::Input => &mut self.input,
+            Buffer::Output => &mut self.output,
+            Buffer::Scratch => &mut self.scratch,
+        } = parts;
+    }
+
+    fn parts(&self, buffer: Buffer) -> &Parts {
+        match buffer {
+            Buffer::Input => &self.input,
+            Buffer::Output => &self.output,
+            Buffer::Scratch => &self.scratch,
+        }
+    }
+
+    /// View, first byte and bytes of a part.
+    fn part(&self, buffer: Buffer, index: usize) -> (usize, usize, usize) {
+        match self.parts(buffer) {
+            Parts::None => unreachable!("a plan uses only buffers that its operation has"),
+            Parts::Equal { view, part } => {
+                let whole = self.views[*view].byte_len();
+                let start = (index * part).min(whole);
+                (*view, start, (*part).min(whole - start))
+            }
+            Parts::Table(table) => table[index],
+        }
+    }
+
+    /// The bytes of `chunk` in this round.
+    #[inline]
+    fn span(&self, chunk: Chunk, piece: usize, round: usize) -> Span<'_> {
+        match chunk.count {
+            0 => Span::empty(),
+            1 => {
+                let (view, start, len) = self.part(chunk.buffer, chunk.first);
+                let skipped = (round * piece).min(len);
+                let len = piece.min(len - skipped);
+                // Scratch is the same memory in every round.
+                let start = if chunk.buffer == Buffer::Scratch { start } else { start + skipped };
+                self.views[view].span().part(start, start + len)
+            }
+            count => {
+                let (view, start, _) = self.part(chunk.buffer, chunk.first);
+                let (last, end, len) = self.part(chunk.buffer, chunk.first + count - 1);
+                assert_eq!(view, last, "parts that travel together lie together");
+                self.views[view].span().part(start, end + len)
+            }
+        }
+    }
+
+    /// Memory for the scratch parts of `plan`.
+    fn make_scratch(&mut self, plan: &Plan, piece: usize) {
+        let mut end = 0;
+        let table: Vec<_> = plan
+            .scratch
+            .iter()
+            .map(|&(buffer, index)| {
+                let len = self.part(buffer, index).2;
+                let start = end;
+                end += len.min(piece);
+                (self.views.len(), start, len)
+            })
+            .collect();
+        self.views.push(Tensor::zeros(tenfold_memory::DType::U8, end).lend());
+        self.scratch = Parts::Table(table);
+    }
+
+    /// How many rounds it takes to run `plan` over pieces.
+    fn rounds(&self, plan: &Plan, piece: usize) -> usize {
+        let longest = |buffer, count| (0..count).map(|index| self.part(buffer, index).2).max().unwrap_or(0);
+        let longest = longest(Buffer::Input, plan.input).max(longest(Buffer::Output, plan.output));
+        if plan.pieces { longest.div_ceil(piece).max(1) } else { 1 }
+    }
+}
+
+/// A chunk that not everybody has taken yet.
+#[derive(Debug)]
+struct Open {
+    to: Vec<Rank>,
+    chunk: Chunk,
+    round: usize,
+    stage: Option<Stage>,
+}
+
+/// One operation under way.
+#[derive(Debug)]
+pub(crate) struct Run {
+    label: Label,
+    head: Head,
+    plan: Arc<Plan>,
+    buffers: Buffers,
+    reduction: Option<Reduction>,
+    rank: Rank,
+    piece: usize,
+    rounds: usize,
+    round: usize,
+    step: usize,
+    /// Within the step: receivers that have it, or sources that are here.
+    done: usize,
+    stage: Option<Stage>,
+    open: Vec<Open>,
+    /// Does this rank hear from anybody? One that does not waits until it was heard.
+    hears: bool,
+}
+
+impl Run {
+    pub(crate) fn new(
+        label: Label,
+        rank: Rank,
+        plan: Arc<Plan>,
+        mut buffers: Buffers,
+        reduction: Option<Reduction>,
+        piece: usize,
+    ) -> Self {
+        if !plan.scratch.is_empty() {
+            buffers.make_scratch(&plan, piece);
+        }
+        let rounds = buffers.rounds(&plan, piece);
+        let hears = plan.steps.iter().any(|step| matches!(step, Step::Recv { .. } | Step::Reduce { .. }));
+        Run {
+            label,
+            head: label.head(),
+            plan,
+            buffers,
+            reduction,
+            rank,
+            piece,
+            rounds,
+            round: 0,
+            step: 0,
+            done: 0,
+            stage: None,
+            open: Vec::new(),
+            hears,
+        }
+    }
+
+    /// Changes whenever the run moves.
+    #[inline]
+    pub(crate) fn position(&self) -> (usize, usize, usize, usize) {
+        (self.round, self.step, self.done, self.open.len())
+    }
+
+    pub(crate) fn label(&self) -> &Label {
+        &self.label
+    }
+
+    /// The memory, once nobody uses it any more.
+    pub(crate) fn into_buffers(self) -> Buffers {
+        self.buffers
+    }
+
+    /// As in `step 4 of 14, piece 2 of 9`.
+    pub(crate) fn progress(&self) -> String {
+        let mut text =
+            format!("step {} of {}", (self.step + 1).min(self.plan.steps.len()), self.plan.steps.len());
+        if self.rounds > 1 {
+            text += &format!(", piece {} of {}", (self.round + 1).min(self.rounds), self.rounds);
+        }
+        text
+    }
+
+    /// Goes as far as it can.
+    #[inline]
+    pub(crate) fn poll<T: Transport>(&mut self, transport: &mut T) -> Result<Poll<()>, Fault> {
+        if !self.open.is_empty() {
+            self.poll_open(transport)?;
+        }
+        while self.round < self.rounds {
+            while self.step < self.plan.steps.len() {
+                if self.poll_step(transport)?.is_pending() {
+                    return Ok(Poll::Pending);
+                }
+                self.step += 1;
+                self.done = 0;
+            }
+            self.step = 0;
+            self.round += 1;
+        }
+        if !self.open.is_empty() {
+            return Ok(Poll::Pending);
+        }
+        transport.poll_flush(!self.hears)
+    }
+
+    fn poll_step<T: Transport>(&mut self, transport: &mut T) -> Result<Poll<()>, Fault> {
+        let plan = Arc::clone(&self.plan);
+        let span = |chunk| self.buffers.span(chunk, self.piece, self.round);
+        match &plan.steps[self.step] {
+            Step::Send { to, chunk } => {
+                if self.round > 0 && span(*chunk).is_empty() {
+                    return Ok(Poll::Ready(()));
+                }
+                self.poll_send(to, *chunk, plan.lends, transport)
+            }
+            Step::Recv { from, chunk } => {
+                let target = span(*chunk);
+                if self.round > 0 && target.is_empty() {
+                    return Ok(Poll::Ready(()));
+                }
+                transport.poll_recv(*from, &self.head, target)
+            }
+            Step::Reduce { from, own, to, finish } => {
+                let (own, target) = (span(*own), span(*to));
+                if self.round > 0 && target.is_empty() {
+                    return Ok(Poll::Ready(()));
+                }
+                while let Some(source) = from.get(self.done) {
+                    if transport.poll_ready(*source, &self.head, target.len())?.is_pending() {
+                        return Ok(Poll::Pending);
+                    }
+                    self.done += 1;
+                }
+                let reduction = self.reduction.as_ref().expect("a plan that reduces has a reduction");
+                combine(reduction, transport, self.rank, from, own, target, *finish);
+                for source in from {
+                    transport.take(*source)?;
+                }
+                Ok(Poll::Ready(()))
+            }
+            Step::Copy { from, to } => {
+                span(*to).copy_from(span(*from).bytes());
+                Ok(Poll::Ready(()))
+            }
+        }
+    }
+
+    fn poll_send<T: Transport>(
+        &mut self,
+        to: &[Rank],
+        chunk: Chunk,
+        lend: bool,
+        transport: &mut T,
+    ) -> Result<Poll<()>, Fault> {
+        let bytes = self.buffers.span(chunk, self.piece, self.round).bytes();
+        let mut later = Vec::new();
+        if self.open.len() >= OPEN_MAX {
+            return Ok(Poll::Pending);
+        }
+        while let Some(&peer) = to.get(self.done) {
+            // A link is first in, first out: nothing overtakes what that peer has not taken yet.
+            let behind = self.open.iter().any(|open| open.to.contains(&peer));
+            if behind || transport.poll_send(peer, &mut self.stage, &self.head, bytes, lend)?.is_pending() {
+                if !lend {
+                    return Ok(Poll::Pending);
+                }
+                later.push(peer);
+            }
+            self.done += 1;
+        }
+        let stage = self.stage.take();
+        if later.is_empty() {
+            transport.close(stage);
+        } else {
+            self.open.push(Open { to: later, chunk, round: self.round, stage });
+        }
+        Ok(Poll::Ready(()))
+    }
+
+    /// Offers again what was not taken yet.
+    fn poll_open<T: Transport>(&mut self, transport: &mut T) -> Result<(), Fault> {
+        let mut blocked: Vec<Rank> = Vec::new();
+        for open in &mut self.open {
+            let bytes = self.buffers.span(open.chunk, self.piece, open.round).bytes();
+            let mut waiting = Vec::new();
+            for &peer in &open.to {
+                if blocked.contains(&peer)
+                    || transport.poll_send(peer, &mut open.stage, &self.head, bytes, true)?.is_pending()
+                {
+                    blocked.push(peer);
+                    waiting.push(peer);
+                }
+            }
+            open.to = waiting;
+            if open.to.is_empty() {
+                transport.close(open.stage.take());
+            }
+        }
+        self.open.retain(|open| !open.to.is_empty());
+        Ok(())
+    }
+
+    /// What it waits for.
+    pub(crate) fn wants(&self, wants: &mut Wants) {
+        wants.room.extend(self.open.iter().flat_map(|open| &open.to));
+        if self.round >= self.rounds {
+            wants.flush = true;
+            wants.flush_all |= !self.hears;
+            return;
+        }
+        match &self.plan.steps[self.step] {
+            Step::Send { to, .. } => wants.room.extend(&to[self.done..]),
+            Step::Recv { from, .. } => wants.messages.push(*from),
+            Step::Reduce { from, .. } => wants.messages.extend(&from[self.done..]),
+            Step::Copy { .. } => {}
+        }
+    }
+}
+
+/// Combines our own bytes and those that arrived, in the order of ranks.
+#[inline]
+fn combine<T: Transport>(
+    reduction: &Reduction,
+    transport: &T,
+    rank: Rank,
+    from: &[Rank],
+    own: Span<'_>,
+    target: Span<'_>,
+    finish: bool,
+) {
+    // A verified plan lists them in ascending order.
+    let place = from.iter().take_while(|source| **source < rank).count();
+    let mut few = [own.bytes(); SOURCES];
+    let mut many;
+    let sources: &mut [Bytes<'_>] = if from.len() < SOURCES {
+        &mut few[..=from.len()]
+    } else {
+        many = vec![own.bytes(); from.len() + 1];
+        &mut many
+    };
+    for (index, source) in from.iter().enumerate() {
+        sources[index + usize::from(index >= place)] = transport.peek(*source);
+    }
+    reduction.combine(target, sources, finish);
+}
