@@ -240,7 +240,7 @@ impl Holdings {
 fn make_groups(rank: &Rank) {
     let store: Arc<dyn Store> = rank.store();
     let use_once = |number: usize| {
-        let options = Options::new(&format!("group {number}")).timeout(SOON);
+        let options = Options::new(format!("group {number}")).timeout(SOON);
         let group = Group::connect(store.clone(), rank.rank, rank.size, options).unwrap();
         let mut tensor = ones(DType::F32, 100);
         sum(&group, &mut tensor).unwrap();
