@@ -361,7 +361,13 @@ fn kill_one(size: usize, victim: usize, limit: Duration) {
              process ended\n  all_reduce(sum, float32 × 16777216) by ALGORITHM, step N of N, piece N of N; started TIME ago, \
              timeout TIME\n  hint: see that rank's log, or the kernel's for `out of memory`"
         );
-        assert_eq!(masked(&text), expected);
+        // A rank that was filling its tensor meanwhile learns it from its next call.
+        let between_calls = format!(
+            "all_reduce in group `default` failed on rank {rank} of {size}: the group has failed before: rank {victim} (host \
+             HOST, pid PID) died: its process ended\n  hint: see that rank's log, or the kernel's for `out of memory`"
+        );
+        let text = masked(&text);
+        assert!([&expected, &between_calls].contains(&&text), "{text}");
     }
     let ended = finish(ranks);
     let bad: Vec<_> = (0..size).filter(|rank| !ended[*rank].status.success()).collect();
