@@ -8,7 +8,11 @@ fn main() {
         let mut rows = Vec::new();
         for bytes in [8usize, 512, 4096, 32768, 262144, 2 << 20, 16 << 20, 64 << 20] {
             for shared in [false, true] {
-                let mut t = if shared { group.shared_tensor(DType::F32, bytes / 4)? } else { Tensor::zeros(DType::F32, bytes / 4) };
+                let mut t = if shared {
+                    group.shared_tensor(DType::F32, bytes / 4)?
+                } else {
+                    Tensor::zeros(DType::F32, bytes / 4)
+                };
                 t.as_mut_slice::<f32>().fill(0.0);
                 let iters = (if bytes < 100_000 { 20000 } else { (400usize << 20) / bytes }).max(5);
                 let mut best = f64::MAX;
@@ -24,6 +28,9 @@ fn main() {
             }
         }
         Ok(rows)
-    }).unwrap();
-    for (b, s, t) in &r[0] { println!("{b:>10} {} {t:.3} us", if *s { "shared " } else { "private" }); }
+    })
+    .unwrap();
+    for (b, s, t) in &r[0] {
+        println!("{b:>10} {} {t:.3} us", if *s { "shared " } else { "private" });
+    }
 }

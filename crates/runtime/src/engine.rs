@@ -218,7 +218,7 @@ impl Engine {
         let mut state = self.lock();
         let State { groups, to_tell, patience } = &mut *state;
         let group = groups[index.0].as_deref_mut().expect("a group is in its engine until it is dropped");
-        let was_busy = group.is_busy();
+        let was_busy = group.is_busy() || group.is_doubtful();
         let (mut run, finish) = prepare(group)?;
         group.remember(run.label());
         let turns = if was_busy || urgency != Urgency::Quick { 0 } else { patience.quick_turns() };
@@ -232,9 +232,7 @@ impl Engine {
         }
         let work = note(&run);
         group.enqueue(Job { run, work: Arc::clone(&work), finish });
-        if !was_busy {
-            group.poll(fabric, to_tell);
-        }
+        group.poll(fabric, to_tell);
         let waiters = self.waiters.load(Ordering::Relaxed);
         let busy = group.is_busy();
         self.tell(state);

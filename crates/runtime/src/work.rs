@@ -32,10 +32,19 @@ pub struct Work(Kind);
 #[derive(Clone)]
 enum Kind {
     /// It was over before the call returned.
-    Done { label: Label, algorithm: &'static str },
-    Single { shared: Arc<Shared>, fabric: FabricHandle },
+    Done {
+        label: Label,
+        algorithm: &'static str,
+    },
+    Single {
+        shared: Arc<Shared>,
+        fabric: FabricHandle,
+    },
     /// Done when all are, failed with the first that failed.
-    Joined { label: Label, parts: Arc<[Work]> },
+    Joined {
+        label: Label,
+        parts: Arc<[Work]>,
+    },
 }
 
 const PENDING: u8 = 0;

@@ -119,6 +119,8 @@ pub(crate) enum Order {
         group: u64,
         text: Vec<u8>,
     },
+    /// Says when everything before it is done.
+    Answer(std::sync::mpsc::Sender<()>),
     Stop,
 }
 
@@ -272,6 +274,14 @@ impl Fabric {
     pub(crate) fn order(&self, order: Order) {
         lock(&self.orders).push(order);
         self.wake_helper();
+    }
+
+    /// Returns once the helper thread has done what it was asked to, or a moment later: a process that ends right after it
+    /// told something should have told it.
+    pub(crate) fn wait_until_told(&self) {
+        let (sender, receiver) = std::sync::mpsc::channel();
+        self.order(Order::Answer(sender));
+        let _ = receiver.recv_timeout(Duration::from_millis(200));
     }
 
     pub(crate) fn wake_helper(&self) {

@@ -172,6 +172,7 @@ impl Watch {
             for order in orders {
                 match order {
                     Order::Stop => return self.stop(),
+                    Order::Answer(asker) => _ = asker.send(()), // it may have stopped waiting
                     Order::Dial(peer) => self.dial(&peer),
                     Order::Told { group, text } => self.hear(group, &text),
                     Order::Tell { to, group, text } => self.tell(&to, group, &text),

@@ -85,10 +85,17 @@ impl Group {
             if let Some(fault) = state.failed() {
                 return Err(fault.clone());
             }
-            let Request { label: _, kind, bytes, root, regular, mut buffers, in_place, reduction, finish } = request;
+            let Request { label: _, kind, bytes, root, regular, mut buffers, in_place, reduction, finish } =
+                request;
             label.seq = state.next_sequence_number();
-            let in_order = inner.options.deterministic || reduction.as_ref().is_some_and(Reduction::must_keep_order);
-            let choice = state.planner.plan(kind, bytes, root, Needs { in_rank_order: in_order, equal_parts: regular });
+            let in_order =
+                inner.options.deterministic || reduction.as_ref().is_some_and(Reduction::must_keep_order);
+            let choice = state.planner.plan(
+                kind,
+                bytes,
+                root,
+                Needs { in_rank_order: in_order, equal_parts: regular },
+            );
             if in_place {
                 let part = cut(buffers.view(0), choice.plan.output);
                 buffers.set(Buffer::Output, Parts::Equal { view: 0, part });
@@ -267,7 +274,7 @@ impl Group {
             );
             return self.refuse(&label, message);
         }
-        let mut request = Request::new(label, Kind::AllGather, total * input.dtype().size());
+        let mut request = Request::new(label, Kind::AllGather, apart(total * input.dtype().size()));
         request.regular = false;
         let input_len = input.byte_len();
         let input = request.buffers.add(input);
@@ -314,7 +321,7 @@ impl Group {
         let label = Label::new(OpKind::Gather, 0).elements(input.dtype(), input.elements()).root(root);
         self.check_root(&label, root, "root")?;
         self.check_root_only(&label, "outputs", outputs.len(), root)?;
-        let mut request = Request::new(label, Kind::Gather, input.byte_len() * self.size());
+        let mut request = Request::new(label, Kind::Gather, apart(input.byte_len() * self.size()));
         (request.root, request.regular) = (root, false);
         if self.rank() == root {
             self.check_list(&label, "outputs", &outputs, input.dtype(), Some(input.elements()))?;
@@ -371,7 +378,7 @@ impl Group {
         let label = Label::new(OpKind::Scatter, 0).elements(output.dtype(), output.elements()).root(root);
         self.check_root(&label, root, "root")?;
         self.check_root_only(&label, "inputs", inputs.len(), root)?;
-        let mut request = Request::new(label, Kind::Scatter, output.byte_len() * self.size());
+        let mut request = Request::new(label, Kind::Scatter, apart(output.byte_len() * self.size()));
         (request.root, request.regular) = (root, false);
         if self.rank() == root {
             self.check_list(&label, "inputs", &inputs, output.dtype(), Some(output.elements()))?;
@@ -442,7 +449,7 @@ impl Group {
             );
             return self.refuse(&label, message);
         }
-        let mut request = Request::new(label, Kind::ReduceScatter, total * output.dtype().size());
+        let mut request = Request::new(label, Kind::ReduceScatter, apart(total * output.dtype().size()));
         request.regular = false;
         let inputs = if reduction.needs_preparation() {
             inputs.iter().map(|input| prepared(&reduction, input)).collect()
@@ -604,11 +611,7 @@ impl Group {
         Ok(())
     }
 
-    fn message(
-        &self,
-        mut label: Label,
-        start: impl FnOnce(&mut GroupState, Arc<Shared>),
-    ) -> Result<Work> {
+    fn message(&self, mut label: Label, start: impl FnOnce(&mut GroupState, Arc<Shared>)) -> Result<Work> {
         let inner = &self.inner;
         if let Err(fault) = inner.fabric.check_process() {
             return Err(self.error(label, fault));
@@ -699,6 +702,11 @@ impl Group {
         }));
         self.submit(request)
     }
+}
+
+/// The size that decides about the algorithm where parts lie apart: too much for algorithms that send several as one.
+fn apart(bytes: usize) -> usize {
+    bytes.max(tenfold_plan::PIECE + 1)
 }
 
 /// A copy of `input`, prepared for its reduction.

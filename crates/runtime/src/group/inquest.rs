@@ -44,6 +44,11 @@ impl Inquest {
         }
     }
 
+    /// Has `rank` said this already?
+    pub(super) fn knows(&self, rank: Rank, head: Option<Head>) -> bool {
+        self.testimony[rank] == Some(head) || matches!(self.testimony[rank], Some(Some(_)))
+    }
+
     pub(super) fn is_over(&self, now: Instant) -> bool {
         now >= self.until || self.testimony.iter().all(Option::is_some)
     }

@@ -75,7 +75,10 @@ pub(crate) struct GroupState {
     history: VecDeque<Head>,
     failed: Option<Fault>,
     inquest: Option<Inquest>,
-    left: Vec<Rank>,
+    /// What others said that they called, before this rank has come that far.
+    rumours: Vec<(Rank, u64, Option<Head>)>,
+    /// Who left the group, and when we heard of it.
+    left: Vec<(Rank, Instant)>,
 }
 
 impl GroupState {
@@ -95,6 +98,7 @@ impl GroupState {
             history: VecDeque::new(),
             failed: None,
             inquest: None,
+            rumours: Vec::new(),
             left: Vec::new(),
         })
     }
@@ -171,6 +175,12 @@ impl GroupState {
         }
     }
 
+    /// Are there doubts about the next call, because others disagree about theirs?
+    #[inline]
+    pub(crate) fn is_doubtful(&self) -> bool {
+        !self.rumours.is_empty() || self.inquest.is_some()
+    }
+
     /// Polls a collective that is the only one under way and not in the queue, a few times: most short ones are over
     /// before it is worth making a note of them.
     #[inline]
@@ -198,8 +208,13 @@ impl GroupState {
     /// Goes as far as possible; true if anything moved.
     #[inline]
     pub(crate) fn poll(&mut self, fabric: &Fabric, finished: &mut Vec<Arc<Shared>>) -> bool {
-        if self.inquest.is_some() {
-            return false;
+        if !self.rumours.is_empty() {
+            self.consider_rumours(fabric);
+        }
+        if let Some(inquest) = &self.inquest
+            && self.queue.front().is_none_or(|job| job.run.label().seq >= inquest.seq())
+        {
+            return false; // what came before the call in question is still done
         }
         match self.try_poll(finished) {
             Ok(moved) => moved,
@@ -268,7 +283,7 @@ impl GroupState {
     pub(crate) fn check(&mut self, fabric: &Fabric, now: Instant, finished: &mut Vec<Arc<Shared>>) -> bool {
         if let Some(inquest) = &self.inquest {
             if !inquest.is_over(now) {
-                return false;
+                return self.poll(fabric, finished);
             }
             let verdict = inquest.verdict();
             self.inquest = None;
@@ -310,7 +325,13 @@ impl GroupState {
         if let Some(fault) = self.mesh.lost_among(wants) {
             return Some(fault);
         }
-        let gone = wants.messages.iter().chain(&wants.room).find(|rank| self.left.contains(rank))?;
+        let has_left = |rank: &&Rank| {
+            let member = &self.mesh.members()[**rank];
+            self.left
+                .iter()
+                .any(|(gone, when)| gone == *rank && (member.near || when.elapsed() > Fate::Left.grace()))
+        };
+        let gone = wants.messages.iter().chain(&wants.room).find(has_left)?;
         let peer = self.mesh.members()[*gone].peer.as_ref()?;
         Some(Fate::Left.fault(*gone, peer))
     }
@@ -379,12 +400,10 @@ impl GroupState {
 
     /// Tells the peers that are waited for that this rank sleeps; until when at most.
     pub(crate) fn prepare_to_sleep(&mut self, sockets: &mut Vec<(Socket, bool)>) -> Option<Instant> {
-        if let Some(inquest) = &self.inquest {
-            return Some(inquest.until());
-        }
         let wants = self.wants();
         self.mesh.prepare_to_sleep(&wants, sockets);
-        self.works().fold(None, |first, work| earlier(first, work.deadline().at()))
+        let inquest = self.inquest.as_ref().map(Inquest::until);
+        self.works().fold(inquest, |first, work| earlier(first, work.deadline().at()))
     }
 
     pub(crate) fn wake_up(&mut self) {
@@ -442,15 +461,18 @@ impl GroupState {
                     self.fail(fabric, Fault { kind, peer, message, hint }, finished);
                 }
             }
-            Ok(Notice::Called { rank, seq, head }) if rank < size => {
-                if self.failed.is_none() {
-                    self.join_inquest(fabric, seq);
-                }
-                if let Some(inquest) = &mut self.inquest {
-                    inquest.testify(rank, seq, head);
+            Ok(Notice::Called { rank, seq, head }) if rank < size && self.failed.is_none() => {
+                let known = self.inquest.as_ref().is_some_and(|inquest| inquest.knows(rank, head))
+                    || self.rumours.contains(&(rank, seq, head));
+                if !known && self.rumours.len() < 4 * size {
+                    self.rumours.push((rank, seq, head));
+                    // Passed on, since not everybody has a way to everybody.
+                    fabric.tell(self.peers(), self.id, text.to_vec());
+                    self.consider_rumours(fabric);
                 }
             }
-            Ok(Notice::Left { rank }) if rank < size => self.left.push(rank),
+            Ok(Notice::Called { .. }) => {}
+            Ok(Notice::Left { rank }) if rank < size => self.left.push((rank, now())),
             _ => tracing::warn!(group = &*self.name, "a member sent a notice that makes no sense; ignored"),
         }
     }
@@ -465,6 +487,19 @@ impl GroupState {
         }
     }
 
+    /// Others disagree about a call. If this rank has made it, it says what it called; if not, it first goes on.
+    fn consider_rumours(&mut self, fabric: &Fabric) {
+        let Some(seq) = self.rumours.iter().map(|(_, seq, _)| *seq).min() else { return };
+        if seq > self.collectives {
+            return;
+        }
+        self.join_inquest(fabric, seq);
+        let rumours = std::mem::take(&mut self.rumours);
+        if let Some(inquest) = &mut self.inquest {
+            rumours.into_iter().for_each(|(rank, seq, head)| inquest.testify(rank, seq, head));
+        }
+    }
+
     fn join_inquest(&mut self, fabric: &Fabric, seq: u64) {
         if self.inquest.is_some() {
             return;
@@ -475,6 +510,11 @@ impl GroupState {
         self.inquest = Some(inquest);
         fabric.tell(self.peers(), self.id, encode(&Notice::Called { rank: self.rank, seq, head: own }));
     }
+}
+
+#[expect(clippy::disallowed_methods, reason = "a notice is heard at some time")]
+fn now() -> Instant {
+    Instant::now()
 }
 
 fn encode(notice: &Notice) -> Vec<u8> {

@@ -17,7 +17,7 @@ use tenfold_memory::{
 };
 use tenfold_plan::Rank;
 
-use crate::fabric::{Fabric, Fate, Peer};
+use crate::fabric::{Fabric, Peer};
 use crate::fault::{Fault, FaultKind};
 use crate::label::Label;
 use crate::transport::tcp::{TcpIn, TcpOut, Unexpected};
@@ -505,13 +505,10 @@ impl Mesh {
 
     fn gone(&self, rank: Rank) -> Option<Fault> {
         let peer = self.members[rank].peer.as_ref()?;
-        if let Some(fate) = peer.fate() {
-            return Some(fate.fault(rank, peer));
-        }
-        match &self.routes[rank] {
-            Route::Near(near) if !near.link.theirs().is_open() => Some(Fate::Left.fault(rank, peer)),
-            _ => None,
-        }
+        let (fate, since) = peer.fate_and_age()?;
+        // What another host sent before may still be on its way, on another connection than the news of its end.
+        let settled = self.members[rank].near || since >= fate.grace();
+        settled.then(|| fate.fault(rank, peer))
     }
 
     /// Looks for messages that the operation under way, called `head`, will never read: somebody called something else.
