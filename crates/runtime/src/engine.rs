@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
+use tenfold_memory::Doing;
 use tenfold_store::Deadline;
 
 use crate::fabric::Fabric;
@@ -399,14 +400,15 @@ impl Engine {
         known
     }
 
-    /// For every group: its id and what this rank does in it; and the notices of those that failed.
-    pub(crate) fn report(&self) -> (Vec<(u64, tenfold_memory::Doing)>, Vec<(u64, Vec<u8>)>) {
-        self.with(|state| {
-            let groups = state.groups.iter().flatten();
-            let doing = groups.clone().map(|group| (group.id(), *group.doing())).collect();
-            let failed = groups.filter_map(|group| Some((group.id(), group.notice()?))).collect();
-            (doing, failed)
-        })
+    /// For every group: its id and what this rank does in it.
+    pub(crate) fn doing(&self) -> Vec<(u64, Doing)> {
+        self.with(|state| state.groups.iter().flatten().map(|group| (group.id(), *group.doing())).collect())
+    }
+
+    /// What a peer should know that we have just met: of which group, and what.
+    pub(crate) fn notices(&self) -> Vec<(u64, Vec<u8>)> {
+        let of = |group: &GroupState| group.notices().into_iter().map(|text| (group.id(), text)).collect::<Vec<_>>();
+        self.with(|state| state.groups.iter().flatten().flat_map(|group| of(group)).collect())
     }
 
     /// What waits for the peer `id`, for a warning that it is silent: its rank, the group, the operation.

@@ -28,6 +28,9 @@ use crate::work::{Shared, earlier};
 /// Calls that are remembered, so that a rank can still say what it called when others find out that they differ.
 const HISTORY: usize = 64;
 
+/// In groups up to this size, ranks that disagree find a way to everybody; in larger ones word is passed on.
+const DIALLED_MAX: usize = 64;
+
 /// Ranks whose last deeds an error tells.
 const EVIDENCE: usize = 4;
 
@@ -430,8 +433,20 @@ impl GroupState {
         self.mesh.members().iter().filter_map(|member| member.peer.clone()).collect()
     }
 
+    /// What a member should know that we have just met.
+    pub(crate) fn notices(&self) -> Vec<Vec<u8>> {
+        match (&self.inquest, self.notice()) {
+            (_, Some(failed)) => vec![failed],
+            (None, None) => Vec::new(),
+            (Some(inquest), None) => {
+                let called = |(rank, head)| encode(&Notice::Called { rank, seq: inquest.seq(), head });
+                inquest.testimony().map(called).collect()
+            }
+        }
+    }
+
     /// What to tell members about why the group failed.
-    pub(crate) fn notice(&self) -> Option<Vec<u8>> {
+    fn notice(&self) -> Option<Vec<u8>> {
         let Fault { kind, peer, message, hint } = self.failed.clone()?;
         let seen =
             matches!(kind, FaultKind::Timeout | FaultKind::PeerSilent) && !message.contains("(seen by rank");
@@ -508,6 +523,10 @@ impl GroupState {
         let mut inquest = Inquest::new(seq, self.rank, self.mesh.members().len());
         inquest.testify(self.rank, seq, own);
         self.inquest = Some(inquest);
+        let peers = self.mesh.members().iter().filter_map(|member| member.peer.as_ref());
+        if self.mesh.members().len() <= DIALLED_MAX {
+            peers.for_each(|peer| fabric.dial(peer)); // whoever is met hears of it then
+        }
         fabric.tell(self.peers(), self.id, encode(&Notice::Called { rank: self.rank, seq, head: own }));
     }
 }
