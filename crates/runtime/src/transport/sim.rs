@@ -171,7 +171,9 @@ impl Network {
         Network {
             size,
             links: links.collect(),
-            slots: (0..size).map(|_| Slots::new(chance.pick(&[1, 2, 8]))).collect(),
+            // With fewer slots than peers a rank can wait for a peer to read what that peer reads only together with
+            // what waits for a slot: `Reduce` takes nothing before everything is here.
+            slots: (0..size).map(|_| Slots::new(size + chance.pick(&[0, 1, 8]))).collect(),
             lendable: (0..size).map(|_| !chance.once_in(3)).collect(),
             inline: chance.pick(&[0, 8, 40]),
             delay_max: chance.pick(&[0, 3, 20, 100]),
@@ -354,7 +356,8 @@ impl Port<'_> {
                 }
             }
             None if lend && self.network.chance.once_in(2) => {
-                let rest_at = self.network.later();
+                let rest_at = self.network.later() + 1;
+                self.network.alarm(rest_at);
                 self.network.link(self.rank, to).half = Some((*head, bytes.to_vec(), rest_at));
                 self.network.changes += 1;
                 return self.block(to, Blocked::Until(rest_at));

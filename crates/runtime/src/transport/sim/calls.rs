@@ -82,7 +82,9 @@ impl Call {
         let bytes = parts.iter().sum::<usize>() * dtype.size();
         let needs = Needs { in_rank_order: chance.once_in(4), equal_parts: regular };
         let algorithm = if chance.once_in(4) { choose(kind, bytes, topology, needs) } else { algorithm };
-        let fits = algorithm.suits(bytes, needs) && (algorithm.pieces || bytes <= piece);
+        let fits = algorithm.suits(bytes, needs) && (algorithm.pieces || bytes <= piece)
+            // Parts that travel together must lie together.
+            && (algorithm.pieces || regular);
         let (root, salt) = (chance.below(size), chance.next());
         fits.then_some(Call { algorithm, dtype, op, root, parts, regular, salt })
     }

@@ -228,10 +228,30 @@ impl World {
             .filter(working)
             .filter_map(|rank| Some((rank, self.verdict(rank)?)))
             .collect();
+        if verdicts.is_empty() && self.trouble == Trouble::Mistake {
+            return self.time_out();
+        }
         assert!(!verdicts.is_empty(), "nobody can move:\n{}", self.report());
         for (rank, fault) in verdicts {
             self.actors[rank].state = State::Failed(fault);
         }
+    }
+
+    /// Who differ in the root may all wait for each other without a word. Then the time is up for somebody, who names
+    /// whom it waits for.
+    fn time_out(&mut self) {
+        let first = self.actors.iter().position(|actor| matches!(actor.state, State::Working));
+        let rank = first.expect("somebody is at work, or the world would have ended");
+        let peer = self.waited(rank).first().copied();
+        let peer = peer.unwrap_or_else(|| panic!("rank {rank} waits for nobody:\n{}", self.report()));
+        self.actors[rank].state = State::Failed(Fault::new(FaultKind::Timeout, "did not answer").peer(peer));
+    }
+
+    /// Whom `rank` waits for.
+    fn waited(&self, rank: Rank) -> Vec<Rank> {
+        let wants = self.wants(rank);
+        let unread = wants.flush.then(|| self.network.unread(rank, wants.flush_all)).into_iter().flatten();
+        wants.messages.iter().chain(&wants.room).copied().chain(unread).collect()
     }
 
     /// Why `rank` will wait forever, as `GroupState::check` finds it.
@@ -242,10 +262,7 @@ impl World {
         {
             return Some(Fault::new(FaultKind::Mismatch, "called something else").peer(peer));
         }
-        let wants = self.wants(rank);
-        let unread = wants.flush.then(|| self.network.unread(rank, wants.flush_all)).into_iter().flatten();
-        let waited = wants.messages.iter().chain(&wants.room).copied().chain(unread);
-        waited.into_iter().find_map(|peer| match &self.actors[peer].state {
+        self.waited(rank).into_iter().find_map(|peer| match &self.actors[peer].state {
             State::Working => None,
             State::Dead => Some(Fault::new(FaultKind::PeerLost, "died").peer(peer)),
             State::Failed(fault) => Some(fault.clone()),
@@ -272,7 +289,7 @@ impl World {
                 assert!(faults().all(|fault| fault.peer == Some(self.culprit)), "{}", self.report());
             }
             Trouble::Mistake => {
-                let named = faults().any(|fault| fault.kind == FaultKind::Mismatch && fault.peer.is_some());
+                let named = faults().any(|fault| fault.peer.is_some());
                 assert!(named, "nobody noticed that rank {} errs:\n{}", self.culprit, self.report());
             }
         }
