@@ -245,6 +245,16 @@ impl Run {
         self.buffers
     }
 
+    /// The bytes from an address on, if they are memory of this run: what a peer that was lent them would read now.
+    #[cfg(test)]
+    pub(crate) fn bytes_at(&self, start: usize, len: usize) -> Option<Bytes<'_>> {
+        let place = |view: &TensorView| start.checked_sub(view.span().start().addr());
+        let here = |view: &&TensorView| place(view).is_some_and(|place| place + len <= view.byte_len());
+        let view = self.buffers.views.iter().find(here)?;
+        let place = place(view)?;
+        Some(view.span().bytes().part(place, place + len))
+    }
+
     /// As in `step 4 of 14, piece 2 of 9`.
     pub(crate) fn progress(&self) -> String {
         let mut text =
