@@ -58,6 +58,13 @@ pub(crate) enum Urgency {
     Background,
 }
 
+/// What became of a collective when it was called.
+#[derive(Debug)]
+pub(crate) enum Submitted {
+    Over,
+    Underway(Arc<Shared>),
+}
+
 /// Which group of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GroupIndex(usize);
@@ -205,34 +212,40 @@ impl Engine {
         result
     }
 
-    /// Starts a collective. If it is over at once, there is nothing left to wait for; else it goes into the queue, with what
-    /// `note` makes of it.
+    /// Starts a collective. If it is over at once, there is nothing left to wait for; else `run` and `finish` go into the
+    /// queue, with what `note` makes of it.
     #[inline]
-    pub(crate) fn submit_run<E>(
+    pub(crate) fn submit_run(
         &self,
         fabric: &Fabric,
         index: GroupIndex,
         urgency: Urgency,
-        prepare: impl FnOnce(&mut GroupState) -> Result<(Run, Option<Finish>), E>,
+        run: &mut Option<Run>,
+        finish: &mut Option<Finish>,
+        plan: impl FnOnce(&mut GroupState, &mut Run),
         note: impl FnOnce(&Run) -> Arc<Shared>,
-    ) -> Result<Option<Arc<Shared>>, E> {
+    ) -> Result<Submitted, Fault> {
         let mut state = self.lock();
         let State { groups, to_tell, patience } = &mut *state;
         let group = groups[index.0].as_deref_mut().expect("a group is in its engine until it is dropped");
-        let was_busy = group.is_busy() || group.is_doubtful();
-        let (mut run, finish) = prepare(group)?;
-        group.remember(run.label());
-        let turns = if was_busy || urgency != Urgency::Quick { 0 } else { patience.quick_turns() };
-        if group.try_at_once(&mut run, turns, || self.crowd.load(Ordering::Relaxed) > 0) {
-            let buffers = run.into_buffers();
-            match finish {
-                Some(finish) => finish(buffers),
-                None => drop(buffers),
-            }
-            return Ok(None);
+        if let Some(fault) = group.failed() {
+            return Err(fault.clone());
         }
-        let work = note(&run);
-        group.enqueue(Job { run, work: Arc::clone(&work), finish });
+        let Some(planned) = run else { return Ok(Submitted::Over) };
+        plan(group, planned);
+        group.remember(planned.label());
+        let was_busy = group.is_busy() || group.is_doubtful();
+        let turns = if was_busy || urgency != Urgency::Quick { 0 } else { patience.quick_turns() };
+        if group.try_at_once(planned, turns, || self.crowd.load(Ordering::Relaxed) > 0) {
+            drop(state);
+            if let Some(finish) = finish.take() {
+                finish(std::mem::take(planned.buffers()));
+            }
+            return Ok(Submitted::Over);
+        }
+        let work = note(planned);
+        let Some(run) = run.take() else { return Ok(Submitted::Over) };
+        group.enqueue(Job { run, work: Arc::clone(&work), finish: finish.take() });
         group.poll(fabric, to_tell);
         let waiters = self.waiters.load(Ordering::Relaxed);
         let busy = group.is_busy();
@@ -243,7 +256,7 @@ impl Engine {
             // Somebody who starts a second operation before waiting for the first has other things to do.
             self.attend(fabric);
         }
-        Ok(Some(work))
+        Ok(Submitted::Underway(work))
     }
 
     /// Has the helper thread drive while nobody waits.
@@ -407,7 +420,9 @@ impl Engine {
 
     /// What a peer should know that we have just met: of which group, and what.
     pub(crate) fn notices(&self) -> Vec<(u64, Vec<u8>)> {
-        let of = |group: &GroupState| group.notices().into_iter().map(|text| (group.id(), text)).collect::<Vec<_>>();
+        let of = |group: &GroupState| {
+            group.notices().into_iter().map(|text| (group.id(), text)).collect::<Vec<_>>()
+        };
         self.with(|state| state.groups.iter().flatten().flat_map(|group| of(group)).collect())
     }
 

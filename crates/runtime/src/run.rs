@@ -23,6 +23,9 @@ const OPEN_MAX: usize = 64;
 /// Sources that are combined without allocating.
 const SOURCES: usize = 16;
 
+/// A run without a plan does nothing.
+const UNPLANNED: Result<Poll<()>, Fault> = Ok(Poll::Pending);
+
 /// Memory of an operation: views, and which part of which view a part of a plan's buffer is.
 #[derive(Debug, Default)]
 pub(crate) struct Buffers {
@@ -40,6 +43,8 @@ pub(crate) struct Buffers {
 pub(crate) enum Parts {
     #[default]
     None,
+    /// One part: a whole view.
+    One(usize),
     /// Of one view, each `part` bytes, the last ones shorter or empty.
     Equal { view: usize, part: usize },
     /// Each where it is: view, first byte, bytes.
@@ -47,6 +52,12 @@ pub(crate) enum Parts {
 }
 
 impl Buffers {
+    /// With one view, number 0.
+    #[inline]
+    pub(crate) fn of(view: TensorView) -> Self {
+        Buffers { first: Some(view), ..Buffers::default() }
+    }
+
     /// Adds a view; the result is its index.
     pub(crate) fn add(&mut self, view: TensorView) -> usize {
         let views = self.len();
@@ -98,6 +109,7 @@ impl Buffers {
     fn part(&self, buffer: Buffer, index: usize) -> (usize, usize, usize) {
         match self.parts(buffer) {
             Parts::None => unreachable!("a plan uses only buffers that its operation has"),
+            Parts::One(view) => (*view, 0, self.view(*view).byte_len()),
             Parts::Equal { view, part } => {
                 let whole = self.view(*view).byte_len();
                 let start = (index * part).min(whole);
@@ -169,7 +181,7 @@ pub(crate) struct Run {
     label: Label,
     head: Head,
     algorithm: &'static str,
-    plan: Arc<Plan>,
+    plan: Option<Arc<Plan>>,
     buffers: Buffers,
     reduction: Option<Reduction>,
     rank: Rank,
@@ -186,49 +198,74 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    pub(crate) fn new(
+    /// An operation whose plan is not chosen yet.
+    #[inline]
+    pub(crate) fn unplanned(
         label: Label,
         rank: Rank,
-        plan: Arc<Plan>,
-        mut buffers: Buffers,
+        buffers: Buffers,
         reduction: Option<Reduction>,
-        piece: usize,
     ) -> Self {
-        if !plan.scratch.is_empty() {
-            buffers.make_scratch(&plan, piece);
-        }
-        let rounds = buffers.rounds(&plan, piece);
-        let hears = plan.steps.iter().any(|step| matches!(step, Step::Recv { .. } | Step::Reduce { .. }));
         Run {
             label,
-            head: label.head(),
+            head: [0; 3],
             algorithm: "",
-            plan,
+            plan: None,
             buffers,
             reduction,
             rank,
-            piece,
-            rounds,
+            piece: 0,
+            rounds: 0,
             round: 0,
             step: 0,
             done: 0,
             stage: None,
             open: Vec::new(),
-            hears,
+            hears: false,
         }
+    }
+
+    /// Gives it its number and its plan.
+    #[inline]
+    pub(crate) fn assign(&mut self, seq: u64, algorithm: &'static str, plan: Arc<Plan>, piece: usize) {
+        self.label.seq = seq;
+        self.head = self.label.head();
+        self.algorithm = algorithm;
+        if !plan.scratch.is_empty() {
+            self.buffers.make_scratch(&plan, piece);
+        }
+        self.piece = piece;
+        self.rounds = self.buffers.rounds(&plan, piece);
+        self.hears = plan.steps.iter().any(|step| matches!(step, Step::Recv { .. } | Step::Reduce { .. }));
+        self.plan = Some(plan);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn new(
+        label: Label,
+        rank: Rank,
+        plan: Arc<Plan>,
+        buffers: Buffers,
+        reduction: Option<Reduction>,
+        piece: usize,
+    ) -> Self {
+        let mut run = Run::unplanned(label, rank, buffers, reduction);
+        run.assign(label.seq, "", plan, piece);
+        run
+    }
+
+    fn steps(&self) -> &[Step] {
+        self.plan.as_ref().map_or(&[], |plan| &plan.steps)
+    }
+
+    pub(crate) fn buffers(&mut self) -> &mut Buffers {
+        &mut self.buffers
     }
 
     /// Changes whenever the run moves.
     #[inline]
     pub(crate) fn position(&self) -> (usize, usize, usize, usize) {
         (self.round, self.step, self.done, self.open.len())
-    }
-
-    /// The same run, with the name of its algorithm.
-    #[inline]
-    pub(crate) fn by(mut self, algorithm: &'static str) -> Self {
-        self.algorithm = algorithm;
-        self
     }
 
     pub(crate) fn algorithm(&self) -> &'static str {
@@ -250,15 +287,14 @@ impl Run {
     pub(crate) fn bytes_at(&self, start: usize, len: usize) -> Option<Bytes<'_>> {
         let place = |view: &TensorView| start.checked_sub(view.span().start().addr());
         let here = |view: &&TensorView| place(view).is_some_and(|place| place + len <= view.byte_len());
-        let view = self.buffers.views.iter().find(here)?;
+        let view = (0..self.buffers.len()).map(|index| self.buffers.view(index)).find(|view| here(view))?;
         let place = place(view)?;
         Some(view.span().bytes().part(place, place + len))
     }
 
     /// As in `step 4 of 14, piece 2 of 9`.
     pub(crate) fn progress(&self) -> String {
-        let mut text =
-            format!("step {} of {}", (self.step + 1).min(self.plan.steps.len()), self.plan.steps.len());
+        let mut text = format!("step {} of {}", (self.step + 1).min(self.steps().len()), self.steps().len());
         if self.rounds > 1 {
             text += &format!(", piece {} of {}", (self.round + 1).min(self.rounds), self.rounds);
         }
@@ -272,7 +308,7 @@ impl Run {
             self.poll_open(transport)?;
         }
         while self.round < self.rounds {
-            while self.step < self.plan.steps.len() {
+            while self.step < self.steps().len() {
                 if self.poll_step(transport)?.is_pending() {
                     return Ok(Poll::Pending);
                 }
@@ -289,7 +325,7 @@ impl Run {
     }
 
     fn poll_step<T: Transport>(&mut self, transport: &mut T) -> Result<Poll<()>, Fault> {
-        let Run { plan, buffers, head, piece, round, done, .. } = self;
+        let Run { plan: Some(plan), buffers, head, piece, round, done, .. } = self else { return UNPLANNED };
         let span = |chunk| buffers.span(chunk, *piece, *round);
         let is_over = |span: Span<'_>| *round > 0 && span.is_empty();
         match &plan.steps[self.step] {
@@ -333,7 +369,9 @@ impl Run {
 
     /// The step is a send.
     fn poll_send<T: Transport>(&mut self, transport: &mut T) -> Result<Poll<()>, Fault> {
-        let Run { plan, buffers, head, piece, round, done, stage, open, .. } = self;
+        let Run { plan: Some(plan), buffers, head, piece, round, done, stage, open, .. } = self else {
+            return UNPLANNED;
+        };
         let Step::Send { to, chunk } = &plan.steps[self.step] else { unreachable!("the caller looked") };
         let (bytes, lend) = (buffers.span(*chunk, *piece, *round).bytes(), plan.lends);
         let mut later = Vec::new();
@@ -391,7 +429,7 @@ impl Run {
             wants.flush_all |= !self.hears;
             return;
         }
-        match &self.plan.steps[self.step] {
+        match &self.steps()[self.step] {
             Step::Send { to, .. } => wants.room.extend(&to[self.done..]),
             Step::Recv { from, .. } => wants.messages.push(*from),
             Step::Reduce { from, .. } => wants.messages.extend(&from[self.done..]),
