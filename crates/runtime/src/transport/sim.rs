@@ -270,6 +270,11 @@ impl Network {
         })
     }
 
+    /// Something lies in a socket that nobody has read.
+    fn has_unheard(&self) -> bool {
+        self.links.iter().any(|link| !link.near && !link.queue.is_empty())
+    }
+
     /// Everything was read and every slot is free again.
     fn assert_empty(&self) {
         for (pair, link) in self.links.iter().enumerate() {

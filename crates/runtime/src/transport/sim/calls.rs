@@ -155,7 +155,7 @@ impl Call {
     }
 
     fn factor(&self, rank: Rank) -> f64 {
-        if rank % 2 == 0 { 1.0 } else { 2.0 }
+        if rank.is_multiple_of(2) { 1.0 } else { 2.0 }
     }
 
     /// Elements of what `from` has for `to`.
