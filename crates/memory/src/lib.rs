@@ -19,7 +19,7 @@ pub use fork::ForkGuard;
 pub use mailbox::{CELLS, Head, INLINE, Inbox, Lane, Outbox, Payload, Wanted};
 pub use reduce::{Level, Reduction};
 pub use reduce_op::{CustomFunction, CustomOp, ReduceOp, UnknownOp, Unsupported, supports};
-pub use room::{Doing, Link, PeerRoom, Room, SLOT, SLOTS};
+pub use room::{Doing, Link, PeerRoom, Room, SLOT, slots};
 pub use segment::{Block, MappedPeer, PAGE, PeerSegment, Segment};
 pub use span::{Bytes, Span};
 pub use tensor::{Tensor, TensorView, lend};

@@ -220,8 +220,7 @@ impl Engine {
         fabric: &Fabric,
         index: GroupIndex,
         urgency: Urgency,
-        run: &mut Option<Run>,
-        finish: &mut Option<Finish>,
+        (run, finish): (&mut Option<Run>, &mut Option<Finish>),
         plan: impl FnOnce(&mut GroupState, &mut Run),
         note: impl FnOnce(&Run) -> Arc<Shared>,
     ) -> Result<Submitted, Fault> {

@@ -191,6 +191,8 @@ pub(crate) struct Run {
     step: usize,
     /// Within the step: receivers that have it, or sources that are here.
     done: usize,
+    /// Sources that are not here yet.
+    missing: Vec<Rank>,
     stage: Option<Stage>,
     open: Vec<Open>,
     /// Does this rank hear from anybody? One that does not waits until it was heard.
@@ -219,6 +221,7 @@ impl Run {
             round: 0,
             step: 0,
             done: 0,
+            missing: Vec::new(),
             stage: None,
             open: Vec::new(),
             hears: false,
@@ -325,7 +328,9 @@ impl Run {
     }
 
     fn poll_step<T: Transport>(&mut self, transport: &mut T) -> Result<Poll<()>, Fault> {
-        let Run { plan: Some(plan), buffers, head, piece, round, done, .. } = self else { return UNPLANNED };
+        let Run { plan: Some(plan), buffers, head, piece, round, done, missing, .. } = self else {
+            return UNPLANNED;
+        };
         let span = |chunk| buffers.span(chunk, *piece, *round);
         let is_over = |span: Span<'_>| *round > 0 && span.is_empty();
         match &plan.steps[self.step] {
@@ -347,11 +352,16 @@ impl Run {
                 if is_over(target) {
                     return Ok(Poll::Ready(()));
                 }
-                while let Some(source) = from.get(*done) {
+                missing.clear();
+                for source in &from[*done..] {
                     if transport.poll_ready(*source, head, target.len())?.is_pending() {
-                        return Ok(Poll::Pending);
+                        missing.push(*source);
+                    } else if missing.is_empty() {
+                        *done += 1; // need not be asked again
                     }
-                    *done += 1;
+                }
+                if !missing.is_empty() {
+                    return Ok(Poll::Pending);
                 }
                 let reduction = self.reduction.as_ref().expect("a plan that reduces has a reduction");
                 combine(reduction, transport, self.rank, from, own, target, *finish);
@@ -432,7 +442,7 @@ impl Run {
         match &self.steps()[self.step] {
             Step::Send { to, .. } => wants.room.extend(&to[self.done..]),
             Step::Recv { from, .. } => wants.messages.push(*from),
-            Step::Reduce { from, .. } => wants.messages.extend(&from[self.done..]),
+            Step::Reduce { .. } => wants.messages.extend(&self.missing),
             Step::Copy { .. } => {}
         }
     }

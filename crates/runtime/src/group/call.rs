@@ -102,8 +102,8 @@ impl Group {
             let size = inner.topology.size();
             Shared::new(*run.label(), run.algorithm(), self.deadline(), &inner.name, inner.rank, size)
         };
-        let (run, finish) = (&mut request.run, &mut request.finish);
-        match inner.fabric.engine.submit_run(&inner.fabric, inner.index, urgency, run, finish, plan, note) {
+        let Request { run, finish, .. } = &mut request;
+        match inner.fabric.engine.submit_run(&inner.fabric, inner.index, urgency, (run, finish), plan, note) {
             Ok(Submitted::Underway(work)) => Ok(Work::new(work, inner.fabric.clone())),
             Ok(Submitted::Over) => {
                 let run = request.run.as_ref();
@@ -661,7 +661,7 @@ impl Group {
             match wait.wait_for(deadline.left().unwrap_or(Duration::MAX)) {
                 Ok(()) => {}
                 Err(error) if error.kind() == FaultKind::Timeout && self.failure().is_none() => {
-                    missing.push(index + 1)
+                    missing.push(index + 1);
                 }
                 Err(error) => return Err(error),
             }

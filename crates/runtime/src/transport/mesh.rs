@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use tenfold_memory::{
-    Bytes, Doing, Head, INLINE, Lane, Link, Payload, PeerRoom, Room, SLOT, SLOTS, Span, Wanted,
+    Bytes, Doing, Head, INLINE, Lane, Link, Payload, PeerRoom, Room, SLOT, Span, Wanted, slots,
 };
 use tenfold_plan::Rank;
 
@@ -151,6 +151,7 @@ impl Mesh {
         room: Arc<Room>,
         members: Vec<Member>,
     ) -> Self {
+        let [collective, messages] = slots(members.len());
         Mesh {
             rank,
             group,
@@ -160,7 +161,7 @@ impl Mesh {
             members,
             room,
             has_far: false,
-            slots: [Slots::new(0, SLOTS[0]), Slots::new(SLOTS[0], SLOTS[1])],
+            slots: [Slots::new(0, collective), Slots::new(collective, messages)],
             unread: [Vec::new(), Vec::new()],
             holders: [Vec::new(), Vec::new()],
             stray: None,
@@ -531,6 +532,13 @@ impl Mesh {
             {
                 return Some((rank, theirs));
             }
+            // Nobody sends if everybody waits for another root: then only the boards tell.
+            if let Some(theirs) = self.doing(rank).map(|doing| doing.current)
+                && theirs[1] == head[1]
+                && theirs != *head
+            {
+                return Some((rank, theirs));
+            }
         }
         None
     }
@@ -575,7 +583,7 @@ impl Mesh {
 /// What a rank leaves behind in a group that it left: messages that not everybody has read.
 #[derive(Debug)]
 pub(crate) struct Remains {
-    unread: Vec<Box<Near>>,
+    unread: Vec<Near>,
     /// Its memory goes back with the last message.
     _room: Arc<Room>,
 }
@@ -584,7 +592,7 @@ impl Mesh {
     /// Nothing if everybody has read everything.
     pub(crate) fn into_remains(self) -> Option<Remains> {
         let near = self.routes.into_iter().filter_map(|route| match route {
-            Route::Near(near) => Some(near),
+            Route::Near(near) => Some(*near),
             _ => None,
         });
         let mut remains = Remains { unread: near.collect(), _room: self.room };
