@@ -70,7 +70,7 @@ pub struct Record {
     point_to_point: [Cell; CELLS[1]],
 }
 
-#[cfg(not(loom))]
+#[cfg(not(loom))] // loom's atomics are larger
 const _: () = {
     assert!(size_of::<Cell>() == 128);
     assert!(size_of::<Record>() == 4096);
@@ -299,7 +299,6 @@ impl Inbox {
     }
 
     /// The bytes of a message that lies in its cell.
-    #[cfg(not(loom))]
     #[inline]
     pub fn inline(&self, len: usize) -> Option<crate::Bytes<'_>> {
         let start = NonNull::from(&self.next().inline).cast();

@@ -217,12 +217,23 @@ pub struct Tensor {
 struct Memory {
     start: NonNull<u8>,
     lent: AtomicBool,
-    _keep: Keep,
+    keep: Keep,
 }
 
 enum Keep {
-    Private { _words: Box<[PrivateLine]> },
+    /// So many lines from `start`, which `Box::into_raw` gave away.
+    Private { lines: usize },
     Shared { _block: Block },
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if let Keep::Private { lines } = self.keep {
+            let lines = std::ptr::slice_from_raw_parts_mut(self.start.as_ptr().cast::<PrivateLine>(), lines);
+            // SAFETY: a box of this many lines was given away as `start` by `Tensor::zeros`.
+            drop(unsafe { Box::from_raw(lines) });
+        }
+    }
 }
 
 /// A cache line: private tensors begin on one.
@@ -241,9 +252,9 @@ impl Tensor {
     /// Zeroes in private memory.
     pub fn zeros(dtype: DType, elements: usize) -> Self {
         let lines = elements.checked_mul(dtype.size()).expect("a tensor fits the address space").div_ceil(64);
-        let mut words = vec![PrivateLine { _bytes: [0; 64] }; lines].into_boxed_slice();
-        let start = NonNull::from(&mut *words).cast();
-        Self::over(start, Keep::Private { _words: words }, dtype, elements)
+        let words = Box::into_raw(vec![PrivateLine { _bytes: [0; 64] }; lines].into_boxed_slice());
+        let start = NonNull::new(words.cast()).expect("a box is not null");
+        Self::over(start, Keep::Private { lines }, dtype, elements)
     }
 
     /// Zeroes in the shared segment.
@@ -268,7 +279,7 @@ impl Tensor {
     }
 
     fn over(start: NonNull<u8>, keep: Keep, dtype: DType, elements: usize) -> Self {
-        let memory = Memory { start, lent: AtomicBool::new(false), _keep: keep };
+        let memory = Memory { start, lent: AtomicBool::new(false), keep };
         Tensor { memory: Arc::new(memory), dtype, elements }
     }
 
