@@ -62,7 +62,7 @@ enum How {
 impl Reduction {
     /// For `ranks` ranks in all, which is what AVG divides by.
     pub fn new(op: &ReduceOp, dtype: DType, ranks: usize) -> Result<Reduction, Unsupported> {
-        Reduction::with_level(op, dtype, ranks, Level::best())
+        Reduction::prepared(op, dtype, ranks, Level::best())
     }
 
     /// With the instructions of a given level, so that tests and measurements can compare them.
@@ -75,8 +75,13 @@ impl Reduction {
         ranks: usize,
         level: Level,
     ) -> Result<Reduction, Unsupported> {
-        assert!(ranks > 0, "a reduction has ranks");
         assert!(level.is_available(), "this processor has no {level:?}");
+        Reduction::prepared(op, dtype, ranks, level)
+    }
+
+    /// The processor has `level`.
+    fn prepared(op: &ReduceOp, dtype: DType, ranks: usize, level: Level) -> Result<Reduction, Unsupported> {
+        assert!(ranks > 0, "a reduction has ranks");
         let unsupported = || Unsupported { op: op.clone(), dtype };
         if !supports(op, dtype) {
             return Err(unsupported());
@@ -113,7 +118,7 @@ impl Reduction {
             ([only], _) if scale == Scale::Keep => target.copy_from(*only),
             (_, How::BuiltIn(combine)) => {
                 // SAFETY: all are `bytes` long and valid for it, as spans are; the level is one the processor has
-                // (asserted by `with_level`).
+                // (`best`, or asserted by `with_level`).
                 unsafe { combine(target.start(), sources, bytes, scale) }
             }
             (_, How::Custom(custom)) => combine_custom(custom, self.dtype, target, sources),

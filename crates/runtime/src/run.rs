@@ -160,6 +160,10 @@ impl Buffers {
 
     /// How many rounds it takes to run `plan` over pieces.
     fn rounds(&self, plan: &Plan, piece: usize) -> usize {
+        let whole = self.first.as_ref().map_or(0, TensorView::byte_len);
+        if self.second.is_none() && whole <= piece {
+            return 1; // the usual short operation
+        }
         let longest = |buffer, count| (0..count).map(|index| self.part(buffer, index).2).max().unwrap_or(0);
         let longest = longest(Buffer::Input, plan.input).max(longest(Buffer::Output, plan.output));
         if plan.pieces { longest.div_ceil(piece).max(1) } else { 1 }
