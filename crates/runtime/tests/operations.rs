@@ -136,17 +136,17 @@ suites! {
     long_reductions: a_million_elements_are_reduced_as_the_reference_says SIZES;
     movements: every_movement_of_every_dtype_brings_the_bytes_where_they_belong SIZES;
     long_movements: a_million_elements_arrive_where_they_belong SIZES;
-    algorithms: every_algorithm_when_insisted_on_does_the_same [1, 2, 3, 5, 8];
+    algorithms: every_algorithm_when_insisted_on_does_the_same [1, 3, 5, 8];
 }
 
 #[test]
 fn the_long_runs_cover_every_dtype_and_every_reduction() {
-    let cases = reductions::long_cases();
+    let cases: Vec<_> = (0..SIZES.len()).flat_map(reductions::long_cases).collect();
     for dtype in tenfold::DType::ALL {
-        assert!(cases.iter().any(|(covered, _)| *covered == dtype), "{dtype}");
-        for op in reductions::ops(dtype) {
-            assert!(cases.iter().any(|(_, covered)| covered.name() == op.name()), "{op}");
-        }
+        let ops = reductions::ops(dtype);
+        let covered = ops.iter().filter(|op| cases.contains(&(dtype, (*op).clone()))).count();
+        assert!(covered >= 2, "{dtype}");
+        assert!(ops.iter().all(|op| cases.iter().any(|(_, covered)| covered == op)), "{dtype}");
     }
 }
 
@@ -170,7 +170,7 @@ fn deterministic_results_have_the_same_bits_over_everything_for_eight_ranks() {
 #[test]
 fn results_have_the_same_bits_from_run_to_run() {
     for carrier in [Carrier::Threads, Carrier::SharedMemory, Carrier::Tcp] {
-        let digests = [(); 3].map(|()| run(carrier, "algorithms", 4));
+        let digests = [(); 2].map(|()| run(carrier, "algorithms", 4));
         assert!(digests.iter().all(|digest| *digest == digests[0]), "{carrier}: {digests:x?}");
     }
 }

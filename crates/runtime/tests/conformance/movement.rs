@@ -87,17 +87,15 @@ pub fn short(group: &Group) -> u64 {
     course.digest()
 }
 
-/// A long tensor for a share of the dtypes and operations: with all sizes of groups together, every one of both.
+/// A long tensor of every second dtype; with all sizes of groups together, of every one and by every operation.
 pub fn long(group: &Group) -> u64 {
     let mut course = Course::new(group);
     let turn = SIZES.iter().position(|size| *size == group.size()).expect("a size of the suite");
-    for (number, dtype) in DType::ALL.into_iter().enumerate() {
-        if number % SIZES.len() == turn {
-            let whole = Move::new(&mut course, dtype, LONG);
-            broadcast(&mut course, &whole);
-            let part = Move { count: LONG / group.size(), ..whole };
-            CHECKS[number % CHECKS.len()](&mut course, &part);
-        }
+    for (number, dtype) in DType::ALL.into_iter().enumerate().skip(turn % 2).step_by(2) {
+        let whole = Move::new(&mut course, dtype, LONG);
+        broadcast(&mut course, &whole);
+        let part = Move { count: LONG / group.size(), ..whole };
+        CHECKS[(number + 3 * turn) % CHECKS.len()](&mut course, &part);
     }
     course.agree("long movements");
     course.digest()

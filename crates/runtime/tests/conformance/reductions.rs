@@ -4,7 +4,7 @@ use tenfold::{CustomOp, DType, Group, ReduceOp, Tensor};
 use tenfold_plan::{Kind, named};
 
 use super::reference::{Precision, as_called, check};
-use super::values::{Source, Spice, Use};
+use super::values::{PERIOD, Source, Spice, Use, format_of, part_of};
 use super::{Course, LONG, SHORT, SIZES, done, lend_all, uneven};
 
 /// The reductions of a dtype.
@@ -42,24 +42,18 @@ impl Case {
         self.source.dtype
     }
 
+    /// What all ranks put in: all of it, or one period.
     fn inputs(&self, size: usize, from: usize, count: usize) -> Vec<Vec<u8>> {
-        (0..size).map(|rank| self.source.elements(rank, from, count)).collect()
+        (0..size).map(|rank| self.source.elements(rank, from, count.min(PERIOD))).collect()
     }
 
     fn check(&self, actual: &Tensor, inputs: &[Vec<u8>], kind: Kind, algorithm: &str) {
+        let Case { op, source, count } = self;
         let known = named(kind, algorithm).unwrap_or_else(|| panic!("no {kind} is called `{algorithm}`"));
         let precision = if known.in_rank_order { Precision::Bits } else { Precision::EveryStepRounded };
-        self.check_to(actual, inputs, kind, precision, algorithm);
-    }
-
-    fn check_to(&self, actual: &Tensor, inputs: &[Vec<u8>], kind: Kind, precision: Precision, by: &str) {
-        let Case { op, source, count } = self;
-        let what = format!(
-            "{kind}({op}, {} × {count}) on {} ranks by `{by}`, {source:?}",
-            source.dtype,
-            inputs.len()
-        );
-        check(op, source.dtype, inputs, actual.as_bytes(), precision, &what);
+        let (dtype, ranks) = (source.dtype, inputs.len());
+        let what = format!("{kind}({op}, {dtype} × {count}) on {ranks} ranks by `{algorithm}`, {source:?}");
+        check(op, dtype, inputs, actual.as_bytes(), precision, &what);
     }
 }
 
@@ -179,18 +173,15 @@ fn custom(course: &mut Course<'_>) {
     }
 }
 
-/// A long tensor for a share of the dtypes: with all sizes of groups together, every dtype and every reduction.
+/// A long tensor of every second dtype; with all sizes of groups together, every dtype with two of its reductions or more.
 pub fn long(group: &Group) -> u64 {
     let mut course = Course::new(group);
     let turn = SIZES.iter().position(|size| *size == group.size()).expect("a size of the suite");
-    for (number, (dtype, op)) in long_cases().into_iter().enumerate() {
-        if number % SIZES.len() != turn {
-            continue;
-        }
+    for (number, (dtype, op)) in long_cases(turn).into_iter().enumerate() {
         let case = Case::new(&op, dtype, LONG, number, Spice::Endless);
         all_reduce(&mut course, &case);
         let shared = Case { count: LONG / group.size(), ..case.clone() };
-        match number / SIZES.len() % 4 {
+        match (number + turn) % 4 {
             0 => reduce(&mut course, &case, number % group.size()),
             1 => reduce_scatter_into(&mut course, &shared),
             2 => reduce_scatter(&mut course, &shared),
@@ -201,23 +192,27 @@ pub fn long(group: &Group) -> u64 {
     course.digest()
 }
 
-/// Every dtype once, each with the next of its reductions.
-pub fn long_cases() -> Vec<(DType, ReduceOp)> {
-    let one = |(number, dtype): (usize, DType)| (dtype, ops(dtype)[number % ops(dtype).len()].clone());
-    DType::ALL.into_iter().enumerate().map(one).collect()
+/// Every second dtype, each with another of its reductions in every turn.
+pub fn long_cases(turn: usize) -> Vec<(DType, ReduceOp)> {
+    let one =
+        |(number, dtype): (usize, DType)| (dtype, ops(dtype)[(number + turn) % ops(dtype).len()].clone());
+    DType::ALL.into_iter().enumerate().skip(turn % 2).step_by(2).map(one).collect()
 }
 
-/// Everything that computes, on the wildest numbers, to the bit; whole and in halves.
-pub fn deterministic(course: &mut Course<'_>) {
-    for dtype in DType::ALL {
-        for op in ops(dtype) {
-            for count in [7, 1100] {
-                let seed = course.next();
-                let case = Case::new(op, dtype, count, seed, Spice::Wild);
-                all_reduce(course, &case);
-                all_reduce_in_halves(course, &case);
-                reduce(course, &case, seed % course.size());
-                reduce_scatter_into(course, &case);
+/// Everything of one kind that computes and rounds, on the wildest numbers.
+pub fn wild(course: &mut Course<'_>, kind: Kind) {
+    let floats = DType::ALL.into_iter().filter(|dtype| format_of(part_of(*dtype)).is_some());
+    for (dtype, op) in floats.flat_map(|dtype| ops(dtype).iter().map(move |op| (dtype, op))) {
+        for count in [7, 1100] {
+            let seed = course.next();
+            let case = Case::new(op, dtype, count, seed, Spice::Wild);
+            match kind {
+                Kind::AllReduce => {
+                    all_reduce(course, &case);
+                    all_reduce_in_halves(course, &case);
+                }
+                Kind::Reduce => reduce(course, &case, seed % course.size()),
+                _ => reduce_scatter_into(course, &case),
             }
         }
     }
@@ -227,7 +222,7 @@ pub fn deterministic(course: &mut Course<'_>) {
 fn all_reduce_in_halves(course: &mut Course<'_>, case: &Case) {
     let rank = course.rank();
     let middle = case.count / 2;
-    let mut sum = |from, count| {
+    let sum = |from, count| {
         let mut tensor = course.tensor(case.dtype(), &case.source.elements(rank, from, count));
         let outcome = done(course.group.all_reduce(tensor.lend(), as_called(&case.op, rank)));
         let known = named(Kind::AllReduce, outcome.algorithm).expect("it has just been used");

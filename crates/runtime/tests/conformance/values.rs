@@ -1,8 +1,8 @@
 //! What ranks put in: elements of any dtype as a function of seed, rank and index, so that every rank knows what every
 //! other one has.
 //!
-//! Floats are read and written here by arithmetic on their definition (sign × mantissa × 2^exponent), in f64, whose
-//! precision is more than enough to round exactly once to any of the narrow ones.
+//! Floats of 8 and 16 bits are read and written here by arithmetic on their definition (sign × mantissa × 2^exponent), in
+//! f64, whose precision is more than enough to round exactly once.
 
 use tenfold::DType;
 
@@ -36,6 +36,10 @@ pub struct Source {
 /// Different floats that one source draws from.
 const ALPHABET: u64 = 64;
 
+/// Elements repeat after so many, and so do results: a million of them are checked by computing these. A prime, so that
+/// what is cut or put in the wrong place never fits by chance.
+pub const PERIOD: usize = 4099;
+
 impl Source {
     /// Elements for something that only moves them.
     pub fn moved(dtype: DType, seed: u64) -> Source {
@@ -44,22 +48,33 @@ impl Source {
 
     /// Bytes of elements `from..from + count` of `rank`.
     pub fn elements(&self, rank: usize, from: usize, count: usize) -> Vec<u8> {
+        let alphabet = self.alphabet();
+        let bytes_in_all = count * self.dtype.size();
+        let mut bytes = Vec::with_capacity(bytes_in_all);
+        for index in from..from + count.min(PERIOD) {
+            self.push(&mut bytes, rank, index % PERIOD, &alphabet);
+        }
+        while bytes.len() < bytes_in_all {
+            let again = bytes.len().min(bytes_in_all - bytes.len());
+            bytes.extend_from_within(..again);
+        }
+        bytes
+    }
+
+    fn push(&self, bytes: &mut Vec<u8>, rank: usize, index: usize, alphabet: &[u8]) {
         let part = part_of(self.dtype);
         let parts = self.dtype.size() / part.size();
-        let alphabet = self.alphabet();
-        let mut bytes = Vec::with_capacity(count * self.dtype.size());
-        for index in from * parts..(from + count) * parts {
+        for index in index * parts..(index + 1) * parts {
             let random = mix(self.seed, rank as u64, index as u64);
             match part {
                 DType::Bool => bytes.push((random & 1) as u8),
-                _ if format_of(part).is_none() => bytes.extend(&random.to_ne_bytes()[..part.size()]),
+                _ if alphabet.is_empty() => bytes.extend(&random.to_ne_bytes()[..part.size()]),
                 _ => {
                     let letter = (random % ALPHABET) as usize * part.size();
                     bytes.extend(&alphabet[letter..letter + part.size()]);
                 }
             }
         }
-        bytes
     }
 
     /// The floats, as bytes one after the other; nothing for dtypes that take any bits.
@@ -192,8 +207,10 @@ impl Format {
     }
 
     fn value(&self, code: u64) -> f64 {
-        if self.size == 8 {
-            return f64::from_bits(code);
+        match self.size {
+            8 => return f64::from_bits(code),
+            4 => return f64::from(f32::from_bits(code as u32)),
+            _ => {}
         }
         let (exponent, mantissa) = ((code >> self.mantissa) as i32, code & ((1 << self.mantissa) - 1));
         let implied = u64::from(exponent > 0) << self.mantissa;
@@ -237,8 +254,10 @@ impl Format {
 
     /// As if there were no largest number.
     fn nearest_code(&self, magnitude: f64) -> u64 {
-        if self.size == 8 {
-            return magnitude.to_bits();
+        match self.size {
+            8 => return magnitude.to_bits(),
+            4 => return u64::from((magnitude as f32).to_bits()),
+            _ => {}
         }
         if !magnitude.is_finite() {
             return self.largest_code() + 1;
