@@ -256,10 +256,10 @@ impl GroupState {
             self.fail(fabric, verdict, finished);
             return true;
         }
-        let wants = self.wants();
-        if let Some(fault) = self.lost_among(&wants) {
+        if self.lost().is_some() {
             // What it said before it went still counts.
-            if !self.poll(fabric, finished) {
+            let moved = self.poll(fabric, finished);
+            if !moved && let Some(fault) = self.lost() {
                 self.fail(fabric, fault, finished);
             }
             return true;
@@ -271,11 +271,24 @@ impl GroupState {
                 return true;
             }
         }
-        if let Some(fault) = self.timed_out(&wants) {
+        if let Some(fault) = self.timed_out(&self.wants()) {
             self.fail(fabric, fault, finished);
             return true;
         }
         false
+    }
+
+    /// Why somebody who is waited for will never answer. A rank that went after it sent what is waited for has answered: its
+    /// message lies here until those of others, with which it is combined, have come too.
+    fn lost(&mut self) -> Option<Fault> {
+        self.lost_among(&self.wants())?;
+        let mut wants = Wants::default();
+        if let Some(job) = self.queue.front() {
+            job.run.wants(&mut wants);
+            wants.messages.retain(|rank| !self.mesh.has_message(Lane::Collective, *rank));
+        }
+        self.messages.wants(&mut wants);
+        self.lost_among(&wants)
     }
 
     fn wants(&self) -> Wants {

@@ -355,6 +355,10 @@ impl Mesh {
         }
     }
 
+    pub(crate) fn has_message(&mut self, lane: Lane, from: Rank) -> bool {
+        matches!(self.poll_any(lane, from), Ok(Poll::Ready(_)))
+    }
+
     fn poll_ready(&mut self, lane: Lane, from: Rank, head: &Head, len: usize) -> Result<Poll<()>, Fault> {
         match self.poll_any(lane, from)? {
             Poll::Pending => Ok(Poll::Pending),
