@@ -299,7 +299,8 @@ fn numbers_count_collectives_alike_and_all_calls_of_a_rank() {
 fn a_receive_from_anybody_says_from_whom() {
     ranks(4, |group| {
         if group.rank() > 0 {
-            return group.send(number(group.rank() as i64).lend(), 0, 3)?.wait();
+            group.send(number(group.rank() as i64).lend(), 0, 3)?.wait()?;
+            return group.barrier()?.wait(); // a rank must not leave before the others are done
         }
         for _ in 1..4 {
             let mut tensor = number(0);
@@ -308,7 +309,7 @@ fn a_receive_from_anybody_says_from_whom() {
             assert_eq!(work.source(), Some(value(&tensor) as usize));
             assert_eq!(work.op_type(), OpKind::RecvAnySource);
         }
-        Ok(())
+        group.barrier()?.wait()
     });
 }
 
@@ -493,6 +494,7 @@ fn introduced(rank: usize) -> String {
 #[test]
 fn a_group_that_was_aborted_says_so_to_everybody_for_ever() {
     ranks(3, |group| {
+        assert_eq!(sum(&group, 1)?, 3);
         let why = format!("{} aborted the group: loss is not a number", introduced(1));
         if group.rank() == 1 {
             group.abort("loss is not a number");

@@ -194,9 +194,10 @@ pub fn long(group: &Group) -> u64 {
 
 /// Every second dtype, each with another of its reductions in every turn.
 pub fn long_cases(turn: usize) -> Vec<(DType, ReduceOp)> {
+    let dtypes = DType::ALL.into_iter().skip(turn % 2).step_by(2);
     let one =
         |(number, dtype): (usize, DType)| (dtype, ops(dtype)[(number + turn) % ops(dtype).len()].clone());
-    DType::ALL.into_iter().enumerate().skip(turn % 2).step_by(2).map(one).collect()
+    dtypes.enumerate().map(one).collect()
 }
 
 /// Everything of one kind that computes and rounds, on the wildest numbers.
