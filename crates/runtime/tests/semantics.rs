@@ -493,24 +493,23 @@ fn introduced(rank: usize) -> String {
 
 #[test]
 fn a_group_that_was_aborted_says_so_to_everybody_for_ever() {
+    // Nobody aborts before all have called, or leaves before all have heard.
+    let (called, heard) = (Barrier::new(3), Barrier::new(3));
     ranks(3, |group| {
-        assert_eq!(sum(&group, 1)?, 3);
         let why = format!("{} aborted the group: loss is not a number", introduced(1));
+        let work = group.recv(number(1).lend(), (group.rank() + 1) % 3, 0)?;
+        called.wait();
         if group.rank() == 1 {
             group.abort("loss is not a number");
-        } else {
-            let error =
-                group.all_reduce(number(1).lend(), ReduceOp::Sum).and_then(|work| work.wait()).unwrap_err();
-            assert_eq!((error.kind(), error.peer()), (FaultKind::Aborted, Some(1)));
-            assert!(error.message().ends_with(&why), "{error}");
         }
-        for error in [
-            group.barrier().unwrap_err(),
-            group.send(number(1).lend(), (group.rank() + 1) % 3, 0).unwrap_err(),
-        ] {
+        let error = work.wait().unwrap_err();
+        assert_eq!((error.kind(), error.peer()), (FaultKind::Aborted, Some(1)));
+        assert_eq!(error.message(), why);
+        for error in [group.barrier().unwrap_err(), group.broadcast(number(1).lend(), 0).unwrap_err()] {
             assert_eq!(error.message(), format!("the group has failed before: {why}"));
         }
         assert_eq!(group.failure().unwrap().message(), why);
+        heard.wait();
         Ok(())
     });
 }
