@@ -1,7 +1,7 @@
 //! `tenfold demo`: the main job on one machine with nothing else installed.
 //!
-//! An embedded store server and several worker processes: they find each other, exchange values, meet at barriers, and
-//! report what they saw and how long it took. The parent checks every value and fails loudly if one is wrong.
+//! An embedded store server and several worker processes: they find each other, exchange values, meet at barriers, form a
+//! group, and report what they saw and how long it took. Every value is checked, and a wrong one is a loud failure.
 
 #![expect(clippy::disallowed_methods, reason = "reports how long things took")]
 
@@ -9,6 +9,7 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use tenfold::{DType, Group, Options, ReduceOp, Tensor, Work};
 use tenfold_store::{
     FaultKind, Server, ServerOptions, StoreCollectives, StoreExt, TcpStore, TcpStoreOptions,
 };
@@ -55,6 +56,18 @@ struct Report {
     sum: i64,
     /// Median microseconds by operation.
     medians: Vec<(String, f64)>,
+    collectives: Vec<Collective>,
+}
+
+/// How long a collective took on one rank.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Collective {
+    operation: String,
+    bytes: usize,
+    algorithm: String,
+    /// Median microseconds, with tensors in private memory and in shared memory.
+    private_us: f64,
+    shared_us: f64,
 }
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -117,6 +130,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         let median = medians[medians.len() / 2];
         println!("{operation:<14} {median:>14.1} {:>16.0}", workers as f64 * 1e6 / median);
     }
+    print_collectives(&reports);
     let operations: u64 = facts.operations.values().sum();
     println!(
         "\nserver: {operations} operations, {} connections, {} keys, {} refused; {:.2} s in all",
@@ -126,6 +140,26 @@ pub(crate) fn run(args: &Args) -> Outcome {
         started.elapsed().as_secs_f64()
     );
     Ok(ExitCode::SUCCESS)
+}
+
+/// The slowest rank's medians: a collective is over when its last rank is done.
+fn print_collectives(reports: &[Report]) {
+    println!(
+        "\n{:<14} {:>9} {:>16} {:>12} {:>12} {:>16}",
+        "collective", "size", "algorithm", "private µs", "shared µs", "shared GB/s"
+    );
+    for (index, row) in reports[0].collectives.iter().enumerate() {
+        let slowest = |time: fn(&Collective) -> f64| {
+            reports.iter().map(|report| time(&report.collectives[index])).fold(0.0, f64::max)
+        };
+        let (private, shared) = (slowest(|row| row.private_us), slowest(|row| row.shared_us));
+        let (size, speed) = match row.bytes {
+            0 => ("".to_string(), "".to_string()),
+            bytes => (crate::units::show_size(bytes), format!("{:.2}", bytes as f64 / shared / 1e3)),
+        };
+        let Collective { operation, algorithm, .. } = row;
+        println!("{operation:<14} {size:>9} {algorithm:>16} {private:>12.1} {shared:>12.1} {speed:>16}");
+    }
 }
 
 fn say(args: &Args, line: std::fmt::Arguments<'_>) {
@@ -234,8 +268,77 @@ pub(crate) fn run_worker(args: &WorkerArgs) -> Outcome {
         Box::new(|turn| store.barrier(format!("demo/barrier/{turn}"), workers)),
     )?;
 
-    let report = Report { rank, pid: std::process::id(), joined_ms, met, sum, medians };
+    let collectives = collectives(store.clone(), rank, workers)?;
+    let report = Report { rank, pid: std::process::id(), joined_ms, met, sum, medians, collectives };
     store.set(format!("demo/report/{rank}"), serde_json::to_vec(&report)?)?;
     store.ping()?; // the report has arrived before this process ends
     Ok(ExitCode::SUCCESS)
+}
+
+/// Forms a group, checks its sums, and measures a few operations.
+fn collectives(
+    store: std::sync::Arc<TcpStore>,
+    rank: usize,
+    workers: usize,
+) -> Result<Vec<Collective>, Box<dyn std::error::Error>> {
+    let group = Group::connect(store, rank, workers, Options::new("demo").timeout(LIMIT))?;
+    let mut rows = Vec::new();
+    for elements in [2, 1 << 10, 1 << 16, 1 << 20] {
+        let mut tensors = [Tensor::zeros(DType::F32, elements), group.shared_tensor(DType::F32, elements)?];
+        for tensor in &mut tensors {
+            check_sum(&group, tensor)?;
+        }
+        rows.push(time_both(&group, "all_reduce", &mut tensors, |group, tensor| {
+            group.all_reduce(tensor.lend(), ReduceOp::Max)
+        })?);
+        rows.push(time_both(&group, "broadcast", &mut tensors, |group, tensor| group.broadcast(tensor.lend(), 0))?);
+    }
+    let mut nothing = [Tensor::zeros(DType::U8, 0), Tensor::zeros(DType::U8, 0)];
+    rows.push(time_both(&group, "barrier", &mut nothing, |group, _| group.barrier())?);
+    rows.sort_by_key(|row| (row.operation.clone(), row.bytes));
+    Ok(rows)
+}
+
+/// Every rank gives its number plus one, plus the place; the sum is known.
+fn check_sum(group: &Group, tensor: &mut Tensor) -> Result<(), Box<dyn std::error::Error>> {
+    let ranks = group.size();
+    for (place, value) in tensor.as_mut_slice::<f32>().iter_mut().enumerate() {
+        *value = (group.rank() + 1 + place % 100) as f32;
+    }
+    group.all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()?;
+    for (place, value) in tensor.as_slice::<f32>().iter().enumerate() {
+        let expected = (ranks * (ranks + 1) / 2 + ranks * (place % 100)) as f32;
+        if *value != expected {
+            return Err(format!("rank {} got the sum {value} instead of {expected} at {place}", group.rank()).into());
+        }
+    }
+    Ok(())
+}
+
+/// Median times of an operation on a private and on a shared tensor.
+fn time_both(
+    group: &Group,
+    operation: &str,
+    tensors: &mut [Tensor; 2],
+    call: impl Fn(&Group, &mut Tensor) -> tenfold::Result<Work>,
+) -> tenfold::Result<Collective> {
+    let bytes = tensors[0].elements() * tensors[0].dtype().size();
+    let turns = ((8 << 20) / bytes.max(1)).clamp(5, 500);
+    let (mut medians, mut algorithm) = ([0.0; 2], "");
+    for (tensor, median) in tensors.iter_mut().zip(&mut medians) {
+        group.barrier()?.wait()?;
+        let mut times = Vec::with_capacity(turns);
+        for _ in 0..turns {
+            let begin = Instant::now();
+            let work = call(group, tensor)?;
+            work.wait()?;
+            times.push(begin.elapsed());
+            algorithm = work.algorithm();
+        }
+        times.sort_unstable();
+        *median = times[turns / 2].as_secs_f64() * 1e6;
+    }
+    let [private_us, shared_us] = medians;
+    let (operation, algorithm) = (operation.to_string(), algorithm.to_string());
+    Ok(Collective { operation, bytes, algorithm, private_us, shared_us })
 }

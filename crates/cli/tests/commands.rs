@@ -132,7 +132,7 @@ fn keys_and_values_stay_out_of_the_servers_log() {
 fn the_demo_meets_checks_and_reports() {
     let text = printed(&tenfold(&["demo", "--workers", "3", "--operations", "20"]));
     for expected in
-        ["store server on 127.0.0.1:", "3 workers started, pids ", "all 3 met: ", "and the sum 5", "barrier"]
+        ["store server on 127.0.0.1:", "3 workers started, pids ", "all 3 met: ", "and the sum 5", "barrier", "all_reduce       4.0 MiB"]
     {
         assert!(text.contains(expected), "no `{expected}` in {text}");
     }
@@ -158,13 +158,41 @@ fn the_commands_of_the_readme_do_what_it_says() {
 
 #[test]
 fn every_command_has_help_with_an_example() {
-    for command in [&["demo"][..], &["serve"], &["store"], &["bench", "store"]] {
+    for command in [&["demo"][..], &["serve"], &["store"], &["bench"], &["bench", "store"]] {
         let text = printed(&tenfold(&[command, &["--help"]].concat()));
         assert!(text.contains("Examples:\n  tenfold "), "{command:?}: {text}");
     }
     assert_eq!(tenfold(&["serv"]).status.code(), Some(2));
     let output = tenfold(&["serv"]);
     assert!(String::from_utf8_lossy(&output.stderr).contains("serve"), "the nearest name is told");
+}
+
+#[test]
+fn a_benchmark_of_collectives_checks_measures_and_writes_its_rows() {
+    let folder = tempfile::tempdir().unwrap();
+    let rows = folder.path().join("rows.json");
+    let arguments =
+        ["bench", "all_reduce", "send_recv", "--sizes", "8", "--memory", "private", "--rounds", "1"];
+    let text = printed(&tenfold(&[&arguments[..], &["--json", rows.to_str().unwrap()]].concat()));
+    assert!(text.starts_with("all_reduce f32, 2 ranks, µs\nsize  tenfold\n8 B "), "{text}");
+    assert!(text.contains("\nsend_recv f32, 2 ranks, µs\n"), "{text}");
+    let rows: serde_json::Value = serde_json::from_slice(&std::fs::read(rows).unwrap()).unwrap();
+    assert_eq!(rows.as_array().unwrap().len(), 2);
+    assert_eq!(
+        (&rows[0]["op"], &rows[0]["ranks"], &rows[0]["bytes"]),
+        (&"all_reduce".into(), &2.into(), &8.into())
+    );
+    assert!(rows[0]["median_us"].as_f64().unwrap() > 0.0, "{rows}");
+    assert_eq!(rows[0]["ratio"], serde_json::Value::Null);
+}
+
+#[test]
+fn a_peer_that_cannot_start_is_told_with_what_it_said() {
+    let output = tenfold(&["bench", "--against", "gloo", "--python", "/nowhere/python", "--sizes", "8"]);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text.starts_with("error: starting gloo: a process ended early"), "{text}");
+    assert!(text.contains("cannot run `/nowhere/python`"), "{text}");
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 mod dtype;
 mod float8;
+mod fork;
 mod mailbox;
 mod reduce;
 mod reduce_op;
@@ -14,10 +15,11 @@ mod tensor;
 
 pub use dtype::{DType, Element, UnknownDType};
 pub use float8::{F8E4M3FN, F8E4M3FNUZ, F8E5M2, F8E5M2FNUZ};
+pub use fork::ForkGuard;
 pub use mailbox::{CELLS, Head, INLINE, Inbox, Lane, Outbox, Payload, Wanted};
 pub use reduce::{Level, Reduction};
 pub use reduce_op::{CustomFunction, CustomOp, ReduceOp, UnknownOp, Unsupported, supports};
-pub use room::{Doing, Link, PeerRoom, Room, SLOT, SLOTS};
+pub use room::{Doing, Link, PeerRoom, Room, SLOT, slots};
 pub use segment::{Block, MappedPeer, PAGE, PeerSegment, Segment};
 pub use span::{Bytes, Span};
 pub use tensor::{Tensor, TensorView, lend};

@@ -107,10 +107,7 @@ mod tests {
         drop(right);
         let closed = send(left.as_fd(), b"anybody?", Bytes::of(&[])).expect_err("nobody reads it");
         assert_eq!(closed.kind(), io::ErrorKind::BrokenPipe);
-        assert_eq!(
-            receive(left.as_fd(), &mut header, Span::empty()).ok(),
-            None,
-        );
+        assert_eq!(receive(left.as_fd(), &mut header, Span::empty()).ok(), None,);
     }
 
     #[test]

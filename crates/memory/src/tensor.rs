@@ -110,7 +110,7 @@ impl TensorView {
     /// If `target` is not as long as the elements.
     pub fn pack(&self, target: Span<'_>) {
         self.each_element(target.len(), |element, at| {
-            target.part(at, at + element.len()).copy_from(element.bytes())
+            target.part(at, at + element.len()).copy_from(element.bytes());
         });
     }
 

@@ -15,12 +15,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
+use tenfold_memory::Doing;
 use tenfold_store::Deadline;
 
 use crate::fabric::Fabric;
 use crate::fault::Fault;
-use crate::group::state::GroupState;
+use crate::group::state::{Finish, GroupState, Job};
 use crate::patience::{Next, Patience};
+use crate::run::Run;
 use crate::transport::Socket;
 use crate::work::{Shared, earlier};
 
@@ -43,6 +45,24 @@ pub(crate) struct State {
     patience: Patience,
     /// Finished works that somebody wants to hear of, once the lock is free.
     to_tell: Vec<Arc<Shared>>,
+}
+
+/// How a caller goes on after a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Urgency {
+    /// It is short, and likely to be over before the caller could do anything else.
+    Quick,
+    /// The caller waits, or comes back to it.
+    Patient,
+    /// The caller has other things to do: the helper thread sees to it.
+    Background,
+}
+
+/// What became of a collective when it was called.
+#[derive(Debug)]
+pub(crate) enum Submitted {
+    Over,
+    Underway(Arc<Shared>),
 }
 
 /// Which group of an engine.
@@ -190,6 +210,52 @@ impl Engine {
             fabric.bell.ring(); // a sleeper does not know this operation's wants yet
         }
         result
+    }
+
+    /// Starts a collective. If it is over at once, there is nothing left to wait for; else `run` and `finish` go into the
+    /// queue, with what `note` makes of it.
+    #[inline]
+    pub(crate) fn submit_run(
+        &self,
+        fabric: &Fabric,
+        index: GroupIndex,
+        urgency: Urgency,
+        (run, finish): (&mut Option<Run>, &mut Option<Finish>),
+        plan: impl FnOnce(&mut GroupState, &mut Run),
+        note: impl FnOnce(&Run) -> Arc<Shared>,
+    ) -> Result<Submitted, Fault> {
+        let mut state = self.lock();
+        let State { groups, to_tell, patience } = &mut *state;
+        let group = groups[index.0].as_deref_mut().expect("a group is in its engine until it is dropped");
+        if let Some(fault) = group.failed() {
+            return Err(fault.clone());
+        }
+        let Some(planned) = run else { return Ok(Submitted::Over) };
+        plan(group, planned);
+        group.remember(planned.label());
+        let was_busy = group.is_busy() || group.is_doubtful();
+        let turns = if was_busy || urgency != Urgency::Quick { 0 } else { patience.quick_turns() };
+        if group.try_at_once(planned, turns, || self.crowd.load(Ordering::Relaxed) > 0) {
+            drop(state);
+            if let Some(finish) = finish.take() {
+                finish(std::mem::take(planned.buffers()));
+            }
+            return Ok(Submitted::Over);
+        }
+        let work = note(planned);
+        let Some(run) = run.take() else { return Ok(Submitted::Over) };
+        group.enqueue(Job { run, work: Arc::clone(&work), finish: finish.take() });
+        group.poll(fabric, to_tell);
+        let waiters = self.waiters.load(Ordering::Relaxed);
+        let busy = group.is_busy();
+        self.tell(state);
+        if busy && waiters > 0 {
+            fabric.bell.ring(); // a sleeper does not know this operation's wants yet
+        } else if busy && (was_busy || urgency == Urgency::Background) {
+            // Somebody who starts a second operation before waiting for the first has other things to do.
+            self.attend(fabric);
+        }
+        Ok(Submitted::Underway(work))
     }
 
     /// Has the helper thread drive while nobody waits.
@@ -346,14 +412,17 @@ impl Engine {
         known
     }
 
-    /// For every group: its id and what this rank does in it; and the notices of those that failed.
-    pub(crate) fn report(&self) -> (Vec<(u64, tenfold_memory::Doing)>, Vec<(u64, Vec<u8>)>) {
-        self.with(|state| {
-            let groups = state.groups.iter().flatten();
-            let doing = groups.clone().map(|group| (group.id(), *group.doing())).collect();
-            let failed = groups.filter_map(|group| Some((group.id(), group.notice()?))).collect();
-            (doing, failed)
-        })
+    /// For every group: its id and what this rank does in it.
+    pub(crate) fn doing(&self) -> Vec<(u64, Doing)> {
+        self.with(|state| state.groups.iter().flatten().map(|group| (group.id(), *group.doing())).collect())
+    }
+
+    /// What a peer should know that we have just met: of which group, and what.
+    pub(crate) fn notices(&self) -> Vec<(u64, Vec<u8>)> {
+        let of = |group: &GroupState| {
+            group.notices().into_iter().map(|text| (group.id(), text)).collect::<Vec<_>>()
+        };
+        self.with(|state| state.groups.iter().flatten().flat_map(|group| of(group)).collect())
     }
 
     /// What waits for the peer `id`, for a warning that it is silent: its rank, the group, the operation.

@@ -140,10 +140,6 @@ impl Error {
     pub fn scene(&self) -> &Scene {
         &self.inner.0
     }
-
-    pub(crate) fn fault(&self) -> &Fault {
-        &self.inner.1
-    }
 }
 
 impl fmt::Display for Error {

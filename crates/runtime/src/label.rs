@@ -197,7 +197,7 @@ impl fmt::Display for Label {
         match self.kind {
             _ if self.root_or_tag == NONE => {}
             OpKind::Send | OpKind::Recv | OpKind::RecvAnySource => {
-                facts.push(format!("tag {}", self.root_or_tag))
+                facts.push(format!("tag {}", self.root_or_tag));
             }
             _ => facts.push(format!("root {}", self.root_or_tag)),
         }

@@ -1,5 +1,28 @@
-//! Process groups.
+//! Collective communication for machine learning: c10d's process groups, in Rust.
+//!
+//! Ranks meet through a store ([`tenfold_store`]) and form a [`Group`]. Between ranks of one host messages go through
+//! shared memory, between hosts over TCP; which is which is found out when they meet. A rank may also be a thread.
+//!
+//! ```
+//! use tenfold::{Group, ReduceOp, Tensor};
+//!
+//! // Four ranks as threads; with processes each would call `Group::connect` with a store.
+//! let sums = Group::threads(4, |group| {
+//!     let mut gradients = Tensor::from_slice(&[1.0_f32, 2.0, 3.0]);
+//!     group.all_reduce(gradients.lend(), ReduceOp::Avg)?.wait()?;
+//!     Ok(gradients.as_slice::<f32>().to_vec())
+//! })?;
+//! assert_eq!(sums[3], [1.0, 2.0, 3.0]);
+//! # Ok::<(), tenfold::Error>(())
+//! ```
+//!
+//! What a call does, in the order of the modules: `group` checks it and picks a plan; `engine` drives it, on the thread that
+//! waits; `run` executes the plan's steps; `transport` carries the messages; `fabric` knows the peers and watches
+//! over their lives. An operation never hangs silently: see [`Error`].
+//!
+//! Not here: algorithms (`tenfold-plan`), memory and arithmetic (`tenfold-memory`), rendezvous (`tenfold-store`).
 
+mod collectives;
 mod engine;
 mod environment;
 mod fabric;
@@ -8,11 +31,13 @@ mod group;
 mod label;
 mod network;
 mod patience;
+pub mod registry;
 mod run;
 mod transport;
 mod wire;
 mod work;
 
+pub use collectives::{Collectives, FakeGroup};
 pub use fault::{Error, Fault, FaultKind, Result, Scene};
 pub use group::{Group, Options, SparseTensor};
 pub use label::{Label, OpKind};

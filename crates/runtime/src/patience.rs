@@ -20,6 +20,9 @@ const SPINS_MIN: u32 = 16;
 const YIELDS_CROWDED: u32 = 64;
 const YIELDS: u32 = 2;
 
+/// Looks at a short operation right after it was called.
+const QUICK_TURNS: u32 = 200;
+
 #[derive(Clone, Debug)]
 pub(crate) struct Patience {
     crowded: bool,
@@ -35,6 +38,12 @@ impl Patience {
     /// More ranks than cores.
     pub(crate) fn set_crowded(&mut self) {
         self.crowded = true;
+    }
+
+    /// How often to look at a short operation before it is put aside: a few microseconds, if cores are free.
+    #[inline]
+    pub(crate) fn quick_turns(&self) -> u32 {
+        if self.crowded { 1 } else { QUICK_TURNS }
     }
 
     /// A wait began, or something came: patience is counted from here.

@@ -23,10 +23,16 @@ const OPEN_MAX: usize = 64;
 /// Sources that are combined without allocating.
 const SOURCES: usize = 16;
 
+/// A run without a plan does nothing.
+const UNPLANNED: Result<Poll<()>, Fault> = Ok(Poll::Pending);
+
 /// Memory of an operation: views, and which part of which view a part of a plan's buffer is.
 #[derive(Debug, Default)]
 pub(crate) struct Buffers {
-    views: Vec<TensorView>,
+    /// Most operations have one or two views: no list is made for those.
+    first: Option<TensorView>,
+    second: Option<TensorView>,
+    others: Vec<TensorView>,
     input: Parts,
     output: Parts,
     scratch: Parts,
@@ -37,6 +43,8 @@ pub(crate) struct Buffers {
 pub(crate) enum Parts {
     #[default]
     None,
+    /// One part: a whole view.
+    One(usize),
     /// Of one view, each `part` bytes, the last ones shorter or empty.
     Equal { view: usize, part: usize },
     /// Each where it is: view, first byte, bytes.
@@ -44,19 +52,40 @@ pub(crate) enum Parts {
 }
 
 impl Buffers {
+    /// With one view, number 0.
+    #[inline]
+    pub(crate) fn of(view: TensorView) -> Self {
+        Buffers { first: Some(view), ..Buffers::default() }
+    }
+
     /// Adds a view; the result is its index.
     pub(crate) fn add(&mut self, view: TensorView) -> usize {
-        self.views.push(view);
-        self.views.len() - 1
+        let views = self.len();
+        match views {
+            0 => self.first = Some(view),
+            1 => self.second = Some(view),
+            _ => self.others.push(view),
+        }
+        views
+    }
+
+    fn len(&self) -> usize {
+        usize::from(self.first.is_some()) + usize::from(self.second.is_some()) + self.others.len()
     }
 
     /// The first view; the others are dropped.
     pub(crate) fn into_first(self) -> TensorView {
-        self.views.into_iter().next().expect("an operation has a view")
+        self.first.expect("an operation has a view")
     }
 
+    #[inline]
     pub(crate) fn view(&self, index: usize) -> &TensorView {
-        &self.views[index]
+        let view = match index {
+            0 => self.first.as_ref(),
+            1 => self.second.as_ref(),
+            _ => self.others.get(index - 2),
+        };
+        view.expect("parts lie in views that were added")
     }
 
     pub(crate) fn set(&mut self, buffer: Buffer, parts: Parts) {
@@ -76,11 +105,13 @@ impl Buffers {
     }
 
     /// View, first byte and bytes of a part.
+    #[inline]
     fn part(&self, buffer: Buffer, index: usize) -> (usize, usize, usize) {
         match self.parts(buffer) {
             Parts::None => unreachable!("a plan uses only buffers that its operation has"),
+            Parts::One(view) => (*view, 0, self.view(*view).byte_len()),
             Parts::Equal { view, part } => {
-                let whole = self.views[*view].byte_len();
+                let whole = self.view(*view).byte_len();
                 let start = (index * part).min(whole);
                 (*view, start, (*part).min(whole - start))
             }
@@ -99,20 +130,20 @@ impl Buffers {
                 let len = piece.min(len - skipped);
                 // Scratch is the same memory in every round.
                 let start = if chunk.buffer == Buffer::Scratch { start } else { start + skipped };
-                self.views[view].span().part(start, start + len)
+                self.view(view).span().part(start, start + len)
             }
             count => {
                 let (view, start, _) = self.part(chunk.buffer, chunk.first);
                 let (last, end, len) = self.part(chunk.buffer, chunk.first + count - 1);
                 assert_eq!(view, last, "parts that travel together lie together");
-                self.views[view].span().part(start, end + len)
+                self.view(view).span().part(start, end + len)
             }
         }
     }
 
     /// Memory for the scratch parts of `plan`.
     fn make_scratch(&mut self, plan: &Plan, piece: usize) {
-        let mut end = 0;
+        let (mut end, views) = (0, self.len());
         let table: Vec<_> = plan
             .scratch
             .iter()
@@ -120,10 +151,10 @@ impl Buffers {
                 let len = self.part(buffer, index).2;
                 let start = end;
                 end += len.min(piece);
-                (self.views.len(), start, len)
+                (views, start, len)
             })
             .collect();
-        self.views.push(Tensor::zeros(tenfold_memory::DType::U8, end).lend());
+        self.add(Tensor::zeros(tenfold_memory::DType::U8, end).lend());
         self.scratch = Parts::Table(table);
     }
 
@@ -149,7 +180,8 @@ struct Open {
 pub(crate) struct Run {
     label: Label,
     head: Head,
-    plan: Arc<Plan>,
+    algorithm: &'static str,
+    plan: Option<Arc<Plan>>,
     buffers: Buffers,
     reduction: Option<Reduction>,
     rank: Rank,
@@ -159,6 +191,8 @@ pub(crate) struct Run {
     step: usize,
     /// Within the step: receivers that have it, or sources that are here.
     done: usize,
+    /// Sources that are not here yet.
+    missing: Vec<Rank>,
     stage: Option<Stage>,
     open: Vec<Open>,
     /// Does this rank hear from anybody? One that does not waits until it was heard.
@@ -166,35 +200,69 @@ pub(crate) struct Run {
 }
 
 impl Run {
+    /// An operation whose plan is not chosen yet.
+    #[inline]
+    pub(crate) fn unplanned(
+        label: Label,
+        rank: Rank,
+        buffers: Buffers,
+        reduction: Option<Reduction>,
+    ) -> Self {
+        Run {
+            label,
+            head: [0; 3],
+            algorithm: "",
+            plan: None,
+            buffers,
+            reduction,
+            rank,
+            piece: 0,
+            rounds: 0,
+            round: 0,
+            step: 0,
+            done: 0,
+            missing: Vec::new(),
+            stage: None,
+            open: Vec::new(),
+            hears: false,
+        }
+    }
+
+    /// Gives it its number and its plan.
+    #[inline]
+    pub(crate) fn assign(&mut self, seq: u64, algorithm: &'static str, plan: Arc<Plan>, piece: usize) {
+        self.label.seq = seq;
+        self.head = self.label.head();
+        self.algorithm = algorithm;
+        if !plan.scratch.is_empty() {
+            self.buffers.make_scratch(&plan, piece);
+        }
+        self.piece = piece;
+        self.rounds = self.buffers.rounds(&plan, piece);
+        self.hears = plan.steps.iter().any(|step| matches!(step, Step::Recv { .. } | Step::Reduce { .. }));
+        self.plan = Some(plan);
+    }
+
+    #[cfg(test)]
     pub(crate) fn new(
         label: Label,
         rank: Rank,
         plan: Arc<Plan>,
-        mut buffers: Buffers,
+        buffers: Buffers,
         reduction: Option<Reduction>,
         piece: usize,
     ) -> Self {
-        if !plan.scratch.is_empty() {
-            buffers.make_scratch(&plan, piece);
-        }
-        let rounds = buffers.rounds(&plan, piece);
-        let hears = plan.steps.iter().any(|step| matches!(step, Step::Recv { .. } | Step::Reduce { .. }));
-        Run {
-            label,
-            head: label.head(),
-            plan,
-            buffers,
-            reduction,
-            rank,
-            piece,
-            rounds,
-            round: 0,
-            step: 0,
-            done: 0,
-            stage: None,
-            open: Vec::new(),
-            hears,
-        }
+        let mut run = Run::unplanned(label, rank, buffers, reduction);
+        run.assign(label.seq, "", plan, piece);
+        run
+    }
+
+    fn steps(&self) -> &[Step] {
+        self.plan.as_ref().map_or(&[], |plan| &plan.steps)
+    }
+
+    pub(crate) fn buffers(&mut self) -> &mut Buffers {
+        &mut self.buffers
     }
 
     /// Changes whenever the run moves.
@@ -203,6 +271,11 @@ impl Run {
         (self.round, self.step, self.done, self.open.len())
     }
 
+    pub(crate) fn algorithm(&self) -> &'static str {
+        self.algorithm
+    }
+
+    #[inline]
     pub(crate) fn label(&self) -> &Label {
         &self.label
     }
@@ -212,10 +285,19 @@ impl Run {
         self.buffers
     }
 
+    /// The bytes from an address on, if they are memory of this run: what a peer that was lent them would read now.
+    #[cfg(test)]
+    pub(crate) fn bytes_at(&self, start: usize, len: usize) -> Option<Bytes<'_>> {
+        let place = |view: &TensorView| start.checked_sub(view.span().start().addr());
+        let here = |view: &&TensorView| place(view).is_some_and(|place| place + len <= view.byte_len());
+        let view = (0..self.buffers.len()).map(|index| self.buffers.view(index)).find(|view| here(view))?;
+        let place = place(view)?;
+        Some(view.span().bytes().part(place, place + len))
+    }
+
     /// As in `step 4 of 14, piece 2 of 9`.
     pub(crate) fn progress(&self) -> String {
-        let mut text =
-            format!("step {} of {}", (self.step + 1).min(self.plan.steps.len()), self.plan.steps.len());
+        let mut text = format!("step {} of {}", (self.step + 1).min(self.steps().len()), self.steps().len());
         if self.rounds > 1 {
             text += &format!(", piece {} of {}", (self.round + 1).min(self.rounds), self.rounds);
         }
@@ -229,7 +311,7 @@ impl Run {
             self.poll_open(transport)?;
         }
         while self.round < self.rounds {
-            while self.step < self.plan.steps.len() {
+            while self.step < self.steps().len() {
                 if self.poll_step(transport)?.is_pending() {
                     return Ok(Poll::Pending);
                 }
@@ -246,32 +328,40 @@ impl Run {
     }
 
     fn poll_step<T: Transport>(&mut self, transport: &mut T) -> Result<Poll<()>, Fault> {
-        let plan = Arc::clone(&self.plan);
-        let span = |chunk| self.buffers.span(chunk, self.piece, self.round);
+        let Run { plan: Some(plan), buffers, head, piece, round, done, missing, .. } = self else {
+            return UNPLANNED;
+        };
+        let span = |chunk| buffers.span(chunk, *piece, *round);
+        let is_over = |span: Span<'_>| *round > 0 && span.is_empty();
         match &plan.steps[self.step] {
-            Step::Send { to, chunk } => {
-                if self.round > 0 && span(*chunk).is_empty() {
+            Step::Send { chunk, .. } => {
+                if is_over(span(*chunk)) {
                     return Ok(Poll::Ready(()));
                 }
-                self.poll_send(to, *chunk, plan.lends, transport)
+                self.poll_send(transport)
             }
             Step::Recv { from, chunk } => {
                 let target = span(*chunk);
-                if self.round > 0 && target.is_empty() {
+                if is_over(target) {
                     return Ok(Poll::Ready(()));
                 }
-                transport.poll_recv(*from, &self.head, target)
+                transport.poll_recv(*from, head, target)
             }
             Step::Reduce { from, own, to, finish } => {
                 let (own, target) = (span(*own), span(*to));
-                if self.round > 0 && target.is_empty() {
+                if is_over(target) {
                     return Ok(Poll::Ready(()));
                 }
-                while let Some(source) = from.get(self.done) {
-                    if transport.poll_ready(*source, &self.head, target.len())?.is_pending() {
-                        return Ok(Poll::Pending);
+                missing.clear();
+                for source in &from[*done..] {
+                    if transport.poll_ready(*source, head, target.len())?.is_pending() {
+                        missing.push(*source);
+                    } else if missing.is_empty() {
+                        *done += 1; // need not be asked again
                     }
-                    self.done += 1;
+                }
+                if !missing.is_empty() {
+                    return Ok(Poll::Pending);
                 }
                 let reduction = self.reduction.as_ref().expect("a plan that reduces has a reduction");
                 combine(reduction, transport, self.rank, from, own, target, *finish);
@@ -287,34 +377,33 @@ impl Run {
         }
     }
 
-    fn poll_send<T: Transport>(
-        &mut self,
-        to: &[Rank],
-        chunk: Chunk,
-        lend: bool,
-        transport: &mut T,
-    ) -> Result<Poll<()>, Fault> {
-        let bytes = self.buffers.span(chunk, self.piece, self.round).bytes();
+    /// The step is a send.
+    fn poll_send<T: Transport>(&mut self, transport: &mut T) -> Result<Poll<()>, Fault> {
+        let Run { plan: Some(plan), buffers, head, piece, round, done, stage, open, .. } = self else {
+            return UNPLANNED;
+        };
+        let Step::Send { to, chunk } = &plan.steps[self.step] else { unreachable!("the caller looked") };
+        let (bytes, lend) = (buffers.span(*chunk, *piece, *round).bytes(), plan.lends);
         let mut later = Vec::new();
-        if self.open.len() >= OPEN_MAX {
+        if open.len() >= OPEN_MAX {
             return Ok(Poll::Pending);
         }
-        while let Some(&peer) = to.get(self.done) {
+        while let Some(&peer) = to.get(*done) {
             // A link is first in, first out: nothing overtakes what that peer has not taken yet.
-            let behind = self.open.iter().any(|open| open.to.contains(&peer));
-            if behind || transport.poll_send(peer, &mut self.stage, &self.head, bytes, lend)?.is_pending() {
+            let behind = open.iter().any(|open| open.to.contains(&peer));
+            if behind || transport.poll_send(peer, stage, head, bytes, lend)?.is_pending() {
                 if !lend {
                     return Ok(Poll::Pending);
                 }
                 later.push(peer);
             }
-            self.done += 1;
+            *done += 1;
         }
-        let stage = self.stage.take();
+        let stage = stage.take();
         if later.is_empty() {
             transport.close(stage);
         } else {
-            self.open.push(Open { to: later, chunk, round: self.round, stage });
+            open.push(Open { to: later, chunk: *chunk, round: *round, stage });
         }
         Ok(Poll::Ready(()))
     }
@@ -350,10 +439,10 @@ impl Run {
             wants.flush_all |= !self.hears;
             return;
         }
-        match &self.plan.steps[self.step] {
+        match &self.steps()[self.step] {
             Step::Send { to, .. } => wants.room.extend(&to[self.done..]),
             Step::Recv { from, .. } => wants.messages.push(*from),
-            Step::Reduce { from, .. } => wants.messages.extend(&from[self.done..]),
+            Step::Reduce { .. } => wants.messages.extend(&self.missing),
             Step::Copy { .. } => {}
         }
     }

@@ -10,7 +10,9 @@
 //! Not here: sockets (see `transport::tcp` and `network`), what the values mean.
 
 use std::fmt;
+#[cfg(test)]
 use std::io::{self, Read};
+#[cfg(test)]
 use std::task::Poll;
 
 use tenfold_memory::Head;
@@ -99,13 +101,15 @@ impl Hello {
     }
 }
 
-/// Reads a hello from a non-blocking stream, and not a byte more: what follows belongs to whoever gets the stream.
+/// Reads a hello from a non-blocking stream, and not a byte more; for tests of links without a fabric.
+#[cfg(test)]
 #[derive(Debug)]
 pub(crate) struct HelloReader {
     bytes: [u8; Hello::LEN],
     len: usize,
 }
 
+#[cfg(test)]
 impl HelloReader {
     pub(crate) fn new() -> Self {
         HelloReader { bytes: [0; Hello::LEN], len: 0 }

@@ -28,11 +28,24 @@ type Callback = Box<dyn FnOnce(&Result<()>) + Send>;
 /// the handle neither ends it nor waits for it. A `Work` is also a [`Future`].
 #[must_use = "the tensors are lent until `wait` returns"]
 #[derive(Clone)]
-pub struct Work {
-    shared: Arc<Shared>,
-    /// Nothing where there is nobody to wait for: a fake group, or several works joined.
-    fabric: Option<FabricHandle>,
-    parts: Option<Arc<[Work]>>,
+pub struct Work(Kind);
+
+#[derive(Clone)]
+enum Kind {
+    /// It was over before the call returned.
+    Done {
+        label: Label,
+        algorithm: &'static str,
+    },
+    Single {
+        shared: Arc<Shared>,
+        fabric: FabricHandle,
+    },
+    /// Done when all are, failed with the first that failed.
+    Joined {
+        label: Label,
+        parts: Arc<[Work]>,
+    },
 }
 
 const PENDING: u8 = 0;
@@ -107,9 +120,7 @@ impl Shared {
     pub(crate) fn finish(&self, outcome: Result<()>) -> bool {
         let after = self.after();
         let watched = !after.callbacks.is_empty() || !after.wakers.is_empty();
-        if watched || outcome.is_err() {
-            self.duration_ns.store(self.deadline.elapsed().as_nanos() as u64, Ordering::Relaxed);
-        }
+        self.duration_ns.store(self.deadline.elapsed().as_nanos() as u64, Ordering::Relaxed);
         if self.outcome.set(outcome).is_ok() {
             self.state.store(DONE, Ordering::Release);
         }
@@ -167,30 +178,31 @@ impl fmt::Debug for Shared {
 }
 
 impl Work {
-    pub(crate) fn new(shared: Arc<Shared>, fabric: Option<FabricHandle>) -> Self {
-        Work { shared, fabric, parts: None }
+    pub(crate) fn new(shared: Arc<Shared>, fabric: FabricHandle) -> Self {
+        Work(Kind::Single { shared, fabric })
     }
 
-    /// One handle on several operations: done when all are, failed with the first that failed.
-    pub(crate) fn join(shared: Arc<Shared>, parts: Vec<Work>) -> Self {
-        Work { shared, fabric: None, parts: Some(parts.into()) }
+    pub(crate) fn done(label: Label, algorithm: &'static str) -> Self {
+        Work(Kind::Done { label, algorithm })
     }
 
-    fn parts(&self) -> &[Work] {
-        self.parts.as_deref().unwrap_or_default()
+    /// One handle on several operations.
+    pub(crate) fn join(label: Label, parts: Vec<Work>) -> Self {
+        Work(Kind::Joined { label, parts: parts.into() })
     }
 
     /// Is it over, well or not? Looks after the operation a little if nobody else does.
     pub fn is_done(&self) -> bool {
-        if !self.parts().is_empty() {
-            return self.parts().iter().all(Work::is_done);
+        match &self.0 {
+            Kind::Done { .. } => true,
+            Kind::Joined { parts, .. } => parts.iter().all(Work::is_done),
+            Kind::Single { shared, fabric } => {
+                if !shared.is_done() {
+                    fabric.engine.look(fabric);
+                }
+                shared.is_done()
+            }
         }
-        if !self.shared.is_done()
-            && let Some(fabric) = &self.fabric
-        {
-            fabric.engine.look(fabric);
-        }
-        self.shared.is_done()
     }
 
     /// Waits until it is over, however long that is allowed to take by the call's timeout.
@@ -199,7 +211,7 @@ impl Work {
     /// What made the operation fail.
     #[inline]
     pub fn wait(&self) -> Result<()> {
-        self.wait_until(None)
+        if let Kind::Done { .. } = self.0 { Ok(()) } else { self.wait_until(None) }
     }
 
     /// Waits at most `limit`. If that is not enough the operation goes on, and can be waited for again.
@@ -211,38 +223,28 @@ impl Work {
     }
 
     fn wait_until(&self, until: Option<Deadline>) -> Result<()> {
-        for part in self.parts().iter() {
-            part.wait_until(until)?;
-        }
-        if !self.parts().is_empty() {
-            return Ok(());
-        }
-        if !self.shared.is_done()
-            && let Some(fabric) = &self.fabric
-        {
-            fabric.check_process().map_err(|fault| Error::new(self.shared.scene(None), fault))?;
-            if !fabric.engine.wait(fabric, &self.shared, until) {
-                return Err(self.not_yet(until));
+        match &self.0 {
+            Kind::Done { .. } => Ok(()),
+            Kind::Joined { parts, .. } => parts.iter().try_for_each(|part| part.wait_until(until)),
+            Kind::Single { shared, fabric } => {
+                if !shared.is_done() {
+                    fabric.check_process().map_err(|fault| Error::new(shared.scene(None), fault))?;
+                    if !fabric.engine.wait(fabric, shared, until) {
+                        return Err(not_yet(shared, until));
+                    }
+                }
+                shared.outcome.get().cloned().unwrap_or(Ok(()))
             }
         }
-        match self.shared.outcome.get() {
-            Some(outcome) => outcome.clone(),
-            None => Ok(()),
-        }
-    }
-
-    #[cold]
-    fn not_yet(&self, until: Option<Deadline>) -> Error {
-        let limit = until.and_then(|until| until.limit()).unwrap_or_default();
-        let message = format!("not done after a wait of {}", show_duration(limit));
-        let fault = Fault::new(FaultKind::Timeout, message).hint("it goes on; wait for it again");
-        Error::new(self.shared.scene(None), fault)
     }
 
     /// What made it fail, if it did.
     pub fn exception(&self) -> Option<Error> {
-        let failed = |work: &Work| work.shared.outcome.get().and_then(|outcome| outcome.clone().err());
-        self.parts().iter().find_map(failed).or_else(|| failed(self))
+        match &self.0 {
+            Kind::Done { .. } => None,
+            Kind::Joined { parts, .. } => parts.iter().find_map(Work::exception),
+            Kind::Single { shared, .. } => shared.outcome.get()?.clone().err(),
+        }
     }
 
     /// Did it end well?
@@ -256,91 +258,121 @@ impl Work {
     }
 
     fn call_when_done(&self, callback: Callback) {
-        if !self.parts().is_empty() {
-            return self.call_when_all_done(callback);
-        }
-        let mut after = self.shared.after();
-        if self.shared.is_done() {
-            drop(after);
-            callback(self.shared.outcome.get().expect("it is over"));
-            return;
-        }
-        after.callbacks.push(callback);
-        drop(after);
-        self.attend();
-    }
-
-    fn call_when_all_done(&self, callback: Callback) {
-        let left = Arc::new(Mutex::new((self.parts().len(), Some(callback), Ok(()))));
-        for part in self.parts().iter() {
-            let left = Arc::clone(&left);
-            part.call_when_done(Box::new(move |outcome| {
-                let mut left = left.lock().unwrap_or_else(PoisonError::into_inner);
-                left.0 -= 1;
-                if left.2.is_ok() {
-                    left.2 = outcome.clone();
+        match &self.0 {
+            Kind::Done { .. } => callback(&Ok(())),
+            Kind::Joined { parts, .. } => call_when_all_done(parts, callback),
+            Kind::Single { shared, .. } => {
+                let mut after = shared.after();
+                if shared.is_done() {
+                    drop(after);
+                    callback(shared.outcome.get().expect("it is over"));
+                    return;
                 }
-                if left.0 == 0
-                    && let Some(callback) = left.1.take()
-                {
-                    let outcome = left.2.clone();
-                    drop(left);
-                    callback(&outcome);
-                }
-            }));
+                after.callbacks.push(callback);
+                drop(after);
+                self.attend();
+            }
         }
     }
 
     /// Has the helper thread see to it while nobody waits.
-    pub(crate) fn attend(&self) {
-        if let Some(fabric) = &self.fabric {
+    fn attend(&self) {
+        if let Kind::Single { fabric, .. } = &self.0 {
             fabric.engine.attend(fabric);
         }
     }
 
     /// The rank that a receive from any source received from.
     pub fn source(&self) -> Option<Rank> {
-        match self.shared.source.load(Ordering::Relaxed) {
+        let Kind::Single { shared, .. } = &self.0 else { return None };
+        match shared.source.load(Ordering::Relaxed) {
             NOBODY => None,
             rank => Some(rank as Rank),
         }
     }
 
-    /// From the call to the end, once it is over and somebody watched it or it failed; else until now.
-    pub fn duration(&self) -> Duration {
-        match self.shared.duration_ns.load(Ordering::Relaxed) {
-            0 => self.shared.deadline.elapsed(),
-            nanoseconds => Duration::from_nanos(nanoseconds),
+    /// From the call to the end, once it is over; nothing for what was over before the call returned.
+    pub fn duration(&self) -> Option<Duration> {
+        match &self.0 {
+            Kind::Done { .. } => None,
+            Kind::Joined { parts, .. } => parts.iter().filter_map(Work::duration).max(),
+            Kind::Single { shared, .. } => match shared.duration_ns.load(Ordering::Relaxed) {
+                0 => None,
+                nanoseconds => Some(Duration::from_nanos(nanoseconds)),
+            },
+        }
+    }
+
+    fn label(&self) -> &Label {
+        match &self.0 {
+            Kind::Done { label, .. } | Kind::Joined { label, .. } => label,
+            Kind::Single { shared, .. } => &shared.label,
         }
     }
 
     /// Which operation of its group it is, counted from 1.
     pub fn sequence_number(&self) -> u64 {
-        self.shared.label.seq
+        self.label().seq
     }
 
     pub fn op_type(&self) -> OpKind {
-        self.shared.label.kind
+        self.label().kind
     }
 
     /// The algorithm that was chosen for it; empty for point-to-point.
     pub fn algorithm(&self) -> &'static str {
-        self.shared.algorithm
+        match &self.0 {
+            Kind::Done { algorithm, .. } => algorithm,
+            Kind::Joined { .. } => "",
+            Kind::Single { shared, .. } => shared.algorithm,
+        }
     }
 
-    /// How long it may take.
+    /// How long it may take; nothing if it was over before the call returned.
     pub fn timeout(&self) -> Option<Duration> {
-        self.shared.deadline.limit()
+        match &self.0 {
+            Kind::Done { .. } => None,
+            Kind::Joined { parts, .. } => parts.iter().filter_map(Work::timeout).max(),
+            Kind::Single { shared, .. } => shared.deadline.limit(),
+        }
     }
 
     /// Gives the operation up, and with it its group, on all ranks: a collective cannot end for one alone.
     pub fn abort(&self, reason: &str) {
-        for part in self.parts().iter() {
-            part.abort(reason);
+        match &self.0 {
+            Kind::Done { .. } => {}
+            Kind::Joined { parts, .. } => parts.iter().for_each(|part| part.abort(reason)),
+            Kind::Single { shared, fabric } => fabric.engine.abort_group_of(fabric, shared, reason),
         }
-        if let Some(fabric) = &self.fabric {
-            fabric.engine.abort_group_of(fabric, &self.shared, reason);
-        }
+    }
+}
+
+#[cold]
+fn not_yet(shared: &Shared, until: Option<Deadline>) -> Error {
+    let limit = until.and_then(|until| until.limit()).unwrap_or_default();
+    let message = format!("not done after a wait of {}", show_duration(limit));
+    let fault = Fault::new(FaultKind::Timeout, message).hint("it goes on; wait for it again");
+    Error::new(shared.scene(None), fault)
+}
+
+fn call_when_all_done(parts: &[Work], callback: Callback) {
+    let left = Arc::new(Mutex::new((parts.len(), Some(callback), Ok(()))));
+    for part in parts {
+        let left = Arc::clone(&left);
+        part.call_when_done(Box::new(move |outcome| {
+            let mut left = left.lock().unwrap_or_else(PoisonError::into_inner);
+            left.0 -= 1;
+            if left.2.is_ok() {
+                left.2 = outcome.clone();
+            }
+            if left.0 == 0
+                && let Some(callback) = left.1.take()
+            {
+                let outcome = left.2.clone();
+                drop(left);
+                callback(&outcome);
+            }
+        }));
     }
 }
 
@@ -348,13 +380,17 @@ impl Future for Work {
     type Output = Result<()>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
-        let pending = self.parts().iter().find(|part| !part.shared.is_done()).unwrap_or(&self);
-        if !pending.shared.is_done() && pending.fabric.is_some() {
-            let mut after = pending.shared.after();
-            if !pending.shared.is_done() {
+        let parts = match &self.0 {
+            Kind::Joined { parts, .. } => parts,
+            _ => std::slice::from_ref(&*self),
+        };
+        for part in parts {
+            let Kind::Single { shared, .. } = &part.0 else { continue };
+            let mut after = shared.after();
+            if !shared.is_done() {
                 after.wakers.push(context.waker().clone());
                 drop(after);
-                pending.attend();
+                part.attend();
                 return Poll::Pending;
             }
         }
@@ -364,7 +400,13 @@ impl Future for Work {
 
 impl fmt::Debug for Work {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Work({:?}, {})", self.shared, if self.shared.is_done() { "done" } else { "under way" })
+        let label = self.label();
+        let state = match &self.0 {
+            Kind::Single { shared, .. } if !shared.is_done() => "under way",
+            Kind::Joined { parts, .. } => return write!(f, "Work({parts:?})"),
+            _ => "done",
+        };
+        write!(f, "Work({label} #{}, {state})", label.seq)
     }
 }
 

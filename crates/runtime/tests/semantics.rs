@@ -228,8 +228,7 @@ fn a_callback_may_call_and_wait() {
     ranks(3, |group| {
         let (sender, called) = messages();
         let work = group.all_reduce(number(1).lend(), ReduceOp::Sum)?;
-        let inner = group.clone();
-        work.on_done(move |outcome| sender.send(outcome.clone().and_then(|()| sum(&inner, 7))).unwrap());
+        work.on_done(move |outcome| sender.send(outcome.clone().and_then(|()| sum(&group, 7))).unwrap());
         work.wait()?;
         assert_eq!(called.recv_timeout(LIMIT).unwrap()?, 21);
         Ok(())
@@ -241,8 +240,7 @@ fn a_callback_of_work_in_the_background_may_call_and_wait() {
     ranks(3, |group| {
         let (sender, called) = messages();
         let work = group.background().all_reduce(number(1).lend(), ReduceOp::Sum)?;
-        let inner = group.clone();
-        work.on_done(move |outcome| sender.send(outcome.clone().and_then(|()| sum(&inner, 7))).unwrap());
+        work.on_done(move |outcome| sender.send(outcome.clone().and_then(|()| sum(&group, 7))).unwrap());
         assert_eq!(called.recv_timeout(LIMIT).unwrap()?, 21);
         Ok(())
     });

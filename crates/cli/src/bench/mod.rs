@@ -3,10 +3,11 @@
 //! A benchmark here is a table of cases. Every implementation runs the same case back to back, round after round in
 //! alternating order, so that a busy machine is busy for all of them; what counts is the ratio within one run.
 //!
-//! `store` runs the cases, `script` knows their bytes, `load` and `crowd` drive connections, `server` and
-//! `cores` keep the child processes, `report` prints. Not here: collectives, which get a file beside `store` when they exist.
+//! `collectives` is a story of its own. For the store server, `store` runs the cases, `script` knows their bytes, `load`
+//! and `crowd` drive connections, `server` and `cores` keep the child processes, `report` prints.
 
 mod case;
+mod collectives;
 mod cores;
 mod crowd;
 mod load;
@@ -19,24 +20,35 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Measures speed, alone or against a peer.
+/// Measures speed, alone or against peers.
+///
+/// Starts the ranks as processes of this machine, checks that results are right, and prints a table of times for each
+/// operation. With `--against`, peers run the same cases in the same rounds, and the table shows how many times faster
+/// tenfold is than the best of them. What a peer needs must be installed; what is missing is named.
 #[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true, after_help = collectives::EXAMPLES)]
 pub(crate) struct Args {
     #[command(subcommand)]
-    what: What,
+    what: Option<What>,
+    #[command(flatten)]
+    collectives: collectives::CollectiveArgs,
 }
 
 #[derive(Debug, clap::Subcommand)]
 enum What {
     Store(store::StoreArgs),
     #[command(hide = true)]
+    CollectiveRank(collectives::rank::RankArgs),
+    #[command(hide = true)]
     HostServer(server::HostArgs),
 }
 
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
     match args.what {
-        What::Store(args) => store::run(&args),
-        What::HostServer(args) => server::host(&args),
+        None => collectives::run(&args.collectives),
+        Some(What::Store(args)) => store::run(&args),
+        Some(What::CollectiveRank(args)) => collectives::rank::run(&args),
+        Some(What::HostServer(args)) => server::host(&args),
     }
 }
 
@@ -54,6 +66,12 @@ impl Failure {
 
     fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
+        self
+    }
+
+    /// The same failure, with what somebody else said about it.
+    fn followed_by(mut self, text: &str) -> Self {
+        self.message += text;
         self
     }
 

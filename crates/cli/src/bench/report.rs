@@ -114,7 +114,7 @@ pub(crate) fn table(rows: &[Row]) -> String {
 }
 
 /// Columns as wide as their widest cell: the first to the left, the others to the right.
-fn align(lines: &[Vec<String>]) -> String {
+pub(crate) fn align(lines: &[Vec<String>]) -> String {
     let columns = lines.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
         lines.iter().filter_map(|line| line.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)

@@ -115,7 +115,7 @@ torch: libuv server, spared the reverse-DNS look-up it does for every client (5 
 ";
 
 /// Created before anything is measured: a path that cannot be written should not cost minutes.
-fn create(path: &PathBuf) -> Result<(&PathBuf, File), Failure> {
+pub(crate) fn create(path: &PathBuf) -> Result<(&PathBuf, File), Failure> {
     match File::create(path) {
         Ok(file) => Ok((path, file)),
         Err(error) => Err(Failure::new(format!("cannot write `{}`: {error}", path.display()))),

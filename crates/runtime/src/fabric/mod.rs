@@ -24,7 +24,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustix::event::EventfdFlags;
-use tenfold_memory::{Lane, Segment};
+use tenfold_memory::{ForkGuard, Lane, Segment};
 use tenfold_plan::Rank;
 
 pub(crate) use peer::{Fate, Peer, Whereabouts};
@@ -83,6 +83,7 @@ pub(crate) struct FabricOptions {
 pub(crate) struct Fabric {
     id: FabricId,
     pid: u32,
+    fork_guard: ForkGuard,
     host: String,
     segment: Arc<Segment>,
     pub(crate) bell: Bell,
@@ -118,6 +119,8 @@ pub(crate) enum Order {
         group: u64,
         text: Vec<u8>,
     },
+    /// Says when everything before it is done.
+    Answer(std::sync::mpsc::Sender<()>),
     Stop,
 }
 
@@ -133,6 +136,7 @@ impl Fabric {
         let system = |what: &'static str| move |error: io::Error| Fault::io(what, &error);
         let id = FabricId(random()?);
         let pid = std::process::id();
+        let fork_guard = ForkGuard::new().map_err(system("cannot map a page"))?;
         let segment = new_segment().map_err(system("cannot make shared memory"))?;
         let bell = Bell::new().map_err(system("cannot make an eventfd"))?;
         let waker = Bell::new().map_err(system("cannot make an eventfd"))?;
@@ -148,6 +152,7 @@ impl Fabric {
         let fabric = Arc::new(Fabric {
             id,
             pid,
+            fork_guard,
             host,
             segment,
             bell,
@@ -205,15 +210,18 @@ impl Fabric {
     }
 
     /// Is this still the process that made it? A forked child has the memory, but neither the threads nor the name.
+    #[inline]
     pub(crate) fn check_process(&self) -> Result<(), Fault> {
+        if self.fork_guard.is_same_process() { Ok(()) } else { Err(self.forked()) }
+    }
+
+    #[cold]
+    fn forked(&self) -> Fault {
         let now = std::process::id();
-        if now == self.pid {
-            return Ok(());
-        }
         let message =
             format!("the group belongs to pid {}, and this is its forked child, pid {now}", self.pid);
         let hint = "connect a group of its own in the child, or start processes with spawn or exec";
-        Err(Fault::new(crate::FaultKind::Closed, message).hint(hint))
+        Fault::new(crate::FaultKind::Closed, message).hint(hint)
     }
 
     /// The peer with this id, whether or not it is known yet.
@@ -266,6 +274,14 @@ impl Fabric {
     pub(crate) fn order(&self, order: Order) {
         lock(&self.orders).push(order);
         self.wake_helper();
+    }
+
+    /// Returns once the helper thread has done what it was asked to, or a moment later: a process that ends right after it
+    /// told something should have told it.
+    pub(crate) fn wait_until_told(&self) {
+        let (sender, receiver) = std::sync::mpsc::channel();
+        self.order(Order::Answer(sender));
+        let _ = receiver.recv_timeout(Duration::from_millis(200));
     }
 
     pub(crate) fn wake_helper(&self) {

@@ -1,11 +1,13 @@
 //! Another rank's process, as this one knows it.
 
+#![expect(clippy::disallowed_methods, reason = "notes when a peer ended")]
+
 use std::collections::HashMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tenfold_memory::{Doing, Head, PeerSegment};
 use tenfold_plan::Rank;
@@ -39,6 +41,15 @@ pub(crate) enum Fate {
 }
 
 impl Fate {
+    /// How long after the news of it messages from another host may still arrive.
+    pub(crate) fn grace(&self) -> Duration {
+        match self {
+            Fate::Left => Duration::from_secs(2),
+            Fate::Died => Duration::from_millis(200),
+            Fate::Silent(_) | Fate::Unreachable(_) => Duration::ZERO,
+        }
+    }
+
     pub(crate) fn fault(&self, rank: Rank, peer: &Peer) -> Fault {
         let (kind, what, hint) = match self {
             Fate::Died => (
@@ -74,7 +85,7 @@ pub(crate) struct Peer {
     near: OnceLock<(Arc<PeerSegment>, Bell)>,
     /// A thread of this process.
     thread: OnceLock<Weak<Fabric>>,
-    fate: OnceLock<Fate>,
+    fate: OnceLock<(Fate, Instant)>,
     /// What it last said that it does, by group; of peers on other hosts.
     doing: Mutex<HashMap<u64, Doing>>,
 }
@@ -155,12 +166,17 @@ impl Peer {
     }
 
     pub(crate) fn fate(&self) -> Option<&Fate> {
-        self.fate.get()
+        self.fate.get().map(|(fate, _)| fate)
+    }
+
+    /// What became of it, and for how long that is known.
+    pub(crate) fn fate_and_age(&self) -> Option<(&Fate, Duration)> {
+        self.fate.get().map(|(fate, since)| (fate, since.elapsed()))
     }
 
     /// True if it was alive until now.
     pub(super) fn end(&self, fate: Fate) -> bool {
-        self.fate.set(fate).is_ok()
+        self.fate.set((fate, Instant::now())).is_ok()
     }
 
     pub(super) fn set_doing(&self, groups: impl Iterator<Item = (u64, Head, Head)>) {

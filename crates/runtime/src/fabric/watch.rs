@@ -172,6 +172,7 @@ impl Watch {
             for order in orders {
                 match order {
                     Order::Stop => return self.stop(),
+                    Order::Answer(asker) => _ = asker.send(()), // it may have stopped waiting
                     Order::Dial(peer) => self.dial(&peer),
                     Order::Told { group, text } => self.hear(group, &text),
                     Order::Tell { to, group, text } => self.tell(&to, group, &text),
@@ -418,8 +419,8 @@ impl Watch {
         }
         stream.since = Instant::now();
         stream.ours = false; // from here on both sides are alike
-        // Groups that failed before we met: it should not wait for us in vain.
-        for (group, text) in self.fabric.engine.report().1 {
+        // What went wrong before we met: it should not wait for us in vain.
+        for (group, text) in self.fabric.engine.notices() {
             ControlFrame::Notice { group, text }.encode(&mut stream.to_write);
         }
         self.fabric.tell_news();
@@ -464,7 +465,7 @@ impl Watch {
         for (token, stream) in &mut self.streams {
             let Some(peer) = &stream.peer else { continue };
             let meant = to.iter().any(|other| other.id() == peer.id());
-            if meant && stream.greeted() && !told.contains(&peer.id()) {
+            if meant && !told.contains(&peer.id()) {
                 told.push(peer.id());
                 frame.encode(&mut stream.to_write);
                 if stream.write().is_err() {
@@ -528,7 +529,7 @@ impl Watch {
 
     fn watch_far(&mut self, now: Instant, away: bool) {
         let limit = self.limit();
-        let groups = self.fabric.engine.report().0;
+        let groups = self.fabric.engine.doing();
         let groups =
             groups.into_iter().map(|(group, doing)| (group, doing.current, doing.finished)).collect();
         let pulse = ControlFrame::Pulse { groups };

@@ -8,7 +8,8 @@ use tenfold_plan::{Buffer, Kind, Needs, Rank};
 
 use super::Group;
 use super::point_to_point::Receiving;
-use super::state::{Finish, Job};
+use super::state::{Finish, GroupState};
+use crate::engine::{Submitted, Urgency};
 use crate::fault::{Fault, FaultKind, Result, show_duration, show_ranks};
 use crate::label::{Label, OpKind};
 use crate::run::{Buffers, Parts, Run};
@@ -16,42 +17,52 @@ use crate::work::{Shared, Work};
 
 /// A collective that was checked and can be submitted.
 pub(super) struct Request {
-    pub label: Label,
+    /// Taken when it goes into the queue.
+    pub run: Option<Run>,
     pub kind: Kind,
     /// What decides about the algorithm: the same on all ranks.
     pub bytes: usize,
     pub root: Rank,
     /// All parts of a buffer are equally long and lie together.
     pub regular: bool,
-    pub buffers: Buffers,
     /// View 0 is input and output, cut as the plan wants it.
     pub in_place: bool,
-    pub reduction: Option<Reduction>,
+    pub in_order: bool,
     pub finish: Option<Finish>,
 }
 
 impl Request {
-    pub(super) fn new(label: Label, kind: Kind, bytes: usize) -> Self {
-        Request {
-            label,
-            kind,
-            bytes,
-            root: 0,
-            regular: true,
-            buffers: Buffers::default(),
-            in_place: false,
-            reduction: None,
-            finish: None,
-        }
+    #[inline]
+    pub(super) fn new(
+        label: Label,
+        kind: Kind,
+        rank: Rank,
+        bytes: usize,
+        buffers: Buffers,
+        reduction: Option<Reduction>,
+    ) -> Self {
+        let in_order = reduction.as_ref().is_some_and(Reduction::must_keep_order);
+        let run = Some(Run::unplanned(label, rank, buffers, reduction));
+        Request { run, kind, bytes, root: 0, regular: true, in_place: false, in_order, finish: None }
     }
 
-    fn in_place(label: Label, kind: Kind, view: TensorView) -> Self {
-        let mut request = Request::new(label, kind, view.byte_len());
-        request.buffers.add(view);
+    #[inline]
+    fn in_place(
+        label: Label,
+        kind: Kind,
+        rank: Rank,
+        view: TensorView,
+        reduction: Option<Reduction>,
+    ) -> Self {
+        let bytes = view.byte_len();
+        let mut request = Request::new(label, kind, rank, bytes, Buffers::of(view), reduction);
         request.in_place = true;
         request
     }
 }
+
+/// Operations up to this size are likely to be over at once.
+const QUICK: usize = 16 * 1024;
 
 /// Part lengths are rounded up to so many elements where there are plenty, so that parts do not share cache lines.
 const ALIGN: usize = 64;
@@ -66,36 +77,39 @@ fn cut(view: &TensorView, parts: usize) -> usize {
 impl Group {
     /// Submits a checked collective.
     #[inline]
-    pub(super) fn submit(&self, request: Request) -> Result<Work> {
-        let inner = &self.inner;
+    pub(super) fn submit(&self, label: Label, mut request: Request) -> Result<Work> {
+        let inner = &*self.inner;
         if let Err(fault) = inner.fabric.check_process() {
-            return Err(self.error(request.label, fault));
+            return Err(self.error(label, fault));
         }
-        let deadline = self.deadline();
-        let submitted = inner.fabric.engine.submit(&inner.fabric, inner.index, self.background, |state| {
-            if let Some(fault) = state.failed() {
-                return Err((request.label, fault.clone()));
-            }
-            let Request { mut label, kind, bytes, root, regular, mut buffers, in_place, reduction, finish } =
-                request;
-            label.seq = state.next_sequence_number();
-            let in_order =
-                inner.options.deterministic || reduction.as_ref().is_some_and(Reduction::must_keep_order);
-            let needs = Needs { in_rank_order: in_order, equal_parts: regular };
+        let urgency = match request.bytes {
+            _ if self.background => Urgency::Background,
+            0..=QUICK => Urgency::Quick,
+            _ => Urgency::Patient,
+        };
+        let in_rank_order = inner.options.deterministic || request.in_order;
+        let needs = Needs { in_rank_order, equal_parts: request.regular };
+        let (kind, bytes, root, in_place) = (request.kind, request.bytes, request.root, request.in_place);
+        let plan = |state: &mut GroupState, run: &mut Run| {
             let choice = state.planner.plan(kind, bytes, root, needs);
             if in_place {
-                let part = cut(buffers.view(0), choice.plan.output);
-                buffers.set(Buffer::Output, Parts::Equal { view: 0, part });
+                let part = cut(run.buffers().view(0), choice.plan.output);
+                run.buffers().set(Buffer::Output, Parts::Equal { view: 0, part });
             }
-            let work =
-                Shared::new(label, choice.name, deadline, &inner.name, inner.rank, inner.topology.size());
-            let run = Run::new(label, inner.rank, choice.plan, buffers, reduction, state.planner.piece());
-            state.start(Job { run, work: Arc::clone(&work), finish });
-            Ok(work)
-        });
-        match submitted {
-            Ok(work) => Ok(Work::new(work, Some(inner.fabric.clone()))),
-            Err((label, fault)) => Err(self.error(label, refused(fault))),
+            run.assign(state.next_sequence_number(), choice.name, choice.plan, state.planner.piece());
+        };
+        let note = |run: &Run| {
+            let size = inner.topology.size();
+            Shared::new(*run.label(), run.algorithm(), self.deadline(), &inner.name, inner.rank, size)
+        };
+        let Request { run, finish, .. } = &mut request;
+        match inner.fabric.engine.submit_run(&inner.fabric, inner.index, urgency, (run, finish), plan, note) {
+            Ok(Submitted::Underway(work)) => Ok(Work::new(work, inner.fabric.clone())),
+            Ok(Submitted::Over) => {
+                let run = request.run.as_ref();
+                Ok(run.map_or(Work::done(label, ""), |run| Work::done(*run.label(), run.algorithm())))
+            }
+            Err(fault) => Err(self.error(label, refused(fault))),
         }
     }
 
@@ -123,9 +137,9 @@ impl Group {
     pub fn broadcast(&self, tensor: TensorView, root: Rank) -> Result<Work> {
         let label = Label::new(OpKind::Broadcast, 0).elements(tensor.dtype(), tensor.elements()).root(root);
         self.check_root(&label, root, "root")?;
-        self.submit_strided(tensor, |tensor| Request {
+        self.submit_strided(label, tensor, |tensor| Request {
             root,
-            ..Request::in_place(label, Kind::Broadcast, tensor)
+            ..Request::in_place(label, Kind::Broadcast, self.rank(), tensor, None)
         })
     }
 
@@ -151,20 +165,20 @@ impl Group {
         if reduction.needs_preparation() {
             reduction.prepare(tensor.span(), tensor.span().bytes());
         }
-        let mut request =
-            Request { reduction: Some(reduction), ..Request::in_place(label, Kind::AllReduce, tensor) };
+        let mut request = Request::in_place(label, Kind::AllReduce, self.rank(), tensor, Some(reduction));
         request.finish = Some(Box::new(move |buffers| finish(buffers.into_first())));
-        self.submit(request)
+        self.submit(label, request)
     }
 
     pub(super) fn all_reduce_as(&self, kind: OpKind, tensor: TensorView, op: &ReduceOp) -> Result<Work> {
         let label = Label::new(kind, 0).elements(tensor.dtype(), tensor.elements()).reduction(op);
         let reduction = self.reduction(&label, op, tensor.dtype())?;
-        self.submit_strided(tensor, |tensor| {
+        let rank = self.rank();
+        self.submit_strided(label, tensor, |tensor| {
             if reduction.needs_preparation() {
                 reduction.prepare(tensor.span(), tensor.span().bytes());
             }
-            Request { reduction: Some(reduction), ..Request::in_place(label, Kind::AllReduce, tensor) }
+            Request::in_place(label, Kind::AllReduce, rank, tensor, Some(reduction))
         })
     }
 
@@ -179,11 +193,12 @@ impl Group {
             .root(root);
         self.check_root(&label, root, "root")?;
         let reduction = self.reduction(&label, &op, tensor.dtype())?;
-        self.submit_strided(tensor, |tensor| {
+        let rank = self.rank();
+        self.submit_strided(label, tensor, |tensor| {
             if reduction.needs_preparation() {
                 reduction.prepare(tensor.span(), tensor.span().bytes());
             }
-            Request { root, reduction: Some(reduction), ..Request::in_place(label, Kind::Reduce, tensor) }
+            Request { root, ..Request::in_place(label, Kind::Reduce, rank, tensor, Some(reduction)) }
         })
     }
 
@@ -194,16 +209,30 @@ impl Group {
     pub fn all_gather_into(&self, output: TensorView, input: TensorView) -> Result<Work> {
         let label = Label::new(OpKind::AllGatherInto, 0).elements(input.dtype(), input.elements());
         self.check_whole(&label, "output", &output, "input", &input)?;
-        self.submit(self.gathering(label, Kind::AllGather, output, input))
+        self.submit(label, self.gathering(label, Kind::AllGather, output, input))
     }
 
     fn gathering(&self, label: Label, kind: Kind, output: TensorView, input: TensorView) -> Request {
         let (bytes, part) = (output.byte_len(), input.byte_len());
-        let mut request = Request::new(label, kind, bytes);
-        let (output, input) = (request.buffers.add(output), request.buffers.add(input));
-        request.buffers.set(Buffer::Output, Parts::Equal { view: output, part });
-        request.buffers.set(Buffer::Input, Parts::Table(vec![(input, 0, part)]));
-        request
+        let mut buffers = Buffers::of(output);
+        let input = buffers.add(input);
+        buffers.set(Buffer::Output, Parts::Equal { view: 0, part });
+        buffers.set(Buffer::Input, Parts::One(input));
+        Request::new(label, kind, self.rank(), bytes, buffers, None)
+    }
+
+    /// A request on parts that lie apart or differ in length.
+    fn irregular(
+        &self,
+        label: Label,
+        kind: Kind,
+        root: Rank,
+        bytes: usize,
+        buffers: Buffers,
+        reduction: Option<Reduction>,
+    ) -> Request {
+        let request = Request::new(label, kind, self.rank(), bytes, buffers, reduction);
+        Request { root, regular: false, ..request }
     }
 
     /// One tensor must be as long as all ranks' other ones together.
@@ -258,14 +287,12 @@ impl Group {
             );
             return self.refuse(&label, message);
         }
-        let mut request = Request::new(label, Kind::AllGather, total * input.dtype().size());
-        request.regular = false;
-        let input_len = input.byte_len();
-        let input = request.buffers.add(input);
-        request.buffers.set(Buffer::Input, Parts::Table(vec![(input, 0, input_len)]));
-        let table = add_all(&mut request.buffers, outputs);
-        request.buffers.set(Buffer::Output, Parts::Table(table));
-        self.submit(request)
+        let bytes = apart(total * input.dtype().size());
+        let mut buffers = Buffers::of(input);
+        buffers.set(Buffer::Input, Parts::One(0));
+        let table = add_all(&mut buffers, outputs);
+        buffers.set(Buffer::Output, Parts::Table(table));
+        self.submit(label, self.irregular(label, Kind::AllGather, 0, bytes, buffers, None))
     }
 
     /// A list with a tensor for every rank, of one dtype and, if given, of one length.
@@ -305,17 +332,15 @@ impl Group {
         let label = Label::new(OpKind::Gather, 0).elements(input.dtype(), input.elements()).root(root);
         self.check_root(&label, root, "root")?;
         self.check_root_only(&label, "outputs", outputs.len(), root)?;
-        let mut request = Request::new(label, Kind::Gather, input.byte_len() * self.size());
-        (request.root, request.regular) = (root, false);
         if self.rank() == root {
             self.check_list(&label, "outputs", &outputs, input.dtype(), Some(input.elements()))?;
-            let table = add_all(&mut request.buffers, outputs);
-            request.buffers.set(Buffer::Output, Parts::Table(table));
         }
-        let len = input.byte_len();
-        let input = request.buffers.add(input);
-        request.buffers.set(Buffer::Input, Parts::Table(vec![(input, 0, len)]));
-        self.submit(request)
+        let bytes = apart(input.byte_len() * self.size());
+        let mut buffers = Buffers::of(input);
+        buffers.set(Buffer::Input, Parts::One(0));
+        let table = add_all(&mut buffers, outputs);
+        buffers.set(Buffer::Output, Parts::Table(table));
+        self.submit(label, self.irregular(label, Kind::Gather, root, bytes, buffers, None))
     }
 
     /// As [`Group::gather`], into one tensor.
@@ -326,21 +351,16 @@ impl Group {
         let label = Label::new(OpKind::Gather, 0).elements(input.dtype(), input.elements()).root(root);
         self.check_root(&label, root, "root")?;
         self.check_root_only(&label, "output", usize::from(output.is_some()), root)?;
-        let mut request = match output {
-            Some(output) => {
-                self.check_whole(&label, "output", &output, "input", &input)?;
-                self.gathering(label, Kind::Gather, output, input)
-            }
-            None => {
-                let len = input.byte_len();
-                let mut request = Request::new(label, Kind::Gather, len * self.size());
-                let input = request.buffers.add(input);
-                request.buffers.set(Buffer::Input, Parts::Table(vec![(input, 0, len)]));
-                request
-            }
-        };
-        (request.root, request.regular) = (root, false);
-        self.submit(request)
+        let bytes = input.byte_len() * self.size();
+        let mut buffers = Buffers::default();
+        if let Some(output) = output {
+            self.check_whole(&label, "output", &output, "input", &input)?;
+            let view = buffers.add(output);
+            buffers.set(Buffer::Output, Parts::Equal { view, part: input.byte_len() });
+        }
+        let input = buffers.add(input);
+        buffers.set(Buffer::Input, Parts::One(input));
+        self.submit(label, self.irregular(label, Kind::Gather, root, bytes, buffers, None))
     }
 
     fn check_root_only(&self, label: &Label, what: &str, count: usize, root: Rank) -> Result<()> {
@@ -362,17 +382,15 @@ impl Group {
         let label = Label::new(OpKind::Scatter, 0).elements(output.dtype(), output.elements()).root(root);
         self.check_root(&label, root, "root")?;
         self.check_root_only(&label, "inputs", inputs.len(), root)?;
-        let mut request = Request::new(label, Kind::Scatter, output.byte_len() * self.size());
-        (request.root, request.regular) = (root, false);
         if self.rank() == root {
             self.check_list(&label, "inputs", &inputs, output.dtype(), Some(output.elements()))?;
-            let table = add_all(&mut request.buffers, inputs);
-            request.buffers.set(Buffer::Input, Parts::Table(table));
         }
-        let len = output.byte_len();
-        let output = request.buffers.add(output);
-        request.buffers.set(Buffer::Output, Parts::Table(vec![(output, 0, len)]));
-        self.submit(request)
+        let bytes = apart(output.byte_len() * self.size());
+        let mut buffers = Buffers::of(output);
+        buffers.set(Buffer::Output, Parts::One(0));
+        let table = add_all(&mut buffers, inputs);
+        buffers.set(Buffer::Input, Parts::Table(table));
+        self.submit(label, self.irregular(label, Kind::Scatter, root, bytes, buffers, None))
     }
 
     /// As [`Group::scatter`], from one tensor.
@@ -383,17 +401,16 @@ impl Group {
         let label = Label::new(OpKind::Scatter, 0).elements(output.dtype(), output.elements()).root(root);
         self.check_root(&label, root, "root")?;
         self.check_root_only(&label, "input", usize::from(input.is_some()), root)?;
-        let len = output.byte_len();
-        let mut request = Request::new(label, Kind::Scatter, len * self.size());
-        (request.root, request.regular) = (root, false);
+        let (part, bytes) = (output.byte_len(), output.byte_len() * self.size());
+        let mut buffers = Buffers::default();
         if let Some(input) = input {
             self.check_whole(&label, "input", &input, "output", &output)?;
-            let view = request.buffers.add(input);
-            request.buffers.set(Buffer::Input, Parts::Equal { view, part: len });
+            let view = buffers.add(input);
+            buffers.set(Buffer::Input, Parts::Equal { view, part });
         }
-        let output = request.buffers.add(output);
-        request.buffers.set(Buffer::Output, Parts::Table(vec![(output, 0, len)]));
-        self.submit(request)
+        let output = buffers.add(output);
+        buffers.set(Buffer::Output, Parts::One(output));
+        self.submit(label, self.irregular(label, Kind::Scatter, root, bytes, buffers, None))
     }
 
     /// Of the combination of all ranks' `input`, the part with this rank's number.
@@ -408,12 +425,14 @@ impl Group {
         let reduction = self.reduction(&label, &op, input.dtype())?;
         let (bytes, part) = (input.byte_len(), output.byte_len());
         let input = if reduction.needs_preparation() { prepared(&reduction, &input) } else { input };
-        let mut request = Request::new(label, Kind::ReduceScatter, bytes);
-        let (output, input) = (request.buffers.add(output), request.buffers.add(input));
-        request.buffers.set(Buffer::Output, Parts::Table(vec![(output, 0, part)]));
-        request.buffers.set(Buffer::Input, Parts::Equal { view: input, part });
-        request.reduction = Some(reduction);
-        self.submit(request)
+        let mut buffers = Buffers::of(output);
+        let view = buffers.add(input);
+        buffers.set(Buffer::Output, Parts::One(0));
+        buffers.set(Buffer::Input, Parts::Equal { view, part });
+        self.submit(
+            label,
+            Request::new(label, Kind::ReduceScatter, self.rank(), bytes, buffers, Some(reduction)),
+        )
     }
 
     /// As [`Group::reduce_scatter_into`], from a list with a tensor for every rank; they may be of different lengths.
@@ -433,20 +452,17 @@ impl Group {
             );
             return self.refuse(&label, message);
         }
-        let mut request = Request::new(label, Kind::ReduceScatter, total * output.dtype().size());
-        request.regular = false;
+        let bytes = apart(total * output.dtype().size());
         let inputs = if reduction.needs_preparation() {
             inputs.iter().map(|input| prepared(&reduction, input)).collect()
         } else {
             inputs
         };
-        let table = add_all(&mut request.buffers, inputs);
-        request.buffers.set(Buffer::Input, Parts::Table(table));
-        let len = output.byte_len();
-        let output = request.buffers.add(output);
-        request.buffers.set(Buffer::Output, Parts::Table(vec![(output, 0, len)]));
-        request.reduction = Some(reduction);
-        self.submit(request)
+        let mut buffers = Buffers::of(output);
+        buffers.set(Buffer::Output, Parts::One(0));
+        let table = add_all(&mut buffers, inputs);
+        buffers.set(Buffer::Input, Parts::Table(table));
+        self.submit(label, self.irregular(label, Kind::ReduceScatter, 0, bytes, buffers, Some(reduction)))
     }
 
     /// Part `r` of `input` to rank `r`, and part `r` of `output` from rank `r`. The splits say how many elements each part
@@ -473,14 +489,15 @@ impl Group {
         let element = input.dtype().size();
         let (output_len, input_len) = (output.elements(), input.elements());
         let bytes = if equal { input.byte_len() } else { usize::MAX / 2 };
-        let mut request = Request::new(label, Kind::AllToAll, bytes);
-        request.regular = equal;
-        let (output, input) = (request.buffers.add(output), request.buffers.add(input));
-        let output = self.cut_by(&label, "output", output, output_len, output_splits, element)?;
+        let mut buffers = Buffers::of(output);
+        let input = buffers.add(input);
+        let output = self.cut_by(&label, "output", 0, output_len, output_splits, element)?;
         let input = self.cut_by(&label, "input", input, input_len, input_splits, element)?;
-        request.buffers.set(Buffer::Output, Parts::Table(output));
-        request.buffers.set(Buffer::Input, Parts::Table(input));
-        self.submit(request)
+        buffers.set(Buffer::Output, Parts::Table(output));
+        buffers.set(Buffer::Input, Parts::Table(input));
+        let mut request = Request::new(label, Kind::AllToAll, self.rank(), bytes, buffers, None);
+        request.regular = equal;
+        self.submit(label, request)
     }
 
     /// The parts of a view according to its splits.
@@ -532,13 +549,12 @@ impl Group {
         self.check_list(&label, "inputs", &inputs, dtype, None)?;
         self.check_list(&label, "outputs", &outputs, dtype, None)?;
         // Lengths are known to the two ranks concerned only, so they must not decide about the algorithm.
-        let mut request = Request::new(label, Kind::AllToAll, usize::MAX / 2);
-        request.regular = false;
-        let table = add_all(&mut request.buffers, inputs);
-        request.buffers.set(Buffer::Input, Parts::Table(table));
-        let table = add_all(&mut request.buffers, outputs);
-        request.buffers.set(Buffer::Output, Parts::Table(table));
-        self.submit(request)
+        let mut buffers = Buffers::default();
+        let table = add_all(&mut buffers, inputs);
+        buffers.set(Buffer::Input, Parts::Table(table));
+        let table = add_all(&mut buffers, outputs);
+        buffers.set(Buffer::Output, Parts::Table(table));
+        self.submit(label, self.irregular(label, Kind::AllToAll, 0, usize::MAX / 2, buffers, None))
     }
 
     /// Returns when all ranks have called it.
@@ -546,7 +562,8 @@ impl Group {
     /// # Errors
     /// If the group has failed.
     pub fn barrier(&self) -> Result<Work> {
-        self.submit(Request::new(Label::new(OpKind::Barrier, 0), Kind::Barrier, 0))
+        let label = Label::new(OpKind::Barrier, 0);
+        self.submit(label, Request::new(label, Kind::Barrier, self.rank(), 0, Buffers::default(), None))
     }
 
     /// Sends a tensor to `to`, which receives it with the same `tag`.
@@ -595,11 +612,7 @@ impl Group {
         Ok(())
     }
 
-    fn message(
-        &self,
-        mut label: Label,
-        start: impl FnOnce(&mut super::state::GroupState, Arc<Shared>),
-    ) -> Result<Work> {
+    fn message(&self, mut label: Label, start: impl FnOnce(&mut GroupState, Arc<Shared>)) -> Result<Work> {
         let inner = &self.inner;
         if let Err(fault) = inner.fabric.check_process() {
             return Err(self.error(label, fault));
@@ -615,7 +628,7 @@ impl Group {
             Ok(work)
         });
         match submitted {
-            Ok(work) => Ok(Work::new(work, Some(inner.fabric.clone()))),
+            Ok(work) => Ok(Work::new(work, inner.fabric.clone())),
             Err(fault) => Err(self.error(label, refused(fault))),
         }
     }
@@ -648,7 +661,7 @@ impl Group {
             match wait.wait_for(deadline.left().unwrap_or(Duration::MAX)) {
                 Ok(()) => {}
                 Err(error) if error.kind() == FaultKind::Timeout && self.failure().is_none() => {
-                    missing.push(index + 1)
+                    missing.push(index + 1);
                 }
                 Err(error) => return Err(error),
             }
@@ -674,11 +687,12 @@ impl Group {
     #[inline]
     fn submit_strided(
         &self,
+        label: Label,
         tensor: TensorView,
         request: impl FnOnce(TensorView) -> Request,
     ) -> Result<Work> {
         if tensor.is_contiguous() {
-            return self.submit(request(tensor));
+            return self.submit(label, request(tensor));
         }
         let mut copy = Tensor::zeros(tensor.dtype(), tensor.elements());
         let view = copy.lend();
@@ -688,8 +702,13 @@ impl Group {
             tensor.unpack(buffers.view(0).span().bytes());
             drop((buffers, tensor, copy));
         }));
-        self.submit(request)
+        self.submit(label, request)
     }
+}
+
+/// The size that decides about the algorithm where parts lie apart: too much for algorithms that send several as one.
+fn apart(bytes: usize) -> usize {
+    bytes.max(tenfold_plan::PIECE + 1)
 }
 
 /// A copy of `input`, prepared for its reduction.

@@ -1,13 +1,11 @@
 //! Several tensors or several calls as one.
 
-use std::sync::Arc;
-
 use tenfold_memory::{ReduceOp, Tensor, TensorView};
 
 use super::Group;
 use crate::fault::Result;
 use crate::label::{Label, OpKind};
-use crate::work::{Shared, Work};
+use crate::work::Work;
 
 impl Group {
     /// As if the tensors were one: combined on all ranks, in place. They have one dtype.
@@ -121,13 +119,7 @@ impl Group {
     /// The first call that was refused; those before it go on.
     pub fn coalesce(&self, calls: impl FnOnce(&Group) -> Result<Vec<Work>>) -> Result<Work> {
         let works = calls(self)?;
-        let seq = works.last().map_or(0, Work::sequence_number);
-        let label = Label::new(OpKind::Coalesced, seq);
-        let shared = Shared::new(label, "", self.deadline(), &self.inner.name, self.rank(), self.size());
-        if works.is_empty() {
-            shared.finish(Ok(()));
-            return Ok(Work::new(Arc::clone(&shared), None));
-        }
-        Ok(Work::join(shared, works))
+        let label = Label::new(OpKind::Coalesced, works.last().map_or(0, Work::sequence_number));
+        Ok(Work::join(label, works))
     }
 }

@@ -44,6 +44,16 @@ impl Inquest {
         }
     }
 
+    /// Who said what.
+    pub(super) fn testimony(&self) -> impl Iterator<Item = (Rank, Option<Head>)> {
+        self.testimony.iter().enumerate().filter_map(|(rank, said)| Some((rank, (*said)?)))
+    }
+
+    /// Has `rank` said this already?
+    pub(super) fn knows(&self, rank: Rank, head: Option<Head>) -> bool {
+        self.testimony[rank] == Some(head) || matches!(self.testimony[rank], Some(Some(_)))
+    }
+
     pub(super) fn is_over(&self, now: Instant) -> bool {
         now >= self.until || self.testimony.iter().all(Option::is_some)
     }

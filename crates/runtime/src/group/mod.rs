@@ -300,6 +300,7 @@ impl Group {
         );
         let fault = Fault::new(crate::FaultKind::Aborted, message).peer(self.rank());
         fabric.engine.fail(fabric, self.inner.index, fault);
+        fabric.wait_until_told();
     }
 
     /// Why the group can no longer be used, if so.

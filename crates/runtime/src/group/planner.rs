@@ -34,10 +34,6 @@ impl Planner {
         Planner { topology, rank, forced, cache: Vec::new() }
     }
 
-    pub(crate) fn topology(&self) -> &Topology {
-        &self.topology
-    }
-
     /// The longest message: what fits a staging slot, and more where there is no shared memory anyway.
     pub(crate) fn piece(&self) -> usize {
         if self.topology.hosts() == self.topology.size() && self.topology.size() > 1 {

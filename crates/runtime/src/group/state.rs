@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
@@ -26,6 +27,9 @@ use crate::work::{Shared, earlier};
 
 /// Calls that are remembered, so that a rank can still say what it called when others find out that they differ.
 const HISTORY: usize = 64;
+
+/// In groups up to this size, ranks that disagree find a way to everybody; in larger ones word is passed on.
+const DIALLED_MAX: usize = 64;
 
 /// Ranks whose last deeds an error tells.
 const EVIDENCE: usize = 4;
@@ -74,7 +78,10 @@ pub(crate) struct GroupState {
     history: VecDeque<Head>,
     failed: Option<Fault>,
     inquest: Option<Inquest>,
-    left: Vec<Rank>,
+    /// What others said that they called, before this rank has come that far.
+    rumours: Vec<(Rank, u64, Option<Head>)>,
+    /// Who left the group, and when we heard of it.
+    left: Vec<(Rank, Instant)>,
 }
 
 impl GroupState {
@@ -94,6 +101,7 @@ impl GroupState {
             history: VecDeque::new(),
             failed: None,
             inquest: None,
+            rumours: Vec::new(),
             left: Vec::new(),
         })
     }
@@ -159,31 +167,57 @@ impl GroupState {
 
     /// A collective was called.
     #[inline]
-    pub(crate) fn start(&mut self, job: Job) {
+    pub(crate) fn remember(&mut self, label: &Label) {
         if self.history.len() == HISTORY {
             self.history.pop_front();
         }
-        self.history.push_back(job.run.label().head());
-        self.queue.push_back(job);
-        if self.queue.len() == 1 {
-            self.show_current();
+        self.history.push_back(label.head());
+        if self.queue.is_empty() {
+            self.doing.current = label.head();
+            self.mesh.show(&self.doing);
         }
     }
 
-    /// Lets the others see what this rank does.
+    /// Are there doubts about the next call, because others disagree about theirs?
     #[inline]
-    fn show_current(&mut self) {
-        if let Some(job) = self.queue.front() {
-            self.doing.current = job.run.label().head();
+    pub(crate) fn is_doubtful(&self) -> bool {
+        !self.rumours.is_empty() || self.inquest.is_some()
+    }
+
+    /// Polls a collective that is the only one under way and not in the queue, a few times: most short ones are over
+    /// before it is worth making a note of them.
+    #[inline]
+    pub(crate) fn try_at_once(&mut self, run: &mut Run, turns: u32, give_way: impl Fn() -> bool) -> bool {
+        for _ in 0..turns {
+            match run.poll(&mut self.mesh.lane(Lane::Collective)) {
+                Ok(Poll::Ready(())) => {
+                    self.doing.finished = run.label().head();
+                    self.mesh.show(&self.doing);
+                    return true;
+                }
+                Ok(Poll::Pending) if !give_way() => std::hint::spin_loop(),
+                // What went wrong goes wrong again when it is polled in the queue.
+                _ => break,
+            }
         }
-        self.mesh.show(&self.doing);
+        false
+    }
+
+    /// Puts a collective into the queue.
+    pub(crate) fn enqueue(&mut self, job: Job) {
+        self.queue.push_back(job);
     }
 
     /// Goes as far as possible; true if anything moved.
     #[inline]
     pub(crate) fn poll(&mut self, fabric: &Fabric, finished: &mut Vec<Arc<Shared>>) -> bool {
-        if self.inquest.is_some() {
-            return false;
+        if !self.rumours.is_empty() {
+            self.consider_rumours(fabric);
+        }
+        if let Some(inquest) = &self.inquest
+            && self.queue.front().is_none_or(|job| job.run.label().seq >= inquest.seq())
+        {
+            return false; // what came before the call in question is still done
         }
         match self.try_poll(finished) {
             Ok(moved) => moved,
@@ -216,7 +250,10 @@ impl GroupState {
     fn finish_first(&mut self, finished: &mut Vec<Arc<Shared>>) {
         let Some(job) = self.queue.pop_front() else { return };
         self.doing.finished = job.run.label().head();
-        self.show_current();
+        if let Some(next) = self.queue.front() {
+            self.doing.current = next.run.label().head();
+        }
+        self.mesh.show(&self.doing);
         // The tensors are the caller's again before the work is done.
         let buffers = job.run.into_buffers();
         match job.finish {
@@ -249,17 +286,18 @@ impl GroupState {
     pub(crate) fn check(&mut self, fabric: &Fabric, now: Instant, finished: &mut Vec<Arc<Shared>>) -> bool {
         if let Some(inquest) = &self.inquest {
             if !inquest.is_over(now) {
-                return false;
+                return self.poll(fabric, finished);
             }
             let verdict = inquest.verdict();
             self.inquest = None;
             self.fail(fabric, verdict, finished);
             return true;
         }
-        if self.lost().is_some() {
-            // What it said before it went still counts.
+        let wants = self.wants();
+        if self.lost_among(&wants).is_some() {
+            // What it said before it went still counts: what it sent, and that it has read what it was sent.
             let moved = self.poll(fabric, finished);
-            if !moved && let Some(fault) = self.lost() {
+            if !moved && let Some(fault) = self.lost_among(&self.wants()) {
                 self.fail(fabric, fault, finished);
             }
             return true;
@@ -271,24 +309,11 @@ impl GroupState {
                 return true;
             }
         }
-        if let Some(fault) = self.timed_out(&self.wants()) {
+        if let Some(fault) = self.timed_out(&wants) {
             self.fail(fabric, fault, finished);
             return true;
         }
         false
-    }
-
-    /// Why somebody who is waited for will never answer. A rank that went after it sent what is waited for has answered: its
-    /// message lies here until those of others, with which it is combined, have come too.
-    fn lost(&mut self) -> Option<Fault> {
-        self.lost_among(&self.wants())?;
-        let mut wants = Wants::default();
-        if let Some(job) = self.queue.front() {
-            job.run.wants(&mut wants);
-            wants.messages.retain(|rank| !self.mesh.has_message(Lane::Collective, *rank));
-        }
-        self.messages.wants(&mut wants);
-        self.lost_among(&wants)
     }
 
     fn wants(&self) -> Wants {
@@ -304,7 +329,13 @@ impl GroupState {
         if let Some(fault) = self.mesh.lost_among(wants) {
             return Some(fault);
         }
-        let gone = wants.messages.iter().chain(&wants.room).find(|rank| self.left.contains(rank))?;
+        let has_left = |rank: &&Rank| {
+            let member = &self.mesh.members()[**rank];
+            self.left
+                .iter()
+                .any(|(gone, when)| gone == *rank && (member.near || when.elapsed() > Fate::Left.grace()))
+        };
+        let gone = wants.messages.iter().chain(&wants.room).find(has_left)?;
         let peer = self.mesh.members()[*gone].peer.as_ref()?;
         Some(Fate::Left.fault(*gone, peer))
     }
@@ -373,12 +404,10 @@ impl GroupState {
 
     /// Tells the peers that are waited for that this rank sleeps; until when at most.
     pub(crate) fn prepare_to_sleep(&mut self, sockets: &mut Vec<(Socket, bool)>) -> Option<Instant> {
-        if let Some(inquest) = &self.inquest {
-            return Some(inquest.until());
-        }
         let wants = self.wants();
         self.mesh.prepare_to_sleep(&wants, sockets);
-        self.works().fold(None, |first, work| earlier(first, work.deadline().at()))
+        let inquest = self.inquest.as_ref().map(Inquest::until);
+        self.works().fold(inquest, |first, work| earlier(first, work.deadline().at()))
     }
 
     pub(crate) fn wake_up(&mut self) {
@@ -405,8 +434,20 @@ impl GroupState {
         self.mesh.members().iter().filter_map(|member| member.peer.clone()).collect()
     }
 
+    /// What a member should know that we have just met.
+    pub(crate) fn notices(&self) -> Vec<Vec<u8>> {
+        match (&self.inquest, self.notice()) {
+            (_, Some(failed)) => vec![failed],
+            (None, None) => Vec::new(),
+            (Some(inquest), None) => {
+                let called = |(rank, head)| encode(&Notice::Called { rank, seq: inquest.seq(), head });
+                inquest.testimony().map(called).collect()
+            }
+        }
+    }
+
     /// What to tell members about why the group failed.
-    pub(crate) fn notice(&self) -> Option<Vec<u8>> {
+    fn notice(&self) -> Option<Vec<u8>> {
         let Fault { kind, peer, message, hint } = self.failed.clone()?;
         let seen =
             matches!(kind, FaultKind::Timeout | FaultKind::PeerSilent) && !message.contains("(seen by rank");
@@ -436,15 +477,18 @@ impl GroupState {
                     self.fail(fabric, Fault { kind, peer, message, hint }, finished);
                 }
             }
-            Ok(Notice::Called { rank, seq, head }) if rank < size => {
-                if self.failed.is_none() {
-                    self.join_inquest(fabric, seq);
-                }
-                if let Some(inquest) = &mut self.inquest {
-                    inquest.testify(rank, seq, head);
+            Ok(Notice::Called { rank, seq, head }) if rank < size && self.failed.is_none() => {
+                let known = self.inquest.as_ref().is_some_and(|inquest| inquest.knows(rank, head))
+                    || self.rumours.contains(&(rank, seq, head));
+                if !known && self.rumours.len() < 4 * size {
+                    self.rumours.push((rank, seq, head));
+                    // Passed on, since not everybody has a way to everybody.
+                    fabric.tell(self.peers(), self.id, text.to_vec());
+                    self.consider_rumours(fabric);
                 }
             }
-            Ok(Notice::Left { rank }) if rank < size => self.left.push(rank),
+            Ok(Notice::Called { .. }) => {}
+            Ok(Notice::Left { rank }) if rank < size => self.left.push((rank, now())),
             _ => tracing::warn!(group = &*self.name, "a member sent a notice that makes no sense; ignored"),
         }
     }
@@ -459,6 +503,19 @@ impl GroupState {
         }
     }
 
+    /// Others disagree about a call. If this rank has made it, it says what it called; if not, it first goes on.
+    fn consider_rumours(&mut self, fabric: &Fabric) {
+        let Some(seq) = self.rumours.iter().map(|(_, seq, _)| *seq).min() else { return };
+        if seq > self.collectives {
+            return;
+        }
+        self.join_inquest(fabric, seq);
+        let rumours = std::mem::take(&mut self.rumours);
+        if let Some(inquest) = &mut self.inquest {
+            rumours.into_iter().for_each(|(rank, seq, head)| inquest.testify(rank, seq, head));
+        }
+    }
+
     fn join_inquest(&mut self, fabric: &Fabric, seq: u64) {
         if self.inquest.is_some() {
             return;
@@ -467,8 +524,17 @@ impl GroupState {
         let mut inquest = Inquest::new(seq, self.rank, self.mesh.members().len());
         inquest.testify(self.rank, seq, own);
         self.inquest = Some(inquest);
+        let peers = self.mesh.members().iter().filter_map(|member| member.peer.as_ref());
+        if self.mesh.members().len() <= DIALLED_MAX {
+            peers.for_each(|peer| fabric.dial(peer)); // whoever is met hears of it then
+        }
         fabric.tell(self.peers(), self.id, encode(&Notice::Called { rank: self.rank, seq, head: own }));
     }
+}
+
+#[expect(clippy::disallowed_methods, reason = "a notice is heard at some time")]
+fn now() -> Instant {
+    Instant::now()
 }
 
 fn encode(notice: &Notice) -> Vec<u8> {

@@ -13,11 +13,11 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use tenfold_memory::{
-    Bytes, Doing, Head, INLINE, Lane, Link, Payload, PeerRoom, Room, SLOT, SLOTS, Span, Wanted,
+    Bytes, Doing, Head, INLINE, Lane, Link, Payload, PeerRoom, Room, SLOT, Span, Wanted, slots,
 };
 use tenfold_plan::Rank;
 
-use crate::fabric::{Fabric, Fate, Peer};
+use crate::fabric::{Fabric, Peer};
 use crate::fault::{Fault, FaultKind};
 use crate::label::Label;
 use crate::transport::tcp::{TcpIn, TcpOut, Unexpected};
@@ -151,6 +151,7 @@ impl Mesh {
         room: Arc<Room>,
         members: Vec<Member>,
     ) -> Self {
+        let [collective, messages] = slots(members.len());
         Mesh {
             rank,
             group,
@@ -160,7 +161,7 @@ impl Mesh {
             members,
             room,
             has_far: false,
-            slots: [Slots::new(0, SLOTS[0]), Slots::new(SLOTS[0], SLOTS[1])],
+            slots: [Slots::new(0, collective), Slots::new(collective, messages)],
             unread: [Vec::new(), Vec::new()],
             holders: [Vec::new(), Vec::new()],
             stray: None,
@@ -355,10 +356,6 @@ impl Mesh {
         }
     }
 
-    pub(crate) fn has_message(&mut self, lane: Lane, from: Rank) -> bool {
-        matches!(self.poll_any(lane, from), Ok(Poll::Ready(_)))
-    }
-
     fn poll_ready(&mut self, lane: Lane, from: Rank, head: &Head, len: usize) -> Result<Poll<()>, Fault> {
         match self.poll_any(lane, from)? {
             Poll::Pending => Ok(Poll::Pending),
@@ -509,13 +506,10 @@ impl Mesh {
 
     fn gone(&self, rank: Rank) -> Option<Fault> {
         let peer = self.members[rank].peer.as_ref()?;
-        if let Some(fate) = peer.fate() {
-            return Some(fate.fault(rank, peer));
-        }
-        match &self.routes[rank] {
-            Route::Near(near) if !near.link.theirs().is_open() => Some(Fate::Left.fault(rank, peer)),
-            _ => None,
-        }
+        let (fate, since) = peer.fate_and_age()?;
+        // What another host sent before may still be on its way, on another connection than the news of its end.
+        let settled = self.members[rank].near || since >= fate.grace();
+        settled.then(|| fate.fault(rank, peer))
     }
 
     /// Looks for messages that the operation under way, called `head`, will never read: somebody called something else.
@@ -534,6 +528,13 @@ impl Mesh {
             };
             if let Some(theirs) = theirs
                 && theirs[1] <= head[1]
+                && theirs != *head
+            {
+                return Some((rank, theirs));
+            }
+            // Nobody sends if everybody waits for another root: then only the boards tell.
+            if let Some(theirs) = self.doing(rank).map(|doing| doing.current)
+                && theirs[1] == head[1]
                 && theirs != *head
             {
                 return Some((rank, theirs));
@@ -582,7 +583,7 @@ impl Mesh {
 /// What a rank leaves behind in a group that it left: messages that not everybody has read.
 #[derive(Debug)]
 pub(crate) struct Remains {
-    unread: Vec<Box<Near>>,
+    unread: Vec<Near>,
     /// Its memory goes back with the last message.
     _room: Arc<Room>,
 }
@@ -591,7 +592,7 @@ impl Mesh {
     /// Nothing if everybody has read everything.
     pub(crate) fn into_remains(self) -> Option<Remains> {
         let near = self.routes.into_iter().filter_map(|route| match route {
-            Route::Near(near) => Some(near),
+            Route::Near(near) => Some(*near),
             _ => None,
         });
         let mut remains = Remains { unread: near.collect(), _room: self.room };

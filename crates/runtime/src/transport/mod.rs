@@ -5,6 +5,8 @@
 //! and whom to name when time is up.
 
 pub(crate) mod mesh;
+#[cfg(test)]
+mod sim;
 pub(crate) mod tcp;
 
 use std::net::TcpStream;

@@ -186,21 +186,6 @@ impl TcpOut {
         self.is_connected()
     }
 
-    /// Has the receiver gone? Nothing ever flows back, so the end of that direction is the only thing to be read there,
-    /// and a sender that has nothing to send learns it in no other way.
-    pub(crate) fn check_peer(&mut self) -> io::Result<()> {
-        if !self.is_connected()? {
-            return Ok(());
-        }
-        let mut byte = [0];
-        match socket::receive(self.stream.as_fd(), &mut byte, Span::empty()) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
-            Err(error) => Err(error),
-            Ok(0) => Err(io::Error::new(io::ErrorKind::BrokenPipe, "the receiver closed the link")),
-            Ok(_) => Err(invalid("the receiver sent something on a link that is not its to send on")),
-        }
-    }
-
     /// To be slept on.
     pub(crate) fn socket(&self) -> Arc<TcpStream> {
         Arc::clone(&self.stream)
@@ -545,5 +530,4 @@ fn acknowledge_less(stream: &TcpStream) {
 }
 
 #[cfg(test)]
-#[path = "tcp/tests.rs"] // said, because the example `tcp_link` takes this file in by its path
 mod tests;

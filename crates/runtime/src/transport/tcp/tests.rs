@@ -348,20 +348,6 @@ fn a_sender_calls_from_the_interface_it_was_given_and_is_not_paced_within_a_host
 }
 
 #[test]
-fn a_sender_with_nothing_to_send_still_learns_that_the_receiver_has_gone() {
-    let (mut out, link) = link();
-    out.check_peer().expect("it is there");
-    drop(link);
-    let error = until_error(|| out.check_peer().map(|()| Poll::<()>::Pending));
-    assert_eq!(error.to_string(), "the receiver closed the link");
-
-    let (mut out, link) = self::link();
-    (&*link.stream).write_all(b"psst").unwrap();
-    let error = until_error(|| out.check_peer().map(|()| Poll::<()>::Pending));
-    assert_eq!(error.kind(), io::ErrorKind::InvalidData);
-}
-
-#[test]
 fn sending_to_a_receiver_that_has_gone_is_an_error_and_no_signal() {
     let (mut out, link) = link();
     drop(link);

@@ -1,0 +1,673 @@
+//! Ranks of one host that die, freeze, stay away, disagree or give up: what each of the others sees, how soon, and in which
+//! words.
+
+#![expect(
+    clippy::disallowed_methods,
+    clippy::unwrap_used,
+    reason = "tests: the time things take; a helper may fail too"
+)]
+
+mod support;
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::fs;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use support::{Ended, Hosts, Job, Jobs, Rank, Ranks, local_store, run_as_rank};
+use tenfold::{DType, Error, Group, Options, ReduceOp, Result, Tensor, Work};
+use tenfold_store::{Server, Store};
+
+/// How long a test may take before it is said to hang.
+const SOON: Duration = Duration::from_secs(25);
+
+/// A peer that has been silent this long is given up.
+const HEARTBEAT: Duration = Duration::from_secs(2);
+
+/// The limit of every operation in the tests where it shall be met.
+const TIMEOUT: Duration = Duration::from_secs(1);
+
+const JOBS: Jobs = &[
+    ("sum_for_ever", sum_for_ever),
+    ("sum_and_regroup", sum_and_regroup),
+    ("differ", differ),
+    ("stay_away", stay_away),
+    ("give_up", give_up),
+    ("leave", leave),
+    ("sum_once", sum_once),
+    ("make_groups", make_groups),
+];
+
+#[test]
+#[ignore = "a rank, started by the tests"]
+fn rank_entry() {
+    run_as_rank(JOBS);
+}
+
+// ── what ranks do ──────────────────────────────────────────────────────────────────────────────────────────
+
+fn options() -> Options {
+    Options::new("default").timeout(SOON).heartbeat(HEARTBEAT)
+}
+
+fn connect(rank: &Rank, options: Options) -> Group {
+    Group::connect(rank.store(), rank.rank, rank.size, options).unwrap()
+}
+
+fn ones(dtype: DType, elements: usize) -> Tensor {
+    let mut tensor = Tensor::zeros(dtype, elements);
+    match dtype {
+        DType::F32 => tensor.as_mut_slice::<f32>().fill(1.0),
+        DType::I32 => tensor.as_mut_slice::<i32>().fill(1),
+        other => unreachable!("no test sums {other}"),
+    }
+    tensor
+}
+
+fn sum(group: &Group, tensor: &mut Tensor) -> Result<()> {
+    group.all_reduce(tensor.lend(), ReduceOp::Sum).and_then(|work| work.wait())
+}
+
+/// Tells an error, and that the group says the same to every further call, at once.
+fn tell_error(rank: &Rank, group: &Group, error: &Error) {
+    rank.event(format!("raised {:?} {:?}\n{error}", error.kind(), error.peer()));
+    let start = Instant::now();
+    let again = group.barrier().and_then(|work| work.wait()).expect_err("a group that failed refuses");
+    assert!(start.elapsed() < Duration::from_millis(100), "it takes {:?} to refuse", start.elapsed());
+    assert!(again.to_string().contains(error.message()), "the first cause: {again}");
+}
+
+/// Sums in a loop until that fails, and lingers as a trainer does that saves what it has. The argument: elements.
+fn sum_until_error(rank: &Rank) -> Group {
+    let group = connect(rank, options());
+    let elements = rank.argument.parse().unwrap();
+    for round in 1.. {
+        let mut tensor = ones(DType::F32, elements);
+        rank.event(format!("round {round} begins"));
+        let start = Instant::now();
+        if let Err(error) = sum(&group, &mut tensor) {
+            tell_error(rank, &group, &error);
+            break;
+        }
+        assert!(tensor.as_slice::<f32>().iter().all(|value| *value == rank.size as f32), "round {round}");
+        if start.elapsed() > Duration::from_millis(500) {
+            rank.event(format!("slow round {round}"));
+        }
+    }
+    group
+}
+
+fn sum_for_ever(rank: &Rank) {
+    let _group = sum_until_error(rank);
+    rank.order();
+}
+
+/// The ranks that are left go on as a smaller group; the order says who is dead.
+fn sum_and_regroup(rank: &Rank) {
+    drop(sum_until_error(rank));
+    let dead: usize = rank.order().parse().unwrap();
+    let (rank_now, size_now) = (rank.rank - usize::from(rank.rank > dead), rank.size - 1);
+    let options = Options::new("smaller").timeout(SOON).heartbeat(HEARTBEAT);
+    let group = Group::connect(rank.store(), rank_now, size_now, options).unwrap();
+    let mut tensor = ones(DType::F32, 1000);
+    sum(&group, &mut tensor).unwrap();
+    rank.event(format!("sum {}", tensor.as_slice::<f32>()[999]));
+    rank.order();
+}
+
+/// Rank 3 calls something else than the others in the third call; the argument says what.
+fn differ(rank: &Rank) {
+    let group = connect(rank, options());
+    let mut tensor = ones(DType::F32, 1000);
+    sum(&group, &mut tensor).unwrap();
+    group.broadcast(tensor.lend(), 1).unwrap().wait().unwrap();
+    let call: fn(&Group, bool) -> Result<Work> = match rank.argument.as_str() {
+        "kind" => |group, odd| match odd {
+            false => group.all_reduce(ones(DType::F32, 1000).lend(), ReduceOp::Sum),
+            true => group.broadcast(ones(DType::F32, 1000).lend(), 0),
+        },
+        "barrier" => |group, odd| match odd {
+            false => group.all_reduce(ones(DType::F32, 1000).lend(), ReduceOp::Sum),
+            true => group.barrier(),
+        },
+        "shape" => |group, odd| {
+            group.all_reduce(ones(DType::F32, if odd { 2000 } else { 1000 }).lend(), ReduceOp::Sum)
+        },
+        "large shape" => |group, odd| {
+            group.all_reduce(ones(DType::F32, if odd { 1_000_000 } else { 1000 }).lend(), ReduceOp::Sum)
+        },
+        "dtype" => |group, odd| {
+            group.all_reduce(ones(if odd { DType::I32 } else { DType::F32 }, 1000).lend(), ReduceOp::Sum)
+        },
+        "reduce op" => |group, odd| {
+            let op = if odd { ReduceOp::Max } else { ReduceOp::Sum };
+            group.all_reduce(ones(DType::F32, 1000).lend(), op)
+        },
+        "root" => |group, odd| group.broadcast(ones(DType::F32, 1000).lend(), usize::from(odd)),
+        other => unreachable!("no rank differs in `{other}`"),
+    };
+    rank.event("calls");
+    let outcome = call(&group, rank.rank == 3).and_then(|work| work.wait());
+    // A rank that got what it asked for from a root that meant the same has finished; its next call fails.
+    let next = |()| group.barrier().and_then(|work| work.wait());
+    let error = if rank.argument == "root" { outcome.and_then(next) } else { outcome };
+    let error = error.expect_err("ranks disagree");
+    tell_error(rank, &group, &error);
+    rank.order();
+}
+
+/// The last rank does not make the third call, but lives.
+fn stay_away(rank: &Rank) {
+    let group = connect(rank, options().timeout(TIMEOUT));
+    let mut tensor = ones(DType::F32, 1000);
+    sum(&group, &mut tensor).unwrap();
+    group.broadcast(tensor.lend(), 1).unwrap().wait().unwrap();
+    if rank.rank < rank.size - 1 {
+        rank.event("calls");
+        let error = sum(&group, &mut tensor).expect_err("one is missing");
+        tell_error(rank, &group, &error);
+    }
+    rank.order();
+}
+
+/// Rank 0 is blocked in a call that it gives up when a signal comes, or an order, as the argument says.
+fn give_up(rank: &Rank) {
+    let group = connect(rank, options());
+    let mut tensor = ones(DType::F32, 1000);
+    sum(&group, &mut tensor).unwrap();
+    if rank.rank > 0 {
+        rank.event("joined");
+        rank.order();
+        let error = sum(&group, &mut tensor).expect_err("rank 0 gave up");
+        return tell_error(rank, &group, &error);
+    }
+    std::thread::scope(|threads| {
+        let mut signals = signal_hook::iterator::Signals::new([signal_hook::consts::SIGINT]).unwrap();
+        let group = &group;
+        threads.spawn(move || match rank.argument.as_str() {
+            "order" => group.abort(&rank.order()),
+            _ => group.abort(&format!("interrupted by signal {}", signals.forever().next().unwrap())),
+        });
+        rank.event("joined");
+        let error = sum(group, &mut tensor).expect_err("it gave up");
+        tell_error(rank, group, &error);
+    });
+}
+
+/// Rank 1 drops its group while the others wait for it.
+fn leave(rank: &Rank) {
+    let group = connect(rank, options());
+    let mut tensor = ones(DType::F32, 1000);
+    sum(&group, &mut tensor).unwrap();
+    rank.event("joined");
+    if rank.rank == 1 {
+        rank.order();
+        drop(group);
+    } else {
+        let error = sum(&group, &mut tensor).expect_err("rank 1 left");
+        tell_error(rank, &group, &error);
+    }
+    rank.order();
+}
+
+fn sum_once(rank: &Rank) {
+    let group = connect(rank, options());
+    for elements in [1, 1000, 100_000] {
+        let mut tensor = ones(DType::F32, elements);
+        sum(&group, &mut tensor).unwrap();
+        assert!(tensor.as_slice::<f32>().iter().all(|value| *value == rank.size as f32));
+    }
+    rank.event("summed");
+    rank.order();
+}
+
+/// What a process holds.
+#[derive(Clone, Copy, Debug)]
+struct Holdings {
+    descriptors: usize,
+    threads: usize,
+    resident_bytes: usize,
+}
+
+impl Holdings {
+    fn now() -> Holdings {
+        let count = |path| fs::read_dir(path).unwrap().count();
+        let statm = fs::read_to_string("/proc/self/statm").unwrap();
+        let pages: usize = statm.split(' ').nth(1).unwrap().parse().unwrap();
+        let resident_bytes = pages * rustix::param::page_size();
+        Holdings { descriptors: count("/proc/self/fd"), threads: count("/proc/self/task"), resident_bytes }
+    }
+}
+
+fn make_groups(rank: &Rank) {
+    let store: Arc<dyn Store> = rank.store();
+    let use_once = |number: usize| {
+        let options = Options::new(format!("group {number}")).timeout(SOON);
+        let group = Group::connect(store.clone(), rank.rank, rank.size, options).unwrap();
+        let mut tensor = ones(DType::F32, 100);
+        sum(&group, &mut tensor).unwrap();
+        assert_eq!(tensor.as_slice::<f32>()[99], rank.size as f32);
+    };
+    // The first ones leave what a process has once, and what allocators keep.
+    (0..100).for_each(use_once);
+    let before = Holdings::now();
+    (100..1100).for_each(use_once);
+    let after = Holdings::now();
+    rank.event(format!("before {before:?}, after {after:?}"));
+    assert_eq!(after.descriptors, before.descriptors, "{before:?} {after:?}");
+    assert_eq!(after.threads, before.threads, "{before:?} {after:?}");
+    assert!(after.resident_bytes < before.resident_bytes + (1 << 20), "{before:?} {after:?}");
+}
+
+// ── what tests see ─────────────────────────────────────────────────────────────────────────────────────────
+
+/// An error as a rank told it.
+#[derive(Debug)]
+struct Raised {
+    rank: usize,
+    took: Duration,
+    /// `KIND PEER` of the error.
+    kind: String,
+    text: String,
+}
+
+/// Waits for the errors of these ranks.
+fn raised(ranks: &mut Ranks, who: impl IntoIterator<Item = usize>, since: Instant) -> Vec<Raised> {
+    let wait = |rank| {
+        let event = ranks.wait_for_event(rank, "raised ", SOON);
+        let (kind, text) = event.text["raised ".len()..].split_once('\n').expect("a kind and a text");
+        let raised = Raised { rank, took: event.at - since, kind: kind.into(), text: text.into() };
+        println!("rank {rank} after {:?}: {kind}\n{text}", raised.took);
+        raised
+    };
+    who.into_iter().map(wait).collect()
+}
+
+fn finish(mut ranks: Ranks) -> Vec<Ended> {
+    ranks.tell_all("end");
+    ranks.join(SOON)
+}
+
+fn finish_well(mut ranks: Ranks) {
+    ranks.tell_all("end");
+    ranks.join_well(SOON);
+}
+
+/// A text with what changes from run to run, or with the algorithm, replaced by capitals.
+fn masked(text: &str) -> String {
+    let mut masked = String::new();
+    let mut before = ["", "", ""];
+    for piece in text.split_inclusive([' ', '\n']) {
+        let word = piece.trim_end_matches([' ', '\n', ',', ';', ':', ')']);
+        let rest = &piece[word.len()..];
+        let is_number = word.parse::<f64>().is_ok();
+        let mask = match before {
+            [_, _, "(host"] => "HOST",
+            [_, _, "by"] if word.starts_with('`') => "ALGORITHM",
+            [_, _, "pid"] if is_number => "PID",
+            [_, _, "step" | "piece"] | ["step" | "piece", _, "of"] if is_number => "N",
+            _ if is_number && rest == " " && is_time(text, piece) => "TIME",
+            _ if word.strip_prefix('#').is_some_and(|seq| seq.parse::<u64>().is_ok()) => "#N",
+            _ => word,
+        };
+        write!(masked, "{mask}{rest}").unwrap();
+        before = [before[1], before[2], word];
+    }
+    let masked = masked.replace("TIME ms", "TIME").replace("TIME s", "TIME");
+    // Whoever was told of a fault by another rank says by whom.
+    (0..8).fold(masked, |text, witness| text.replace(&format!(" (seen by rank {witness})"), ""))
+}
+
+/// Does a unit of time follow `piece`, a part of `text`?
+fn is_time(text: &str, piece: &str) -> bool {
+    let end = piece.as_ptr() as usize - text.as_ptr() as usize + piece.len();
+    let unit = text[end..].split([' ', '\n', ',', ';', ':', ')']).next();
+    matches!(unit, Some("ms" | "s"))
+}
+
+#[test]
+fn a_masked_text_keeps_what_is_the_same_in_every_run() {
+    let text = "all_reduce #42 in group `default` failed on rank 3 of 8: rank 5 (host node-b, pid 4711) sent nothing \
+                for 30.0 s\n  all_reduce(sum, float32 × 1000) by `direct`, step 4 of 14, piece 2 of 3; started 30.2 s ago, \
+                timeout 12.5 ms\n  hint: rank 5 last finished #41 broadcast(float32 × 1000, root 1)";
+    let expected = "all_reduce #N in group `default` failed on rank 3 of 8: rank 5 (host HOST, pid PID) sent nothing \
+                    for TIME\n  all_reduce(sum, float32 × 1000) by ALGORITHM, step N of N, piece N of N; started TIME \
+                    ago, timeout TIME\n  hint: rank 5 last finished #N broadcast(float32 × 1000, root 1)";
+    assert_eq!(masked(text), expected);
+}
+
+fn hostname() -> String {
+    fs::read_to_string("/proc/sys/kernel/hostname").unwrap().trim_end().to_owned()
+}
+
+// ── a rank dies ────────────────────────────────────────────────────────────────────────────────────────────
+
+/// Kills `victim` of `size` ranks in the middle of an all-reduce of 64 MiB; all others must know within `limit`.
+fn kill_one(size: usize, victim: usize, limit: Duration) {
+    let store = local_store();
+    let mut ranks = Job::new("sum_for_ever", size).argument(16 << 20).start(store.address());
+    ranks.wait_for_all("round 2 begins", SOON);
+    // Its all-reduce has begun, and takes far longer than the news of that.
+    ranks.pass_over(victim);
+    ranks.wait_for_event(victim, "round ", SOON);
+    let (pid, since) = (ranks.pid(victim), Instant::now());
+    ranks.kill(victim);
+    for raised in raised(&mut ranks, (0..size).filter(|rank| *rank != victim), since) {
+        let Raised { rank, took, kind, text } = raised;
+        assert!(took < limit, "rank {rank} knew after {took:?}");
+        assert_eq!(kind, format!("PeerLost Some({victim})"));
+        let name = format!("rank {victim} (host {}, pid {pid})", hostname());
+        assert!(text.contains(&name), "rank {rank} does not say `{name}`: {text}");
+        let expected = format!(
+            "all_reduce #N in group `default` failed on rank {rank} of {size}: rank {victim} (host HOST, pid PID) died: its \
+             process ended\n  all_reduce(sum, float32 × 16777216) by ALGORITHM, step N of N, piece N of N; started TIME ago, \
+             timeout TIME\n  hint: see that rank's log, or the kernel's for `out of memory`"
+        );
+        // A rank that was filling its tensor meanwhile learns it from its next call.
+        let between_calls = format!(
+            "all_reduce in group `default` failed on rank {rank} of {size}: the group has failed before: rank {victim} (host \
+             HOST, pid PID) died: its process ended\n  hint: see that rank's log, or the kernel's for `out of memory`"
+        );
+        let text = masked(&text);
+        assert!([&expected, &between_calls].contains(&&text), "{text}");
+    }
+    let ended = finish(ranks);
+    let bad: Vec<_> = (0..size).filter(|rank| !ended[*rank].status.success()).collect();
+    assert_eq!(bad, [victim], "the others end well");
+}
+
+#[test]
+fn all_three_survivors_of_a_kill_know_within_half_a_second_who_died() {
+    kill_one(4, 2, Duration::from_millis(500));
+}
+
+#[test]
+fn all_seven_survivors_of_a_kill_know_within_a_second_who_died() {
+    kill_one(8, 5, Duration::from_secs(1));
+}
+
+#[test]
+fn survivors_go_on_as_a_smaller_group_within_two_seconds() {
+    let store = local_store();
+    let mut ranks = Job::new("sum_and_regroup", 4).argument(1 << 20).start(store.address());
+    ranks.wait_for_all("round 3 begins", SOON);
+    let since = Instant::now();
+    ranks.kill(1);
+    for survivor in [0, 2, 3] {
+        ranks.wait_for_event(survivor, "raised ", SOON);
+        ranks.tell(survivor, "1");
+    }
+    for survivor in [0, 2, 3] {
+        let event = ranks.wait_for_event(survivor, "sum ", SOON);
+        assert_eq!(event.text, "sum 3");
+        assert!(event.at - since < Duration::from_secs(2), "it took {:?}", event.at - since);
+    }
+    finish(ranks);
+}
+
+#[test]
+fn a_rank_that_leaves_in_the_middle_is_named() {
+    let store = local_store();
+    let mut ranks = Job::new("leave", 3).start(store.address());
+    ranks.wait_for_all("joined", SOON);
+    let since = Instant::now();
+    ranks.tell(1, "leave");
+    for raised in raised(&mut ranks, [0, 2], since) {
+        assert!(raised.took < Duration::from_millis(500), "{raised:?}");
+        assert_eq!(raised.kind, "PeerLost Some(1)");
+        let name = format!("rank 1 (host {}, pid {})", hostname(), ranks.pid(1));
+        assert!(raised.text.contains(&name), "{raised:?}");
+    }
+    finish_well(ranks);
+}
+
+#[test]
+fn nothing_is_left_of_killed_ranks() {
+    // A host of their own: whatever sockets it has are theirs.
+    let Some(hosts) = Hosts::near(1) else { return };
+    let store = hosts.serve_store();
+    let files = std::env::temp_dir().join(format!("tenfold-faults-{}", std::process::id()));
+    fs::create_dir(&files).unwrap();
+    let mut ranks = Job::spread("sum_for_ever", 4, &hosts)
+        .argument(1 << 20)
+        .environment("TMPDIR", files.display())
+        .environment("XDG_RUNTIME_DIR", files.display())
+        .start(store.address());
+    ranks.wait_for_all("round 3 begins", SOON);
+    let sockets = || hosts.namespace(0).inside(|| fs::read_to_string("/proc/thread-self/net/unix").unwrap());
+    assert!(sockets().lines().count() > 1, "ranks of one host talk by Unix sockets");
+    for rank in 0..4 {
+        let process = format!("/proc/{}", ranks.pid(rank));
+        let maps = fs::read_to_string(format!("{process}/maps")).unwrap();
+        assert!(!maps.contains("/dev/shm/"), "memory with a name outlives a kill: {maps}");
+        let children = fs::read_dir(format!("{process}/task")).unwrap().flatten();
+        for thread in children {
+            let children = fs::read_to_string(thread.path().join("children")).unwrap_or_default();
+            assert_eq!(children, "", "rank {rank} has started processes");
+        }
+        ranks.kill(rank);
+    }
+    ranks.join(SOON);
+    let left: BTreeSet<_> = fs::read_dir(&files).unwrap().flatten().map(|file| file.file_name()).collect();
+    fs::remove_dir_all(&files).unwrap();
+    assert_eq!(left, BTreeSet::new(), "files");
+    assert_eq!(sockets().lines().count(), 1, "only the heading: {}", sockets());
+}
+
+// ── a rank is silent ───────────────────────────────────────────────────────────────────────────────────────
+
+#[test]
+fn a_rank_stopped_for_less_than_the_heartbeat_is_no_error() {
+    let store = local_store();
+    let mut ranks = Job::new("sum_for_ever", 4).argument(1 << 16).start(store.address());
+    ranks.wait_for_all("round 3 begins", SOON);
+    ranks.stop(2);
+    // A fault lasts as long as it lasts: the second is the test, not a wait for something.
+    std::thread::park_timeout(Duration::from_secs(1));
+    ranks.cont(2);
+    for waiting in [0, 1, 3] {
+        ranks.wait_for_event(waiting, "slow round ", SOON);
+    }
+    ranks.wait_for_all("round ", SOON);
+    // They sum for ever.
+    (0..4).for_each(|rank| ranks.kill(rank));
+    let ended = ranks.join(SOON);
+    // A rank that is killed after another may have raised because of that, and only because of that.
+    for end in ended {
+        assert!(!end.told().iter().any(|told| told.contains("PeerSilent")), "{:?}", end.told());
+    }
+}
+
+#[test]
+fn a_frozen_rank_is_given_up_at_the_heartbeat_limit() {
+    let store = local_store();
+    let mut ranks = Job::new("sum_for_ever", 4).argument(1 << 16).start(store.address());
+    ranks.wait_for_all("round 3 begins", SOON);
+    let since = Instant::now();
+    ranks.stop(1);
+    for raised in raised(&mut ranks, [0, 2, 3], since) {
+        let Raised { rank, took, kind, text } = raised;
+        assert!(took > HEARTBEAT - Duration::from_millis(500), "rank {rank} is hasty: {took:?}");
+        assert!(took < HEARTBEAT + Duration::from_secs(1), "rank {rank} took {took:?}");
+        assert_eq!(kind, "PeerSilent Some(1)");
+        let name = format!("rank 1 (host {}, pid {})", hostname(), ranks.pid(1));
+        assert!(text.contains(&name), "rank {rank} does not say `{name}`: {text}");
+        let expected = format!(
+            "all_reduce #N in group `default` failed on rank {rank} of 4: rank 1 (host HOST, pid PID) shows no sign of life \
+             for TIME\n  all_reduce(sum, float32 × 65536) by ALGORITHM, step N of N; started TIME ago, timeout TIME\n  hint: \
+             it is stopped or frozen, or the network to it is cut; `heartbeat` sets how long to wait"
+        );
+        assert_eq!(masked(&text), expected);
+    }
+    finish_after_thaw(ranks, 1);
+}
+
+/// A thawed rank learns that it was given up.
+fn finish_after_thaw(mut ranks: Ranks, frozen: usize) {
+    ranks.cont(frozen);
+    ranks.wait_for_event(frozen, "raised ", SOON);
+    finish_well(ranks);
+}
+
+#[test]
+fn a_rank_that_never_calls_is_named_with_what_it_finished_last() {
+    let store = local_store();
+    let mut ranks = Job::new("stay_away", 4).start(store.address());
+    let since = (0..3).map(|rank| ranks.wait_for_event(rank, "calls", SOON).at).max().unwrap();
+    for raised in raised(&mut ranks, 0..3, since) {
+        let Raised { rank, took, kind, text } = raised;
+        assert!(took < TIMEOUT + Duration::from_secs(1), "rank {rank} took {took:?}");
+        assert_eq!(kind, "Timeout Some(3)");
+        let expected = format!(
+            "all_reduce #N in group `default` failed on rank {rank} of 4: rank 3 (host HOST, pid PID) did not answer for \
+             TIME\n  all_reduce(sum, float32 × 1000) by ALGORITHM, step N of N; started TIME ago, timeout TIME\n  hint: rank 3 \
+             last finished #N broadcast(float32 × 1000, root 1) and has called nothing since; see its log, or raise `timeout`"
+        );
+        assert_eq!(masked(&text), expected);
+        assert!(text.starts_with("all_reduce #3 ") && text.contains("last finished #2 "), "{text}");
+    }
+    finish_well(ranks);
+}
+
+// ── ranks disagree ─────────────────────────────────────────────────────────────────────────────────────────
+
+/// Rank 3 differs from the others: every rank must say so at once, in the same words.
+fn disagree(case: &'static str, many: &str, odd: &str) {
+    let store = local_store();
+    let mut ranks = Job::new("differ", 4).argument(case).start(store.address());
+    let since = ranks.wait_for_all("calls", SOON).iter().map(|event| event.at).max().unwrap();
+    for raised in raised(&mut ranks, 0..4, since) {
+        let Raised { rank, took, kind, text } = raised;
+        assert!(took < Duration::from_secs(1), "rank {rank} took {took:?}");
+        assert_eq!(kind, "Mismatch Some(3)", "the one is to blame, not the many");
+        let called = if rank == 3 { odd } else { many };
+        let operation = called.split('(').next().unwrap();
+        let expected = format!(
+            "{operation} #N in group `default` failed on rank {rank} of 4: ranks called different operations as #N: ranks 0, \
+             1, 2 called {many}; rank 3 called {odd}\n  {called} by ALGORITHM, step N of N; started TIME ago, timeout \
+             TIME\n  hint: all ranks must call the same collectives in the same order, with the same dtype, shape, reduce \
+             operation and root"
+        );
+        // Only a large tensor has several pieces.
+        assert_eq!(masked(&text).replace(", piece N of N", ""), expected);
+        assert!(text.contains("as #3: "), "{text}");
+    }
+    finish_well(ranks);
+}
+
+const SUM: &str = "all_reduce(sum, float32 × 1000)";
+
+#[test]
+fn ranks_that_call_different_collectives_are_told_who_called_what() {
+    disagree("kind", SUM, "broadcast(float32 × 1000, root 0)");
+}
+
+#[test]
+fn a_rank_that_is_in_a_barrier_is_told_from_those_that_sum() {
+    disagree("barrier", SUM, "barrier");
+}
+
+#[test]
+fn different_shapes_are_told() {
+    disagree("shape", SUM, "all_reduce(sum, float32 × 2000)");
+}
+
+#[test]
+fn very_different_shapes_are_told_although_they_take_different_algorithms() {
+    disagree("large shape", SUM, "all_reduce(sum, float32 × 1000000)");
+}
+
+#[test]
+fn different_dtypes_of_one_size_are_told() {
+    disagree("dtype", SUM, "all_reduce(sum, int32 × 1000)");
+}
+
+#[test]
+fn different_reduce_operations_are_told() {
+    disagree("reduce op", SUM, "all_reduce(max, float32 × 1000)");
+}
+
+#[test]
+fn different_roots_are_told() {
+    let store = local_store();
+    let mut ranks = Job::new("differ", 4).argument("root").start(store.address());
+    let since = ranks.wait_for_all("calls", SOON).iter().map(|event| event.at).max().unwrap();
+    for Raised { rank, took, kind, text } in raised(&mut ranks, 0..4, since) {
+        assert!(took < Duration::from_secs(1), "rank {rank} took {took:?}");
+        assert_eq!(kind, "Mismatch Some(3)");
+        let told = "ranks called different operations as #3: ranks 0, 1, 2 called broadcast(float32 × 1000, root 0); rank 3 \
+                    called broadcast(float32 × 1000, root 1)";
+        assert!(text.contains(told), "{text}");
+    }
+    finish_well(ranks);
+}
+
+// ── a rank gives up ────────────────────────────────────────────────────────────────────────────────────────
+
+/// Rank 0 gives up while it waits for the others; then they come.
+fn give_up_and_tell(argument: &str, reason: &str, limit: Duration, trigger: impl FnOnce(&mut Ranks)) {
+    let store = local_store();
+    let mut ranks = Job::new("give_up", 3).argument(argument).start(store.address());
+    ranks.wait_for_all("joined", SOON);
+    let since = Instant::now();
+    trigger(&mut ranks);
+    let own = raised(&mut ranks, [0], since);
+    assert!(own[0].took < limit, "it took {:?}", own[0].took);
+    assert!(own[0].kind.starts_with("Aborted "), "{own:?}");
+    assert!(own[0].text.contains(reason), "{own:?}");
+    ranks.tell(1, "go");
+    ranks.tell(2, "go");
+    for raised in raised(&mut ranks, [1, 2], since) {
+        assert_eq!(raised.kind, "Aborted Some(0)");
+        assert!(raised.text.contains("rank 0 (host "), "{raised:?}");
+        assert!(raised.text.contains(reason), "{raised:?}");
+    }
+    ranks.join_well(SOON);
+}
+
+#[test]
+fn abort_frees_a_blocked_call_and_its_reason_is_told_to_the_others() {
+    give_up_and_tell("order", "the disk is full", Duration::from_millis(200), |ranks| {
+        ranks.tell(0, "the disk is full");
+    });
+}
+
+#[test]
+fn ctrl_c_frees_a_blocked_call() {
+    give_up_and_tell("signal", "interrupted by signal 2", Duration::from_millis(300), |ranks| {
+        ranks.signal(0, Signal::INT);
+    });
+}
+
+// ── what does not matter ───────────────────────────────────────────────────────────────────────────────────
+
+#[test]
+fn a_store_that_ends_disturbs_no_group_in_use() {
+    let store: Server = local_store();
+    let mut ranks = Job::new("sum_for_ever", 4).argument(1 << 16).start(store.address());
+    ranks.wait_for_all("round 3 begins", SOON);
+    drop(store);
+    for _ in 0..200 {
+        ranks.wait_for_all("round ", SOON);
+    }
+    (0..4).for_each(|rank| ranks.kill(rank));
+    ranks.join(SOON);
+}
+
+#[test]
+fn sixty_four_processes_form_one_group_and_sum() {
+    let store = local_store();
+    let mut ranks = Job::new("sum_once", 64).start(store.address());
+    ranks.wait_for_all("summed", SOON);
+    finish_well(ranks);
+}
+
+#[test]
+fn a_thousand_groups_leave_descriptors_threads_and_memory_as_they_were() {
+    let store = local_store();
+    for end in Job::new("make_groups", 2).start(store.address()).join_well(SOON) {
+        println!("{:?}", end.told());
+    }
+}

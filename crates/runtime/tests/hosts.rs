@@ -1,0 +1,308 @@
+//! Groups over several hosts: values, topology, and what ranks see when the network between hosts breaks.
+
+#![expect(
+    clippy::disallowed_methods,
+    clippy::unwrap_used,
+    reason = "tests: the time things take; a helper may fail too"
+)]
+
+mod every_collective;
+mod support;
+
+use std::time::{Duration, Instant};
+
+use every_collective::check_every_collective;
+use support::{Cable, Hosts, Job, Jobs, Rank, Ranks, Slow, run_as_rank};
+use tenfold::{DType, Group, Options, ReduceOp, Tensor};
+
+/// How long a test may take before it is said to hang.
+const SOON: Duration = Duration::from_secs(25);
+
+/// A peer that has been silent this long is given up.
+const HEARTBEAT: Duration = Duration::from_secs(2);
+
+/// What an error may take beyond the heartbeat.
+const GRACE: Duration = Duration::from_secs(1);
+
+const JOBS: Jobs = &[
+    ("every_collective", every_collective),
+    ("locality", locality),
+    ("sum_until_told", sum_until_told),
+    ("differ", differ),
+];
+
+#[test]
+#[ignore = "a rank, started by the tests"]
+fn rank_entry() {
+    run_as_rank(JOBS);
+}
+
+fn connect(rank: &Rank) -> Group {
+    let options = Options::new("default").timeout(SOON).heartbeat(HEARTBEAT);
+    Group::connect(rank.store(), rank.rank, rank.size, options).unwrap()
+}
+
+fn every_collective(rank: &Rank) {
+    let group = connect(rank);
+    for count in rank.argument.split(' ') {
+        check_every_collective(&group, count.parse().unwrap());
+    }
+}
+
+fn locality(rank: &Rank) {
+    let group = connect(rank);
+    let topology = group.topology();
+    let hosts: Vec<_> = (0..topology.hosts()).map(|host| topology.ranks_of(host).to_vec()).collect();
+    rank.event(format!("{hosts:?}"));
+    let mut tensor = ones(1 << 20);
+    let work = group.all_reduce(tensor.lend(), ReduceOp::Sum).unwrap();
+    work.wait().unwrap();
+    rank.event(work.algorithm());
+}
+
+fn ones(elements: usize) -> Tensor {
+    let mut tensor = Tensor::zeros(DType::F32, elements);
+    tensor.as_mut_slice::<f32>().fill(1.0);
+    tensor
+}
+
+/// Sums ones, round after round, until the last rank is told to end: it then sums zeros, which all ranks see. The argument
+/// is the number of elements.
+fn sum_until_told(rank: &Rank) {
+    let group = connect(rank);
+    let (orders, told) = std::sync::mpsc::channel();
+    let decides = rank.rank == rank.size - 1;
+    std::thread::scope(|threads| {
+        if decides {
+            threads.spawn(|| orders.send(rank.order()).unwrap());
+        }
+        for round in 1.. {
+            let mut tensor = ones(rank.argument.parse().unwrap());
+            if decides && told.try_recv().is_ok() {
+                tensor.as_mut_slice::<f32>().fill(-1.0);
+            }
+            let start = Instant::now();
+            if let Err(error) = group.all_reduce(tensor.lend(), ReduceOp::Sum).and_then(|work| work.wait()) {
+                rank.event(format!("raised {:?} {:?} {error}", error.kind(), error.peer()));
+                // It lingers, as a trainer does that saves what it has.
+                drop(if decides { told.recv().unwrap() } else { rank.order() });
+                return;
+            }
+            let (sum, full) = (tensor.as_slice::<f32>()[0], rank.size as f32);
+            assert!(tensor.as_slice::<f32>().iter().all(|value| *value == sum), "round {round} is torn");
+            if sum == full - 2.0 {
+                return rank.event(format!("ended in round {round}"));
+            }
+            assert_eq!(sum, full, "round {round}");
+            if start.elapsed() > Duration::from_millis(500) {
+                rank.event(format!("slow round {round}"));
+            }
+            if round % 5 == 0 {
+                rank.event(format!("round {round}"));
+            }
+        }
+    });
+}
+
+/// The last rank has more elements than the others.
+fn differ(rank: &Rank) {
+    let group = connect(rank);
+    let elements = if rank.rank == rank.size - 1 { 2000 } else { 1000 };
+    let error =
+        group.all_reduce(ones(elements).lend(), ReduceOp::Sum).and_then(|work| work.wait()).unwrap_err();
+    rank.event(error.message());
+    rank.order();
+}
+
+/// Three hosts of two ranks that sum `elements` ones in a loop, past their first rounds.
+fn summing(hosts: &Hosts, store: std::net::SocketAddr, elements: usize) -> Ranks {
+    let mut ranks = Job::spread("sum_until_told", 2, hosts).argument(elements).start(store);
+    ranks.wait_for_all("round 5", SOON);
+    ranks
+}
+
+/// Tells the rank that decides, and waits until all have ended well.
+fn end_well(mut ranks: Ranks) -> Vec<support::Ended> {
+    ranks.tell(5, "end");
+    ranks.wait_for_all("ended in round ", SOON);
+    let ended = ranks.join_well(SOON);
+    for end in &ended {
+        assert!(!end.told().iter().any(|told| told.starts_with("raised")), "{:?}", end.told());
+    }
+    ended
+}
+
+/// Waits until every rank has raised; each must be in time, and name one of `unreachable[rank]`. Those who can name nobody
+/// are dead.
+fn all_raise(mut ranks: Ranks, since: Instant, unreachable: [&[usize]; 6]) {
+    for (rank, unreachable) in unreachable.into_iter().enumerate().filter(|(_, whom)| !whom.is_empty()) {
+        let error = ranks.wait_for_event(rank, "raised ", SOON);
+        let took = error.at - since;
+        println!("rank {rank} after {took:?}: {}", error.text);
+        assert!(took < HEARTBEAT + GRACE, "rank {rank} raised after {took:?}: {}", error.text);
+        let named =
+            |peer: &&usize| error.text.contains(&format!("rank {peer} (host host-{}, pid ", *peer / 2));
+        assert!(
+            unreachable.iter().any(|peer| named(&peer)),
+            "rank {rank} names none of {unreachable:?}: {}",
+            error.text
+        );
+    }
+    ranks.tell_all("end");
+    for (end, unreachable) in std::iter::zip(ranks.join(SOON), unreachable) {
+        assert_eq!(end.status.success(), !unreachable.is_empty(), "{}", end.stderr);
+    }
+}
+
+// ── all is well ────────────────────────────────────────────────────────────────────────────────────────────
+
+#[test]
+fn every_collective_is_right_on_three_hosts_of_two_ranks() {
+    let Some(hosts) = Hosts::near(3) else { return };
+    let store = hosts.serve_store();
+    let job = Job::spread("every_collective", 2, &hosts).argument("1 7 1000 100003");
+    job.start(store.address()).join_well(SOON);
+}
+
+#[test]
+fn every_collective_is_right_when_hosts_have_different_numbers_of_ranks() {
+    let Some(hosts) = Hosts::near(3) else { return };
+    let store = hosts.serve_store();
+    let job = Job::place("every_collective", &[0, 1, 0, 2, 0, 1], &hosts).argument("1 1000");
+    job.start(store.address()).join_well(SOON);
+}
+
+#[test]
+fn ranks_see_which_of_them_share_a_host_and_use_it() {
+    let Some(hosts) = Hosts::near(3) else { return };
+    let store = hosts.serve_store();
+    let ended = Job::spread("locality", 2, &hosts).start(store.address()).join_well(SOON);
+    for end in ended {
+        assert_eq!(end.told(), ["[[0, 1], [2, 3], [4, 5]]", "two_level"]);
+    }
+}
+
+#[test]
+fn ranks_of_one_host_need_not_be_neighbours_in_the_group() {
+    let Some(hosts) = Hosts::near(3) else { return };
+    let store = hosts.serve_store();
+    let ended = Job::place("locality", &[0, 1, 2, 0, 1, 2], &hosts).start(store.address()).join_well(SOON);
+    for end in ended {
+        assert_eq!(end.told(), ["[[0, 3], [1, 4], [2, 5]]", "two_level"]);
+    }
+}
+
+// ── the network breaks ─────────────────────────────────────────────────────────────────────────────────────
+
+#[test]
+fn a_silent_partition_is_raised_by_every_rank_and_names_the_unreachable() {
+    let Some(hosts) = Hosts::near(3) else { return };
+    let store = hosts.serve_store();
+    let ranks = summing(&hosts, store.address(), 1 << 16);
+    let since = Instant::now();
+    hosts.isolate(2);
+    // Those who are cut off see nobody of the others; which of them they miss first is chance.
+    let (inside, outside): (&[usize], &[usize]) = (&[4, 5], &[0, 1, 2, 3]);
+    all_raise(ranks, since, [inside, inside, inside, inside, outside, outside]);
+}
+
+#[test]
+fn one_way_loss_is_raised_by_every_rank_and_names_one_of_the_two_ends() {
+    let Some(hosts) = Hosts::near(3) else { return };
+    let store = hosts.serve_store();
+    let ranks = summing(&hosts, store.address(), 1 << 16);
+    let since = Instant::now();
+    hosts.cut_one_way(0, 1);
+    // Host 2 reaches everybody: it learns from them.
+    let (zero, one, both): (&[usize], &[usize], &[usize]) = (&[0, 1], &[2, 3], &[0, 1, 2, 3]);
+    all_raise(ranks, since, [one, one, zero, zero, both, both]);
+}
+
+#[test]
+fn a_host_that_goes_down_is_raised_by_all_others() {
+    let Some(hosts) = Hosts::near(3) else { return };
+    let store = hosts.serve_store();
+    let ranks = summing(&hosts, store.address(), 1 << 16);
+    let since = Instant::now();
+    // No word of their end comes through.
+    hosts.isolate(2);
+    ranks.kill(4);
+    ranks.kill(5);
+    let down: &[usize] = &[4, 5];
+    all_raise(ranks, since, [down, down, down, down, &[], &[]]);
+}
+
+#[test]
+fn a_rank_that_dies_is_known_on_all_hosts_at_once() {
+    let Some(hosts) = Hosts::near(3) else { return };
+    let store = hosts.serve_store();
+    let mut ranks = summing(&hosts, store.address(), 1 << 16);
+    let since = Instant::now();
+    ranks.kill(3);
+    for survivor in [0, 1, 2, 4, 5] {
+        let error = ranks.wait_for_event(survivor, "raised PeerLost Some(3) ", SOON);
+        println!("rank {survivor} after {:?}: {}", error.at - since, error.text);
+        assert!(error.at - since < Duration::from_millis(500), "rank {survivor} took {:?}", error.at - since);
+        let name = format!("rank 3 (host host-1, pid {})", ranks.pid(3));
+        assert!(error.text.contains(&name), "{}", error.text);
+    }
+}
+
+#[test]
+fn ranks_of_different_hosts_that_disagree_are_told_in_the_same_words() {
+    let Some(hosts) = Hosts::near(3) else { return };
+    let store = hosts.serve_store();
+    let mut ranks = Job::spread("differ", 2, &hosts).start(store.address());
+    for told in ranks.wait_for_all("", SOON) {
+        let expected = "ranks called different operations as #1: ranks 0, 1, 2, 3, 4 called all_reduce(sum, float32 × \
+                        1000); rank 5 called all_reduce(sum, float32 × 2000)";
+        assert_eq!(told.text, expected);
+    }
+    ranks.tell_all("end");
+    ranks.join_well(SOON);
+}
+
+#[test]
+fn a_partition_shorter_than_the_heartbeat_is_no_error() {
+    let Some(hosts) = Hosts::near(3) else { return };
+    let store = hosts.serve_store();
+    let mut ranks = summing(&hosts, store.address(), 1 << 16);
+    hosts.isolate(2);
+    // A fault lasts as long as it lasts: the second is the test, not a wait for something.
+    std::thread::park_timeout(Duration::from_secs(1));
+    hosts.heal();
+    ranks.wait_for_all("slow round ", SOON);
+    end_well(ranks);
+}
+
+#[test]
+fn a_store_that_is_cut_off_disturbs_nobody() {
+    let Some(hosts) = Hosts::near(3) else { return };
+    let store = hosts.serve_store();
+    let mut ranks = summing(&hosts, store.address(), 1 << 10);
+    hosts.isolate_store();
+    ranks.wait_for_all("round 500", SOON);
+    end_well(ranks);
+}
+
+// ── the network is bad ─────────────────────────────────────────────────────────────────────────────────────
+
+#[test]
+fn sums_are_right_over_20_ms_of_delay() {
+    let slow = Cable::Slow(Slow { delay: Duration::from_millis(20), ..Slow::default() });
+    let Some(hosts) = Hosts::join(&[slow, slow, Cable::Ideal]) else { return };
+    let store = hosts.serve_store();
+    end_well(summing(&hosts, store.address(), 1 << 14));
+}
+
+#[test]
+fn sums_are_right_over_a_cable_that_loses_one_packet_in_a_hundred() {
+    let lossy = Cable::Slow(Slow { loss_out: 0.01, loss_in: 0.01, seed: 1, ..Slow::default() });
+    let Some(mut hosts) = Hosts::join(&[lossy, Cable::Ideal, Cable::Ideal]) else { return };
+    let store = hosts.serve_store();
+    let ranks = summing(&hosts, store.address(), 1 << 18);
+    end_well(ranks);
+    let loss = hosts.loss(0);
+    println!("{loss:?}");
+    assert!(loss.out_lost > 0 && loss.in_lost > 0, "nothing was lost: {loss:?}");
+}
