@@ -6,9 +6,8 @@ use crate::{Algorithm, Buffer, Chunk, Kind, Plan, Rank, Topology};
 
 pub(crate) static DIRECT: Algorithm = Algorithm::new(Kind::AllGather, "direct", direct);
 pub(crate) static RING: Algorithm = Algorithm::new(Kind::AllGather, "ring", ring);
-/// Parts that travel as one message must lie together, which parts of different lengths need not.
 pub(crate) static BRUCK: Algorithm =
-    Algorithm { equal_parts: true, pieces: false, ..Algorithm::new(Kind::AllGather, "bruck", bruck) };
+    Algorithm { pieces: false, ..Algorithm::new(Kind::AllGather, "bruck", bruck) };
 pub(crate) static TWO_LEVEL: Algorithm = Algorithm::new(Kind::AllGather, "two_level", two_level);
 
 /// Everyone tells everyone.
