@@ -2,6 +2,7 @@
 
 #![expect(clippy::disallowed_methods, reason = "owns the thread for callbacks")]
 
+use std::cell::RefCell;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
@@ -128,9 +129,14 @@ impl Shared {
 
     /// Runs what was to happen afterwards; elsewhere if this thread has other duties.
     pub(crate) fn tell(self: Arc<Self>) {
-        if CALLBACKS_ELSEWHERE.get() {
-            CALLBACKS.with_sender(|sender| _ = sender.send(self)); // received for as long as the process lives
-        } else {
+        let here = ELSEWHERE.with_borrow_mut(|elsewhere| match elsewhere {
+            Some(elsewhere) => {
+                elsewhere.tell(Arc::clone(&self));
+                false
+            }
+            None => true,
+        });
+        if here {
             self.tell_here();
         }
     }
@@ -248,9 +254,13 @@ impl Work {
 
     /// Calls `callback` when it is over; at once if it is. The callback may start other operations and wait for them.
     pub fn on_done(&self, callback: impl FnOnce(&Result<()>) + Send + 'static) {
+        self.call_when_done(Box::new(callback));
+    }
+
+    fn call_when_done(&self, callback: Callback) {
         match &self.0 {
             Kind::Done { .. } => callback(&Ok(())),
-            Kind::Joined { parts, .. } => on_all_done(parts, callback),
+            Kind::Joined { parts, .. } => call_when_all_done(parts, callback),
             Kind::Single { shared, .. } => {
                 let mut after = shared.after();
                 if shared.is_done() {
@@ -258,7 +268,7 @@ impl Work {
                     callback(shared.outcome.get().expect("it is over"));
                     return;
                 }
-                after.callbacks.push(Box::new(callback));
+                after.callbacks.push(callback);
                 drop(after);
                 self.attend();
             }
@@ -345,11 +355,11 @@ fn not_yet(shared: &Shared, until: Option<Deadline>) -> Error {
     Error::new(shared.scene(None), fault)
 }
 
-fn on_all_done(parts: &[Work], callback: impl FnOnce(&Result<()>) + Send + 'static) {
+fn call_when_all_done(parts: &[Work], callback: Callback) {
     let left = Arc::new(Mutex::new((parts.len(), Some(callback), Ok(()))));
     for part in parts {
         let left = Arc::clone(&left);
-        part.on_done(move |outcome| {
+        part.call_when_done(Box::new(move |outcome| {
             let mut left = left.lock().unwrap_or_else(PoisonError::into_inner);
             left.0 -= 1;
             if left.2.is_ok() {
@@ -362,7 +372,7 @@ fn on_all_done(parts: &[Work], callback: impl FnOnce(&Result<()>) + Send + 'stat
                 drop(left);
                 callback(&outcome);
             }
-        });
+        }));
     }
 }
 
@@ -409,23 +419,25 @@ pub(crate) fn earlier(a: Option<Instant>, b: Option<Instant>) -> Option<Instant>
 }
 
 thread_local! {
-    static CALLBACKS_ELSEWHERE: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+    /// Of a thread with other duties: the thread that runs its callbacks.
+    static ELSEWHERE: RefCell<Option<Elsewhere>> = const { RefCell::new(None) };
 }
 
 /// A callback may wait for other operations, for which a helper thread must be free: on those it runs elsewhere.
 pub(crate) fn callbacks_go_elsewhere() {
-    CALLBACKS_ELSEWHERE.set(true);
+    ELSEWHERE.set(Some(Elsewhere::default()));
 }
 
-/// The thread for callbacks of operations that a helper thread finished. Started by the first.
-struct Callbacks(Mutex<Option<Sender<Arc<Shared>>>>);
+/// The thread for callbacks of operations that one helper thread finished, started by the first of them and ended with the
+/// helper. Ranks that are threads of one process have one each: a callback may wait for that of another rank.
+#[derive(Default)]
+struct Elsewhere {
+    sender: Option<Sender<Arc<Shared>>>,
+}
 
-static CALLBACKS: Callbacks = Callbacks(Mutex::new(None));
-
-impl Callbacks {
-    fn with_sender(&self, action: impl FnOnce(&Sender<Arc<Shared>>)) {
-        let mut sender = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        action(sender.get_or_insert_with(|| {
+impl Elsewhere {
+    fn tell(&mut self, work: Arc<Shared>) {
+        let sender = self.sender.get_or_insert_with(|| {
             let (sender, receiver) = std::sync::mpsc::channel::<Arc<Shared>>();
             let run = move || receiver.iter().for_each(|work| work.tell_here());
             let started = std::thread::Builder::new().name("tenfold-callbacks".to_string()).spawn(run);
@@ -433,6 +445,7 @@ impl Callbacks {
                 tracing::error!("cannot start the thread for callbacks: {error}");
             }
             sender
-        }));
+        });
+        let _ = sender.send(work); // received for as long as there is a sender
     }
 }

@@ -294,9 +294,10 @@ impl GroupState {
             return true;
         }
         let wants = self.wants();
-        if let Some(fault) = self.lost_among(&wants) {
-            // What it said before it went still counts.
-            if !self.poll(fabric, finished) {
+        if self.lost_among(&wants).is_some() {
+            // What it said before it went still counts: what it sent, and that it has read what it was sent.
+            let moved = self.poll(fabric, finished);
+            if !moved && let Some(fault) = self.lost_among(&self.wants()) {
                 self.fail(fabric, fault, finished);
             }
             return true;

@@ -1,0 +1,747 @@
+//! What holds of operations and groups beside their results: order, waiting, callbacks, sub-groups, ends, refusals.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "tests: threads of their own, helpers may fail"
+)]
+
+mod support;
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Barrier};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
+use std::time::Duration;
+
+use support::{Job, Jobs, Rank, local_store};
+use tenfold::{
+    DType, Error, FaultKind, Group, OpKind, Options, ReduceOp, Result, SparseTensor, Tensor, Work,
+};
+
+const JOBS: Jobs = &[("make_and_drop", make_and_drop)];
+
+#[test]
+#[ignore = "a rank, started by the tests"]
+fn rank_entry() {
+    support::run_as_rank(JOBS);
+}
+
+/// Nothing here takes this long unless it hangs.
+const LIMIT: Duration = Duration::from_secs(15);
+
+fn ranks<R: Send>(size: usize, body: impl Fn(Group) -> Result<R> + Sync) -> Vec<R> {
+    let body = |group: Group| Ok(body(group).unwrap_or_else(|error| panic!("{error}")));
+    Group::threads_with(size, &Options::default().timeout(LIMIT), body).unwrap()
+}
+
+fn number(value: i64) -> Tensor {
+    Tensor::from_slice(&[value])
+}
+
+fn value(tensor: &Tensor) -> i64 {
+    tensor.as_slice::<i64>()[0]
+}
+
+/// The sum of every rank's `own`.
+fn sum(group: &Group, own: i64) -> Result<i64> {
+    let mut tensor = number(own);
+    group.all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()?;
+    Ok(value(&tensor))
+}
+
+// ── works ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+#[test]
+fn works_are_done_in_the_order_of_their_calls() {
+    ranks(3, |group| {
+        let mut tensors: Vec<Tensor> = (0..50).map(number).collect();
+        let works: Vec<Work> = tensors
+            .iter_mut()
+            .map(|tensor| group.all_reduce(tensor.lend(), ReduceOp::Sum).unwrap())
+            .collect();
+        for (index, work) in works.iter().enumerate() {
+            work.wait()?;
+            assert!(works[..index].iter().all(Work::is_success), "one before #{index} is not done");
+            assert_eq!(work.sequence_number(), index as u64 + 1);
+            assert_eq!(work.op_type(), OpKind::AllReduce);
+        }
+        assert!(tensors.iter().zip(0..).all(|(tensor, index)| value(tensor) == 3 * index));
+        Ok(())
+    });
+}
+
+fn two_hundred_at_once(calls: &Group) -> Result<()> {
+    let rank = calls.rank() as i64;
+    let mut tensors: Vec<Tensor> = (0..200).map(|index| number(index + rank)).collect();
+    let works: Vec<Work> = tensors
+        .iter_mut()
+        .map(|tensor| calls.all_reduce(tensor.lend(), ReduceOp::Sum))
+        .collect::<Result<_>>()?;
+    for work in works.iter().rev() {
+        work.wait()?;
+    }
+    assert!(tensors.iter().zip(0..).all(|(tensor, index)| value(tensor) == 4 * index + 6));
+    Ok(())
+}
+
+#[test]
+fn two_hundred_operations_may_be_under_way_at_once() {
+    ranks(4, |group| two_hundred_at_once(&group));
+}
+
+#[test]
+fn two_hundred_operations_may_be_under_way_at_once_in_the_background() {
+    ranks(4, |group| two_hundred_at_once(&group.background()));
+}
+
+#[test]
+fn asking_whether_it_is_done_is_enough_to_get_it_done() {
+    ranks(3, |group| {
+        let mut tensor = number(1);
+        let work = group.all_reduce(tensor.lend(), ReduceOp::Sum)?;
+        while !work.is_done() {
+            std::thread::yield_now();
+        }
+        assert!(work.is_success() && work.exception().is_none());
+        assert_eq!(value(&tensor), 3);
+        Ok(())
+    });
+}
+
+#[test]
+fn work_in_the_background_gets_done_while_nobody_waits() {
+    let (sender, done) = channel();
+    let _groups = ranks(2, |group| {
+        let work = group.background().all_reduce(number(1).lend(), ReduceOp::Sum)?;
+        let sender = sender.clone();
+        work.on_done(move |outcome| sender.send(outcome.clone()).unwrap());
+        Ok(group)
+    });
+    for _ in 0..2 {
+        done.recv_timeout(LIMIT).unwrap().unwrap();
+    }
+}
+
+#[test]
+fn a_wait_that_was_too_short_can_be_repeated() {
+    let waited = Barrier::new(2);
+    ranks(2, |group| {
+        let mut tensor = number(5);
+        if group.rank() == 1 {
+            waited.wait();
+        }
+        let work = group.all_reduce(tensor.lend(), ReduceOp::Sum)?;
+        if group.rank() == 0 {
+            let error = work.wait_for(Duration::from_millis(1)).unwrap_err();
+            assert_eq!(
+                error.to_string(),
+                "all_reduce #1 in group `default` failed on rank 0 of 2: not done after a wait of 1.0 ms\n  \
+                 hint: it goes on; wait for it again"
+            );
+            assert!(error.is_timeout() && !work.is_done() && tensor.is_lent());
+            assert!(group.failure().is_none(), "nothing has happened to the group");
+            waited.wait();
+        }
+        work.wait()?;
+        assert_eq!(value(&tensor), 10);
+        Ok(())
+    });
+}
+
+#[test]
+fn the_time_of_a_single_call_may_be_limited() {
+    let errors = ranks(2, |group| {
+        let impatient = group.with_timeout(Duration::from_millis(50));
+        if group.rank() == 1 {
+            let mut never = number(0);
+            return Ok(group.recv(never.lend(), 0, 9)?.wait().unwrap_err());
+        }
+        let work = impatient.all_reduce(number(1).lend(), ReduceOp::Sum)?;
+        assert_eq!(work.timeout(), Some(Duration::from_millis(50)));
+        Ok(work.wait().unwrap_err())
+    });
+    assert_eq!((errors[0].kind(), errors[0].peer()), (FaultKind::Timeout, Some(1)));
+    assert_eq!(
+        errors[0].hint(),
+        Some("rank 1 has called nothing in this group; see its log, or raise `timeout`")
+    );
+    assert_eq!(errors[1].kind(), FaultKind::Timeout, "the other rank hears why the group failed");
+    assert!(errors[1].message().ends_with("(seen by rank 0)"), "{}", errors[1]);
+}
+
+/// Polls on this thread, parked in between.
+fn block_on<F: Future>(future: F) -> F::Output {
+    struct Unpark(Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut future = pin!(future);
+    loop {
+        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => std::thread::park(),
+        }
+    }
+}
+
+#[test]
+fn a_work_is_a_future() {
+    ranks(3, |group| {
+        let mut tensors: Vec<Tensor> = (0..20).map(number).collect();
+        let works: Vec<Work> = tensors
+            .iter_mut()
+            .map(|tensor| group.all_reduce(tensor.lend(), ReduceOp::Sum))
+            .collect::<Result<_>>()?;
+        block_on(async {
+            for work in works {
+                work.await?;
+            }
+            Ok::<(), Error>(())
+        })?;
+        assert!(tensors.iter().zip(0..).all(|(tensor, index)| value(tensor) == 3 * index));
+        let (mut one, mut two) = (number(1), number(2));
+        let both = group.coalesce(|group| {
+            Ok(vec![
+                group.all_reduce(one.lend(), ReduceOp::Sum)?,
+                group.all_reduce(two.lend(), ReduceOp::Sum)?,
+            ])
+        })?;
+        block_on(both)?;
+        assert_eq!((value(&one), value(&two)), (3, 6));
+        Ok(())
+    });
+}
+
+/// Whether a callback has been called, and how what it called ended.
+fn messages() -> (Sender<Result<i64>>, Receiver<Result<i64>>) {
+    channel()
+}
+
+#[test]
+fn a_callback_may_call_and_wait() {
+    ranks(3, |group| {
+        let (sender, called) = messages();
+        let work = group.all_reduce(number(1).lend(), ReduceOp::Sum)?;
+        work.on_done(move |outcome| sender.send(outcome.clone().and_then(|()| sum(&group, 7))).unwrap());
+        work.wait()?;
+        assert_eq!(called.recv_timeout(LIMIT).unwrap()?, 21);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_callback_of_work_in_the_background_may_call_and_wait() {
+    ranks(3, |group| {
+        let (sender, called) = messages();
+        let work = group.background().all_reduce(number(1).lend(), ReduceOp::Sum)?;
+        work.on_done(move |outcome| sender.send(outcome.clone().and_then(|()| sum(&group, 7))).unwrap());
+        assert_eq!(called.recv_timeout(LIMIT).unwrap()?, 21);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_callback_on_what_is_done_is_called_at_once() {
+    ranks(2, |group| {
+        let work = group.barrier()?;
+        work.wait()?;
+        let (sender, called) = messages();
+        work.on_done(move |outcome| sender.send(outcome.clone().map(|()| 1)).unwrap());
+        assert_eq!(called.try_recv().unwrap()?, 1);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_work_that_is_dropped_goes_on() {
+    ranks(3, |group| {
+        let mut tensor = number(2);
+        drop(group.all_reduce(tensor.lend(), ReduceOp::Sum)?);
+        group.barrier()?.wait()?;
+        assert_eq!(value(&tensor), 6);
+        Ok(())
+    });
+}
+
+#[test]
+fn numbers_count_collectives_alike_and_all_calls_of_a_rank() {
+    ranks(2, |group| {
+        assert_eq!(group.sequence_number(), 0);
+        let (rank, mut tensor) = (group.rank(), number(1));
+        if rank == 0 {
+            group.send(tensor.lend(), 1, 0)?.wait()?;
+            group.send(tensor.lend(), 1, 0)?.wait()?;
+        } else {
+            group.recv(tensor.lend(), 0, 0)?.wait()?;
+            group.recv_any(tensor.lend(), 0)?.wait()?;
+        }
+        let work = group.all_reduce(tensor.lend(), ReduceOp::Sum)?;
+        work.wait()?;
+        assert_eq!(
+            work.sequence_number(),
+            1,
+            "messages are not counted: ranks may send different numbers of them"
+        );
+        assert_eq!(group.sequence_number(), 3);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_receive_from_anybody_says_from_whom() {
+    ranks(4, |group| {
+        if group.rank() > 0 {
+            group.send(number(group.rank() as i64).lend(), 0, 3)?.wait()?;
+            return group.barrier()?.wait(); // a rank must not leave before the others are done
+        }
+        for _ in 1..4 {
+            let mut tensor = number(0);
+            let work = group.recv_any(tensor.lend(), 3)?;
+            work.wait()?;
+            assert_eq!(work.source(), Some(value(&tensor) as usize));
+            assert_eq!(work.op_type(), OpKind::RecvAnySource);
+        }
+        group.barrier()?.wait()
+    });
+}
+
+#[test]
+fn two_threads_of_a_rank_may_wait_at_once_on_different_groups() {
+    ranks(2, |group| {
+        let everybody = [0, 1];
+        let groups = [1, 2].map(|name| {
+            group.subgroup(&everybody, Options::new(format!("g{name}")).timeout(LIMIT)).unwrap().unwrap()
+        });
+        std::thread::scope(|scope| {
+            let threads = groups.each_ref().map(|group| {
+                scope.spawn(|| (0..200).for_each(|round| assert_eq!(sum(group, round).unwrap(), 2 * round)))
+            });
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+        });
+        Ok(())
+    });
+}
+
+// ── many groups ────────────────────────────────────────────────────────────────────────────────────────────
+
+#[test]
+fn fifty_groups_at_once_do_not_disturb_each_other() {
+    ranks(3, |group| {
+        let groups: Vec<Group> = (0..50)
+            .map(|number| {
+                group
+                    .subgroup(&[0, 1, 2], Options::new(format!("g{number}")).timeout(LIMIT))
+                    .unwrap()
+                    .unwrap()
+            })
+            .collect();
+        for round in 0..5 {
+            let mut tensors: Vec<Tensor> = (0..50).map(|index| number(index * round)).collect();
+            let mut works: Vec<(usize, Work)> = tensors
+                .iter_mut()
+                .enumerate()
+                .map(|(index, tensor)| {
+                    (index, groups[index].all_reduce(tensor.lend(), ReduceOp::Sum).unwrap())
+                })
+                .collect();
+            // Every rank waits in an order of its own.
+            works.rotate_left(17 * group.rank());
+            for (_, work) in works {
+                work.wait()?;
+            }
+            assert!(tensors.iter().zip(0..).all(|(tensor, index)| value(tensor) == 3 * index * round));
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn every_choice_of_ranks_can_be_a_subgroup_in_any_direction() {
+    ranks(5, |group| {
+        for chosen in 1..32_usize {
+            let mut members: Vec<usize> = (0..5).filter(|rank| chosen >> rank & 1 == 1).collect();
+            for direction in ["up", "down"] {
+                let name = format!("{chosen} {direction}");
+                let made = group.subgroup(&members, Options::new(name).timeout(LIMIT))?;
+                assert_eq!(made.is_some(), members.contains(&group.rank()));
+                if let Some(subgroup) = made {
+                    assert_eq!(members[subgroup.rank()], group.rank());
+                    assert_eq!(subgroup.size(), members.len());
+                    let expected: usize = members.iter().map(|rank| 1 << rank).sum();
+                    assert_eq!(sum(&subgroup, 1 << group.rank())?, expected as i64);
+                }
+                members.reverse();
+            }
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn every_colouring_splits_a_group_as_it_says() {
+    ranks(4, |group| {
+        for colouring in 0..3_usize.pow(4) {
+            let colours: Vec<Option<u32>> = (0..4)
+                .map(|rank| (colouring / 3_usize.pow(rank) % 3).checked_sub(1).map(|c| c as u32))
+                .collect();
+            let rank = group.rank();
+            let options = Options::new(format!("c{colouring}")).timeout(LIMIT);
+            // Keys run against the ranks, so members are numbered backwards.
+            let made = group.split(colours[rank], -(rank as i64), options)?;
+            assert_eq!(made.is_some(), colours[rank].is_some());
+            let Some(part) = made else { continue };
+            let members: Vec<usize> = (0..4).rev().filter(|peer| colours[*peer] == colours[rank]).collect();
+            assert_eq!((members[part.rank()], part.size()), (rank, members.len()));
+            let expected: usize = members.iter().map(|rank| 1 << rank).sum();
+            assert_eq!(sum(&part, 1 << rank)?, expected as i64);
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn parts_of_a_split_can_be_split_again() {
+    ranks(8, |group| {
+        let mut part = group.clone();
+        for level in 0..3 {
+            let colour = (part.rank() % 2) as u32;
+            let options = Options::new(format!("level {level}")).timeout(LIMIT);
+            part = part.split(Some(colour), 0, options)?.expect("everybody has a colour");
+            assert_eq!(part.size(), 8 >> (level + 1));
+        }
+        assert_eq!(sum(&part, group.rank() as i64)?, group.rank() as i64);
+        assert_eq!(sum(&group, 1)?, 8, "the whole group still works, though its parts are in use");
+        Ok(())
+    });
+}
+
+#[test]
+fn groups_may_be_made_and_dropped_a_thousand_times() {
+    for carrier in ["shm", "tcp"] {
+        let store = local_store();
+        let job = Job::new("make_and_drop", 3).environment("TENFOLD_TRANSPORT", carrier);
+        job.start(store.address()).join_well(Duration::from_secs(40));
+    }
+}
+
+/// What a process holds: descriptors, threads, MiB of shared memory.
+fn holdings() -> [usize; 3] {
+    let count = |path| std::fs::read_dir(path).unwrap().count();
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let shared = status.lines().find_map(|line| line.strip_prefix("RssShmem:")).unwrap();
+    let kib: usize = shared.trim().trim_end_matches(" kB").parse().unwrap();
+    [count("/proc/self/fd"), count("/proc/self/task"), kib >> 10]
+}
+
+fn make_and_drop(rank: &Rank) {
+    let group =
+        Group::connect(rank.store(), rank.rank, rank.size, Options::default().timeout(LIMIT)).unwrap();
+    let everybody: Vec<usize> = (0..rank.size).collect();
+    let use_one = |number: usize| {
+        let options = Options::new(format!("g{number}")).timeout(LIMIT);
+        let subgroup = group.subgroup(&everybody, options).unwrap().unwrap();
+        let mut tensor = subgroup.shared_tensor(DType::F32, 1000).unwrap();
+        subgroup.all_reduce(tensor.lend(), ReduceOp::Sum).unwrap().wait().unwrap();
+        assert_eq!(sum(&subgroup, 1).unwrap(), rank.size as i64);
+    };
+    (0..20).for_each(use_one);
+    group.barrier().unwrap().wait().unwrap();
+    let before = holdings();
+    (20..1020).for_each(use_one);
+    group.barrier().unwrap().wait().unwrap();
+    let after = holdings();
+    let no_more = before.iter().zip(&after).all(|(before, after)| after <= before);
+    assert!(no_more, "descriptors, threads, MiB of shared memory: {before:?}, then {after:?}");
+}
+
+// ── ends ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+#[test]
+fn dropping_a_group_ends_what_is_under_way() {
+    let dropped = Barrier::new(2);
+    ranks(2, |group| {
+        if group.rank() == 1 {
+            dropped.wait();
+            // What it had sent before it left may be enough for the call that it made, but not for the next.
+            let error = sum(&group, 1).and_then(|_| sum(&group, 1)).unwrap_err();
+            assert_eq!((error.kind(), error.peer()), (FaultKind::PeerLost, Some(0)));
+            return Ok(());
+        }
+        let mut tensor = number(1);
+        let work = group.all_reduce(tensor.lend(), ReduceOp::Sum)?;
+        drop(group);
+        let error = work.wait().unwrap_err();
+        assert_eq!(error.kind(), FaultKind::Closed);
+        assert_eq!(error.message(), "the group was dropped while this was under way");
+        assert!(work.is_done() && !work.is_success() && !tensor.is_lent());
+        dropped.wait();
+        Ok(())
+    });
+}
+
+fn introduced(rank: usize) -> String {
+    let name = rustix::system::uname();
+    format!("rank {rank} (host {}, pid {})", name.nodename().to_str().unwrap(), std::process::id())
+}
+
+#[test]
+fn a_group_that_was_aborted_says_so_to_everybody_for_ever() {
+    // Nobody aborts before all have called, or leaves before all have heard.
+    let (called, heard) = (Barrier::new(3), Barrier::new(3));
+    ranks(3, |group| {
+        let why = format!("{} aborted the group: loss is not a number", introduced(1));
+        let work = group.recv(number(1).lend(), (group.rank() + 1) % 3, 0)?;
+        called.wait();
+        if group.rank() == 1 {
+            group.abort("loss is not a number");
+        }
+        let error = work.wait().unwrap_err();
+        assert_eq!((error.kind(), error.peer()), (FaultKind::Aborted, Some(1)));
+        assert_eq!(error.message(), why);
+        for error in [group.barrier().unwrap_err(), group.broadcast(number(1).lend(), 0).unwrap_err()] {
+            assert_eq!(error.message(), format!("the group has failed before: {why}"));
+        }
+        assert_eq!(group.failure().unwrap().message(), why);
+        heard.wait();
+        Ok(())
+    });
+}
+
+// ── refusals ───────────────────────────────────────────────────────────────────────────────────────────────
+
+/// What rank 0 of 3 is told, after the name of the operation.
+#[track_caller]
+fn refused<T: std::fmt::Debug>(call: Result<T>, operation: &str, message: &str) {
+    let error = call.unwrap_err();
+    assert_eq!(error.kind(), FaultKind::Argument);
+    assert_eq!(error.to_string(), format!("{operation} in group `default` failed on rank 0 of 3: {message}"));
+}
+
+/// Runs `body` on rank 0 of 3, and checks that the group is as good as before.
+fn on_rank_0_of_3(body: impl Fn(&Group) + Sync) {
+    ranks(3, |group| {
+        if group.rank() == 0 {
+            body(&group);
+            assert_eq!(group.sequence_number(), 0, "what was refused is not counted");
+        }
+        assert_eq!(sum(&group, 1)?, 3);
+        Ok(())
+    });
+}
+
+fn f32s(elements: usize) -> tenfold::TensorView {
+    Tensor::zeros(DType::F32, elements).lend()
+}
+
+fn i64s(elements: usize) -> tenfold::TensorView {
+    Tensor::zeros(DType::I64, elements).lend()
+}
+
+#[test]
+fn ranks_out_of_range_are_refused() {
+    on_rank_0_of_3(|group| {
+        let out = "root 3 is out of range: ranks are 0 to 2";
+        refused(group.broadcast(f32s(4), 3), "broadcast", out);
+        refused(group.reduce(f32s(4), ReduceOp::Sum, 3), "reduce", out);
+        refused(group.gather(vec![], f32s(4), 3), "gather", out);
+        refused(group.gather_into(None, f32s(4), 3), "gather", out);
+        refused(group.scatter(f32s(4), vec![], 3), "scatter", out);
+        refused(group.scatter_from(f32s(4), None, 3), "scatter", out);
+        let out = "rank 3 is out of range: ranks are 0 to 2";
+        refused(group.send(f32s(4), 3, 0), "send", out);
+        refused(group.recv(f32s(4), 3, 0), "recv", out);
+        refused(group.send(f32s(4), 0, 0), "send", "rank 0 is this rank itself");
+        refused(group.recv(f32s(4), 0, 0), "recv", "rank 0 is this rank itself");
+        refused(group.subgroup(&[0, 3], Options::new("x")), "split", out);
+        refused(group.subgroup(&[0, 1, 0], Options::new("x")), "split", "rank 0 is given twice");
+    });
+}
+
+#[test]
+fn reductions_that_make_no_sense_are_refused_with_those_that_do() {
+    on_rank_0_of_3(|group| {
+        let band = "`band` does not work on float32; float32 has sum, avg, product, min, max, premul_sum; `band` works \
+                    on int8, uint8, int16, uint16, int32, uint32, int64, uint64, bool";
+        refused(group.all_reduce(f32s(4), ReduceOp::Band), "all_reduce", band);
+        refused(group.reduce(f32s(4), ReduceOp::Band, 0), "reduce", band);
+        refused(group.reduce_scatter_into(f32s(4), f32s(12), ReduceOp::Band), "reduce_scatter_into", band);
+        let list = (0..3).map(|_| f32s(4)).collect();
+        refused(group.reduce_scatter(f32s(4), list, ReduceOp::Band), "reduce_scatter", band);
+        refused(group.all_reduce_coalesced(vec![f32s(4)], ReduceOp::Band), "all_reduce_coalesced", band);
+        let avg = "`avg` does not work on int64; int64 has sum, product, min, max, band, bor, bxor; `avg` works on \
+                   float32, float64, float16, bfloat16, float8_e4m3fn, float8_e5m2, float8_e4m3fnuz, float8_e5m2fnuz, \
+                   complex64, complex128";
+        refused(group.all_reduce(i64s(4), ReduceOp::Avg), "all_reduce", avg);
+    });
+}
+
+#[test]
+fn lengths_and_dtypes_that_do_not_fit_are_refused() {
+    on_rank_0_of_3(|group| {
+        let output = "the output has 11 elements; 3 ranks with a input of 4 need 12";
+        refused(group.all_gather_into(f32s(11), f32s(4)), "all_gather_into", output);
+        refused(group.gather_into(Some(f32s(11)), f32s(4), 0), "gather", output);
+        let input = "the input has 11 elements; 3 ranks with a output of 4 need 12";
+        refused(group.reduce_scatter_into(f32s(4), f32s(11), ReduceOp::Sum), "reduce_scatter_into", input);
+        refused(group.scatter_from(f32s(4), Some(f32s(11)), 0), "scatter", input);
+        let dtypes = "the output has dtype int64, the input float32";
+        refused(group.all_gather_into(i64s(12), f32s(4)), "all_gather_into", dtypes);
+        let dtypes = "the input has dtype int64, the output float32";
+        refused(group.reduce_scatter_into(f32s(4), i64s(12), ReduceOp::Sum), "reduce_scatter_into", dtypes);
+        refused(group.all_to_all_single(f32s(3), i64s(3), &[], &[]), "all_to_all_single", dtypes);
+        refused(
+            group.all_reduce_coalesced(vec![f32s(1), i64s(1)], ReduceOp::Sum),
+            "all_reduce_coalesced",
+            "tensors of float32 and int64 cannot be one",
+        );
+        refused(
+            group.all_reduce_coalesced(vec![], ReduceOp::Sum),
+            "all_reduce_coalesced",
+            "there are no tensors",
+        );
+    });
+}
+
+#[test]
+fn lists_that_do_not_fit_are_refused() {
+    on_rank_0_of_3(|group| {
+        let list = |lengths: &[usize]| lengths.iter().map(|length| f32s(*length)).collect::<Vec<_>>();
+        let short = "there are 2 outputs for 3 ranks";
+        refused(group.all_gather(list(&[4, 4]), f32s(4)), "all_gather", short);
+        refused(group.gather(list(&[4, 4]), f32s(4), 0), "gather", short);
+        refused(group.all_to_all(list(&[4, 4]), list(&[4, 4, 4])), "all_to_all", short);
+        let short = "there are 4 inputs for 3 ranks";
+        refused(group.scatter(f32s(4), list(&[4; 4]), 0), "scatter", short);
+        refused(group.reduce_scatter(f32s(4), list(&[4; 4]), ReduceOp::Sum), "reduce_scatter", short);
+        refused(group.all_to_all(list(&[4; 3]), list(&[4; 4])), "all_to_all", short);
+        refused(
+            group.all_gather(list(&[5, 4, 4]), f32s(4)),
+            "all_gather",
+            "the input has 4 elements, but output 0, where it goes, has 5",
+        );
+        refused(
+            group.reduce_scatter(f32s(4), list(&[5, 4, 4]), ReduceOp::Sum),
+            "reduce_scatter",
+            "the output has 4 elements, but input 0, which goes there, has 5",
+        );
+        let unequal = "number 1 of the outputs has 5 elements, not 4";
+        refused(group.gather(list(&[4, 5, 4]), f32s(4), 0), "gather", unequal);
+        let unequal = "number 1 of the inputs has 5 elements, not 4";
+        refused(group.scatter(f32s(4), list(&[4, 5, 4]), 0), "scatter", unequal);
+        refused(
+            group.all_gather(vec![f32s(4), i64s(4), f32s(4)], f32s(4)),
+            "all_gather",
+            "number 1 of the outputs has dtype int64, not float32",
+        );
+        refused(group.gather(vec![], f32s(4), 0), "gather", "rank 0 is the root and needs outputs");
+        refused(group.scatter_from(f32s(4), None, 0), "scatter", "rank 0 is the root and needs input");
+        refused(
+            group.scatter(f32s(4), list(&[4; 3]), 1),
+            "scatter",
+            "rank 0 is not the root 1 and must not give inputs",
+        );
+        refused(
+            group.all_gather_into_coalesced(list(&[3]), list(&[1, 1])),
+            "all_gather_coalesced",
+            "there are 1 outputs for 2 inputs",
+        );
+    });
+}
+
+#[test]
+fn splits_that_do_not_add_up_are_refused() {
+    on_rank_0_of_3(|group| {
+        let split =
+            |output: &[usize], input: &[usize]| group.all_to_all_single(f32s(6), f32s(7), output, input);
+        let single = "all_to_all_single";
+        refused(
+            split(&[2, 2, 2], &[]),
+            single,
+            "the input has 7 elements, which 3 ranks cannot share equally; give splits",
+        );
+        let sums = "the output has 6 elements for 3 ranks, but 3 splits that add up to 7";
+        refused(split(&[2, 2, 3], &[2, 2, 3]), single, sums);
+        let sums = "the input has 7 elements for 3 ranks, but 2 splits that add up to 7";
+        refused(split(&[2, 2, 2], &[3, 4]), single, sums);
+        let sums = "the input has 7 elements for 3 ranks, but 3 splits that add up to more than fits";
+        refused(split(&[2, 2, 2], &[usize::MAX, 2, 3]), single, sums);
+    });
+}
+
+#[test]
+fn a_rank_alone_has_nobody_to_send_to() {
+    ranks(1, |group| {
+        let error = group.recv_any(f32s(1), 0).unwrap_err();
+        assert_eq!(error.message(), "there is nobody else in the group to receive from");
+        let error = group.send(f32s(1), 1, 0).unwrap_err();
+        assert_eq!(error.message(), "rank 1 is out of range: ranks are 0 to 0");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_rank_that_is_not_in_its_group_cannot_connect() {
+    let store = Arc::new(tenfold_store::HashStore::new());
+    let error = Group::connect(store.clone(), 3, 3, Options::default()).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "connect in group `default` failed on rank 3 of 3: rank 3 of 3 makes no sense: ranks are counted from 0"
+    );
+    let options = Options::default().algorithm("all_reduce", "magic");
+    let error = Group::connect(store, 0, 1, options).unwrap_err();
+    assert_eq!(
+        error.message(),
+        "there is no algorithm `magic` for all_reduce; there are one_shot, direct, ring, recursive_doubling, \
+         halving_doubling, two_level"
+    );
+}
+
+// ── sparse tensors ─────────────────────────────────────────────────────────────────────────────────────────
+
+#[test]
+fn sparse_tensors_are_added_where_their_coordinates_meet() {
+    ranks(3, |group| {
+        let rank = group.rank() as i64;
+        // Everybody has (0, 1) twice and (1, rank); two dense elements each.
+        let own = SparseTensor {
+            shape: vec![2, 3],
+            indices: vec![0, 1, 1, rank, 0, 1],
+            dense: 2,
+            values: Tensor::from_slice(&[1.0_f32, 2.0, 10.0 + rank as f32, 0.5, 3.0, 4.0]),
+        };
+        let total = group.all_reduce_sparse(&own)?;
+        assert_eq!((total.shape, total.dense), (vec![2, 3], 2));
+        assert_eq!(total.indices, [0, 1, 1, 0, 1, 1, 1, 2]);
+        assert_eq!(total.values.as_slice::<f32>(), [12.0, 18.0, 10.0, 0.5, 11.0, 0.5, 12.0, 0.5]);
+        let none =
+            SparseTensor { shape: vec![5], indices: vec![], dense: 1, values: Tensor::zeros(DType::F64, 0) };
+        assert_eq!(group.all_reduce_sparse(&none)?.indices, [0; 0]);
+        Ok(())
+    });
+}
+
+#[test]
+fn sparse_tensors_that_make_no_sense_are_refused() {
+    on_rank_0_of_3(|group| {
+        let sparse = |shape: &[usize], indices: &[i64], values: usize| {
+            let values = Tensor::zeros(DType::F32, values);
+            group.all_reduce_sparse(&SparseTensor {
+                shape: shape.into(),
+                indices: indices.into(),
+                dense: 1,
+                values,
+            })
+        };
+        let name = "all_reduce_sparse";
+        refused(sparse(&[2, 2], &[0, 1, 1], 1), name, "3 coordinates are not a multiple of 2 dimensions");
+        refused(sparse(&[2, 2], &[0, 1], 2), name, "there are 2 values where 1 belong");
+        refused(sparse(&[2, 2], &[0, 2], 1), name, "coordinate 2 is outside dimension 1 of 2");
+        refused(sparse(&[2], &[-1], 1), name, "coordinate -1 is outside dimension 0 of 2");
+    });
+}

@@ -1,0 +1,71 @@
+//! Far more ranks than cores: hundreds as threads, dozens as processes.
+
+#![allow(clippy::unwrap_used, reason = "tests: helpers may fail")]
+
+mod support;
+
+use std::time::Duration;
+
+use support::{Job, Jobs, Rank, local_store};
+use tenfold::{DType, Group, Options, ReduceOp, Result, Tensor};
+
+const JOBS: Jobs = &[("crowd", crowd)];
+
+#[test]
+#[ignore = "a rank, started by the tests"]
+fn rank_entry() {
+    support::run_as_rank(JOBS);
+}
+
+const LIMIT: Duration = Duration::from_secs(40);
+
+/// One of each, short and long, and what must come out.
+fn some_of_everything(group: &Group, long: usize) -> Result<()> {
+    let (rank, size) = (group.rank(), group.size());
+    let total = (size * (size - 1) / 2) as i64;
+    for elements in [1, long] {
+        let mut tensor = Tensor::from_slice(&vec![rank as i64; elements]);
+        group.all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()?;
+        assert!(tensor.as_slice::<i64>().iter().all(|sum| *sum == total), "all_reduce of {elements}");
+
+        let root = size / 2;
+        let mut tensor = Tensor::from_slice(&vec![rank as i64; elements]);
+        group.broadcast(tensor.lend(), root)?.wait()?;
+        assert!(
+            tensor.as_slice::<i64>().iter().all(|value| *value == root as i64),
+            "broadcast of {elements}"
+        );
+    }
+    group.barrier()?.wait()?;
+    let (mut own, mut all) = (Tensor::from_slice(&[rank as i64]), Tensor::zeros(DType::I64, size));
+    group.all_gather_into(all.lend(), own.lend())?.wait()?;
+    assert!(all.as_slice::<i64>().iter().enumerate().all(|(rank, value)| *value == rank as i64));
+
+    // As a list, of which every third tensor is empty.
+    let length = |rank: usize| usize::from(rank % 3 != 2);
+    let mut own = Tensor::from_slice(&vec![rank as i64; length(rank)]);
+    let mut list: Vec<Tensor> = (0..size).map(|rank| Tensor::zeros(DType::I64, length(rank))).collect();
+    group.all_gather(list.iter_mut().map(Tensor::lend).collect(), own.lend())?.wait()?;
+    for (rank, tensor) in list.iter().enumerate() {
+        assert!(tensor.as_slice::<i64>().iter().all(|value| *value == rank as i64), "all_gather of {rank}");
+    }
+    Ok(())
+}
+
+#[test]
+fn five_hundred_threads_are_a_group() {
+    let options = Options::default().timeout(LIMIT);
+    Group::threads_with(500, &options, |group| some_of_everything(&group, 100_000)).unwrap();
+}
+
+#[test]
+fn sixty_four_processes_are_a_group() {
+    let store = local_store();
+    Job::new("crowd", 64).start(store.address()).join_well(LIMIT);
+}
+
+fn crowd(rank: &Rank) {
+    let options = Options::default().timeout(LIMIT);
+    let group = Group::connect(rank.store(), rank.rank, rank.size, options).unwrap();
+    some_of_everything(&group, 100_000).unwrap();
+}
