@@ -72,7 +72,7 @@ pub(crate) struct GroupIndex(usize);
 impl State {
     /// Polls everything; true if anything moved.
     #[inline]
-    fn poll(&mut self, fabric: &Fabric) -> bool {
+    fn poll(&mut self, fabric: &Arc<Fabric>) -> bool {
         let mut moved = false;
         for group in self.groups.iter_mut().flatten() {
             if group.is_busy() {
@@ -87,7 +87,7 @@ impl State {
     }
 
     /// Looks for what polling cannot see: time that is up, peers that are gone, calls that differ.
-    fn check(&mut self, fabric: &Fabric, now: Instant) -> bool {
+    fn check(&mut self, fabric: &Arc<Fabric>, now: Instant) -> bool {
         let mut moved = false;
         for group in self.groups.iter_mut().flatten() {
             if group.is_busy() {
@@ -187,7 +187,7 @@ impl Engine {
     #[inline]
     pub(crate) fn submit<R>(
         &self,
-        fabric: &Fabric,
+        fabric: &Arc<Fabric>,
         index: GroupIndex,
         detached: bool,
         start: impl FnOnce(&mut GroupState) -> R,
@@ -217,7 +217,7 @@ impl Engine {
     #[inline]
     pub(crate) fn submit_run(
         &self,
-        fabric: &Fabric,
+        fabric: &Arc<Fabric>,
         index: GroupIndex,
         urgency: Urgency,
         (run, finish): (&mut Option<Run>, &mut Option<Finish>),
@@ -259,14 +259,14 @@ impl Engine {
     }
 
     /// Has the helper thread drive while nobody waits.
-    pub(crate) fn attend(&self, fabric: &Fabric) {
+    pub(crate) fn attend(&self, fabric: &Arc<Fabric>) {
         if !fabric.helper_drives.swap(true, Ordering::AcqRel) {
             fabric.wake_helper();
         }
     }
 
     /// Polls once, for somebody who asks but does not wait.
-    pub(crate) fn look(&self, fabric: &Fabric) {
+    pub(crate) fn look(&self, fabric: &Arc<Fabric>) {
         self.with(|state| {
             state.poll(fabric);
             state.check(fabric, Instant::now());
@@ -274,7 +274,7 @@ impl Engine {
     }
 
     /// Drives until `work` is over; false if `until` came first.
-    pub(crate) fn wait(&self, fabric: &Fabric, work: &Shared, until: Option<Deadline>) -> bool {
+    pub(crate) fn wait(&self, fabric: &Arc<Fabric>, work: &Shared, until: Option<Deadline>) -> bool {
         self.waiters.fetch_add(1, Ordering::AcqRel);
         let done = self.drive(fabric, until, || work.is_done());
         let others = self.waiters.fetch_sub(1, Ordering::AcqRel) - 1;
@@ -286,7 +286,7 @@ impl Engine {
         done
     }
 
-    fn drive(&self, fabric: &Fabric, until: Option<Deadline>, is_done: impl Fn() -> bool) -> bool {
+    fn drive(&self, fabric: &Arc<Fabric>, until: Option<Deadline>, is_done: impl Fn() -> bool) -> bool {
         let mut state = self.lock();
         state.patience.restart();
         let mut early = 5;
@@ -335,7 +335,7 @@ impl Engine {
     fn sleep<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
-        fabric: &Fabric,
+        fabric: &Arc<Fabric>,
         also: Option<BorrowedFd<'_>>,
         limit: Duration,
     ) -> MutexGuard<'a, State> {
@@ -359,7 +359,7 @@ impl Engine {
     }
 
     /// The helper's turn: drives while there is work that nobody waits for, until the control plane needs it.
-    pub(crate) fn helper_turn(&self, fabric: &Fabric, control: BorrowedFd<'_>, limit: Duration) {
+    pub(crate) fn helper_turn(&self, fabric: &Arc<Fabric>, control: BorrowedFd<'_>, limit: Duration) {
         let state = self.lock();
         if !state.is_busy() {
             fabric.helper_drives.store(false, Ordering::Release);
@@ -380,7 +380,7 @@ impl Engine {
         self.tell(state);
     }
 
-    pub(crate) fn abort_group_of(&self, fabric: &Fabric, work: &Shared, reason: &str) {
+    pub(crate) fn abort_group_of(&self, fabric: &Arc<Fabric>, work: &Shared, reason: &str) {
         self.with(|state| {
             let State { groups, to_tell, .. } = state;
             for group in groups.iter_mut().flatten().filter(|group| group.has(work)) {
@@ -391,7 +391,7 @@ impl Engine {
     }
 
     /// Fails a group with `fault` and tells its other members.
-    pub(crate) fn fail(&self, fabric: &Fabric, index: GroupIndex, fault: Fault) {
+    pub(crate) fn fail(&self, fabric: &Arc<Fabric>, index: GroupIndex, fault: Fault) {
         self.with(|state| {
             let State { groups, to_tell, .. } = state;
             if let Some(group) = groups[index.0].as_deref_mut() {
@@ -402,7 +402,7 @@ impl Engine {
     }
 
     /// A member of group `id` said something. False if there is no such group (yet).
-    pub(crate) fn hear(&self, fabric: &Fabric, id: u64, text: &[u8]) -> bool {
+    pub(crate) fn hear(&self, fabric: &Arc<Fabric>, id: u64, text: &[u8]) -> bool {
         let known = self.with(|state| {
             let State { groups, to_tell, .. } = state;
             let group = groups.iter_mut().flatten().find(|group| group.id() == id);
@@ -432,7 +432,7 @@ impl Engine {
 }
 
 /// Sleeps on the bell and `sockets` (each with whether it is to be written).
-fn sleep_on(fabric: &Fabric, sockets: &[(Socket, bool)], also: Option<BorrowedFd<'_>>, limit: Duration) {
+fn sleep_on(fabric: &Arc<Fabric>, sockets: &[(Socket, bool)], also: Option<BorrowedFd<'_>>, limit: Duration) {
     let mut polled = Vec::with_capacity(2 + sockets.len());
     polled.push(PollFd::from_borrowed_fd(fabric.bell.as_fd(), PollFlags::IN));
     if let Some(also) = also {

@@ -231,13 +231,14 @@ impl Fabric {
     }
 
     /// Asks for a way to `peer`, unless there is one or somebody asked already.
-    pub(crate) fn dial(&self, peer: &Arc<Peer>) {
+    pub(crate) fn dial(self: &Arc<Self>, peer: &Arc<Peer>) {
         if !peer.begin_dialling() {
             return;
         }
         let local = lock(&LOCAL).get(&peer.id().0).and_then(Weak::upgrade);
         if let Some(other) = local {
             peer.meet_thread(&other);
+            other.peer(self.id).meet_thread(self); // what we leave there can be read after we are gone
             self.tell_news();
             return;
         }

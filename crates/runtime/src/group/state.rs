@@ -210,7 +210,7 @@ impl GroupState {
 
     /// Goes as far as possible; true if anything moved.
     #[inline]
-    pub(crate) fn poll(&mut self, fabric: &Fabric, finished: &mut Vec<Arc<Shared>>) -> bool {
+    pub(crate) fn poll(&mut self, fabric: &Arc<Fabric>, finished: &mut Vec<Arc<Shared>>) -> bool {
         if !self.rumours.is_empty() {
             self.consider_rumours(fabric);
         }
@@ -267,7 +267,7 @@ impl GroupState {
 
     /// Something went wrong while polling.
     #[cold]
-    fn trouble(&mut self, fabric: &Fabric, fault: Fault, finished: &mut Vec<Arc<Shared>>) {
+    fn trouble(&mut self, fabric: &Arc<Fabric>, fault: Fault, finished: &mut Vec<Arc<Shared>>) {
         if let Some((peer, head)) = self.mesh.stray.take() {
             return self.start_inquest(fabric, peer, head);
         }
@@ -283,7 +283,7 @@ impl GroupState {
     }
 
     /// Looks for what polling cannot see; true if something changed.
-    pub(crate) fn check(&mut self, fabric: &Fabric, now: Instant, finished: &mut Vec<Arc<Shared>>) -> bool {
+    pub(crate) fn check(&mut self, fabric: &Arc<Fabric>, now: Instant, finished: &mut Vec<Arc<Shared>>) -> bool {
         if let Some(inquest) = &self.inquest {
             if !inquest.is_over(now) {
                 return self.poll(fabric, finished);
@@ -415,7 +415,7 @@ impl GroupState {
     }
 
     /// Everything under way ends with `fault`, and the other members are told.
-    pub(crate) fn fail(&mut self, fabric: &Fabric, fault: Fault, finished: &mut Vec<Arc<Shared>>) {
+    pub(crate) fn fail(&mut self, fabric: &Arc<Fabric>, fault: Fault, finished: &mut Vec<Arc<Shared>>) {
         if self.failed.is_some() {
             return;
         }
@@ -425,7 +425,7 @@ impl GroupState {
         }
     }
 
-    pub(crate) fn abort(&mut self, fabric: &Fabric, reason: &str, finished: &mut Vec<Arc<Shared>>) {
+    pub(crate) fn abort(&mut self, fabric: &Arc<Fabric>, reason: &str, finished: &mut Vec<Arc<Shared>>) {
         let message = format!("{} aborted the group: {reason}", self.introduce(self.rank));
         self.fail(fabric, Fault::new(FaultKind::Aborted, message).peer(self.rank), finished);
     }
@@ -461,12 +461,12 @@ impl GroupState {
     }
 
     /// The last thing that members hear of this rank.
-    pub(crate) fn say_goodbye(&self, fabric: &Fabric) {
+    pub(crate) fn say_goodbye(&self, fabric: &Arc<Fabric>) {
         fabric.tell(self.peers(), self.id, encode(&Notice::Left { rank: self.rank }));
     }
 
     /// A member said something.
-    pub(crate) fn hear(&mut self, fabric: &Fabric, text: &[u8], finished: &mut Vec<Arc<Shared>>) {
+    pub(crate) fn hear(&mut self, fabric: &Arc<Fabric>, text: &[u8], finished: &mut Vec<Arc<Shared>>) {
         let size = self.mesh.members().len();
         match serde_json::from_slice(text) {
             Ok(Notice::Failed { rank, kind, peer, message, hint })
@@ -494,7 +494,7 @@ impl GroupState {
     }
 
     /// `peer` called something else than we did: everybody says what they called.
-    fn start_inquest(&mut self, fabric: &Fabric, peer: Rank, head: Head) {
+    fn start_inquest(&mut self, fabric: &Arc<Fabric>, peer: Rank, head: Head) {
         self.join_inquest(fabric, head[1].min(self.doing.current[1]));
         if let Some(inquest) = &mut self.inquest
             && head[1] == inquest.seq()
@@ -504,7 +504,7 @@ impl GroupState {
     }
 
     /// Others disagree about a call. If this rank has made it, it says what it called; if not, it first goes on.
-    fn consider_rumours(&mut self, fabric: &Fabric) {
+    fn consider_rumours(&mut self, fabric: &Arc<Fabric>) {
         let Some(seq) = self.rumours.iter().map(|(_, seq, _)| *seq).min() else { return };
         if seq > self.collectives {
             return;
@@ -516,7 +516,7 @@ impl GroupState {
         }
     }
 
-    fn join_inquest(&mut self, fabric: &Fabric, seq: u64) {
+    fn join_inquest(&mut self, fabric: &Arc<Fabric>, seq: u64) {
         if self.inquest.is_some() {
             return;
         }

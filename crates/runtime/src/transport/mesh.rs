@@ -452,7 +452,9 @@ impl Mesh {
                 let outbox = near.link.outbox(lane);
                 let sent = outbox.sent();
                 let until = if all { Some(sent) } else { lent };
-                if until.is_none_or(|until| sent.wrapping_sub(until) >= sent.wrapping_sub(outbox.read())) {
+                let is_read = until.is_none_or(|until| sent.wrapping_sub(until) >= sent.wrapping_sub(outbox.read()));
+                // A peer that left the group reads nothing any more, and took its counts with it.
+                if is_read || !near.link.theirs().is_open() {
                     near.lent[lane as usize] = None;
                     Ok(Poll::Ready(()))
                 } else {
