@@ -291,7 +291,9 @@ fn collectives(
         rows.push(time_both(&group, "all_reduce", &mut tensors, |group, tensor| {
             group.all_reduce(tensor.lend(), ReduceOp::Max)
         })?);
-        rows.push(time_both(&group, "broadcast", &mut tensors, |group, tensor| group.broadcast(tensor.lend(), 0))?);
+        rows.push(time_both(&group, "broadcast", &mut tensors, |group, tensor| {
+            group.broadcast(tensor.lend(), 0)
+        })?);
     }
     let mut nothing = [Tensor::zeros(DType::U8, 0), Tensor::zeros(DType::U8, 0)];
     rows.push(time_both(&group, "barrier", &mut nothing, |group, _| group.barrier())?);
@@ -309,7 +311,11 @@ fn check_sum(group: &Group, tensor: &mut Tensor) -> Result<(), Box<dyn std::erro
     for (place, value) in tensor.as_slice::<f32>().iter().enumerate() {
         let expected = (ranks * (ranks + 1) / 2 + ranks * (place % 100)) as f32;
         if *value != expected {
-            return Err(format!("rank {} got the sum {value} instead of {expected} at {place}", group.rank()).into());
+            return Err(format!(
+                "rank {} got the sum {value} instead of {expected} at {place}",
+                group.rank()
+            )
+            .into());
         }
     }
     Ok(())

@@ -131,9 +131,14 @@ fn keys_and_values_stay_out_of_the_servers_log() {
 #[test]
 fn the_demo_meets_checks_and_reports() {
     let text = printed(&tenfold(&["demo", "--workers", "3", "--operations", "20"]));
-    for expected in
-        ["store server on 127.0.0.1:", "3 workers started, pids ", "all 3 met: ", "and the sum 5", "barrier", "all_reduce       4.0 MiB"]
-    {
+    for expected in [
+        "store server on 127.0.0.1:",
+        "3 workers started, pids ",
+        "all 3 met: ",
+        "and the sum 5",
+        "barrier",
+        "all_reduce       4.0 MiB",
+    ] {
         assert!(text.contains(expected), "no `{expected}` in {text}");
     }
     let report = printed(&tenfold(&["demo", "--workers", "2", "--operations", "5", "--json"]));

@@ -92,9 +92,9 @@ impl Record {
         }
     }
 
-    /// Does the owner of this record sleep, waiting for us? Asked after something was published.
+    /// Does the owner of this record sleep, waiting for us? Asked after something was published and [`before_looking`].
+    #[inline]
     pub fn is_wanted(&self) -> bool {
-        fence(Ordering::SeqCst);
         self.wanted.0.load(Ordering::Relaxed) != 0
     }
 
@@ -246,12 +246,6 @@ impl Outbox {
         // Published last: whoever sees the stamp must see the rest.
         cell.stamp.store(stamp(self.key, self.sent), Ordering::Release);
     }
-
-    /// After `post`: does the peer sleep until it hears from us?
-    #[inline]
-    pub fn peer_sleeps(&self) -> bool {
-        self.pair.theirs().is_wanted()
-    }
 }
 
 /// The receiving end of a link.
@@ -313,12 +307,15 @@ impl Inbox {
         self.taken = self.taken.wrapping_add(1);
         self.pair.mine().read[self.lane as usize].0.store(stamp(self.key, self.taken), Ordering::Release);
     }
+}
 
-    /// After `take`: does the peer sleep until it hears from us?
-    #[inline]
-    pub fn peer_sleeps(&self) -> bool {
-        self.pair.theirs().is_wanted()
-    }
+/// Between publishing and looking who sleeps: what was published is seen by whoever says later that it sleeps.
+///
+/// One fence does for many messages. It waits until the stores before it have reached other cores, so the later it comes the
+/// less it costs.
+#[inline]
+pub fn before_looking() {
+    fence(Ordering::SeqCst);
 }
 
 #[inline]
@@ -530,7 +527,8 @@ mod loom_tests {
             let sender = thread::spawn(move || {
                 let mut outbox = Outbox::new(other.pair(0), Lane::Collective, 5);
                 outbox.post(&[0; 3], Payload::At { place: 0, len: 8 });
-                outbox.peer_sleeps()
+                before_looking();
+                other.pair(0).theirs().is_wanted()
             });
             let pair = shared.pair(1);
             let inbox = Inbox::new(pair, Lane::Collective, 5);

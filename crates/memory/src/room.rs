@@ -269,6 +269,12 @@ impl Link {
         &self.theirs
     }
 
+    /// Does the peer sleep until we do something? Asked after [`before_looking`](crate::before_looking).
+    #[inline]
+    pub fn peer_sleeps(&self) -> bool {
+        self.pair.theirs().is_wanted()
+    }
+
     /// Says that this rank is about to sleep until the peer does something on this link, or that it woke up.
     pub fn want(&self, wanted: Wanted) {
         self.pair.mine().want(wanted);

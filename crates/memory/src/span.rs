@@ -79,6 +79,63 @@ impl<'a> Span<'a> {
     }
 }
 
+/// Do lines that one core wrote reach another quicker through memory than from its cache?
+///
+/// So it is on AMD's EPYC, whose cores share a cache in small groups only: on two cores of one, streaming copies took an
+/// all-reduce of 256 KiB from 153 to 28 µs where the cores were far from each other, and from 49 to 31 µs where they were
+/// near; reading a peer's memory in place took 138 and 43 µs. On other processors lines go from cache to cache.
+pub fn prefers_streaming() -> bool {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    {
+        static AMD: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
+        *AMD.get_or_init(|| {
+            let leaf = std::arch::x86_64::__cpuid(0);
+            let vendor = [leaf.ebx, leaf.edx, leaf.ecx].map(u32::to_le_bytes);
+            vendor.as_flattened() == b"AuthenticAMD"
+        })
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    false
+}
+
+impl Span<'_> {
+    /// As [`Span::copy_from`], past the caches: for bytes that another core reads next.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub fn stream_from(&self, source: Bytes<'_>) {
+        assert_eq!(self.len, source.len, "copied chunks are equally long");
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        if self.start.as_ptr().addr().is_multiple_of(64) && self.len >= 64 {
+            let whole = self.len / 64 * 64;
+            // SAFETY: both are valid for `len` bytes, the target is aligned, and every x86-64 has SSE2.
+            unsafe { stream(self.start.as_ptr(), source.start.as_ptr(), whole) };
+            return self.part(whole, self.len).copy_from(source.part(whole, self.len));
+        }
+        self.copy_from(source);
+    }
+}
+
+/// # Safety
+/// Both are valid for `len` bytes, a multiple of 64, and `target` is aligned to 16.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+unsafe fn stream(target: *mut u8, source: *const u8, len: usize) {
+    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
+    for at in (0..len).step_by(64) {
+        // SAFETY: 64 bytes from `at` are within both, by the caller's promise.
+        unsafe {
+            let from = source.add(at).cast::<__m128i>();
+            let to = target.add(at).cast::<__m128i>();
+            let line = [0, 1, 2, 3].map(|word| _mm_loadu_si128(from.add(word)));
+            for (word, value) in line.into_iter().enumerate() {
+                _mm_stream_si128(to.add(word), value);
+            }
+        }
+    }
+    // SAFETY: every x86-64 has it. Streamed stores are not ordered by the release of a stamp.
+    unsafe { _mm_sfence() };
+}
+
 impl<'a> Bytes<'a> {
     /// # Safety
     /// `start` is valid for reads of `len` bytes while `'a` lasts.

@@ -222,8 +222,12 @@ struct Memory {
 
 enum Keep {
     /// So many lines from `start`, which `Box::into_raw` gave away.
-    Private { lines: usize },
-    Shared { _block: Block },
+    Private {
+        lines: usize,
+    },
+    Shared {
+        _block: Block,
+    },
 }
 
 impl Drop for Memory {

@@ -34,6 +34,9 @@ const DIALLED_MAX: usize = 64;
 /// Ranks whose last deeds an error tells.
 const EVIDENCE: usize = 4;
 
+/// Turns of polling a short operation before it is looked whether a peer sleeps.
+const LOOK_AFTER: u32 = 16;
+
 /// What to do with the memory of a finished operation before its work is done.
 pub(crate) type Finish = Box<dyn FnOnce(Buffers) + Send>;
 
@@ -188,19 +191,26 @@ impl GroupState {
     /// before it is worth making a note of them.
     #[inline]
     pub(crate) fn try_at_once(&mut self, run: &mut Run, turns: u32, give_way: impl Fn() -> bool) -> bool {
-        for _ in 0..turns {
+        let mut over = false;
+        for turn in 0..turns {
             match run.poll(&mut self.mesh.lane(Lane::Collective)) {
                 Ok(Poll::Ready(())) => {
                     self.doing.finished = run.label().head();
                     self.mesh.show(&self.doing);
-                    return true;
+                    over = true;
+                    break;
                 }
                 Ok(Poll::Pending) if !give_way() => std::hint::spin_loop(),
                 // What went wrong goes wrong again when it is polled in the queue.
                 _ => break,
             }
+            // A peer that is awake has mostly answered by now; one that sleeps must be woken.
+            if turn == LOOK_AFTER {
+                self.mesh.wake_sleepers();
+            }
         }
-        false
+        self.mesh.wake_sleepers();
+        over
     }
 
     /// Puts a collective into the queue.
@@ -219,7 +229,9 @@ impl GroupState {
         {
             return false; // what came before the call in question is still done
         }
-        match self.try_poll(finished) {
+        let polled = self.try_poll(finished);
+        self.mesh.wake_sleepers();
+        match polled {
             Ok(moved) => moved,
             Err(fault) => {
                 self.trouble(fabric, fault, finished);
@@ -283,7 +295,12 @@ impl GroupState {
     }
 
     /// Looks for what polling cannot see; true if something changed.
-    pub(crate) fn check(&mut self, fabric: &Arc<Fabric>, now: Instant, finished: &mut Vec<Arc<Shared>>) -> bool {
+    pub(crate) fn check(
+        &mut self,
+        fabric: &Arc<Fabric>,
+        now: Instant,
+        finished: &mut Vec<Arc<Shared>>,
+    ) -> bool {
         if let Some(inquest) = &self.inquest {
             if !inquest.is_over(now) {
                 return self.poll(fabric, finished);

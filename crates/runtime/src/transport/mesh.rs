@@ -13,7 +13,8 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use tenfold_memory::{
-    Bytes, Doing, Head, INLINE, Lane, Link, Payload, PeerRoom, Room, SLOT, Span, Wanted, slots,
+    Bytes, Doing, Head, INLINE, Lane, Link, Payload, PeerRoom, Room, SLOT, Span, Wanted, before_looking,
+    prefers_streaming, slots,
 };
 use tenfold_plan::Rank;
 
@@ -26,6 +27,9 @@ use crate::wire::{Hello, Purpose};
 
 /// From this size on, a slot that has just been read is worth looking for: it is still in the cache.
 const REUSE_MIN: usize = 16 * 1024;
+
+/// From this size on, bytes are staged past the caches where that is quicker: below, it took longer.
+const STREAM_MIN: usize = 2048;
 
 /// A member of the group as its links need to know it.
 #[derive(Clone, Debug)]
@@ -50,7 +54,11 @@ pub(crate) struct Mesh {
     routes: Vec<Route>,
     /// Some routes are TCP.
     has_far: bool,
+    /// Staged bytes go past the caches, and nobody reads in place; see [`prefers_streaming`].
+    streams: bool,
     slots: [Slots; 2],
+    /// Peers that may sleep, and were sent something or had something taken since somebody looked.
+    to_look_at: Vec<Rank>,
     /// Peers that were sent something which they may not have read yet, by lane.
     unread: [Vec<Rank>; 2],
     /// Peers that have slots of ours, by lane.
@@ -161,6 +169,8 @@ impl Mesh {
             members,
             room,
             has_far: false,
+            streams: prefers_streaming(),
+            to_look_at: Vec::new(),
             slots: [Slots::new(0, collective), Slots::new(collective, messages)],
             unread: [Vec::new(), Vec::new()],
             holders: [Vec::new(), Vec::new()],
@@ -282,7 +292,10 @@ impl Mesh {
             let copy = &mut copy[..bytes.len()];
             Span::of(copy).copy_from(bytes);
             near.link.outbox(lane).post(head, Payload::Inline(copy));
-        } else if lend && let Some(place) = self.room.segment().offset_of(bytes) {
+        } else if lend
+            && !self.streams
+            && let Some(place) = self.room.segment().offset_of(bytes)
+        {
             let payload = Payload::At { place: place as u64, len: bytes.len() as u64 };
             near.link.outbox(lane).post(head, payload);
             near.lent[lane as usize] = Some(near.link.outbox(lane).sent());
@@ -308,11 +321,31 @@ impl Mesh {
             near.staged[lane as usize].push_back((number, slot));
             self.slots[lane as usize].add_reader(slot);
         }
-        let Route::Near(near) = &mut self.routes[to] else { unreachable!("as above") };
-        if near.link.outbox(lane).peer_sleeps() {
-            near.peer.ring();
-        }
+        self.look_later(to);
         Ok(Poll::Ready(()))
+    }
+
+    #[inline]
+    fn look_later(&mut self, peer: Rank) {
+        if self.to_look_at.last() != Some(&peer) && !self.to_look_at.contains(&peer) {
+            self.to_look_at.push(peer);
+        }
+    }
+
+    /// Wakes the peers on this host that sleep until they hear from us. Whoever polls this mesh must call it afterwards.
+    #[inline]
+    pub(crate) fn wake_sleepers(&mut self) {
+        if self.to_look_at.is_empty() {
+            return;
+        }
+        before_looking();
+        for peer in self.to_look_at.drain(..) {
+            if let Route::Near(near) = &self.routes[peer]
+                && near.link.peer_sleeps()
+            {
+                near.peer.ring();
+            }
+        }
     }
 
     /// Copies bytes into a free slot, if there is one.
@@ -327,7 +360,12 @@ impl Mesh {
         }
         let slot = slots.open()?;
         assert!(bytes.len() <= SLOT, "a piece fits a slot");
-        self.room.slot(usize::from(slot)).part(0, bytes.len()).copy_from(bytes);
+        let target = self.room.slot(usize::from(slot)).part(0, bytes.len());
+        if self.streams && bytes.len() >= STREAM_MIN {
+            target.stream_from(bytes);
+        } else {
+            target.copy_from(bytes);
+        }
         Some(slot)
     }
 
@@ -390,9 +428,7 @@ impl Mesh {
         match &mut self.routes[from] {
             Route::Near(near) => {
                 near.link.inbox(lane).take();
-                if near.link.inbox(lane).peer_sleeps() {
-                    near.peer.ring();
-                }
+                self.look_later(from);
             }
             Route::Far(far) => {
                 if let Some(incoming) = &mut far.incoming[lane as usize] {
@@ -452,7 +488,8 @@ impl Mesh {
                 let outbox = near.link.outbox(lane);
                 let sent = outbox.sent();
                 let until = if all { Some(sent) } else { lent };
-                let is_read = until.is_none_or(|until| sent.wrapping_sub(until) >= sent.wrapping_sub(outbox.read()));
+                let is_read =
+                    until.is_none_or(|until| sent.wrapping_sub(until) >= sent.wrapping_sub(outbox.read()));
                 // A peer that left the group reads nothing any more, and took its counts with it.
                 if is_read || !near.link.theirs().is_open() {
                     near.lent[lane as usize] = None;
