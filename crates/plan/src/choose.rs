@@ -39,13 +39,14 @@ const fn row(hosts: Hosts, ranks: usize, bytes: usize, algorithm: &'static Algor
     Row { hosts, ranks, bytes, algorithm }
 }
 
-/// The thresholds. First guesses that await measuring: few ranks on a host share memory, so everyone reads from everyone;
-/// many ranks, or hosts, want few messages when these are short and few bytes when they are long.
+/// The thresholds. Those of all_reduce for up to 8 ranks on one host were measured, on two cores; the others are guesses that
+/// await measuring. Few ranks on a host share memory, so everyone reads from everyone; many ranks, or hosts, want few
+/// messages when these are short and few bytes when they are long.
 #[rustfmt::skip]
 static TABLE: &[Row] = &[
     //  hosts           ranks bytes      algorithm
-    row(Hosts::One,     2,    8 * KIB,   &all_reduce::ONE_SHOT),
-    row(Hosts::One,     8,    2 * KIB,   &all_reduce::ONE_SHOT),
+    row(Hosts::One,     2,    64 * KIB,  &all_reduce::ONE_SHOT),
+    row(Hosts::One,     8,    16 * KIB,  &all_reduce::ONE_SHOT),
     row(Hosts::One,     16,   256,       &all_reduce::ONE_SHOT),
     row(Hosts::One,     16,   ANY,       &all_reduce::DIRECT),
     row(Hosts::One,     ANY,  16 * KIB,  &all_reduce::RECURSIVE_DOUBLING),
