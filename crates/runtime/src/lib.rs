@@ -44,3 +44,8 @@ pub use label::{Label, OpKind};
 pub use tenfold_memory::{CustomOp, DType, Element, ReduceOp, Tensor, TensorView, lend};
 pub use tenfold_plan::{Rank, Topology};
 pub use work::Work;
+
+/// The README's Rust runs as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

@@ -1,10 +1,5 @@
 #![doc = include_str!("story.md")]
 
-/// The README's Rust runs as a test.
-#[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
-struct Readme;
-
 mod client;
 mod collectives;
 mod connect;
