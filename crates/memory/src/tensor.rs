@@ -319,6 +319,36 @@ impl Tensor {
         }
     }
 
+    /// Lends some of its elements as a tensor that is not contiguous, such as a transposed one or every second row: from
+    /// element `first` on, `steps[d]` elements apart in dimension `d` of `shape`.
+    ///
+    /// ```
+    /// # use tenfold_memory::{Bytes, Tensor};
+    /// let mut matrix = Tensor::from_slice(&[1_u8, 2, 3, 4, 5, 6]); // 2 rows of 3
+    /// matrix.lend_strided(1, &[2], &[3]).unpack(Bytes::of(&[20, 50])); // the middle column
+    /// assert_eq!(matrix.as_slice::<u8>(), [1, 20, 3, 4, 50, 6]);
+    /// ```
+    ///
+    /// # Panics
+    /// If it is lent already, or an element lies outside.
+    #[track_caller]
+    pub fn lend_strided(&mut self, first: usize, shape: &[usize], steps: &[isize]) -> TensorView {
+        assert_eq!(shape.len(), steps.len(), "every dimension has a step");
+        let mut reach = (first as i128, first as i128);
+        for (len, step) in shape.iter().zip(steps) {
+            let way = (len.saturating_sub(1) as i128).saturating_mul(*step as i128);
+            reach = if way < 0 { (reach.0 + way, reach.1) } else { (reach.0, reach.1 + way) };
+        }
+        let inside = shape.contains(&0) || reach.0 >= 0 && reach.1 < self.elements as i128;
+        assert!(inside, "elements {} to {} of a tensor of {}", reach.0, reach.1, self.elements);
+        let whole = self.lend();
+        // SAFETY: every element that shape and steps reach lies within the tensor, which `whole` keeps lent.
+        unsafe {
+            let start = whole.start.add(first.min(self.elements) * self.dtype.size());
+            TensorView::from_strided(start, shape, steps, self.dtype, whole)
+        }
+    }
+
     /// Its elements.
     ///
     /// # Panics

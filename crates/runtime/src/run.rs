@@ -69,6 +69,30 @@ impl Buffers {
         views
     }
 
+    /// Is a view not contiguous?
+    #[inline]
+    pub(crate) fn has_strided(&self) -> bool {
+        (0..self.len()).any(|index| !self.view(index).is_contiguous())
+    }
+
+    /// Puts a contiguous copy in the place of every view that is not; the originals and their numbers.
+    pub(crate) fn pack_strided(&mut self) -> Vec<(usize, TensorView)> {
+        let mut originals = Vec::new();
+        for index in 0..self.len() {
+            let view = match index {
+                0 => self.first.as_mut(),
+                1 => self.second.as_mut(),
+                _ => self.others.get_mut(index - 2),
+            };
+            if let Some(view) = view.filter(|view| !view.is_contiguous()) {
+                let copy = Tensor::zeros(view.dtype(), view.elements()).lend();
+                view.pack(copy.span());
+                originals.push((index, std::mem::replace(view, copy)));
+            }
+        }
+        originals
+    }
+
     fn len(&self) -> usize {
         usize::from(self.first.is_some()) + usize::from(self.second.is_some()) + self.others.len()
     }

@@ -745,3 +745,54 @@ fn sparse_tensors_that_make_no_sense_are_refused() {
         refused(sparse(&[2], &[-1], 1), name, "coordinate -1 is outside dimension 0 of 2");
     });
 }
+
+#[test]
+fn tensors_that_are_not_contiguous_are_handled_right() {
+    Group::threads(3, |group| {
+        let rank = group.rank() as f32;
+        // A matrix of 2 rows and 3 columns; its middle column is summed, its first row is broadcast backwards.
+        let mut matrix = Tensor::from_slice(&[0.0_f32, 1.0, 2.0, 10.0, 11.0, 12.0]);
+        group.all_reduce(matrix.lend_strided(1, &[2], &[3]), ReduceOp::Sum)?.wait()?;
+        assert_eq!(matrix.as_slice::<f32>(), [0.0, 3.0, 2.0, 10.0, 33.0, 12.0]);
+        group.all_reduce(matrix.lend_strided(1, &[2], &[3]), ReduceOp::PremulSum(0.5))?.wait()?;
+        assert_eq!(matrix.as_slice::<f32>(), [0.0, 4.5, 2.0, 10.0, 49.5, 12.0]);
+        let mut row = Tensor::from_slice(&[rank, rank + 1.0, rank + 2.0]);
+        group.broadcast(row.lend_strided(2, &[3], &[-1]), 2)?.wait()?;
+        assert_eq!(row.as_slice::<f32>(), [2.0, 3.0, 4.0]);
+        // Everybody's number into every second place.
+        let mut all = Tensor::from_slice(&[-1.0_f32; 6]);
+        let mut own = Tensor::from_slice(&[rank]);
+        group.all_gather_into(all.lend_strided(0, &[3], &[2]), own.lend())?.wait()?;
+        assert_eq!(all.as_slice::<f32>(), [0.0, -1.0, 1.0, -1.0, 2.0, -1.0]);
+        group.reduce_scatter_into(own.lend(), all.lend_strided(0, &[3], &[2]), ReduceOp::Sum)?.wait()?;
+        assert_eq!(own.as_slice::<f32>(), [3.0 * rank]);
+        let to = (group.rank() + 1) % 3;
+        let error = group.send(all.lend_strided(0, &[3], &[2]), to, 0).unwrap_err();
+        assert_eq!(
+            error.message(),
+            "the tensor is not contiguous; collectives take such tensors, messages do not"
+        );
+        assert!(!all.is_lent(), "a refused tensor is the caller's again");
+        group.barrier()?.wait()
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_monitored_barrier_names_who_is_late() {
+    use std::time::Duration;
+    let outcomes = Group::threads(3, |group| {
+        group.monitored_barrier(Duration::from_secs(20), true)?;
+        // Rank 2 does not come to the second one; it learns of the end by its next call.
+        let outcome = match group.rank() {
+            2 => group.barrier().and_then(|work| work.wait()),
+            _ => group.monitored_barrier(Duration::from_millis(300), true),
+        };
+        Ok(outcome.map_err(|error| (error.kind(), error.message().to_string())))
+    });
+    for outcome in outcomes.unwrap() {
+        let (kind, message) = outcome.unwrap_err();
+        assert_eq!(kind, FaultKind::Timeout);
+        assert!(message.contains("rank 2 did not reach the monitored barrier in 300.0 ms"), "{message}");
+    }
+}

@@ -61,6 +61,24 @@ impl Request {
     }
 }
 
+impl Request {
+    /// Works on contiguous copies of what is not; the results are copied back at the end.
+    fn pack_strided(&mut self) {
+        let Some(run) = &mut self.run else { return };
+        let originals = run.buffers().pack_strided();
+        let finish = self.finish.take();
+        self.finish = Some(Box::new(move |buffers| {
+            for (index, original) in &originals {
+                original.unpack(buffers.view(*index).span().bytes());
+            }
+            drop(originals);
+            if let Some(finish) = finish {
+                finish(buffers);
+            }
+        }));
+    }
+}
+
 /// Operations up to this size are likely to be over at once.
 const QUICK: usize = 16 * 1024;
 
@@ -81,6 +99,9 @@ impl Group {
         let inner = &*self.inner;
         if let Err(fault) = inner.fabric.check_process() {
             return Err(self.error(label, fault));
+        }
+        if request.run.as_mut().is_some_and(|run| run.buffers().has_strided()) {
+            request.pack_strided();
         }
         let urgency = match request.bytes {
             _ if self.background => Urgency::Background,
@@ -137,10 +158,8 @@ impl Group {
     pub fn broadcast(&self, tensor: TensorView, root: Rank) -> Result<Work> {
         let label = Label::new(OpKind::Broadcast, 0).elements(tensor.dtype(), tensor.elements()).root(root);
         self.check_root(&label, root, "root")?;
-        self.submit_strided(label, tensor, |tensor| Request {
-            root,
-            ..Request::in_place(label, Kind::Broadcast, self.rank(), tensor, None)
-        })
+        let request = Request::in_place(label, Kind::Broadcast, self.rank(), tensor, None);
+        self.submit(label, Request { root, ..request })
     }
 
     /// The combination of all ranks' tensors, on all ranks, in place.
@@ -162,9 +181,7 @@ impl Group {
     ) -> Result<Work> {
         let label = Label::new(kind, 0).elements(tensor.dtype(), tensor.elements()).reduction(op);
         let reduction = self.reduction(&label, op, tensor.dtype())?;
-        if reduction.needs_preparation() {
-            reduction.prepare(tensor.span(), tensor.span().bytes());
-        }
+        prepare(&reduction, &tensor);
         let mut request = Request::in_place(label, Kind::AllReduce, self.rank(), tensor, Some(reduction));
         request.finish = Some(Box::new(move |buffers| finish(buffers.into_first())));
         self.submit(label, request)
@@ -173,13 +190,8 @@ impl Group {
     pub(super) fn all_reduce_as(&self, kind: OpKind, tensor: TensorView, op: &ReduceOp) -> Result<Work> {
         let label = Label::new(kind, 0).elements(tensor.dtype(), tensor.elements()).reduction(op);
         let reduction = self.reduction(&label, op, tensor.dtype())?;
-        let rank = self.rank();
-        self.submit_strided(label, tensor, |tensor| {
-            if reduction.needs_preparation() {
-                reduction.prepare(tensor.span(), tensor.span().bytes());
-            }
-            Request::in_place(label, Kind::AllReduce, rank, tensor, Some(reduction))
-        })
+        prepare(&reduction, &tensor);
+        self.submit(label, Request::in_place(label, Kind::AllReduce, self.rank(), tensor, Some(reduction)))
     }
 
     /// The combination of all ranks' tensors, on `root`; the others' tensors may be used as scratch.
@@ -193,13 +205,9 @@ impl Group {
             .root(root);
         self.check_root(&label, root, "root")?;
         let reduction = self.reduction(&label, &op, tensor.dtype())?;
-        let rank = self.rank();
-        self.submit_strided(label, tensor, |tensor| {
-            if reduction.needs_preparation() {
-                reduction.prepare(tensor.span(), tensor.span().bytes());
-            }
-            Request { root, ..Request::in_place(label, Kind::Reduce, rank, tensor, Some(reduction)) }
-        })
+        prepare(&reduction, &tensor);
+        let request = Request::in_place(label, Kind::Reduce, self.rank(), tensor, Some(reduction));
+        self.submit(label, Request { root, ..request })
     }
 
     /// All ranks' `input`, one after the other, in `output` on all ranks.
@@ -573,6 +581,7 @@ impl Group {
     pub fn send(&self, tensor: TensorView, to: Rank, tag: u32) -> Result<Work> {
         let label = Label::new(OpKind::Send, 0).elements(tensor.dtype(), tensor.elements()).tag(tag);
         self.check_peer(&label, to)?;
+        self.check_contiguous(&label, &tensor)?;
         self.message(label, |state, work| {
             state.messages.send(work, tensor, to);
         })
@@ -585,6 +594,7 @@ impl Group {
     pub fn recv(&self, tensor: TensorView, from: Rank, tag: u32) -> Result<Work> {
         let label = Label::new(OpKind::Recv, 0).elements(tensor.dtype(), tensor.elements()).tag(tag);
         self.check_peer(&label, from)?;
+        self.check_contiguous(&label, &tensor)?;
         self.message(label, |state, work| {
             state.messages.receive(Receiving { work, view: tensor, from: Some(from), tag });
         })
@@ -599,9 +609,20 @@ impl Group {
         if self.size() == 1 {
             return self.refuse(&label, "there is nobody else in the group to receive from".to_string());
         }
+        self.check_contiguous(&label, &tensor)?;
         self.message(label, |state, work| {
             state.messages.receive(Receiving { work, view: tensor, from: None, tag });
         })
+    }
+
+    fn check_contiguous(&self, label: &Label, tensor: &TensorView) -> Result<()> {
+        if tensor.is_contiguous() {
+            return Ok(());
+        }
+        self.refuse(
+            label,
+            "the tensor is not contiguous; collectives take such tensors, messages do not".to_string(),
+        )
     }
 
     fn check_peer(&self, label: &Label, peer: Rank) -> Result<()> {
@@ -682,28 +703,6 @@ impl Group {
         }
         Ok(())
     }
-
-    /// Submits a request on one tensor that may be strided: then on a contiguous copy, which is copied back at the end.
-    #[inline]
-    fn submit_strided(
-        &self,
-        label: Label,
-        tensor: TensorView,
-        request: impl FnOnce(TensorView) -> Request,
-    ) -> Result<Work> {
-        if tensor.is_contiguous() {
-            return self.submit(label, request(tensor));
-        }
-        let mut copy = Tensor::zeros(tensor.dtype(), tensor.elements());
-        let view = copy.lend();
-        tensor.pack(view.span());
-        let mut request = request(view);
-        request.finish = Some(Box::new(move |buffers| {
-            tensor.unpack(buffers.view(0).span().bytes());
-            drop((buffers, tensor, copy));
-        }));
-        self.submit(label, request)
-    }
 }
 
 /// The size that decides about the algorithm where parts lie apart: too much for algorithms that send several as one.
@@ -711,10 +710,19 @@ fn apart(bytes: usize) -> usize {
     bytes.max(tenfold_plan::PIECE + 1)
 }
 
+/// What a reduction does to this rank's elements before anything is combined.
+#[inline]
+fn prepare(reduction: &Reduction, tensor: &TensorView) {
+    if reduction.needs_preparation() {
+        tensor.unpack(prepared(reduction, tensor).span().bytes());
+    }
+}
+
 /// A copy of `input`, prepared for its reduction.
 fn prepared(reduction: &Reduction, input: &TensorView) -> TensorView {
     let view = Tensor::zeros(input.dtype(), input.elements()).lend();
-    reduction.prepare(view.span(), input.span().bytes());
+    input.pack(view.span());
+    reduction.prepare(view.span(), view.span().bytes());
     view
 }
 
