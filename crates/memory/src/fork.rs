@@ -60,4 +60,20 @@ mod tests {
     fn the_process_that_made_it_is_the_same() {
         assert!(ForkGuard::new().unwrap().is_same_process());
     }
+
+    #[test]
+    fn a_forked_child_is_not() {
+        let guard = ForkGuard::new().unwrap();
+        // SAFETY: the child does nothing but a load before it ends at once.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: ends the child without running what belongs to the parent.
+            unsafe { libc::_exit(i32::from(guard.is_same_process())) };
+        }
+        let mut status = -1;
+        // SAFETY: waits for our own child, with a place for its status.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0, "the child saw that it is one");
+        assert!(guard.is_same_process());
+    }
 }
