@@ -20,7 +20,13 @@ use clap::{Parser, Subcommand};
 #[command(after_help = "Environment:
   TENFOLD_LOG      log on standard error: error, warn (the default), info, debug, or a
                    filter such as tenfold_store=debug
-  TENFOLD_PYTHON   the Python with PyTorch that `tenfold bench --against torch` starts")]
+  TENFOLD_PYTHON   the Python with PyTorch that `tenfold bench --against torch` starts
+
+Read by every rank of a process group (docs/groups.md says more):
+  TENFOLD_TRANSPORT    auto (the default), shm or tcp
+  TENFOLD_INTERFACE    the network interface by which other hosts reach this one: eth0, ^lo,docker
+  TENFOLD_PORT_RANGE   ports to listen on: 20000-20100
+  TENFOLD_ALGORITHM    algorithms to insist on: all_reduce:ring,broadcast:binomial")]
 struct Cli {
     #[command(subcommand)]
     command: Command,

@@ -238,6 +238,11 @@ impl Work {
         }
     }
 
+    /// How it ended; nothing while it is under way. The tensors are the caller's again by then.
+    pub fn result(&self) -> Option<Result<()>> {
+        self.is_done().then(|| self.exception().map_or(Ok(()), Err))
+    }
+
     /// What made it fail, if it did.
     pub fn exception(&self) -> Option<Error> {
         match &self.0 {

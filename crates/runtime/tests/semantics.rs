@@ -773,7 +773,10 @@ fn tensors_that_are_not_contiguous_are_handled_right() {
             "the tensor is not contiguous; collectives take such tensors, messages do not"
         );
         assert!(!all.is_lent(), "a refused tensor is the caller's again");
-        group.barrier()?.wait()
+        let barrier = group.barrier()?;
+        barrier.wait()?;
+        assert!(matches!(barrier.result(), Some(Ok(()))));
+        Ok(())
     })
     .unwrap();
 }
