@@ -773,6 +773,8 @@ fn tensors_that_are_not_contiguous_are_handled_right() {
             "the tensor is not contiguous; collectives take such tensors, messages do not"
         );
         assert!(!all.is_lent(), "a refused tensor is the caller's again");
+        let error = group.send(own.lend(), to, u32::MAX).unwrap_err();
+        assert_eq!(error.message(), "tag 4294967295 is out of range: tags are 0 to 4294967279");
         let barrier = group.barrier()?;
         barrier.wait()?;
         assert!(matches!(barrier.result(), Some(Ok(()))));

@@ -82,6 +82,9 @@ impl Request {
 /// Operations up to this size are likely to be over at once.
 const QUICK: usize = 16 * 1024;
 
+/// Tags from here on are for tenfold itself.
+const TAGS_RESERVED: u32 = u32::MAX - 15;
+
 /// Part lengths are rounded up to so many elements where there are plenty, so that parts do not share cache lines.
 const ALIGN: usize = 64;
 
@@ -579,6 +582,11 @@ impl Group {
     /// # Errors
     /// If `to` is out of range or this rank itself, or the group has failed.
     pub fn send(&self, tensor: TensorView, to: Rank, tag: u32) -> Result<Work> {
+        self.check_tag(OpKind::Send, tag)?;
+        self.send_tagged(tensor, to, tag)
+    }
+
+    fn send_tagged(&self, tensor: TensorView, to: Rank, tag: u32) -> Result<Work> {
         let label = Label::new(OpKind::Send, 0).elements(tensor.dtype(), tensor.elements()).tag(tag);
         self.check_peer(&label, to)?;
         self.check_contiguous(&label, &tensor)?;
@@ -592,6 +600,11 @@ impl Group {
     /// # Errors
     /// If `from` is out of range or this rank itself, or the group has failed.
     pub fn recv(&self, tensor: TensorView, from: Rank, tag: u32) -> Result<Work> {
+        self.check_tag(OpKind::Recv, tag)?;
+        self.recv_tagged(tensor, from, tag)
+    }
+
+    fn recv_tagged(&self, tensor: TensorView, from: Rank, tag: u32) -> Result<Work> {
         let label = Label::new(OpKind::Recv, 0).elements(tensor.dtype(), tensor.elements()).tag(tag);
         self.check_peer(&label, from)?;
         self.check_contiguous(&label, &tensor)?;
@@ -606,6 +619,7 @@ impl Group {
     /// If the group has one rank only, or has failed.
     pub fn recv_any(&self, tensor: TensorView, tag: u32) -> Result<Work> {
         let label = Label::new(OpKind::RecvAnySource, 0).elements(tensor.dtype(), tensor.elements()).tag(tag);
+        self.check_tag(OpKind::RecvAnySource, tag)?;
         if self.size() == 1 {
             return self.refuse(&label, "there is nobody else in the group to receive from".to_string());
         }
@@ -613,6 +627,15 @@ impl Group {
         self.message(label, |state, work| {
             state.messages.receive(Receiving { work, view: tensor, from: None, tag });
         })
+    }
+
+    /// Some tags are tenfold's own.
+    fn check_tag(&self, kind: OpKind, tag: u32) -> Result<()> {
+        if tag < TAGS_RESERVED {
+            return Ok(());
+        }
+        let message = format!("tag {tag} is out of range: tags are 0 to {}", TAGS_RESERVED - 1);
+        self.refuse(&Label::new(kind, 0).tag(tag), message)
     }
 
     fn check_contiguous(&self, label: &Label, tensor: &TensorView) -> Result<()> {
@@ -660,21 +683,21 @@ impl Group {
     /// # Errors
     /// On rank 0, if ranks are missing when the time is up: they are named, and the group fails on all ranks.
     pub fn monitored_barrier(&self, timeout: Duration, wait_for_all: bool) -> Result<()> {
-        const TAG: u32 = u32::MAX - 1;
+        const TAG: u32 = TAGS_RESERVED;
         let label = Label::new(OpKind::MonitoredBarrier, self.sequence_number() + 1);
         let calls = self.with_timeout(timeout.saturating_add(Duration::from_secs(5)));
         let word = || Tensor::zeros(DType::U8, 1);
         if self.rank() > 0 {
             let (mut here, mut answer) = (word(), word());
-            calls.send(here.lend(), 0, TAG)?.wait()?;
-            return calls.recv(answer.lend(), 0, TAG)?.wait();
+            calls.send_tagged(here.lend(), 0, TAG)?.wait()?;
+            return calls.recv_tagged(answer.lend(), 0, TAG)?.wait();
         }
         let mut words: Vec<Tensor> = (0..self.size()).map(|_| word()).collect();
         let waits: Vec<Work> = words
             .iter_mut()
             .enumerate()
             .skip(1)
-            .map(|(rank, word)| calls.recv(word.lend(), rank, TAG))
+            .map(|(rank, word)| calls.recv_tagged(word.lend(), rank, TAG))
             .collect::<Result<_>>()?;
         let deadline = tenfold_store::Deadline::after(timeout);
         let mut missing = Vec::new();
@@ -699,7 +722,7 @@ impl Group {
             return Err(self.error(label, fault));
         }
         for (rank, word) in words.iter_mut().enumerate().skip(1) {
-            calls.send(word.lend(), rank, TAG)?.wait()?;
+            calls.send_tagged(word.lend(), rank, TAG)?.wait()?;
         }
         Ok(())
     }
