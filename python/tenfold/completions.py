@@ -13,7 +13,6 @@ Not here: futures, see `tenfold.work`.
 import atexit
 import itertools
 import os
-import sys
 import threading
 import time
 import weakref
