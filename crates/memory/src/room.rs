@@ -247,7 +247,6 @@ impl Link {
         &mut self.outboxes[lane as usize]
     }
 
-
     /// The next message of `lane`, if it is there: what it is, and its bytes unless they cannot be where it says.
     #[inline]
     pub fn peek(&self, lane: Lane) -> Option<(Head, Option<Bytes<'_>>)> {

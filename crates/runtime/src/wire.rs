@@ -192,7 +192,9 @@ impl ControlFrame {
             ControlFrame::Mapped { offset: number, refusal } => put_text(out, MAPPED, *number, refusal),
             ControlFrame::Region { offset, len, file } => {
                 put_header(out, REGION, 4 * 8);
-                [*offset, *len, file.device, file.inode].iter().for_each(|word| out.extend(word.to_le_bytes()));
+                [*offset, *len, file.device, file.inode]
+                    .iter()
+                    .for_each(|word| out.extend(word.to_le_bytes()));
             }
             ControlFrame::Retired { offset } => {
                 put_header(out, RETIRED, 8);
