@@ -93,9 +93,18 @@ _CLASSES: dict[str, type[BaseException]] = {
 }
 
 
+# What is raised where these are meant: themselves, or PyTorch's children of them.
+_ADOPTED: dict[type[BaseException], type[BaseException]] = {}
+
+
+def _adopt(classes: dict[type[BaseException], type[BaseException]]) -> None:
+    """Has subclasses raised instead of the classes of this file."""
+    _ADOPTED.update(classes)
+
+
 def _from_rust(kind: str, text: str, fields: dict[str, Any]) -> BaseException:
-    family = DistStoreError if kind.startswith("Store") else DistBackendError
-    error = _CLASSES.get(kind, family)(text)
+    plain = _CLASSES.get(kind, DistStoreError if kind.startswith("Store") else DistBackendError)
+    error = _ADOPTED.get(plain, plain)(text)
     error.kind = kind  # type: ignore[attr-defined]
     for name, value in fields.items():
         setattr(error, name, value)

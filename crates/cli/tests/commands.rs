@@ -173,6 +173,14 @@ fn every_command_has_help_with_an_example() {
 }
 
 #[test]
+fn the_command_calls_itself_tenfold_whatever_its_file_is_called() {
+    use std::os::unix::process::CommandExt as _;
+    let output = Command::new(TENFOLD).arg0("__main__.py").args(["serve", "--bad"]).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(text.contains("Usage: tenfold serve [OPTIONS]"), "{text}");
+}
+
+#[test]
 fn a_benchmark_of_collectives_checks_measures_and_writes_its_rows() {
     let folder = tempfile::tempdir().unwrap();
     let rows = folder.path().join("rows.json");
