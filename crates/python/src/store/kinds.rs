@@ -71,7 +71,7 @@ pub(crate) struct FileStore {
 #[pymethods]
 impl FileStore {
     #[new]
-    #[pyo3(signature = (file_name, world_size=-1))]
+    #[pyo3(signature = (file_name, world_size=-1), text_signature = "(file_name, world_size=-1)")]
     fn new(py: Python<'_>, file_name: PathBuf, world_size: i64) -> PyResult<PyClassInitializer<Self>> {
         let world_size = usize::try_from(world_size).ok(); // as c10d: a negative size is no size
         let store = calling(py, || tenfold_store::FileStore::open(&file_name, world_size))?;
@@ -144,7 +144,7 @@ impl PrefixStore {
     }
 }
 
-/// A store that keeps nothing and agrees to everything, for programs that pretend to have other ranks.
+/// A store that keeps nothing and finds everything, for programs that pretend to have other ranks.
 ///
 /// >>> store = FakeStore()
 /// >>> store.set("color", "blue")
@@ -179,10 +179,10 @@ impl Default for Nothing {
 impl tenfold_store::Store for Nothing {
     fn call(&self, request: Request<'_>, _: Deadline) -> Result<Response, Fault> {
         Ok(match request {
-            Request::Append { .. } | Request::MultiSet { .. } | Request::Set { .. } => Response::Done,
+            Request::MultiSet { .. } | Request::Set { .. } => Response::Done,
             Request::Add { delta, .. } => Response::Number(delta),
             Request::Check { .. } => Response::Present(true),
-            Request::CompareSet { .. } | Request::Get { .. } => Response::Value(Some(Value::default())),
+            Request::Get { .. } => Response::Value(Some(Value::default())),
             Request::Delete { .. } => Response::Deleted(true),
             Request::MultiGet { keys } => Response::Values(vec![Some(Value::default()); keys.len()]),
             Request::NumKeys => Response::Number(0),
