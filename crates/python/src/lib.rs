@@ -25,6 +25,14 @@ fn _tenfold(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(command::command, module)?)?;
     module.add_class::<group::Group>()?;
     module.add_class::<shared_memory::SharedMemory>()?;
+    module.add_class::<store::Store>()?;
+    module.add_class::<store::tcp::TcpStore>()?;
+    module.add_class::<store::kinds::FakeStore>()?;
+    module.add_class::<store::kinds::FileStore>()?;
+    module.add_class::<store::kinds::HashStore>()?;
+    module.add_class::<store::kinds::PrefixStore>()?;
+    module.add_class::<store::collectives::ControlCollectives>()?;
+    module.add_class::<store::collectives::StoreCollectives>()?;
     module.add_class::<work::Work>()?;
     module.add_class::<work::Completions>()?;
     Ok(())
