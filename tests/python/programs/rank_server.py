@@ -26,6 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch._dynamo  # noqa: F401, else the first functional collective of every rank would import it
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # where the tests are
