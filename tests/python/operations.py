@@ -216,6 +216,34 @@ def all_reduce_of_nan_and_infinity(me):
 
 
 @case()
+def all_reduce_in_shared_memory(me):
+    tensor = rough(me, 300_000).share_memory_()
+    dist.all_reduce(tensor)
+    return tensor
+
+
+@case()
+def all_reduce_channels_last(me):
+    tensor = rough(me, 2, 3, 4, 5).to(memory_format=torch.channels_last)
+    dist.all_reduce(tensor)
+    return [tensor, tensor.is_contiguous(memory_format=torch.channels_last)]
+
+
+def complex_numbers(rank: int) -> torch.Tensor:
+    return torch.complex(numbers(rank, 4), numbers(rank, 4) * 2)
+
+
+# Such a tensor is a view whose bytes are those of the conjugate; the sign is applied when it is read.
+@case(
+    by_hand=lambda rank, world: [sum(complex_numbers(each) for each in range(world)).conj().resolve_conj()],
+)
+def all_reduce_conjugate_view(me):
+    tensor = complex_numbers(me.rank).conj()
+    dist.all_reduce(tensor)
+    return [tensor.resolve_conj()]
+
+
+@case()
 def all_reduce_sparse(me):
     indices = torch.tensor([[0, 2 + me.rank, 5]])
     tensor = torch.sparse_coo_tensor(indices, numbers(me, 3, 2), (9, 2))
@@ -331,6 +359,15 @@ def all_gather_into_strided_tensor(me):
     return whole
 
 
+# FSDP's way: the shard is already where it goes.
+@case()
+def all_gather_in_place(me):
+    whole = torch.zeros(5 * me.world)
+    shard = whole[5 * me.rank :][:5].copy_(numbers(me, 5))
+    dist.all_gather_into_tensor(whole, shard)
+    return whole
+
+
 @case()
 def all_gather_single_by_its_new_name(me):
     output = torch.zeros(2 * me.world)
@@ -420,6 +457,14 @@ def reduce_scatter_strided_tensors(me):
     whole = torch.zeros(3, 4)
     dist.reduce_scatter_tensor(whole[:, ::2], numbers(me, 2, 3 * me.world).t())
     return whole
+
+
+@case()
+def reduce_scatter_in_place(me):
+    whole = rough(me, 5 * me.world)
+    shard = whole[5 * me.rank :][:5]
+    dist.reduce_scatter_tensor(shard, whole)
+    return shard
 
 
 @case()
