@@ -37,7 +37,7 @@ class Perceptron(nn.Module):
     def __init__(self, mesh: DeviceMesh) -> None:
         super().__init__()
         torch.manual_seed(0)
-        # What is cut by outputs may be followed by what is cut by inputs with nothing to send in between; each
+        # What is cut by outputs may be followed by what is cut by inputs with nothing to send; each
         # rank then has one summand of the product, and DTensor adds them up.
         self.up = nn.Parameter(distribute_tensor(torch.randn(4, WIDTH) / 2, mesh, CUT_OUTPUTS))
         self.offset = nn.Parameter(distribute_tensor(torch.randn(1, WIDTH), mesh, CUT_OUTPUTS))
