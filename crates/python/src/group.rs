@@ -13,6 +13,7 @@ use pyo3::types::{PyInt, PyTuple};
 use tenfold::{DType, Options, ReduceOp, TensorView, UnknownOp};
 
 use crate::exceptions::{argument, group_error};
+use crate::registration::Registration;
 use crate::shared_memory::SharedMemory;
 use crate::store;
 use crate::tensor::{Access, lend, rows};
@@ -241,6 +242,12 @@ impl Group {
     fn shared_memory(&self, py: Python<'_>, bytes: usize) -> PyResult<SharedMemory> {
         let tensor = py.detach(|| self.inner.shared_tensor(DType::U8, bytes));
         Ok(SharedMemory::new(tensor.map_err(|error| group_error(py, &error))?))
+    }
+
+    /// Has peers on this host read shared memory of somebody else in place: `bytes` of a file that is mapped at `address` from
+    /// its beginning, and that `keep` keeps mapped.
+    fn register(&self, address: usize, bytes: usize, file: i32, keep: &Object<'_>) -> PyResult<Registration> {
+        Registration::new(&self.inner, address, bytes, file, keep)
     }
 
     #[pyo3(signature = (tensor, op, async_op=false, timeout=None))]

@@ -11,6 +11,7 @@ mod dlpack;
 mod exceptions;
 mod foreign_store;
 mod group;
+mod registration;
 mod shared_memory;
 mod store;
 mod tensor;
@@ -24,6 +25,7 @@ fn _tenfold(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(wrap_pyfunction!(command::command, module)?)?;
     module.add_class::<group::Group>()?;
+    module.add_class::<registration::Registration>()?;
     module.add_class::<shared_memory::SharedMemory>()?;
     module.add_class::<store::Store>()?;
     module.add_class::<store::tcp::TcpStore>()?;

@@ -11,7 +11,7 @@ Importing this module registers it too. Besides: `empty` makes tensors that peer
 
 import torch.distributed as dist
 
-from tenfold.torch import exceptions as _exceptions  # its import is what matters: errors become PyTorch's
+import tenfold.torch.exceptions  # noqa: F401, from here on errors are PyTorch's too
 from tenfold.torch.backend import Backend, ProcessGroup, create
 from tenfold.torch.memory import empty, shared_buckets_hook
 from tenfold.torch.work import Work

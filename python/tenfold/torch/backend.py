@@ -1,14 +1,15 @@
 """The backend `tenfold` of `torch.distributed`, for CPU tensors.
 
-`Backend` does the operations: each turns c10d's arguments into those of a tenfold group. PyTorch calls it through its dispatcher, so
-that its flight recorder, its hooks and its debug modes see every collective. `ProcessGroup` is what users hold; it does
-point-to-point itself, because a `Work` that went through the dispatcher has forgotten whom it received from.
+`Backend` does the operations: each turns c10d's arguments into those of a tenfold group. PyTorch calls it
+through its dispatcher, so that its flight recorder, its hooks and its debug modes see every collective.
+`ProcessGroup` is what users hold; it does point-to-point itself, because a `Work` that went through the
+dispatcher has forgotten whom it received from.
 
-In a group of several devices, such as "cpu:tenfold,cuda:nccl", PyTorch's own process group holds the backends of all of
-them, and only `Backend` is ours.
+In a group of several devices, such as "cpu:tenfold,cuda:nccl", PyTorch's own process group holds the backends
+of all of them, and only `Backend` is ours.
 
-A call whose caller waits at once (`async_op=False`) is over when it returns, and returns nothing: what would be made to be
-waited for costs more than a small collective.
+A call whose caller waits at once (`async_op=False`) is over when it returns, and returns nothing: what would
+be made to be waited for costs more than a small collective.
 """
 
 from datetime import timedelta
@@ -18,7 +19,8 @@ import torch
 import torch.distributed as dist
 
 from tenfold import _tenfold, exceptions
-from tenfold.torch import memory, sparse
+from tenfold.torch import sparse
+from tenfold.torch.memory import SharedStorages
 from tenfold.torch.work import Work
 
 _c10d = torch._C._distributed_c10d
@@ -39,7 +41,8 @@ def create(options: Any, backend_options: Any = None) -> "Backend | ProcessGroup
         options.timeout,
         options.group_id,
     )
-    # "custom" is this backend; the type of another one says that it shares the group with us, which then is PyTorch's.
+    # "custom" is this backend; the type of another one says that it shares the group with us, which then is
+    # PyTorch's.
     if options.process_group is not None and options.process_group.name() != "custom":
         return backend
     return ProcessGroup(options.store, backend)
@@ -70,6 +73,7 @@ class Backend(_Base):
         self._timeout = timeout
         self._seconds: float | None = None  # unless the group was given another timeout since
         self._coalescing: list[Work] | None = None
+        self.shared_storages = SharedStorages()
         self._group: _tenfold.Group | None = None
         seconds = timeout.total_seconds()
         self._group = _tenfold.Group(store, rank, size, name=name or "default", timeout=seconds)
@@ -121,7 +125,7 @@ class Backend(_Base):
         tensor = _one(tensors, "tensors")
         if tensor.layout is not torch.strided:
             return self.allreduce_sparse(tensors, opts)
-        memory.note(self, tensor)
+        self.shared_storages.note(self.group, tensor)
         work = self.group.all_reduce(tensor, _op(opts.reduceOp), self._is_async(opts), self._limit(opts))
         return self._finish(work, tensors)
 
@@ -140,6 +144,7 @@ class Backend(_Base):
         if len(tensors) > 1:
             return self._each(tensors, lambda tensor: self.broadcast([tensor], opts))
         tensor = _one(tensors, "tensors")
+        self.shared_storages.note(self.group, tensor)
         work = self.group.broadcast(tensor, opts.rootRank, self._is_async(opts), self._limit(opts))
         return self._finish(work, tensors)
 
@@ -164,6 +169,7 @@ class Backend(_Base):
         return self._finish(work, outputs)
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Work | None:
+        self.shared_storages.note(self.group, input)
         work = self.group.all_gather_into(output, input, self._is_async(opts), self._limit(opts))
         return self._finish(work, [output])
 
@@ -215,6 +221,7 @@ class Backend(_Base):
         return self._finish(work, output_tensors)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Work | None:
+        self.shared_storages.note(self.group, input)
         op, limit = _op(opts.reduceOp), self._limit(opts)
         return self._finish(
             self.group.reduce_scatter_into(output, input, op, self._is_async(opts), limit), [output]
@@ -239,6 +246,7 @@ class Backend(_Base):
         input_splits: list[int],
         opts: Any,
     ) -> Work | None:
+        self.shared_storages.note(self.group, input)
         work = self.group.all_to_all_single(
             output, input, output_splits, input_splits, self._is_async(opts), self._limit(opts)
         )
@@ -259,8 +267,8 @@ class Backend(_Base):
     def _barrier_text(self, error: exceptions.DistError, seconds: float) -> str:
         if self.rank() > 0:
             return (
-                f"[Rank {self.rank()}]: Rank {self.rank()} successfully reached monitoredBarrier, but received errors while "
-                f"waiting for send/recv from rank 0. Please check rank 0 logs for faulty rank.\n{error}"
+                f"[Rank {self.rank()}]: Rank {self.rank()} successfully reached monitoredBarrier, but received errors "
+                f"while waiting for send/recv from rank 0. Please check rank 0 logs for faulty rank.\n{error}"
             )
         if seconds <= 0:
             return f"[Rank 0]: Rank 0 timed out in monitoredBarrier after {seconds * 1000:.0f} ms.\n{error}"
@@ -334,6 +342,7 @@ class Backend(_Base):
 
     def shutdown(self) -> None:
         """Leaves the group; what other ranks still read from this one stays readable."""
+        self.shared_storages.clear()
         self._group = None
 
 
