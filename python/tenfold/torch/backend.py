@@ -267,7 +267,8 @@ class Backend(_Base):
     def _barrier_text(self, error: exceptions.DistError, seconds: float) -> str:
         if self.rank() > 0:
             return (
-                f"[Rank {self.rank()}]: Rank {self.rank()} successfully reached monitoredBarrier, but received errors "
+                f"[Rank {self.rank()}]: Rank {self.rank()} successfully reached monitoredBarrier, "
+                "but received errors "
                 f"while waiting for send/recv from rank 0. Please check rank 0 logs for faulty rank.\n{error}"
             )
         if seconds <= 0:

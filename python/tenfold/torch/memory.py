@@ -123,8 +123,8 @@ def _fits(size: int) -> bool:
     if folder.f_bavail * folder.f_frsize > 2 * size:
         return True
     warnings.warn(
-        f"shared memory has too little room for a bucket of {size} bytes: gradients are staged, not read in place; "
-        "give the container a larger /dev/shm",
+        f"shared memory has too little room for a bucket of {size} bytes: its gradients are staged; "
+        "a container needs a larger /dev/shm for them to be read in place",
         stacklevel=3,
     )
     return False
