@@ -49,8 +49,8 @@ const FILES_A_RANK: usize = 16;
 /// nothing from standard input.
 ///
 /// The first rank that fails ends the others: SIGTERM, and SIGKILL for those that are still there after the shutdown
-/// timeout. Ctrl-C and SIGTERM are passed on to the ranks once; a second one kills them. No rank outlives the launcher,
-/// even one that is killed.
+/// timeout. Ctrl-C and SIGTERM are passed on to the ranks once; a second one kills them. Processes that ranks started and
+/// left behind end with the run. A launcher that is killed takes its ranks along, though not what they started.
 ///
 /// The exit code is that of the rank that failed first: its own, or 128 plus the signal that killed it (torchrun's is
 /// always 1). After Ctrl-C or SIGTERM it is 128 plus that signal; 127 and 126 mean that the program was not there or
