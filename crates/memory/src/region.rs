@@ -519,6 +519,28 @@ mod tests {
     }
 
     #[test]
+    fn posix_shared_memory_can_be_lent_after_its_name_was_removed() {
+        // What `shm_open` opens, and what PyTorch's storages are.
+        let name = format!("/dev/shm/tenfold-test-{}", std::process::id());
+        let file = std::fs::File::options().read(true).write(true).create_new(true).open(&name).unwrap();
+        std::fs::remove_file(&name).unwrap();
+        file.set_len(PAGE as u64).unwrap();
+        let mapping = Mapping::new(&file, PAGE, ProtFlags::READ | ProtFlags::WRITE).unwrap();
+        // SAFETY: mapped in the line above, from this file, until the end of the test.
+        let region = unsafe { Region::new(mapping.start(), PAGE, &file, ()) }.unwrap();
+        drop(file);
+        let (segment, peer) = pair();
+        let lease = segment.register(&region, |_| ()).unwrap();
+        announce(&lease, &peer).unwrap();
+        lease.open();
+        let (place, _lease) = segment.offset_in_region(mapping.bytes(PAGE - 5, 5).unwrap()).unwrap();
+        // SAFETY: the last five bytes of the mapping, which nobody reads now.
+        let target = unsafe { crate::Span::from_raw(mapping.start().add(PAGE - 5), 5) };
+        target.copy_from(Bytes::of(b"hello"));
+        assert_eq!(read(&peer, place, 5).unwrap(), b"hello");
+    }
+
+    #[test]
     fn whoever_has_the_descriptor_of_a_region_can_only_read_it() {
         let (_tensor, region) = file(PAGE);
         assert!(rustix::io::write(&region, b"x").is_err());

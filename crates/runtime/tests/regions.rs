@@ -189,7 +189,7 @@ fn through_subgroups(rank: &Rank) {
         tensor.as_mut_slice::<i64>().fill(rank.rank as i64);
         half.all_reduce(tensor.lend(), ReduceOp::Sum).unwrap().wait().unwrap();
         // Ranks 0 and 2, or 1 and 3.
-        let sum = if rank.rank % 2 == 0 { 2 } else { 4 };
+        let sum = if rank.rank.is_multiple_of(2) { 2 } else { 4 };
         assert!(tensor.as_slice::<i64>().iter().all(|value| *value == sum), "{}", half.name());
     }
     assert!(mapped_for_reading().1 > 0, "in place");
