@@ -98,8 +98,10 @@ def answers_of(backend: str, ranks: int, limit: float, only: str, *wishes: str) 
     )
     try:
         yield Answers(program)
+    except BaseException:
+        program.terminate()  # it ends the test under way
+        raise
     finally:
-        program.terminate()  # it ends the test under way; when all is well it has ended already
         program.wait()
         program.stdout.close()
 
