@@ -1,5 +1,137 @@
-"""Collective communication for machine learning: c10d in Rust."""
+"""Collective communication for machine learning: c10d in Rust.
 
-from tenfold._tenfold import Group, SharedMemory, Work, __version__
+`tenfold.init` and `Group` are for who has arrays and wants to get on; everything else has the names of c10d,
+the library under `torch.distributed`, and behaves as it does there. Needs neither PyTorch nor NumPy.
+"""
 
-__all__ = ["Group", "SharedMemory", "Work", "__version__"]
+from tenfold import functional
+from tenfold._tenfold import (
+    SharedMemory,
+    __version__,
+)
+from tenfold.api import Group, init
+from tenfold.backend import Backend, ProcessGroupTenfold
+from tenfold.debug import get_debug_level, set_debug_level, set_debug_level_from_env
+from tenfold.enums import BackendType, DebugLevel, ErrorType, HookOpName, OpType, WorkResult
+from tenfold.exceptions import (
+    DistArgumentError,
+    DistBackendError,
+    DistError,
+    DistNetworkError,
+    DistQueueEmptyError,
+    DistStoreError,
+    DistStoreTimeoutError,
+    DistTimeoutError,
+)
+from tenfold.fake import FakeProcessGroup
+from tenfold.functional import _get_work_registry_size, _register_work
+from tenfold.options import (
+    _DEFAULT_FIRST_BUCKET_BYTES,
+    _DEFAULT_NO_TIMEOUT,
+    _DEFAULT_PG_NCCL_TIMEOUT,
+    _DEFAULT_PG_TIMEOUT,
+    AllgatherOptions,
+    AllreduceCoalescedOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    BarrierOptions,
+    BroadcastOptions,
+    GatherOptions,
+    PostHookArgs,
+    PreHookArgs,
+    PutOptions,
+    ReconfigureOptions,
+    ReduceOptions,
+    ReduceScatterOptions,
+    ScatterOptions,
+    SignalOptions,
+    WaitSignalOptions,
+    WindowAccessType,
+    WindowAttr,
+    _DistributedBackendOptions,
+    default_pg_timeout,
+)
+from tenfold.process_group import ProcessGroup, _broadcast_coalesced
+from tenfold.reduce_op import ReduceOp, _make_nccl_premul_sum, _make_premul_sum
+from tenfold.registry import (
+    _current_process_group,
+    _is_process_group_registered,
+    _register_process_group,
+    _resolve_process_group,
+    _set_process_group,
+    _unregister_all_process_groups,
+    _unregister_process_group,
+)
+from tenfold.work import FakeWork, Future, PythonCallbackWork, Work, WorkInfo, _create_work_from_future
+
+__all__ = [
+    "_DEFAULT_FIRST_BUCKET_BYTES",
+    "_DEFAULT_NO_TIMEOUT",
+    "_DEFAULT_PG_NCCL_TIMEOUT",
+    "_DEFAULT_PG_TIMEOUT",
+    "AllToAllOptions",
+    "AllgatherOptions",
+    "AllreduceCoalescedOptions",
+    "AllreduceOptions",
+    "Backend",
+    "BackendType",
+    "BarrierOptions",
+    "BroadcastOptions",
+    "DebugLevel",
+    "DistArgumentError",
+    "DistBackendError",
+    "DistError",
+    "DistNetworkError",
+    "DistQueueEmptyError",
+    "DistStoreError",
+    "DistStoreTimeoutError",
+    "DistTimeoutError",
+    "ErrorType",
+    "FakeProcessGroup",
+    "FakeWork",
+    "Future",
+    "GatherOptions",
+    "Group",
+    "HookOpName",
+    "OpType",
+    "PostHookArgs",
+    "PreHookArgs",
+    "ProcessGroup",
+    "ProcessGroupTenfold",
+    "PutOptions",
+    "PythonCallbackWork",
+    "ReconfigureOptions",
+    "ReduceOp",
+    "ReduceOptions",
+    "ReduceScatterOptions",
+    "ScatterOptions",
+    "SharedMemory",
+    "SignalOptions",
+    "WaitSignalOptions",
+    "WindowAccessType",
+    "WindowAttr",
+    "Work",
+    "WorkInfo",
+    "WorkResult",
+    "_DistributedBackendOptions",
+    "__version__",
+    "_broadcast_coalesced",
+    "_create_work_from_future",
+    "_current_process_group",
+    "_get_work_registry_size",
+    "_is_process_group_registered",
+    "_make_nccl_premul_sum",
+    "_make_premul_sum",
+    "_register_process_group",
+    "_register_work",
+    "_resolve_process_group",
+    "_set_process_group",
+    "_unregister_all_process_groups",
+    "_unregister_process_group",
+    "default_pg_timeout",
+    "functional",
+    "get_debug_level",
+    "init",
+    "set_debug_level",
+    "set_debug_level_from_env",
+]
