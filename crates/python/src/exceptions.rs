@@ -39,6 +39,24 @@ pub(crate) fn group_error(py: Python<'_>, error: &tenfold::Error) -> PyErr {
     }
 }
 
+/// A store's error.
+pub(crate) fn store_error(py: Python<'_>, error: &tenfold_store::Error) -> PyErr {
+    let fields = PyDict::new(py);
+    let scene = error.scene();
+    let filled = (|| {
+        // The request is the operation and its keys; nobody's operation has a blank in it.
+        fields.set_item("operation", scene.request.split(' ').next())?;
+        fields.set_item("store", &scene.store)?;
+        fields.set_item("elapsed", scene.elapsed.as_secs_f64())?;
+        fields.set_item("hint", error.hint())?;
+        fields.set_item("reason", error.fault().message())
+    })();
+    match filled {
+        Ok(()) => make(py, &format!("Store{:?}", error.kind()), error.to_string(), &fields),
+        Err(error) => error,
+    }
+}
+
 /// A caller's mistake that was found here, before any group saw it.
 pub(crate) fn argument(py: Python<'_>, text: String) -> PyErr {
     make(py, "Argument", text, &PyDict::new(py))

@@ -2,14 +2,17 @@
 
 #![expect(clippy::disallowed_methods, reason = "what cannot be waited for in slices gets a thread")]
 
+use std::cell::RefCell;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
+use crate::exceptions::store_error;
+
 /// How long Ctrl-C may go unheard.
-const SLICE: Duration = Duration::from_millis(100);
+pub(crate) const SLICE: Duration = Duration::from_millis(100);
 
 /// Calls `attempt` with a time until it has an answer, looking for signals in between. `limit` bounds the whole.
 ///
@@ -48,4 +51,47 @@ pub(crate) fn on_a_thread<T: Send + 'static>(
     })?;
     answer
         .ok_or_else(|| PyRuntimeError::new_err(format!("the thread {name} panicked; see its message above")))
+}
+
+/// On whose behalf a thread is in a store.
+enum Caller {
+    /// Rust code, which has no use for Python's exceptions.
+    Rust,
+    /// A Python program, and what was raised meanwhile that it should get to see.
+    Python(Option<PyErr>),
+}
+
+thread_local! {
+    static CALLER: RefCell<Caller> = const { RefCell::new(Caller::Rust) };
+}
+
+/// A call of a store on behalf of a Python program, without the interpreter.
+///
+/// What Python raises meanwhile, be it Ctrl-C or an exception of a store that is written in Python, comes out as it is.
+pub(crate) fn calling<T: Send>(
+    py: Python<'_>,
+    call: impl FnOnce() -> tenfold_store::Result<T> + Send,
+) -> PyResult<T> {
+    // Calls nest: a store written in Python may use another store.
+    let outer = CALLER.replace(Caller::Python(None));
+    let outcome = py.detach(call);
+    let inner = CALLER.replace(outer);
+    outcome.map_err(|error| match inner {
+        Caller::Python(Some(raised)) => raised,
+        _ => store_error(py, &error),
+    })
+}
+
+/// Does this thread act for a Python program, which Ctrl-C may interrupt?
+pub(crate) fn is_for_python() -> bool {
+    CALLER.with_borrow(|caller| matches!(caller, Caller::Python(_)))
+}
+
+/// Keeps an exception for the Python program that this thread acts for, if it does.
+pub(crate) fn raise(error: PyErr) {
+    CALLER.with_borrow_mut(|caller| {
+        if let Caller::Python(raised) = caller {
+            *raised = Some(error);
+        }
+    });
 }

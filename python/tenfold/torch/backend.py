@@ -163,7 +163,7 @@ class Backend(_Base):
         work = self.group.all_gather(outputs, tensor, self._is_async(opts), self._limit(opts))
         return self._finish(work, outputs)
 
-    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Work | None:  # noqa: A002
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Work | None:
         work = self.group.all_gather_into(output, input, self._is_async(opts), self._limit(opts))
         return self._finish(work, [output])
 
@@ -192,7 +192,7 @@ class Backend(_Base):
         work = self.group.gather(outputs, tensor, opts.rootRank, self._is_async(opts), self._limit(opts))
         return self._finish(work, outputs)
 
-    def gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Work | None:  # noqa: A002
+    def gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Work | None:
         target = output if opts.rootRank == self.rank() else None
         work = self.group.gather_into(target, input, opts.rootRank, self._is_async(opts), self._limit(opts))
         return self._finish(work, [output])
@@ -214,7 +214,7 @@ class Backend(_Base):
         )
         return self._finish(work, output_tensors)
 
-    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Work | None:  # noqa: A002
+    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Work | None:
         op, limit = _op(opts.reduceOp), self._limit(opts)
         return self._finish(
             self.group.reduce_scatter_into(output, input, op, self._is_async(opts), limit), [output]
@@ -234,7 +234,7 @@ class Backend(_Base):
     def all_to_all_single(
         self,
         output: torch.Tensor,
-        input: torch.Tensor,  # noqa: A002
+        input: torch.Tensor,
         output_splits: list[int],
         input_splits: list[int],
         opts: Any,
