@@ -164,7 +164,7 @@ class Work:
         return obj
 
     def notify(self, callback: Callable[[], None]) -> None:
-        """Runs `callback` once the work is over, well or not: at once, or on a thread of `tenfold.completions`."""
+        """Runs `callback` once the work is over, well or not: now, or on a thread of the pool."""
         if self.is_completed():
             callback()
             return
