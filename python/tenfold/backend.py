@@ -363,7 +363,8 @@ class ProcessGroupTenfold(Backend):
         def over() -> None:
             finished = timedelta(seconds=time.time())
             try:
-                hook(WorkInfo(OpType(part.op_type()), part.sequence_number(), started, finished))
+                times = (started, finished, timedelta(seconds=part.duration() or 0.0))
+                hook(WorkInfo(OpType(part.op_type()), part.sequence_number(), *times))
             finally:
                 with self._hook_was_called:
                     self._hooks_pending -= 1

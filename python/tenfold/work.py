@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from tenfold import _tenfold
 from tenfold.completions import notify
@@ -220,23 +220,23 @@ class Work:
                 future.set_exception(error)
 
 
-class WorkInfo:
+class WorkInfo(NamedTuple):
     """What a completion hook is told, see `ProcessGroup._register_on_completion_hook`."""
 
-    def __init__(self, op_type: OpType, seq: int, started: timedelta, finished: timedelta) -> None:
-        self.op_type = op_type
-        self.seq = seq
-        self.time_started = started
-        self.time_finished = finished
-        self.active_duration = finished - started
+    op_type: OpType
+    seq: int
+    time_started: timedelta
+    time_finished: timedelta
+    active_duration: timedelta
 
 
 class FakeWork(Work):
     """A work of `FakeProcessGroup`: over from the start."""
 
+    seq_id: int = -1
+
     def __init__(self) -> None:
         super().__init__()
-        self.seq_id = -1
 
     def result(self) -> list[Any]:
         raise RuntimeError("FakeWork: this work recorded no output.")
