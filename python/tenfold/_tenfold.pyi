@@ -30,7 +30,7 @@ __all__ = [
 
 __version__: str
 
-def command(words: Sequence[str], again: Sequence[str]) -> int: ...
+def command(words: Sequence[str], python: str) -> int: ...
 
 # ── stores ─────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -28,7 +28,7 @@ use signal_hook::iterator::exfiltrator::SignalOnly;
 use tenfold_store::{Server, ServerOptions};
 
 use crate::units::parse_duration;
-use crate::{FAILURE, Outcome, SUCCESS};
+use crate::{FAILURE, Outcome, Program, SUCCESS};
 use environment::Job;
 use output::{Outlet, Stream};
 use rank::{End, Rank, signal_code, signal_name};
@@ -75,7 +75,8 @@ pub(crate) struct Args {
     /// From asking ranks to end to killing them
     #[arg(long, alias = "shutdown_timeout", value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
     shutdown_timeout: Duration,
-    /// Python for a program that ends in .py; the first of python3 and python on PATH if not given
+    /// Python for a program that ends in .py; if not given, the one that tenfold was installed with by pip, else the
+    /// first of python3 and python on PATH
     #[arg(long, value_name = "PATH")]
     python: Option<PathBuf>,
     /// Program and its arguments
@@ -84,7 +85,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {
-    let program = match program::resolve(&args.program, args.python.as_deref()) {
+    let program = match program::resolve(&args.program, args.python.as_deref().or(Program::own().python())) {
         Ok(program) => program,
         Err(missing) => {
             eprintln!("error: {missing}");

@@ -4,10 +4,9 @@ use std::ffi::OsString;
 
 use pyo3::prelude::*;
 
-/// Does what the words after `tenfold` say, and returns the exit code. `again` starts this same command.
+/// Does what the words after `tenfold` say, and returns the exit code. `python` is the interpreter, which starts this same
+/// command as its module `tenfold`.
 #[pyfunction]
-pub(crate) fn command(py: Python<'_>, words: Vec<OsString>, again: Vec<OsString>) -> u8 {
-    let mut again = again.into_iter();
-    let program = tenfold_cli::Program::new(again.next().unwrap_or_default(), again);
-    py.detach(|| tenfold_cli::main(words, program))
+pub(crate) fn command(py: Python<'_>, words: Vec<OsString>, python: OsString) -> u8 {
+    py.detach(|| tenfold_cli::main(words, tenfold_cli::Program::in_python(python)))
 }
