@@ -12,6 +12,7 @@ A call whose caller waits at once (`async_op=False`) is over when it returns, an
 be made to be waited for costs more than a small collective.
 """
 
+import threading
 from datetime import timedelta
 from typing import Any
 
@@ -74,6 +75,7 @@ class Backend(_Base):
         self._seconds: float | None = None  # unless the group was given another timeout since
         self._coalescing: list[Work] | None = None
         self.shared_storages = SharedStorages()
+        self.made = threading.local()  # what the last call of this thread made, see `_dispatched`
         self._group: _tenfold.Group | None = None
         seconds = timeout.total_seconds()
         self._group = _tenfold.Group(store, rank, size, name=name or "default", timeout=seconds)
@@ -109,10 +111,10 @@ class Backend(_Base):
     def _finish(self, work: _tenfold.Work | None, tensors: list[torch.Tensor]) -> Work | None:
         if work is None:
             return None
-        work = Work([work], tensors)
+        handle = self.made.work = Work([work], tensors)
         if self._coalescing is not None:
-            self._coalescing.append(work)
-        return work
+            self._coalescing.append(handle)
+        return handle
 
     def _is_async(self, options: Any) -> bool:
         return options.asyncOp or self._coalescing is not None
@@ -367,3 +369,47 @@ class ProcessGroup(dist.ProcessGroup):
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Work | None:
         return self._backend.recv_anysource(tensors, tag)
+
+
+def _dispatched(name: str) -> Any:
+    """The collective `name` of PyTorch's group, which goes through the dispatcher into `Backend`.
+
+    What comes back from there is a handle that can only be waited for. Python's callers get the one that
+    `Backend` made: it also knows whether it is over, and what went wrong.
+    """
+    inherited = getattr(dist.ProcessGroup, name)
+
+    def collective(self: ProcessGroup, *arguments: Any, **options: Any) -> Any:
+        made = self._backend.made
+        made.work = None
+        work = inherited(self, *arguments, **options)
+        return made.work or work
+
+    # PyTorch tells a call to the inherited method from one to this one by the name of the caller.
+    collective.__code__ = collective.__code__.replace(co_name=name)
+    collective.__name__, collective.__doc__ = name, inherited.__doc__
+    return collective
+
+
+# Under the names that PyTorch's C++ looks for; its other names for the same lead here.
+for _name in (
+    "allreduce",
+    "allreduce_coalesced",
+    "broadcast",
+    "reduce",
+    "allgather",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "allgather_coalesced",
+    "gather",
+    "gather_single",
+    "scatter",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "alltoall",
+    "all_to_all_single",
+    "barrier",
+):
+    if hasattr(dist.ProcessGroup, _name):
+        setattr(ProcessGroup, _name, _dispatched(_name))
