@@ -42,7 +42,7 @@ pub use fabric::Registration;
 pub use fault::{Error, Fault, FaultKind, Result, Scene};
 pub use group::{Group, Options, SparseTensor};
 pub use label::{Label, OpKind};
-pub use tenfold_memory::{CustomOp, DType, Element, ReduceOp, Region, Tensor, TensorView, lend};
+pub use tenfold_memory::{CustomOp, DType, Element, ReduceOp, Region, Tensor, TensorView, UnknownOp, lend};
 pub use tenfold_plan::{Rank, Topology};
 pub use work::Work;
 
