@@ -63,7 +63,8 @@ pub struct Region {
 
 impl Region {
     /// The `len` bytes from `start`. `file` is opened anew for reading, and need not stay open; `keep` is dropped with the
-    /// region, and may be what keeps the memory mapped.
+    /// region, and may be what keeps the memory mapped. That happens on whatever thread ends the region's last use, so it
+    /// must not wait for a group.
     ///
     /// # Safety
     /// As long as the region is registered with a group, the `len` bytes from `start` are a shared mapping of `file`
