@@ -370,6 +370,9 @@ class ProcessGroup(dist.ProcessGroup):
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Work | None:
         return self._backend.recv_anysource(tensors, tag)
 
+    def gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Work | None:
+        return self._backend.gather_single(output, input, opts)  # no way leads through the dispatcher yet
+
 
 def _dispatched(name: str) -> Any:
     """The collective `name` of PyTorch's group, which goes through the dispatcher into `Backend`.
@@ -402,7 +405,6 @@ for _name in (
     "all_gather_single_coalesced",
     "allgather_coalesced",
     "gather",
-    "gather_single",
     "scatter",
     "reduce_scatter",
     "reduce_scatter_single",
