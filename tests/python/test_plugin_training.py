@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import python
 from servers import PROGRAMS
 from torch import Tensor
 from training_jobs import run_ranks
@@ -65,7 +64,8 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
 def run_job(folder: Path) -> str:
     """Each test judges its own case; what else went wrong is kept for those that find nothing to judge."""
     try:
-        run_ranks(python("training.py", folder, REFERENCE, CANDIDATE), WORLD, folder, JOB_TIMEOUT)
+        program = PROGRAMS / "training.py"
+        run_ranks(program, folder, REFERENCE, CANDIDATE, world=WORLD, folder=folder, timeout=JOB_TIMEOUT)
     except AssertionError as failure:
         return str(failure)
     return ""
