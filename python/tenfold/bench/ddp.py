@@ -15,27 +15,19 @@ PyTorch is imported in the ranks alone.
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
-import os
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from tenfold.bench import job
 
 if TYPE_CHECKING:
     import torch.distributed as dist
     from torch import Tensor
     from torch.nn.parallel import DistributedDataParallel
-
-RANK_PATIENCE = timedelta(seconds=60)  # of a collective: a rank that lost its peers ends by itself
-JOB_PATIENCE = 1800.0  # seconds
 
 WARM_UP_STEPS = 3  # DDP orders its buckets anew after the first
 ROUND_MS = 50.0  # small models take several steps a round, so that starting together costs little of it
@@ -103,52 +95,17 @@ def run(
     `shared_hook` gives the backend `tenfold` its hook that moves DDP's buckets into shared memory.
     """
     settings = Settings(ranks, megabytes, backends, rounds, bucket_views, shared_hook)
-    with tempfile.TemporaryDirectory(prefix="tenfold-bench-") as folder:
-        run_job(settings, Path(folder))
-        return [Row(**row) for row in json.loads(Path(folder, "rows.json").read_text())]
-
-
-def run_job(settings: Settings, folder: Path) -> None:
-    """Starts the ranks, and ends them all if one fails."""
-    Path(folder, "settings.json").write_text(json.dumps(dataclasses.asdict(settings)))
-    environment = {
-        "OMP_NUM_THREADS": "1",  # a core for each rank, as far as there are cores
-        "GLOO_SOCKET_IFNAME": "lo",
-    } | os.environ
-    command = [sys.executable, "-m", "tenfold.bench.ddp", "--folder", str(folder), "--rank"]
-    processes: list[subprocess.Popen[bytes]] = []
-    deadline = time.monotonic() + JOB_PATIENCE
-    try:
-        for rank in range(settings.ranks):
-            processes.append(subprocess.Popen([*command, str(rank)], env=environment))
-        for rank, process in enumerate(processes):
-            code = process.wait(deadline - time.monotonic())
-            if code != 0:
-                raise RuntimeError(f"rank {rank} of the benchmark ended with {code}; see what it said above")
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    return [Row(**row) for row in job.run("tenfold.bench.ddp", settings, ranks)]
 
 
 def rank_main(rank: int, folder: Path) -> None:
     """One rank: measures every model, one after the other."""
-    import torch
-    import torch.distributed as dist
+    settings = Settings(**job.settings_of(folder))
 
-    settings = Settings(**json.loads(Path(folder, "settings.json").read_text()))
-    if "tenfold" in settings.backends:
-        import tenfold.torch  # noqa: F401 (registers the backend)
-    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    store = dist.FileStore(str(folder / "store"), settings.ranks)
-    dist.init_process_group(
-        settings.backends[0], store=store, rank=rank, world_size=settings.ranks, timeout=RANK_PATIENCE
-    )
-    groups = {backend: dist.new_group(backend=backend) for backend in settings.backends}
-    rows = [row for size in settings.megabytes for row in measure(size, groups, settings)]
-    if rank == 0:
-        Path(folder, "rows.json").write_text(json.dumps([dataclasses.asdict(row) for row in rows]))
-    dist.destroy_process_group()
+    def measure_all(groups: dict[str, dist.ProcessGroup]) -> list[Row]:
+        return [row for size in settings.megabytes for row in measure(size, groups, settings)]
+
+    job.be_a_rank(rank, settings.ranks, folder, settings.backends, measure_all)
 
 
 def measure(size: int, groups: dict[str, dist.ProcessGroup], settings: Settings) -> list[Row]:
@@ -162,12 +119,12 @@ def measure(size: int, groups: dict[str, dist.ProcessGroup], settings: Settings)
     computing: list[float] = []
     stepping: dict[str, list[float]] = {backend: [] for backend in models}
     for turn in range(settings.rounds):
-        for backend in rotated(list(models), turn):  # nobody always comes first
+        for backend in job.rotated(list(models), turn):  # nobody always comes first
             model = models[backend]
             computing.append(milliseconds_a_step(model, batch, steps, model.no_sync()))
             stepping[backend].append(milliseconds_a_step(model, batch, steps, nullcontext()))
-    compute_ms = statistics.median(slowest_rank(computing))
-    medians = {backend: statistics.median(slowest_rank(rounds)) for backend, rounds in stepping.items()}
+    compute_ms = statistics.median(job.slowest_rank(computing))
+    medians = {backend: statistics.median(job.slowest_rank(rounds)) for backend, rounds in stepping.items()}
     return [
         Row(size, settings.ranks, backend, compute_ms, step_ms, max(0.0, 1 - compute_ms / step_ms))
         for backend, step_ms in medians.items()
@@ -197,7 +154,7 @@ def warm_up(models: list[DistributedDataParallel], batch: Tensor) -> int:
     for model in models:
         milliseconds_a_step(model, batch, WARM_UP_STEPS, nullcontext())
     computing = [milliseconds_a_step(model, batch, WARM_UP_STEPS, model.no_sync()) for model in models]
-    return max(1, round(ROUND_MS / min(slowest_rank(computing))))
+    return max(1, round(ROUND_MS / min(job.slowest_rank(computing))))
 
 
 def milliseconds_a_step(
@@ -213,21 +170,6 @@ def milliseconds_a_step(
             model.zero_grad()
             model(batch).sum().backward()
     return (time.perf_counter() - started) * 1000 / steps
-
-
-def slowest_rank(milliseconds: list[float]) -> list[float]:
-    """For each round what its slowest rank took."""
-    import torch
-    import torch.distributed as dist
-
-    slowest = torch.tensor(milliseconds, dtype=torch.float64)
-    dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    return slowest.tolist()
-
-
-def rotated(items: list[str], turn: int) -> list[str]:
-    turn %= len(items)
-    return items[turn:] + items[:turn]
 
 
 def table(rows: list[Row], against: str) -> str:
