@@ -38,10 +38,10 @@ def train(example: str, backend: str, world: int, folder: Path) -> Training:
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("example", ["ddp.py", "fsdp2.py", "dtensor.py"])
 def test_an_example_learns_on_all_ranks_what_it_learns_under_gloo(
-    example: str, world: int, tmp_path: Path
+    example: str, world: int, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
-    expected = train(example, "gloo", world, tmp_path / "gloo")
-    actual = train(example, "tenfold", world, tmp_path / "tenfold")
+    expected = train(example, "gloo", world, tmp_path / "expected")
+    actual = train(example, pytestconfig.getoption("--backend"), world, tmp_path / "actual")
     for training in (expected, actual):
         assert len(training.losses) == 5
         assert training.losses[-1] < training.losses[0] / 2
