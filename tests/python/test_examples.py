@@ -1,7 +1,6 @@
 """The examples learn, end alike on all ranks, and compute what they compute under Gloo."""
 
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,9 +25,9 @@ class Training:
 
 def train(example: str, backend: str, world: int, folder: Path) -> Training:
     folder.mkdir()
-    command = [sys.executable, str(ROOT / "examples" / example), "--backend", backend]
-    run_ranks([*command, "--save", str(folder / "{rank}.pt")], world, folder)
-    said = (folder / "process-0.log").read_text()
+    options = ["--backend", backend, "--save", folder / "{rank}.pt"]
+    run_ranks(ROOT / "examples" / example, *options, world=world, folder=folder)
+    said = (folder / "0.log").read_text()
     return Training(
         [float(loss) for loss in re.findall(r"^epoch \d+: loss (.+)$", said, re.MULTILINE)],
         float(re.search(r"^accuracy (.+)%$", said, re.MULTILINE)[1]) / 100,
@@ -39,10 +38,10 @@ def train(example: str, backend: str, world: int, folder: Path) -> Training:
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("example", ["ddp.py", "fsdp2.py", "dtensor.py"])
 def test_an_example_learns_on_all_ranks_what_it_learns_under_gloo(
-    example: str, world: int, tmp_path: Path
+    example: str, world: int, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
-    expected = train(example, "gloo", world, tmp_path / "gloo")
-    actual = train(example, "tenfold", world, tmp_path / "tenfold")
+    expected = train(example, "gloo", world, tmp_path / "expected")
+    actual = train(example, pytestconfig.getoption("--backend"), world, tmp_path / "actual")
     for training in (expected, actual):
         assert len(training.losses) == 5
         assert training.losses[-1] < training.losses[0] / 2
