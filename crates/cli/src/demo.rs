@@ -5,7 +5,7 @@
 
 #![expect(clippy::disallowed_methods, reason = "reports how long things took")]
 
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -14,7 +14,7 @@ use tenfold_store::{
     FaultKind, Server, ServerOptions, StoreCollectives, StoreExt, TcpStore, TcpStoreOptions,
 };
 
-use crate::Outcome;
+use crate::{Outcome, Program, SUCCESS};
 
 /// Shows tenfold at work on this machine: an embedded store and worker processes that rendezvous through it.
 #[derive(clap::Args, Debug)]
@@ -117,7 +117,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
             "{}",
             serde_json::json!({ "workers": reports, "server": facts, "seconds": started.elapsed().as_secs_f64() })
         );
-        return Ok(ExitCode::SUCCESS);
+        return Ok(SUCCESS);
     }
     let slowest = reports.iter().map(|report| report.joined_ms).fold(0.0, f64::max);
     println!(
@@ -139,7 +139,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         facts.closed.values().sum::<u64>(),
         started.elapsed().as_secs_f64()
     );
-    Ok(ExitCode::SUCCESS)
+    Ok(SUCCESS)
 }
 
 /// The slowest rank's medians: a collective is over when its last rank is done.
@@ -181,8 +181,8 @@ impl Drop for Children {
 }
 
 fn spawn_worker(port: u16, rank: usize, args: &Args) -> Result<Child, Box<dyn std::error::Error>> {
-    let program = std::env::current_exe()?;
-    let child = Command::new(program)
+    let child = Program::own()
+        .command()
         .arg("demo-worker")
         .args(["--port", &port.to_string(), "--rank", &rank.to_string()])
         .args(["--workers", &args.workers.to_string(), "--operations", &args.operations.to_string()])
@@ -272,7 +272,7 @@ pub(crate) fn run_worker(args: &WorkerArgs) -> Outcome {
     let report = Report { rank, pid: std::process::id(), joined_ms, met, sum, medians, collectives };
     store.set(format!("demo/report/{rank}"), serde_json::to_vec(&report)?)?;
     store.ping()?; // the report has arrived before this process ends
-    Ok(ExitCode::SUCCESS)
+    Ok(SUCCESS)
 }
 
 /// Forms a group, checks its sums, and measures a few operations.

@@ -1,7 +1,6 @@
 //! `tenfold serve`: a store server on its own, for stock PyTorch and for tenfold.
 
 use std::io::Write as _;
-use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -11,8 +10,8 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tenfold_store::{Limits, Server, ServerOptions};
 
-use crate::Outcome;
 use crate::units::{parse_duration, parse_size, show_size};
+use crate::{Outcome, SUCCESS};
 
 /// Runs a store server that PyTorch's TCPStore and tenfold's clients can use.
 ///
@@ -115,7 +114,7 @@ pub(crate) fn run(args: Args) -> Outcome {
         facts.keys,
         show_size(facts.table_bytes)
     );
-    Ok(ExitCode::SUCCESS)
+    Ok(SUCCESS)
 }
 
 fn limits(args: &Args) -> Limits {

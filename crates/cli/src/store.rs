@@ -1,14 +1,13 @@
 //! `tenfold store`: talks to any TCPStore server, PyTorch's own included.
 
 use std::io::{IsTerminal, Read as _, Write as _};
-use std::process::ExitCode;
 use std::time::Duration;
 
 use serde_json::{Value as Json, json};
 use tenfold_store::{FaultKind, StoreExt, TcpStore, TcpStoreOptions, Value};
 
-use crate::Outcome;
 use crate::units::{parse_duration, show_size};
+use crate::{FAILURE, Outcome, SUCCESS};
 
 /// Reads and writes a running store: tenfold's, or one inside a PyTorch job.
 #[derive(clap::Args, Debug)]
@@ -124,7 +123,7 @@ pub(crate) fn run(args: Args) -> Outcome {
         Command::Check { keys } => {
             let present = store.check(&keys)?;
             print(json, json!({ "present": present }), "present")?;
-            return Ok(if present { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+            return Ok(if present { SUCCESS } else { FAILURE });
         }
         Command::Wait { keys } => {
             store.wait(&keys)?;
@@ -147,7 +146,7 @@ pub(crate) fn run(args: Args) -> Outcome {
         Command::Len { queue } => print(json, json!({ "length": store.queue_len(queue)? }), "length")?,
         Command::Stats => print_stats(&store, json)?,
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(SUCCESS)
 }
 
 /// Writes that the server does not answer are made sure of before we say that all went well.

@@ -163,13 +163,21 @@ fn the_commands_of_the_readme_do_what_it_says() {
 
 #[test]
 fn every_command_has_help_with_an_example() {
-    for command in [&["demo"][..], &["serve"], &["store"], &["bench"], &["bench", "store"]] {
+    for command in [&["demo"][..], &["run"], &["serve"], &["store"], &["bench"], &["bench", "store"]] {
         let text = printed(&tenfold(&[command, &["--help"]].concat()));
         assert!(text.contains("Examples:\n  tenfold "), "{command:?}: {text}");
     }
     assert_eq!(tenfold(&["serv"]).status.code(), Some(2));
     let output = tenfold(&["serv"]);
     assert!(String::from_utf8_lossy(&output.stderr).contains("serve"), "the nearest name is told");
+}
+
+#[test]
+fn the_command_calls_itself_tenfold_whatever_its_file_is_called() {
+    use std::os::unix::process::CommandExt as _;
+    let output = Command::new(TENFOLD).arg0("__main__.py").args(["serve", "--bad"]).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(text.contains("Usage: tenfold serve [OPTIONS]"), "{text}");
 }
 
 #[test]

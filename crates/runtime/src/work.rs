@@ -219,7 +219,15 @@ impl Work {
     /// # Errors
     /// What made the operation fail, or a timeout.
     pub fn wait_for(&self, limit: Duration) -> Result<()> {
-        self.wait_until(Some(Deadline::after(limit)))
+        self.wait_by(Deadline::after(limit))
+    }
+
+    /// As [`Work::wait_for`], until a point in time that several waits may share.
+    ///
+    /// # Errors
+    /// See there.
+    pub fn wait_by(&self, until: Deadline) -> Result<()> {
+        self.wait_until(Some(until))
     }
 
     fn wait_until(&self, until: Option<Deadline>) -> Result<()> {

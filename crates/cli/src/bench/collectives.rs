@@ -161,7 +161,7 @@ struct Contender {
 
 impl Bench<'_> {
     fn recipes(&self, coordinator: &Coordinator) -> Result<Vec<Recipe>, Failure> {
-        let mut recipes = vec![Recipe::tenfold()?];
+        let mut recipes = vec![Recipe::tenfold()];
         for peer in &self.args.against {
             let recipe = match peer {
                 PeerName::Gloo => Recipe::gloo(self.args.python.as_deref()),

@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 use super::cores::{self, Cores};
 use super::load;
 use super::{Failure, Interrupt};
+use crate::Program;
 
 /// Importing PyTorch from a cold disk takes a while.
 const START_MAX: Duration = Duration::from_secs(120);
@@ -83,8 +84,10 @@ impl Recipe {
         let implementation = Implementation::Tenfold;
         match command {
             None => {
-                let arguments = ["serve", "--host", "127.0.0.1", "--port", "0"].map(OsString::from).to_vec();
-                Ok(Recipe { implementation, program: own_path()?, arguments })
+                let mut own = Program::own().command();
+                own.args(["serve", "--host", "127.0.0.1", "--port", "0"]);
+                let arguments = own.get_args().map(OsString::from).collect();
+                Ok(Recipe { implementation, program: own.get_program().into(), arguments })
             }
             Some(command) => {
                 let mut words = command.split_whitespace();
@@ -101,10 +104,6 @@ impl Recipe {
     }
 }
 
-fn own_path() -> Result<PathBuf, Failure> {
-    std::env::current_exe().map_err(|error| Failure::new(format!("cannot find this program: {error}")))
-}
-
 /// A running server that has answered its first client.
 #[derive(Debug)]
 pub(crate) struct Server {
@@ -117,7 +116,8 @@ pub(crate) struct Server {
 impl Server {
     pub(crate) fn start(recipe: &Recipe, cores: &Cores, interrupt: &Interrupt) -> Result<Self, Failure> {
         let program = recipe.program.display();
-        let mut child = Command::new(own_path()?)
+        let mut child = Program::own()
+            .command()
             .args(["bench", "host-server"])
             .args(cores.servers.iter().map(|core| format!("--core={core}")))
             .arg("--")

@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 
 use super::super::Failure;
 use super::operation::Transport;
+use crate::Program;
 
 const GLOO_PROGRAM: &str = include_str!("../peers/gloo.py");
 const MPI_PROGRAM: &str = include_str!("../peers/mpi.c");
@@ -79,7 +80,7 @@ pub(crate) struct Recipe {
 #[derive(Clone, Debug)]
 enum How {
     /// This program, as `bench collective-rank`.
-    Own(PathBuf),
+    Own,
     Python(PathBuf),
     Mpi {
         launcher: PathBuf,
@@ -89,10 +90,8 @@ enum How {
 }
 
 impl Recipe {
-    pub(crate) fn tenfold() -> Result<Self, Failure> {
-        let program = std::env::current_exe()
-            .map_err(|error| Failure::new(format!("cannot find this program: {error}")))?;
-        Ok(Recipe { implementation: Implementation::Tenfold, how: How::Own(program) })
+    pub(crate) fn tenfold() -> Self {
+        Recipe { implementation: Implementation::Tenfold, how: How::Own }
     }
 
     pub(crate) fn gloo(python: Option<&Path>) -> Self {
@@ -131,7 +130,7 @@ impl Recipe {
     /// The commands that start a team: one for each rank, or one that starts them all.
     pub(crate) fn commands(&self, meeting: Meeting<'_>) -> Vec<Command> {
         match &self.how {
-            How::Own(program) => (0..meeting.ranks).map(|rank| own(program, rank, meeting)).collect(),
+            How::Own => (0..meeting.ranks).map(|rank| own(rank, meeting)).collect(),
             How::Python(python) => (0..meeting.ranks).map(|rank| gloo(python, rank, meeting)).collect(),
             How::Mpi { launcher, program, root } => {
                 let mut command = Command::new(launcher);
@@ -203,9 +202,9 @@ pub(crate) fn core_count() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-fn own(program: &Path, rank: usize, meeting: Meeting<'_>) -> Command {
+fn own(rank: usize, meeting: Meeting<'_>) -> Command {
     let Meeting { team, coordinator_port, store_port, ranks, transport } = meeting;
-    let mut command = Command::new(program);
+    let mut command = Program::own().command();
     command.args(["bench", "collective-rank", "--team", team]);
     command.arg(format!("--coordinator={coordinator_port}")).arg(format!("--store={store_port}"));
     command.arg(format!("--rank={rank}")).arg(format!("--ranks={ranks}"));

@@ -21,6 +21,7 @@ use super::super::{Failure, Interrupt};
 use super::operation::Transport;
 use super::peer::{Implementation, Meeting, Recipe};
 use super::protocol::{Answer, BYE, Order};
+use crate::Program;
 
 /// Importing PyTorch from a cold disk takes a while, on every rank.
 const START_MAX: Duration = Duration::from_secs(180);
@@ -272,7 +273,7 @@ fn spawn(command: &Command, log: &Path) -> Result<Child, Failure> {
     let cannot =
         |error: std::io::Error| Failure::new(format!("cannot start `{}`: {error}", program.display()));
     let log = || File::options().create(true).append(true).open(log).map_err(cannot);
-    let mut host = Command::new(std::env::current_exe().map_err(cannot)?);
+    let mut host = Program::own().command();
     host.args(["bench", "host-server", "--"]).arg(program).args(command.get_args());
     for (name, value) in command.get_envs() {
         match value {

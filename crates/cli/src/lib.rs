@@ -1,0 +1,122 @@
+//! The command `tenfold`, as a function.
+//!
+//! The binary of that name calls [`main`], and so does the entry point of the Python package, which carries this code in
+//! its extension module. Each subcommand has a file of its own, named after it. This one knows only how to choose among
+//! them and how an error reads at the end.
+
+mod bench;
+mod demo;
+mod program;
+mod run;
+mod serve;
+mod store;
+mod units;
+
+use std::ffi::OsString;
+use std::io::IsTerminal as _;
+
+use clap::{Parser, Subcommand};
+
+pub use program::Program;
+
+/// Collective communication for machine learning.
+#[derive(Parser)]
+#[command(name = "tenfold", version, propagate_version = true, arg_required_else_help = true)]
+#[command(after_help = "Environment:
+  TENFOLD_LOG      log on standard error: error, warn (the default), info, debug, or a
+                   filter such as tenfold_store=debug
+  TENFOLD_PYTHON   the Python with PyTorch that `tenfold bench --against torch` starts
+
+Read by every rank of a process group (docs/groups.md says more):
+  TENFOLD_TRANSPORT    auto (the default), shm or tcp
+  TENFOLD_INTERFACE    the network interface by which other hosts reach this one: eth0, ^lo,docker
+  TENFOLD_PORT_RANGE   ports to listen on: 20000-20100
+  TENFOLD_ALGORITHM    algorithms to insist on: all_reduce:ring,broadcast:binomial")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Bench(bench::Args),
+    Demo(demo::Args),
+    #[command(hide = true)]
+    DemoWorker(demo::WorkerArgs),
+    Run(run::Args),
+    #[command(hide = true)]
+    RunRank(run::RankArgs),
+    Serve(serve::Args),
+    Store(store::Args),
+}
+
+const SUCCESS: u8 = 0;
+const FAILURE: u8 = 1;
+
+/// What a subcommand ends with: the exit code, or an error for the user.
+type Outcome = Result<u8, Box<dyn std::error::Error>>;
+
+/// Does what the words after `tenfold` say, and returns the exit code. `program` starts this command again.
+///
+/// For a process that does nothing else: it listens for signals, logs to standard error, may raise the limit of open
+/// files, and the second Ctrl-C ends the process from within. A host with signal handlers of its own, such as Python,
+/// gives SIGINT its default action before the call, or Ctrl-C does not end the commands that leave it to the system.
+///
+/// ```
+/// let program = tenfold_cli::Program::this_executable();
+/// assert_eq!(tenfold_cli::main(["--version".into()], program), 0);
+/// ```
+#[must_use = "it is what the process ends with"]
+pub fn main(arguments: impl IntoIterator<Item = OsString>, program: Program) -> u8 {
+    // Usage lines begin with this word, whatever the file was called by which we were started.
+    let words = std::iter::once("tenfold".into()).chain(arguments);
+    let cli = match Cli::try_parse_from(words) {
+        Ok(cli) => cli,
+        Err(usage) => {
+            let _nobody_reads_it = usage.print();
+            return u8::try_from(usage.exit_code()).unwrap_or(FAILURE);
+        }
+    };
+    if let Err(problem) = start_log() {
+        return complain(&problem);
+    }
+    program.make_own();
+    let outcome = match cli.command {
+        Command::Bench(args) => bench::run(args).map(|()| SUCCESS).map_err(Into::into),
+        Command::Demo(args) => demo::run(&args),
+        Command::DemoWorker(args) => demo::run_worker(&args),
+        Command::Run(args) => run::run(&args),
+        Command::RunRank(args) => run::become_program(&args),
+        Command::Serve(args) => serve::run(args),
+        Command::Store(args) => store::run(args),
+    };
+    match outcome {
+        Ok(code) => code,
+        // Whoever reads our output may stop reading: `tenfold store … keys | head` is no failure.
+        Err(error) if is_broken_pipe(&*error) => SUCCESS,
+        Err(error) => complain(&error.to_string()),
+    }
+}
+
+fn start_log() -> Result<(), String> {
+    let filter = std::env::var("TENFOLD_LOG").unwrap_or_else(|_| "warn".into());
+    let filter = tracing_subscriber::EnvFilter::try_new(&filter).map_err(|error| {
+        format!(
+            "TENFOLD_LOG=`{filter}` is no log filter: {error}\n  hint: try `info` or `tenfold_store=debug`"
+        )
+    })?;
+    let colour = std::io::stderr().is_terminal();
+    let log =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colour);
+    let _has_one_already = log.try_init();
+    Ok(())
+}
+
+fn is_broken_pipe(error: &(dyn std::error::Error + 'static)) -> bool {
+    error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
+fn complain(message: &str) -> u8 {
+    eprintln!("error: {message}");
+    FAILURE
+}

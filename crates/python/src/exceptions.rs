@@ -1,0 +1,63 @@
+//! Errors of tenfold as Python exceptions.
+//!
+//! The classes are Python's (`tenfold.exceptions`), so that they can be imported without PyTorch, and so that the plug-in
+//! can put PyTorch's own in their place. Here is only what an error says of itself.
+
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyDict;
+
+static MAKE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+
+/// The exception that `tenfold.exceptions` makes of a kind, a text and what else is known.
+fn make(py: Python<'_>, kind: &str, text: String, fields: &Bound<'_, PyDict>) -> PyErr {
+    let make = || Ok(py.import("tenfold.exceptions")?.getattr("_from_rust")?.unbind());
+    match MAKE.get_or_try_init(py, make).and_then(|make| make.bind(py).call1((kind, text, fields))) {
+        Ok(exception) => PyErr::from_value(exception),
+        Err(error) => error,
+    }
+}
+
+/// A group's error.
+pub(crate) fn group_error(py: Python<'_>, error: &tenfold::Error) -> PyErr {
+    let fields = PyDict::new(py);
+    let scene = error.scene();
+    let filled = (|| {
+        fields.set_item("operation", scene.label.kind.name())?;
+        fields.set_item("sequence_number", scene.label.seq)?;
+        fields.set_item("group", &*scene.group)?;
+        fields.set_item("rank", scene.rank)?;
+        fields.set_item("world_size", scene.size)?;
+        fields.set_item("elapsed", scene.elapsed.as_secs_f64())?;
+        fields.set_item("peer", error.peer())?;
+        fields.set_item("hint", error.hint())?;
+        fields.set_item("reason", error.message())
+    })();
+    match filled {
+        Ok(()) => make(py, &format!("{:?}", error.kind()), error.to_string(), &fields),
+        Err(error) => error,
+    }
+}
+
+/// A store's error.
+pub(crate) fn store_error(py: Python<'_>, error: &tenfold_store::Error) -> PyErr {
+    let fields = PyDict::new(py);
+    let scene = error.scene();
+    let filled = (|| {
+        // The request is the operation and its keys; nobody's operation has a blank in it.
+        fields.set_item("operation", scene.request.split(' ').next())?;
+        fields.set_item("store", &scene.store)?;
+        fields.set_item("elapsed", scene.elapsed.as_secs_f64())?;
+        fields.set_item("hint", error.hint())?;
+        fields.set_item("reason", error.fault().message())
+    })();
+    match filled {
+        Ok(()) => make(py, &format!("Store{:?}", error.kind()), error.to_string(), &fields),
+        Err(error) => error,
+    }
+}
+
+/// A caller's mistake that was found here, before any group saw it.
+pub(crate) fn argument(py: Python<'_>, text: String) -> PyErr {
+    make(py, "Argument", text, &PyDict::new(py))
+}

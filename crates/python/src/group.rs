@@ -1,0 +1,554 @@
+//! `Group`: the ranks, and every operation on any kind of tensor.
+//!
+//! Every operation is the same three lines: lend the memory of the arguments, call the group without the interpreter, and
+//! either wait or hand out a `Work`. A call with `async_op` goes on in the background.
+
+#![expect(clippy::too_many_arguments, reason = "Python's keyword arguments")]
+
+use std::time::Duration;
+
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyInt, PyTuple};
+use tenfold::{DType, Options, ReduceOp, TensorView, UnknownOp};
+
+use crate::exceptions::{argument, group_error};
+use crate::registration::Registration;
+use crate::shared_memory::SharedMemory;
+use crate::store;
+use crate::tensor::{Access, lend, rows};
+use crate::waiting;
+use crate::work::{Work, duration, wait};
+
+/// Ranks that communicate.
+#[pyclass(module = "tenfold._tenfold", frozen, subclass)]
+pub(crate) struct Group {
+    inner: tenfold::Group,
+}
+
+type Object<'py> = Bound<'py, PyAny>;
+
+impl Group {
+    /// Calls an operation and waits for it, or not.
+    fn run<'py>(
+        &self,
+        py: Python<'py>,
+        tensors: Vec<Object<'py>>,
+        async_op: bool,
+        timeout: Option<f64>,
+        call: impl FnOnce(&tenfold::Group) -> tenfold::Result<tenfold::Work> + Send,
+    ) -> PyResult<Option<Work>> {
+        let mut group = self.inner.clone();
+        if let Some(timeout) = timeout {
+            group = group.with_timeout(duration(timeout)?);
+        }
+        if async_op {
+            group = group.background();
+        }
+        let work = py.detach(|| call(&group)).map_err(|error| group_error(py, &error))?;
+        if async_op {
+            return Work::new(py, work, tensors).map(Some);
+        }
+        wait(py, &work, None)?;
+        Ok(None)
+    }
+}
+
+fn options(
+    name: &str,
+    timeout: Option<f64>,
+    heartbeat: Option<f64>,
+    transport: Option<&str>,
+    deterministic: bool,
+) -> PyResult<Options> {
+    let mut options = Options::new(name);
+    if let Some(timeout) = timeout {
+        options = options.timeout(duration(timeout)?);
+    }
+    if let Some(heartbeat) = heartbeat {
+        options = options.heartbeat(duration(heartbeat)?);
+    }
+    options = match transport {
+        None | Some("auto") => options,
+        Some("shm") => options.only_shared_memory(),
+        Some("tcp") => options.only_tcp(),
+        Some(other) => {
+            let message = format!("there is no transport `{other}`; there are auto, shm and tcp");
+            return Err(PyValueError::new_err(message));
+        }
+    };
+    Ok(if deterministic { options.deterministic() } else { options })
+}
+
+/// An operation as c10d's number, with a factor for PREMUL_SUM, or as its name.
+fn reduce_op(op: &Object<'_>) -> PyResult<ReduceOp> {
+    if let Ok(code) = op.cast::<PyInt>() {
+        let op = match code.extract::<u8>()? {
+            0 => ReduceOp::Sum,
+            1 => ReduceOp::Avg,
+            2 => ReduceOp::Product,
+            3 => ReduceOp::Min,
+            4 => ReduceOp::Max,
+            5 => ReduceOp::Band,
+            6 => ReduceOp::Bor,
+            7 => ReduceOp::Bxor,
+            other => return Err(PyValueError::new_err(format!("there is no reduction number {other}"))),
+        };
+        return Ok(op);
+    }
+    if let Ok(pair) = op.cast::<PyTuple>() {
+        let (code, factor): (u8, f64) = pair.extract()?;
+        if code == 8 {
+            return Ok(ReduceOp::PremulSum(factor));
+        }
+    }
+    let Ok(name) = op.extract::<String>() else {
+        let message = format!("op must be a ReduceOp or the name of one, not {}", op.get_type().name()?);
+        return Err(PyTypeError::new_err(message));
+    };
+    name.to_lowercase().parse().map_err(|error: UnknownOp| PyValueError::new_err(error.to_string()))
+}
+
+fn reduced(object: &Object<'_>, what: &str, access: Access) -> PyResult<TensorView> {
+    lend(object, what, access)?.reducible(object, what)
+}
+
+fn moved(object: &Object<'_>, what: &str, access: Access) -> PyResult<TensorView> {
+    Ok(lend(object, what, access)?.view)
+}
+
+/// Every tensor of a list, named by its place.
+fn each(
+    list: &[Object<'_>],
+    what: &str,
+    access: Access,
+    lend: impl Fn(&Object<'_>, &str, Access) -> PyResult<TensorView>,
+) -> PyResult<Vec<TensorView>> {
+    list.iter().enumerate().map(|(place, object)| lend(object, &format!("{what}[{place}]"), access)).collect()
+}
+
+/// Splits in rows, as elements.
+fn in_elements(object: &Object<'_>, what: &str, view: &TensorView, splits: &[usize]) -> PyResult<Vec<usize>> {
+    if splits.is_empty() {
+        return Ok(Vec::new());
+    }
+    let rows = rows(object)?;
+    let sum = splits.iter().try_fold(0_usize, |sum, split| sum.checked_add(*split));
+    if sum != Some(rows) {
+        let message = format!(
+            "the split sizes of {what} add up to {}, but it has {rows} rows",
+            sum.unwrap_or(usize::MAX)
+        );
+        return Err(argument(object.py(), message));
+    }
+    let row = view.elements().checked_div(rows).unwrap_or(0);
+    Ok(splits.iter().map(|split| split * row).collect())
+}
+
+#[pymethods]
+impl Group {
+    /// Joins a group: returns once all ranks have.
+    #[new]
+    #[pyo3(signature = (store, rank, size, *, name="default", timeout=None, heartbeat=None, transport=None, deterministic=false))]
+    fn new(
+        py: Python<'_>,
+        store: &Object<'_>,
+        rank: usize,
+        size: usize,
+        name: &str,
+        timeout: Option<f64>,
+        heartbeat: Option<f64>,
+        transport: Option<&str>,
+        deterministic: bool,
+    ) -> PyResult<Self> {
+        let store = store::from_python(store)?;
+        let options = options(name, timeout, heartbeat, transport, deterministic)?;
+        let connect = move || tenfold::Group::connect(store, rank, size, options);
+        let connected = waiting::on_a_thread(py, "tenfold-connect", connect)?;
+        Ok(Group { inner: connected.map_err(|error| group_error(py, &error))? })
+    }
+
+    #[getter]
+    fn rank(&self) -> usize {
+        self.inner.rank()
+    }
+
+    #[getter]
+    fn size(&self) -> usize {
+        self.inner.size()
+    }
+
+    #[getter]
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    /// The host of every rank, as a number.
+    fn hosts(&self) -> Vec<usize> {
+        let topology = self.inner.topology();
+        (0..self.inner.size()).map(|rank| topology.host_of(rank)).collect()
+    }
+
+    /// How many operations this rank has called.
+    fn sequence_number(&self, py: Python<'_>) -> u64 {
+        py.detach(|| self.inner.sequence_number())
+    }
+
+    /// Why the group can no longer be used, or None.
+    fn failure(&self, py: Python<'_>) -> Option<PyErr> {
+        py.detach(|| self.inner.failure()).map(|error| group_error(py, &error))
+    }
+
+    /// Gives the group up on all ranks, which are told the reason.
+    #[pyo3(signature = (reason="by request"))]
+    fn abort(&self, py: Python<'_>, reason: &str) {
+        py.detach(|| self.inner.abort(reason));
+    }
+
+    /// A group of some ranks of this one, which all ranks of this one must ask for; None for the others.
+    #[pyo3(signature = (ranks, *, name, timeout=None, deterministic=false))]
+    fn subgroup(
+        &self,
+        py: Python<'_>,
+        ranks: Vec<usize>,
+        name: &str,
+        timeout: Option<f64>,
+        deterministic: bool,
+    ) -> PyResult<Option<Self>> {
+        let options = options(name, timeout, None, None, deterministic)?;
+        let group = self.inner.clone();
+        let made = waiting::on_a_thread(py, "tenfold-connect", move || group.subgroup(&ranks, options))?;
+        Ok(made.map_err(|error| group_error(py, &error))?.map(|inner| Group { inner }))
+    }
+
+    /// Ranks with the same colour form a group, in the order of their keys; None for a rank without a colour.
+    #[pyo3(signature = (colour, key=0, *, name, timeout=None, deterministic=false))]
+    fn split(
+        &self,
+        py: Python<'_>,
+        colour: Option<u32>,
+        key: i64,
+        name: &str,
+        timeout: Option<f64>,
+        deterministic: bool,
+    ) -> PyResult<Option<Self>> {
+        let options = options(name, timeout, None, None, deterministic)?;
+        let group = self.inner.clone();
+        let made = waiting::on_a_thread(py, "tenfold-connect", move || group.split(colour, key, options))?;
+        Ok(made.map_err(|error| group_error(py, &error))?.map(|inner| Group { inner }))
+    }
+
+    /// `bytes` zeroed bytes that peers on this host read in place.
+    fn shared_memory(&self, py: Python<'_>, bytes: usize) -> PyResult<SharedMemory> {
+        let tensor = py.detach(|| self.inner.shared_tensor(DType::U8, bytes));
+        Ok(SharedMemory::new(tensor.map_err(|error| group_error(py, &error))?))
+    }
+
+    /// Has peers on this host read shared memory of somebody else in place: `bytes` of a file that is mapped at `address` from
+    /// its beginning, and that `keep` keeps mapped.
+    fn register(&self, address: usize, bytes: usize, file: i32, keep: &Object<'_>) -> PyResult<Registration> {
+        Registration::new(&self.inner, address, bytes, file, keep)
+    }
+
+    #[pyo3(signature = (tensor, op, async_op=false, timeout=None))]
+    fn all_reduce<'py>(
+        &self,
+        py: Python<'py>,
+        tensor: Object<'py>,
+        op: &Object<'py>,
+        async_op: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Option<Work>> {
+        let (view, op) = (reduced(&tensor, "tensor", Access::Write)?, reduce_op(op)?);
+        self.run(py, vec![tensor], async_op, timeout, |group| group.all_reduce(view, op))
+    }
+
+    #[pyo3(signature = (tensors, op, async_op=false, timeout=None))]
+    fn all_reduce_coalesced<'py>(
+        &self,
+        py: Python<'py>,
+        tensors: Vec<Object<'py>>,
+        op: &Object<'py>,
+        async_op: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Option<Work>> {
+        let (views, op) = (each(&tensors, "tensors", Access::Write, reduced)?, reduce_op(op)?);
+        self.run(py, tensors, async_op, timeout, |group| group.all_reduce_coalesced(views, op))
+    }
+
+    #[pyo3(signature = (tensor, root, op, async_op=false, timeout=None))]
+    fn reduce<'py>(
+        &self,
+        py: Python<'py>,
+        tensor: Object<'py>,
+        root: usize,
+        op: &Object<'py>,
+        async_op: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Option<Work>> {
+        let (view, op) = (reduced(&tensor, "tensor", Access::Write)?, reduce_op(op)?);
+        self.run(py, vec![tensor], async_op, timeout, |group| group.reduce(view, op, root))
+    }
+
+    #[pyo3(signature = (tensor, root, async_op=false, timeout=None))]
+    fn broadcast<'py>(
+        &self,
+        py: Python<'py>,
+        tensor: Object<'py>,
+        root: usize,
+        async_op: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Option<Work>> {
+        let access = if root == self.inner.rank() { Access::Read } else { Access::Write };
+        let view = moved(&tensor, "tensor", access)?;
+        self.run(py, vec![tensor], async_op, timeout, |group| group.broadcast(view, root))
+    }
+
+    #[pyo3(signature = (outputs, input, async_op=false, timeout=None))]
+    fn all_gather<'py>(
+        &self,
+        py: Python<'py>,
+        outputs: Vec<Object<'py>>,
+        input: Object<'py>,
+        async_op: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Option<Work>> {
+        let view = moved(&input, "input", Access::Read)?;
+        let views = each(&outputs, "outputs", Access::Write, moved)?;
+        self.run(py, outputs, async_op, timeout, |group| group.all_gather(views, view))
+    }
+
+    #[pyo3(signature = (output, input, async_op=false, timeout=None))]
+    fn all_gather_into<'py>(
+        &self,
+        py: Python<'py>,
+        output: Object<'py>,
+        input: Object<'py>,
+        async_op: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Option<Work>> {
+        let view = moved(&input, "input", Access::Read)?;
+        let target = moved(&output, "output", Access::Write)?;
+        self.run(py, vec![output], async_op, timeout, |group| group.all_gather_into(target, view))
+    }
+
+    #[pyo3(signature = (outputs, inputs, async_op=false, timeout=None))]
+    fn all_gather_into_coalesced<'py>(
+        &self,
+        py: Python<'py>,
+        outputs: Vec<Object<'py>>,
+        inputs: Vec<Object<'py>>,
+        async_op: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Option<Work>> {
+        let views = each(&inputs, "inputs", Access::Read, moved)?;
+        let targets = each(&outputs, "outputs", Access::Write, moved)?;
+        self.run(py, outputs, async_op, timeout, |group| group.all_gather_into_coalesced(targets, views))
+    }
+
+    /// For every input a list of outputs, one per rank.
+    #[pyo3(signature = (outputs, inputs, async_op=false, timeout=None))]
+    fn all_gather_coalesced<'py>(
+        &self,
+        py: Python<'py>,
+        outputs: Vec<Vec<Object<'py>>>,
+        inputs: Vec<Object<'py>>,
+        async_op: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Option<Work>> {
+        let views = each(&inputs, "inputs", Access::Read, moved)?;
+        let lists = outputs.iter().enumerate();
+        let targets = lists
+            .map(|(place, list)| each(list, &format!("outputs[{place}]"), Access::Write, moved))
+            .collect::<PyResult<_>>()?;
+        let tensors = outputs.into_iter().flatten().collect();
+        self.run(py, tensors, async_op, timeout, |group| group.all_gather_coalesced(targets, views))
+    }
+
+    #[pyo3(signature = (outputs, input, root, async_op=false, timeout=None))]
+    fn gather<'py>(
+        &self,
+        py: Python<'py>,
+        outputs: Vec<Object<'py>>,
+        input: Object<'py>,
+        root: usize,
+        async_op: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Option<Work>> {
+        let view = moved(&input, "input", Access::Read)?;
+        let views = each(&outputs, "outputs", Access::Write, moved)?;
+        self.run(py, outputs, async_op, timeout, |group| group.gather(views, view, root))
+    }
+
+    #[pyo3(signature = (output, input, root, async_op=false, timeout=None))]
+    fn gather_into<'py>(
+        &self,
+        py: Python<'py>,
+        output: Option<Object<'py>>,
+        input: Object<'py>,
+        root: usize,
+        async_op: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Option<Work>> {
+        let view = moved(&input, "input", Access::Read)?;
+        let target = output.as_ref().map(|output| moved(output, "output", Access::Write)).transpose()?;
+        let tensors = output.into_iter().collect();
+        self.run(py, tensors, async_op, timeout, |group| group.gather_into(target, view, root))
+    }
+
+    #[pyo3(signature = (output, inputs, root, async_op=false, timeout=None))]
+    fn scatter<'py>(
+        &self,
+        py: Python<'py>,
+        output: Object<'py>,
+        inputs: Vec<Object<'py>>,
+        root: usize,
+        async_op: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Option<Work>> {
+        let views = each(&inputs, "inputs", Access::Read, moved)?;
+        let target = moved(&output, "output", Access::Write)?;
+        self.run(py, vec![output], async_op, timeout, |group| group.scatter(target, views, root))
+    }
+
+    #[pyo3(signature = (output, inputs, op, async_op=false, timeout=None))]
+    fn reduce_scatter<'py>(
+        &self,
+        py: Python<'py>,
+        output: Object<'py>,
+        inputs: Vec<Object<'py>>,
+        op: &Object<'py>,
+        async_op: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Option<Work>> {
+        let (views, op) = (each(&inputs, "inputs", Access::Read, reduced)?, reduce_op(op)?);
+        let target = reduced(&output, "output", Access::Write)?;
+        self.run(py, vec![output], async_op, timeout, |group| group.reduce_scatter(target, views, op))
+    }
+
+    #[pyo3(signature = (output, input, op, async_op=false, timeout=None))]
+    fn reduce_scatter_into<'py>(
+        &self,
+        py: Python<'py>,
+        output: Object<'py>,
+        input: Object<'py>,
+        op: &Object<'py>,
+        async_op: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Option<Work>> {
+        let (view, op) = (reduced(&input, "input", Access::Read)?, reduce_op(op)?);
+        let target = reduced(&output, "output", Access::Write)?;
+        self.run(py, vec![output], async_op, timeout, |group| group.reduce_scatter_into(target, view, op))
+    }
+
+    #[pyo3(signature = (outputs, inputs, op, async_op=false, timeout=None))]
+    fn reduce_scatter_into_coalesced<'py>(
+        &self,
+        py: Python<'py>,
+        outputs: Vec<Object<'py>>,
+        inputs: Vec<Object<'py>>,
+        op: &Object<'py>,
+        async_op: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Option<Work>> {
+        let (views, op) = (each(&inputs, "inputs", Access::Read, reduced)?, reduce_op(op)?);
+        let targets = each(&outputs, "outputs", Access::Write, reduced)?;
+        self.run(py, outputs, async_op, timeout, |group| {
+            group.reduce_scatter_into_coalesced(targets, views, op)
+        })
+    }
+
+    #[pyo3(signature = (outputs, inputs, async_op=false, timeout=None))]
+    fn all_to_all<'py>(
+        &self,
+        py: Python<'py>,
+        outputs: Vec<Object<'py>>,
+        inputs: Vec<Object<'py>>,
+        async_op: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Option<Work>> {
+        let views = each(&inputs, "inputs", Access::Read, moved)?;
+        let targets = each(&outputs, "outputs", Access::Write, moved)?;
+        self.run(py, outputs, async_op, timeout, |group| group.all_to_all(targets, views))
+    }
+
+    /// Splits are counted in rows; without them both tensors are cut equally.
+    #[pyo3(signature = (output, input, output_splits=None, input_splits=None, async_op=false, timeout=None))]
+    fn all_to_all_single<'py>(
+        &self,
+        py: Python<'py>,
+        output: Object<'py>,
+        input: Object<'py>,
+        output_splits: Option<Vec<usize>>,
+        input_splits: Option<Vec<usize>>,
+        async_op: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Option<Work>> {
+        let view = moved(&input, "input", Access::Read)?;
+        let target = moved(&output, "output", Access::Write)?;
+        let from = in_elements(&input, "input", &view, &input_splits.unwrap_or_default())?;
+        let to = in_elements(&output, "output", &target, &output_splits.unwrap_or_default())?;
+        self.run(py, vec![output], async_op, timeout, |group| {
+            group.all_to_all_single(target, view, &to, &from)
+        })
+    }
+
+    #[pyo3(signature = (tensor, to, tag=0, async_op=false, timeout=None))]
+    fn send<'py>(
+        &self,
+        py: Python<'py>,
+        tensor: Object<'py>,
+        to: usize,
+        tag: u32,
+        async_op: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Option<Work>> {
+        let view = moved(&tensor, "tensor", Access::Read)?;
+        self.run(py, vec![tensor], async_op, timeout, |group| group.send(view, to, tag))
+    }
+
+    #[pyo3(signature = (tensor, source, tag=0, async_op=false, timeout=None))]
+    fn recv<'py>(
+        &self,
+        py: Python<'py>,
+        tensor: Object<'py>,
+        source: usize,
+        tag: u32,
+        async_op: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Option<Work>> {
+        let view = moved(&tensor, "tensor", Access::Write)?;
+        self.run(py, vec![tensor], async_op, timeout, |group| group.recv(view, source, tag))
+    }
+
+    /// Receives from anybody: the `Work`, always, because it knows who it was.
+    #[pyo3(signature = (tensor, tag=0, timeout=None))]
+    fn recv_any<'py>(
+        &self,
+        py: Python<'py>,
+        tensor: Object<'py>,
+        tag: u32,
+        timeout: Option<f64>,
+    ) -> PyResult<Option<Work>> {
+        let view = moved(&tensor, "tensor", Access::Write)?;
+        self.run(py, vec![tensor], true, timeout, |group| group.recv_any(view, tag))
+    }
+
+    #[pyo3(signature = (async_op=false, timeout=None))]
+    fn barrier(&self, py: Python<'_>, async_op: bool, timeout: Option<f64>) -> PyResult<Option<Work>> {
+        self.run(py, Vec::new(), async_op, timeout, tenfold::Group::barrier)
+    }
+
+    /// A barrier in which rank 0 finds out who is missing.
+    fn monitored_barrier(&self, py: Python<'_>, timeout: f64, wait_for_all: bool) -> PyResult<()> {
+        let timeout: Duration = duration(timeout)?;
+        let group = self.inner.clone();
+        let meet = move || group.monitored_barrier(timeout, wait_for_all);
+        let outcome = waiting::on_a_thread(py, "tenfold-barrier", meet)?;
+        outcome.map_err(|error| group_error(py, &error))
+    }
+
+    fn __repr__(&self) -> String {
+        format!("{:?}", self.inner)
+    }
+}

@@ -1,0 +1,41 @@
+//! The extension module `tenfold._tenfold`: what the Python package cannot do in Python.
+//!
+//! Groups, works, stores and the command, as classes without much polish; names and habits of c10d are put around them
+//! by `python/tenfold`. The rules here: whatever waits lets go of the interpreter and looks for Ctrl-C now and then
+//! ([`waiting`]); memory comes in through one door ([`tensor`]); errors go out through one ([`exceptions`]); and no Python
+//! object is touched from a thread of the engine: what an operation keeps alive is given back to PyO3's pool, which the next
+//! call into this module empties.
+
+mod command;
+mod dlpack;
+mod exceptions;
+mod foreign_store;
+mod group;
+mod registration;
+mod shared_memory;
+mod store;
+mod tensor;
+mod waiting;
+mod work;
+
+use pyo3::prelude::*;
+
+#[pymodule(gil_used = false)]
+fn _tenfold(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_function(wrap_pyfunction!(command::command, module)?)?;
+    module.add_class::<group::Group>()?;
+    module.add_class::<registration::Registration>()?;
+    module.add_class::<shared_memory::SharedMemory>()?;
+    module.add_class::<store::Store>()?;
+    module.add_class::<store::tcp::TcpStore>()?;
+    module.add_class::<store::kinds::FakeStore>()?;
+    module.add_class::<store::kinds::FileStore>()?;
+    module.add_class::<store::kinds::HashStore>()?;
+    module.add_class::<store::kinds::PrefixStore>()?;
+    module.add_class::<store::collectives::ControlCollectives>()?;
+    module.add_class::<store::collectives::StoreCollectives>()?;
+    module.add_class::<work::Work>()?;
+    module.add_class::<work::Completions>()?;
+    Ok(())
+}

@@ -1,0 +1,54 @@
+//! Memory that peers on this host read in place, for arrays and tensors to be made on.
+
+#![expect(unsafe_code, reason = "the buffer protocol is a C struct that is filled in")]
+
+use std::ffi::c_int;
+
+use pyo3::exceptions::PyBufferError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use tenfold::Tensor;
+
+/// Bytes in this rank's shared segment; give it to `numpy.frombuffer` or `torch.frombuffer`.
+#[pyclass(module = "tenfold._tenfold", frozen)]
+pub(crate) struct SharedMemory {
+    start: usize,
+    bytes: usize,
+    /// Owns the memory, also after its group is gone.
+    _tensor: Tensor,
+}
+
+impl SharedMemory {
+    pub(crate) fn new(mut tensor: Tensor) -> Self {
+        let bytes = tensor.as_mut_slice::<u8>();
+        SharedMemory { start: bytes.as_mut_ptr() as usize, bytes: bytes.len(), _tensor: tensor }
+    }
+}
+
+#[pymethods]
+impl SharedMemory {
+    /// Its address.
+    #[getter]
+    fn address(&self) -> usize {
+        self.start
+    }
+
+    fn __len__(&self) -> usize {
+        self.bytes
+    }
+
+    /// # Safety
+    /// Called by the interpreter with a `view` to be filled in.
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        if view.is_null() {
+            return Err(PyBufferError::new_err("no place for the buffer"));
+        }
+        let memory = slf.get();
+        let bytes = ffi::Py_ssize_t::try_from(memory.bytes)?;
+        // SAFETY: `view` is the interpreter's; the memory is writable, as long as said, and lives as long as this object,
+        // which the view keeps alive.
+        let filled =
+            unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), memory.start as *mut _, bytes, 0, flags) };
+        if filled == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
+    }
+}

@@ -1,0 +1,369 @@
+"""The backend `tenfold` of `torch.distributed`, for CPU tensors.
+
+`Backend` does the operations: each turns c10d's arguments into those of a tenfold group. PyTorch calls it
+through its dispatcher, so that its flight recorder, its hooks and its debug modes see every collective.
+`ProcessGroup` is what users hold; it does point-to-point itself, because a `Work` that went through the
+dispatcher has forgotten whom it received from.
+
+In a group of several devices, such as "cpu:tenfold,cuda:nccl", PyTorch's own process group holds the backends
+of all of them, and only `Backend` is ours.
+
+A call whose caller waits at once (`async_op=False`) is over when it returns, and returns nothing: what would
+be made to be waited for costs more than a small collective.
+"""
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tenfold import _tenfold, exceptions
+from tenfold.torch import sparse
+from tenfold.torch.memory import SharedStorages
+from tenfold.torch.work import Work
+
+_c10d = torch._C._distributed_c10d
+_Base = getattr(dist, "BackendBase", _c10d.Backend)
+_CPU = torch.device("cpu")
+_CUSTOM = dist.ProcessGroup.BackendType.CUSTOM
+_UNSET = timedelta(milliseconds=-1)
+_PREMUL_SUM = dist.ReduceOp.RedOpType.PREMUL_SUM
+_CODES = {kind: int(kind) for kind in dist.ReduceOp.RedOpType.__members__.values() if kind != _PREMUL_SUM}
+
+
+def create(options: Any, backend_options: Any = None) -> "Backend | ProcessGroup":
+    """What `torch.distributed` calls to make a group of this backend."""
+    backend = Backend(
+        options.store,
+        options.group_rank,
+        options.group_size,
+        options.timeout,
+        options.group_id,
+    )
+    # "custom" is this backend; the type of another one says that it shares the group with us, which then is
+    # PyTorch's.
+    if options.process_group is not None and options.process_group.name() != "custom":
+        return backend
+    return ProcessGroup(options.store, backend)
+
+
+def _one(tensors: list[torch.Tensor], what: str) -> torch.Tensor:
+    if len(tensors) != 1:
+        raise exceptions.DistArgumentError(f"{what} must be a list of one tensor, not of {len(tensors)}")
+    return tensors[0]
+
+
+def _op(op: Any) -> int | tuple[int, float]:
+    kind = op.op
+    return _CODES[kind] if kind != _PREMUL_SUM else (8, float(op.factor))
+
+
+class Backend(_Base):
+    """Moves tensors between the ranks of one group."""
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, name: str) -> None:
+        if not hasattr(_c10d.Backend, "supports_splitting"):
+            raise RuntimeError(
+                "tenfold needs PyTorch 2.14 or newer: older ones have no backends written in Python"
+            )
+        super().__init__(rank, size)
+        self._name = name
+        self._store = store
+        self._timeout = timeout
+        self._seconds: float | None = None  # unless the group was given another timeout since
+        self._coalescing: list[Work] | None = None
+        self.shared_storages = SharedStorages()
+        self._group: _tenfold.Group | None = None
+        seconds = timeout.total_seconds()
+        self._group = _tenfold.Group(store, rank, size, name=name or "default", timeout=seconds)
+
+    @property
+    def group(self) -> _tenfold.Group:
+        """The tenfold group behind this backend."""
+        if self._group is None:
+            raise exceptions.DistBackendError(f"group `{self._name}` was shut down")
+        return self._group
+
+    # What c10d asks of a backend. The inherited properties call themselves, so each is said here.
+    supports_splitting = property(lambda self: True)
+    supports_coalescing = property(lambda self: True)
+    _supports_time_estimate = property(lambda self: False)
+    supports_shrinking = property(lambda self: False)
+    supports_reconfigure = property(lambda self: False)
+    supports_window = property(lambda self: False)
+    options = property(lambda self: _c10d.Backend.Options("tenfold", self._timeout))
+
+    def supports_tensor_alloc(self, device_index: int) -> bool:
+        return True
+
+    def getBackendName(self) -> str:  # noqa: N802, the name that PyTorch looks for
+        return "tenfold"
+
+    name = getBackendName
+
+    def _limit(self, options: Any) -> float | None:
+        timeout = options.timeout
+        return self._seconds if timeout == _UNSET else timeout.total_seconds()
+
+    def _finish(self, work: _tenfold.Work | None, tensors: list[torch.Tensor]) -> Work | None:
+        if work is None:
+            return None
+        work = Work([work], tensors)
+        if self._coalescing is not None:
+            self._coalescing.append(work)
+        return work
+
+    def _is_async(self, options: Any) -> bool:
+        return options.asyncOp or self._coalescing is not None
+
+    # Collectives.
+
+    def allreduce(self, tensors: list[torch.Tensor], opts: Any) -> Work | None:
+        if len(tensors) > 1:
+            return self._each(tensors, lambda tensor: self.allreduce([tensor], opts))
+        tensor = _one(tensors, "tensors")
+        if tensor.layout is not torch.strided:
+            return self.allreduce_sparse(tensors, opts)
+        self.shared_storages.note(self.group, tensor)
+        work = self.group.all_reduce(tensor, _op(opts.reduceOp), self._is_async(opts), self._limit(opts))
+        return self._finish(work, tensors)
+
+    def allreduce_sparse(self, tensors: list[torch.Tensor], opts: Any) -> Work | None:
+        for tensor in tensors:
+            sparse.all_reduce(self.group, tensor, opts.reduceOp, self._limit(opts))
+        return self._finished(tensors)
+
+    def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any) -> Work | None:
+        op, limit = _op(opts.reduceOp), self._limit(opts)
+        return self._finish(
+            self.group.all_reduce_coalesced(tensors, op, self._is_async(opts), limit), tensors
+        )
+
+    def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> Work | None:
+        if len(tensors) > 1:
+            return self._each(tensors, lambda tensor: self.broadcast([tensor], opts))
+        tensor = _one(tensors, "tensors")
+        self.shared_storages.note(self.group, tensor)
+        work = self.group.broadcast(tensor, opts.rootRank, self._is_async(opts), self._limit(opts))
+        return self._finish(work, tensors)
+
+    def reduce(self, tensors: list[torch.Tensor], opts: Any) -> Work | None:
+        tensor = _one(tensors, "tensors")
+        if opts.rootRank != self.rank():
+            tensor = tensor.clone()  # only the root's tensor is to change
+        op, limit = _op(opts.reduceOp), self._limit(opts)
+        return self._finish(
+            self.group.reduce(tensor, opts.rootRank, op, self._is_async(opts), limit), tensors
+        )
+
+    def allgather(
+        self, output_tensors: list[list[torch.Tensor]], input_tensors: list[torch.Tensor], opts: Any
+    ) -> Work | None:
+        if len(output_tensors) != len(input_tensors):
+            raise exceptions.DistArgumentError(
+                f"{len(output_tensors)} lists of outputs for {len(input_tensors)} inputs"
+            )
+        tensor, outputs = _one(input_tensors, "input_tensors"), output_tensors[0]
+        work = self.group.all_gather(outputs, tensor, self._is_async(opts), self._limit(opts))
+        return self._finish(work, outputs)
+
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Work | None:
+        self.shared_storages.note(self.group, input)
+        work = self.group.all_gather_into(output, input, self._is_async(opts), self._limit(opts))
+        return self._finish(work, [output])
+
+    def all_gather_single_coalesced(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any
+    ) -> Work | None:
+        work = self.group.all_gather_into_coalesced(outputs, inputs, self._is_async(opts), self._limit(opts))
+        return self._finish(work, outputs)
+
+    def allgather_coalesced(
+        self, output_lists: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any
+    ) -> Work | None:
+        if len(output_lists) != self.size():
+            raise exceptions.DistArgumentError(
+                f"{len(output_lists)} lists of outputs for {self.size()} ranks"
+            )
+        per_input = [list(outputs) for outputs in zip(*output_lists, strict=True)]
+        work = self.group.all_gather_coalesced(per_input, inputs, self._is_async(opts), self._limit(opts))
+        return self._finish(work, [tensor for outputs in output_lists for tensor in outputs])
+
+    def gather(
+        self, output_tensors: list[list[torch.Tensor]], input_tensors: list[torch.Tensor], opts: Any
+    ) -> Work | None:
+        outputs = output_tensors[0] if output_tensors else []
+        tensor = _one(input_tensors, "input_tensors")
+        work = self.group.gather(outputs, tensor, opts.rootRank, self._is_async(opts), self._limit(opts))
+        return self._finish(work, outputs)
+
+    def gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Work | None:
+        target = output if opts.rootRank == self.rank() else None
+        work = self.group.gather_into(target, input, opts.rootRank, self._is_async(opts), self._limit(opts))
+        return self._finish(work, [output])
+
+    def scatter(
+        self, output_tensors: list[torch.Tensor], input_tensors: list[list[torch.Tensor]], opts: Any
+    ) -> Work | None:
+        inputs = input_tensors[0] if input_tensors else []
+        output = _one(output_tensors, "output_tensors")
+        work = self.group.scatter(output, inputs, opts.rootRank, self._is_async(opts), self._limit(opts))
+        return self._finish(work, output_tensors)
+
+    def reduce_scatter(
+        self, output_tensors: list[torch.Tensor], input_tensors: list[list[torch.Tensor]], opts: Any
+    ) -> Work | None:
+        output, op = _one(output_tensors, "output_tensors"), _op(opts.reduceOp)
+        work = self.group.reduce_scatter(
+            output, input_tensors[0], op, self._is_async(opts), self._limit(opts)
+        )
+        return self._finish(work, output_tensors)
+
+    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Work | None:
+        self.shared_storages.note(self.group, input)
+        op, limit = _op(opts.reduceOp), self._limit(opts)
+        return self._finish(
+            self.group.reduce_scatter_into(output, input, op, self._is_async(opts), limit), [output]
+        )
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any
+    ) -> Work | None:
+        op, limit = _op(opts.reduceOp), self._limit(opts)
+        work = self.group.reduce_scatter_into_coalesced(outputs, inputs, op, self._is_async(opts), limit)
+        return self._finish(work, outputs)
+
+    def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any) -> Work | None:
+        work = self.group.all_to_all(outputs, inputs, self._is_async(opts), self._limit(opts))
+        return self._finish(work, outputs)
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_splits: list[int],
+        input_splits: list[int],
+        opts: Any,
+    ) -> Work | None:
+        self.shared_storages.note(self.group, input)
+        work = self.group.all_to_all_single(
+            output, input, output_splits, input_splits, self._is_async(opts), self._limit(opts)
+        )
+        return self._finish(work, [output])
+
+    def barrier(self, opts: Any) -> Work | None:
+        return self._finish(self.group.barrier(self._is_async(opts), self._limit(opts)), [])
+
+    def monitored_barrier(self, opts: Any, wait_all_ranks: bool = False) -> None:
+        """In c10d's words, which programs look for."""
+        limit = self._limit(opts)
+        seconds = self._timeout.total_seconds() if limit is None else limit
+        try:
+            self.group.monitored_barrier(seconds, wait_all_ranks)
+        except exceptions.DistError as error:
+            raise type(error)(self._barrier_text(error, seconds)) from error
+
+    def _barrier_text(self, error: exceptions.DistError, seconds: float) -> str:
+        if self.rank() > 0:
+            return (
+                f"[Rank {self.rank()}]: Rank {self.rank()} successfully reached monitoredBarrier, "
+                "but received errors "
+                f"while waiting for send/recv from rank 0. Please check rank 0 logs for faulty rank.\n{error}"
+            )
+        if seconds <= 0:
+            return f"[Rank 0]: Rank 0 timed out in monitoredBarrier after {seconds * 1000:.0f} ms.\n{error}"
+        ranks = (error.reason or "").split(" did not reach")[0].capitalize()
+        return f"[Rank 0]: {ranks} failed to pass monitoredBarrier in {seconds * 1000:.0f} ms.\n{error}"
+
+    # Point-to-point.
+
+    def send(self, tensors: list[torch.Tensor], dst: int, tag: int) -> Work | None:
+        return self._finish(self.group.send(_one(tensors, "tensors"), dst, tag, True, self._seconds), tensors)
+
+    def recv(self, tensors: list[torch.Tensor], src: int, tag: int) -> Work | None:
+        return self._finish(self.group.recv(_one(tensors, "tensors"), src, tag, True, self._seconds), tensors)
+
+    def recv_anysource(self, tensors: list[torch.Tensor], tag: int) -> Work | None:
+        return self._finish(self.group.recv_any(_one(tensors, "tensors"), tag, self._seconds), tensors)
+
+    # Several calls as one work.
+
+    def start_coalescing(self) -> None:
+        self._coalescing = []
+
+    def end_coalescing(self) -> Work | None:
+        works, self._coalescing = self._coalescing or [], None
+        return self._joined(works)
+
+    def _each(self, tensors: list[torch.Tensor], call: Any) -> Work | None:
+        return self._joined([work for work in map(call, tensors) if work is not None])
+
+    def _joined(self, works: list[Work]) -> Work:
+        parts = [part for work in works for part in work._parts]
+        return Work(parts, [tensor for work in works for tensor in work._tensors])
+
+    def _finished(self, tensors: list[torch.Tensor]) -> Work:
+        return Work([], tensors)
+
+    # The group itself.
+
+    def split(self, store: Any, ranks: list[int], opts: Any) -> "Backend | None":
+        if self.rank() not in ranks:
+            return None
+        timeout = getattr(opts, "_timeout", None) or self._timeout
+        name = getattr(opts, "group_name", "") or f"{self._name}:split"
+        return Backend(store, ranks.index(self.rank()), len(ranks), timeout, name)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._timeout, self._seconds = timeout, timeout.total_seconds()
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self.group.sequence_number()
+
+    def _set_sequence_number_for_group(self) -> None:
+        pass  # they start at 0 everywhere
+
+    def get_error(self) -> Any:
+        failure = self._group.failure() if self._group is not None else None
+        if failure is None:
+            return _c10d.ErrorType.SUCCESS
+        if isinstance(failure, TimeoutError):
+            return _c10d.ErrorType.TIMEOUT
+        return (
+            _c10d.ErrorType.REMOTE_ERROR
+            if failure.peer not in (None, self.rank())
+            else _c10d.ErrorType.COMM_ERROR
+        )
+
+    def abort(self) -> None:
+        """Whatever is under way fails, here and on all other ranks."""
+        if self._group is not None:
+            self._group.abort("torch.distributed was asked to")
+
+    def shutdown(self) -> None:
+        """Leaves the group; what other ranks still read from this one stays readable."""
+        self.shared_storages.clear()
+        self._group = None
+
+
+class ProcessGroup(dist.ProcessGroup):
+    """A group of ranks whose CPU tensors tenfold moves."""
+
+    def __init__(self, store: Any, backend: Backend) -> None:
+        super().__init__(store, backend.rank(), backend.size())
+        self._backend = backend
+        self._set_default_backend(_CUSTOM)
+        self._register_backend(_CPU, _CUSTOM, backend)
+
+    def getBackendName(self) -> str:  # noqa: N802, the name that PyTorch looks for
+        return "tenfold"
+
+    def send(self, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> Work | None:
+        return self._backend.send(tensors, dst, tag)
+
+    def recv(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> Work | None:
+        return self._backend.recv(tensors, src, tag)
+
+    def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Work | None:
+        return self._backend.recv_anysource(tensors, tag)

@@ -1,0 +1,47 @@
+"""The sum of sparse tensors: everybody gathers all coordinates and values, and adds them up in the order of
+ranks.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tenfold import _tenfold, exceptions
+
+
+def all_reduce(group: _tenfold.Group, tensor: torch.Tensor, op: Any, timeout: float | None) -> None:
+    """Replaces `tensor`, in COO layout, by the sum of all ranks' tensors; blocks."""
+    if tensor.layout is not torch.sparse_coo:
+        raise exceptions.DistArgumentError(
+            f"tensor has layout {tensor.layout}; all_reduce takes strided and sparse_coo"
+        )
+    if op.op != dist.ReduceOp.RedOpType.SUM:
+        raise exceptions.DistArgumentError(
+            f"sparse tensors can be reduced with SUM only, not with {op.op.name}"
+        )
+    own = tensor.coalesce()
+    shapes = _gather_shapes(group, own, timeout)
+    for rank, shape in enumerate(shapes):
+        if shape[1:] != shapes[group.rank][1:]:
+            raise exceptions.DistArgumentError(
+                f"rank {rank} has a sparse tensor of shape {shape[3:]} with {shape[1]} sparse dimensions, "
+                f"rank {group.rank} one of {shapes[group.rank][3:]} with {shapes[group.rank][1]}"
+            )
+    counts = [shape[0] for shape in shapes]
+    indices = [own.indices().new_empty((own.sparse_dim(), count)) for count in counts]
+    values = [own.values().new_empty((count, *own.values().shape[1:])) for count in counts]
+    group.all_gather(indices, own.indices().contiguous(), False, timeout)
+    group.all_gather(values, own.values().contiguous(), False, timeout)
+    total = torch.sparse_coo_tensor(torch.cat(indices, dim=1), torch.cat(values), own.shape).coalesce()
+    tensor.copy_(total)
+
+
+def _gather_shapes(group: _tenfold.Group, own: torch.Tensor, timeout: float | None) -> list[list[int]]:
+    """Of every rank: how many values, how many sparse dimensions, how many dimensions, their lengths."""
+    shape = [own._nnz(), own.sparse_dim(), own.dim(), *own.shape]
+    lengths = torch.zeros(group.size, dtype=torch.int64)
+    group.all_gather_into(lengths, torch.tensor([len(shape)]), False, timeout)
+    shapes = [torch.zeros(int(length), dtype=torch.int64) for length in lengths]
+    group.all_gather(shapes, torch.tensor(shape), False, timeout)
+    return [shape.tolist() for shape in shapes]

@@ -1,0 +1,113 @@
+"""A handle on an operation that PyTorch accepts: as `Work`, and through a `Future`.
+
+Two rules come from PyTorch. A failed future must fail by a callback that raises: an exception that is set as
+a value looks like success to C++. And once `wait` has returned, the future must be complete, because the
+reducer reads it then.
+"""
+
+import threading
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tenfold import _tenfold
+from tenfold.completions import notify
+
+_OP_TYPES = {int(kind): kind for kind in torch._C._distributed_c10d.OpType.__members__.values()}
+_UNKNOWN = torch._C._distributed_c10d.OpType.UNKNOWN
+
+
+class Work(dist.Work):
+    """One operation, or several as one."""
+
+    def __init__(self, parts: list[_tenfold.Work], tensors: list[torch.Tensor]) -> None:
+        super().__init__()
+        self._parts = parts
+        self._tensors = tensors
+        self._future: torch.futures.Future[Any] | None = None
+        self._promise: torch.futures.Future[Any] | None = None
+        self._lock = threading.Lock()
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Waits until it is over. With a timeout at most so long; the operation goes on, and can be waited
+        for again.
+        """
+        seconds = timeout.total_seconds()
+        for part in self._parts:
+            part.wait(seconds if seconds > 0 else None)
+        if self._future is not None:
+            self._settle()
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        return all(part.is_completed() for part in self._parts)
+
+    def is_success(self) -> bool:
+        return all(part.is_success() for part in self._parts)
+
+    def exception(self) -> BaseException | None:
+        return next((error for part in self._parts if (error := part.exception()) is not None), None)
+
+    def result(self) -> list[torch.Tensor]:
+        return self._tensors
+
+    def source_rank(self) -> int:
+        rank = self._parts[0].source_rank() if len(self._parts) == 1 else None
+        if rank is None:
+            raise RuntimeError("only a receive that is over has a source rank")
+        return rank
+
+    _source_rank = source_rank
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """Completed with the tensors, by a thread that nothing else depends on, or by `wait`."""
+        with self._lock:
+            if self._future is not None:
+                return self._future
+            self._promise = torch.futures.Future()
+            self._future = self._promise.then(self._outcome)
+        if self.is_completed():
+            self._settle()
+        else:
+            self._watch(list(self._parts))
+        return self._future
+
+    def get_future_result(self) -> torch.futures.Future[Any]:
+        return self.get_future().then(lambda _: torch._C._distributed_c10d.WorkResult.SUCCESS)
+
+    def _watch(self, parts: list[_tenfold.Work]) -> None:
+        """Completes the future when the last part is over; one after the other, for all must be."""
+        first, rest = parts[0], parts[1:]
+        notify(first, (lambda: self._watch(rest)) if rest else self._settle)
+
+    def _settle(self) -> None:
+        with self._lock:
+            promise, self._promise = self._promise, None
+        if promise is not None:
+            promise.set_result(None)
+        elif not self._future.done():  # another thread is about to
+            torch.futures.collect_all([self._future.then(lambda _: None)]).wait()
+
+    def _outcome(self, _: Any) -> list[torch.Tensor]:
+        error = self.exception()
+        if error is not None:
+            raise error
+        return self._tensors
+
+    def _get_op_type(self) -> Any:
+        return _OP_TYPES.get(self._parts[-1].op_type(), _UNKNOWN) if self._parts else _UNKNOWN
+
+    def _get_sequence_number(self) -> int:
+        return self._parts[-1].sequence_number() if self._parts else 0
+
+    def _get_duration(self) -> float:
+        """Milliseconds, as c10d counts them."""
+        return max((part.duration() or 0.0 for part in self._parts), default=0.0) * 1000
+
+    def __repr__(self) -> str:
+        return f"Work({', '.join(map(repr, self._parts))})"

@@ -1,0 +1,84 @@
+"""One rank of all training cases, under one backend and then another: training.py FOLDER REFERENCE CANDIDATE.
+
+Importing PyTorch costs seconds and a group milliseconds: so one job runs everything, and every case under
+every backend gets a group of its own. A case that fails ends there. The ranks meet in the store, not in the
+group, before they go on, so that none meets a peer which is still waiting in a broken case.
+
+Each rank writes FOLDER/<reference or candidate>/<case>/<rank>.pt as soon as it can: either what the case
+returned, or the text of the exception.
+"""
+
+import faulthandler
+import importlib
+import os
+import sys
+import traceback
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import training_ddp  # noqa: F401 (adds its cases to the list)
+import training_sharded  # noqa: F401
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from training_case import CASES, Case, Results, Scene, seeded
+
+PATIENCE = timedelta(seconds=15)  # of a collective; a case takes a fraction of a second
+MEETING = timedelta(seconds=40)  # of ranks between cases: the slowest has spent its patience by then
+HANGING = (
+    60.0  # seconds after which a case that no time limit ended ends the process, which says where it was
+)
+
+# Groups outlive their cases: Gloo aborts the process ("Resource deadlock avoided") if the last to let go of
+# one is a callback on a thread of its own, which PowerSGD's are.
+KEPT: list[dist.ProcessGroup] = []
+
+
+def main() -> None:
+    folder, reference, candidate = sys.argv[1:]
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=MEETING)
+    for name, function in CASES.items():
+        for role, backend in [("reference", reference), ("candidate", candidate)]:
+            faulthandler.dump_traceback_later(HANGING, exit=True)
+            scene = Scene(rank, world, Path(folder, role, name))
+            scene.folder.mkdir(parents=True, exist_ok=True)
+            outcome = run(function, scene, backend, dist.PrefixStore(f"{name}/{role}", store))
+            torch.save(outcome, scene.folder / f"{rank}.pt")
+            meet(f"after/{name}/{role}", rank, world, store)
+    faulthandler.cancel_dump_traceback_later()
+
+
+def run(function: Case, scene: Scene, backend: str, store: dist.Store) -> Results | str:
+    """What the case returned, as plain tensors and numbers; or what went wrong."""
+    try:
+        if backend not in dist.Backend.backend_list:
+            importlib.import_module(f"{backend}.torch")  # registers it
+        dist.init_process_group(
+            backend, store=store, rank=scene.rank, world_size=scene.world, timeout=PATIENCE
+        )
+        KEPT.append(dist.group.WORLD)
+        assert dist.get_backend() == backend
+        seeded()
+        return {name: plain(value) for name, value in function(scene).items()}
+    except Exception:
+        return traceback.format_exc()
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def plain(value: Tensor | float) -> Tensor | float:
+    if isinstance(value, DTensor):
+        value = value.to_local()
+    return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def meet(key: str, rank: int, world: int, store: dist.Store) -> None:
+    store.set(f"{key}/{rank}", "")
+    store.wait([f"{key}/{peer}" for peer in range(world)], MEETING)
+
+
+if __name__ == "__main__":
+    main()
