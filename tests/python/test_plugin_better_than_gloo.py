@@ -429,6 +429,34 @@ def test_a_wait_that_was_too_short_harms_nothing(kind: str, ranks: RankServer) -
     assert tensor == plain(numbers(1, 4) if kind == "message" else numbers(0, 4) + numbers(1, 4))
 
 
+def receive_while_waits_look_for_signals(me: Rank, rounds: int, messages: int) -> Any:
+    """Many threads wait for a message each; they come around the time at which waits look for Ctrl-C."""
+    errors: list[BaseException | None] = []
+    for number in range(rounds):
+        if me.rank == 1:
+            me.until_told(f"round {number}")
+            time.sleep(0.095)  # waits are cut into slices of 0.1 s, and only their ends are of interest
+            for tag in range(messages):
+                dist.send(torch.ones(1), 0, tag=tag)
+                time.sleep(0.0002)
+            continue
+        works = [dist.irecv(torch.zeros(1), 1, tag=tag) for tag in range(messages)]
+        threads = [
+            threading.Thread(target=lambda work=work: errors.append(error_of(work.wait))) for work in works
+        ]
+        for thread in threads:
+            thread.start()
+        me.tell(f"round {number}")
+        for thread in threads:
+            thread.join()
+    return [str(error) for error in errors if error]
+
+
+def test_a_message_that_comes_when_a_wait_looks_for_signals_is_received(ranks: RankServer) -> None:
+    outcome = ranks.run(receive_while_waits_look_for_signals, 8, 48)[0]
+    assert outcome.returned == []
+
+
 def fail_a_future(me: Rank) -> Any:
     if me.rank == 1:
         me.until_told("waiting")

@@ -209,3 +209,5 @@ if __name__ == "__main__":
         sys.exit(main())
     except SuiteError as error:
         sys.exit(f"wheel_suite.py: {error}")
+    except KeyboardInterrupt:
+        sys.exit("wheel_suite.py: interrupted")
