@@ -136,6 +136,8 @@ class FakeProcessGroup(Backend):
     def _scatter(self, arguments: list[Any], options: Any) -> None:
         outputs, inputs = arguments
         if self._rank == options.rootRank:
+            if len(inputs) != 1 or len(inputs[0]) != self._size:
+                raise ValueError(f"FakeProcessGroup::scatter: the root must give {self._size} inputs")
             copy_into(outputs[0], inputs[0][self._rank])
         elif any(map(len, inputs)):
             raise ValueError("FakeProcessGroup::scatter: requires empty input on non-root")
