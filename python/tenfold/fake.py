@@ -17,20 +17,6 @@ from tenfold.work import FakeWork
 __all__ = ["FakeProcessGroup"]
 
 
-class _FakeOptions(Backend.Options):
-    """What a fake group is made with."""
-
-    fake_option: int = 0
-    error_on_collective: bool = False
-    simulate_uniform_ranks: bool = False
-
-    def __init__(self) -> None:
-        super().__init__("fake")
-
-
-_FakeOptions.__qualname__ = "FakeProcessGroup.Options"
-
-
 class FakeProcessGroup(Backend):
     """A group whose other ranks do not exist.
 
@@ -42,20 +28,28 @@ class FakeProcessGroup(Backend):
     [bytearray(b'hi'), bytearray(b'hi')]
     """
 
-    Options = _FakeOptions
+    class Options(Backend.Options):
+        """What a fake group is made with."""
+
+        fake_option: int = 0
+        error_on_collective: bool = False
+        simulate_uniform_ranks: bool = False
+
+        def __init__(self) -> None:
+            super().__init__("fake")
 
     @staticmethod
     def _create_internal(
-        rank: int, world_size: int, options: "_FakeOptions | None" = None
+        rank: int, world_size: int, options: "FakeProcessGroup.Options | None" = None
     ) -> "FakeProcessGroup":
         group = FakeProcessGroup(rank, world_size)
         group._options = options or FakeProcessGroup.Options()
         return group
 
-    _options: _FakeOptions
+    _options: Options
 
     @property
-    def options(self) -> _FakeOptions:
+    def options(self) -> Options:
         return self._options
 
     def _get_backend_name(self) -> str:

@@ -352,13 +352,49 @@ def a_fork_is_told_that_the_group_is_not_its_own(group: Group) -> None:
 
 @case
 def a_failed_block_tells_the_other_rank_why(group: Group) -> None:
+    why = "KeyError on rank 0: 'lost'"
+    process_group = group.process_group
+    store = process_group.get_group_store()
     if group.rank == 0:
         refused(KeyError, "lost", lambda: fail_inside(group))
-        refused(RuntimeError, "shut down", lambda: group.barrier())
+        refused(tenfold.DistBackendError, why, group.barrier)
+        store.wait(["told"])
+        group.close()
+        refused(RuntimeError, "shut down", group.barrier)
         assert repr(group) == "Group(closed)"
     else:
-        refused(tenfold.DistBackendError, "KeyError on rank 0: 'lost'", lambda: group.barrier())
-        assert group.process_group.get_backend("cpu").get_error() is not tenfold.ErrorType.SUCCESS
+        work = group.recv(np.ones(1), 0, async_op=True)
+        future = work.get_future()
+        refused(tenfold.DistBackendError, why, work.wait)
+        assert future.done()
+        assert why in str(future.exception())
+        assert why in str(work.exception())
+        assert work.is_completed()
+        assert not work.is_success()
+        assert work.get_future_result().wait() == tenfold.WorkResult.COMM_ERROR.value
+        assert process_group.get_backend("cpu").get_error() is not tenfold.ErrorType.SUCCESS
+        store.set("told", "")
+
+
+@case
+def a_wait_that_was_too_short_lets_the_operation_go_on(group: Group) -> None:
+    store = group.process_group.get_group_store()
+    if group.rank == 0:
+        received = np.zeros(1)
+        work = group.process_group.recv([received], 1, 0)
+        future = work.get_future()
+        refused(tenfold.DistTimeoutError, "", lambda: work.wait(timedelta(milliseconds=1)))
+        assert not work.is_completed()
+        assert not future.done()
+        refused(RuntimeError, "under way", work.result)
+        store.set("was too short", "")
+        assert work.wait()
+        assert (received[0], future.value()[0] is received) == (7, True)
+        assert work._get_op_type() == OpType.RECV.value
+        assert work.timeout == timedelta(seconds=60)
+    else:
+        store.wait(["was too short"])
+        group.send(np.array([7.0]), 0)
 
 
 def fail_inside(group: Group) -> None:
