@@ -49,8 +49,16 @@ def init(
     limit = _seconds(timeout)
     if store is None:
         store = _store_from_environment(rank, world_size, limit)
-    options = {"heartbeat": _seconds(heartbeat), "transport": transport, "deterministic": deterministic}
-    inner = _tenfold.Group(store, rank, world_size, name=name, timeout=limit, **options)
+    inner = _tenfold.Group(
+        store,
+        rank,
+        world_size,
+        name=name,
+        timeout=limit,
+        heartbeat=_seconds(heartbeat),
+        transport=transport,
+        deterministic=deterministic,
+    )
     return Group(inner, store, limit)
 
 
@@ -90,7 +98,7 @@ def _seconds(time: Seconds | None) -> float | None:
 class Group:
     """Ranks that communicate. Made by `tenfold.init`, or from another group by `subgroup` and `split`.
 
-    As a context manager it is closed at the end; if the block fails, all ranks are told why.
+    As a context manager it is closed at the end; if the block fails it is aborted and all ranks are told why.
 
     >>> import tenfold
     >>> group = tenfold.init(store=tenfold.HashStore(), rank=0, world_size=1)
@@ -163,9 +171,11 @@ class Group:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if error is not None and self._backend.is_open():
+        if error is None or not self._backend.is_open():
+            self.close()
+        else:
+            # Not closed: a peer that learns first that this rank is gone would not learn why.
             self.abort(f"{type(error).__name__} on rank {self.rank}: {error}")
-        self.close()
 
     def __repr__(self) -> str:
         return repr(self._inner) if self._backend.is_open() else "Group(closed)"
@@ -314,16 +324,17 @@ class Group:
         tag: int = 0,
         async_op: bool = False,
         timeout: Seconds | None = None,
-    ) -> "Work | int":
+    ) -> "Work | int | None":
         """An array from another rank, or from whoever sends first; returns who, or a `Work` that knows."""
-        if source is None:
-            part = self._inner.recv_any(tensor, tag, _seconds(timeout))
-        else:
-            part = self._inner.recv(tensor, source, tag, True, _seconds(timeout))
+        limit = _seconds(timeout)
+        if source is not None:
+            part = self._inner.recv(tensor, source, tag, async_op, limit)
+            return source if part is None else Work((part,))
+        received = self._inner.recv_any(tensor, tag, limit)
         if async_op:
-            return Work((part,))
-        part.wait()
-        return part.source_rank() if source is None else source
+            return Work((received,))
+        received.wait()
+        return received.source_rank()
 
     def barrier(self, async_op: bool = False, timeout: Seconds | None = None) -> Work | None:
         """Over when all ranks have called it."""
@@ -331,7 +342,7 @@ class Group:
 
     def monitored_barrier(self, timeout: Seconds, wait_for_all: bool = False) -> None:
         """A barrier in which rank 0 finds out who is missing."""
-        self._inner.monitored_barrier(_seconds(timeout), wait_for_all)
+        self._inner.monitored_barrier(_seconds(timeout) or 0.0, wait_for_all)
 
     # Objects, by pickle: only among ranks that trust each other.
 
@@ -360,7 +371,7 @@ class Group:
 
     def recv_object(self, source: int | None = None, tag: int = 0) -> Any:
         """An object from another rank, or from whoever sends first."""
-        return objects.receive(self._inner, source, tag)[0]
+        return objects.receive(self._inner, source, tag)
 
 
 def _work(part: _tenfold.Work | None) -> Work | None:

@@ -25,28 +25,22 @@ from tenfold.work import Work, WorkInfo
 __all__ = ["Backend", "ProcessGroupTenfold"]
 
 
-class _BackendOptions(Fields):
-    """What a backend is made with."""
-
-    backend: str = "undefined"
-    _timeout: timedelta = _DEFAULT_PG_TIMEOUT
-    global_ranks_in_group: list[int] = []  # noqa: RUF012
-    group_name: str = ""
-    enable_reconfigure: bool = False
-
-    def __init__(self, backend: str, timeout: timedelta = _DEFAULT_PG_TIMEOUT) -> None:
-        super().__init__()
-        self.backend = backend
-        self._timeout = timeout
-
-
-_BackendOptions.__qualname__ = "Backend.Options"
-
-
 class Backend(Operations):
     """What moves the bytes of a group."""
 
-    Options = _BackendOptions
+    class Options(Fields):
+        """What a backend is made with."""
+
+        backend: str = "undefined"
+        _timeout: timedelta = _DEFAULT_PG_TIMEOUT
+        global_ranks_in_group: list[int] = []  # noqa: RUF012
+        group_name: str = ""
+        enable_reconfigure: bool = False
+
+        def __init__(self, backend: str, timeout: timedelta = _DEFAULT_PG_TIMEOUT) -> None:
+            super().__init__()
+            self.backend = backend
+            self._timeout = timeout
 
     bound_device_id: Any = None
 
@@ -83,7 +77,7 @@ class Backend(Operations):
     def supports_splitting(self) -> bool:
         return False
 
-    def split(self, store: Any, ranks: Sequence[int], opts: Any) -> "Backend":
+    def split(self, store: Any, ranks: Sequence[int], opts: Any) -> "Backend | None":
         raise self._unsupported("split")
 
     def merge(self, store: Any, opts: Any, rank: int, size: int) -> "Backend":
@@ -331,6 +325,7 @@ class ProcessGroupTenfold(Backend):
         timeout = getattr(options, "timeout", UNSET_TIMEOUT)
         limit = (self._options._timeout if timeout < timedelta(0) else timeout).total_seconds()
         part = start(self.group(), *arguments, options, async_op=True, timeout=limit)
+        assert part is not None, "an operation that is not waited for has a work"
         if self._coalesced is not None:
             self._coalesced.append(part)
         if self._completion_hook is not None:

@@ -33,7 +33,7 @@ def set_debug_level(level: DebugLevel, /) -> None:
 
 def set_debug_level_from_env() -> None:
     """Sets the level to that of the environment variable `TORCH_DISTRIBUTED_DEBUG`."""
-    name = os.environ.get("TORCH_DISTRIBUTED_DEBUG") or "OFF"
+    name = os.environ.get("TORCH_DISTRIBUTED_DEBUG", "OFF")
     if name.upper() not in DebugLevel.__members__:
         raise ValueError("The value of TORCH_DISTRIBUTED_DEBUG must be OFF, INFO, or DETAIL.")
     set_debug_level(DebugLevel[name.upper()])

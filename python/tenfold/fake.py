@@ -17,20 +17,6 @@ from tenfold.work import FakeWork
 __all__ = ["FakeProcessGroup"]
 
 
-class _FakeOptions(Backend.Options):
-    """What a fake group is made with."""
-
-    fake_option: int = 0
-    error_on_collective: bool = False
-    simulate_uniform_ranks: bool = False
-
-    def __init__(self) -> None:
-        super().__init__("fake")
-
-
-_FakeOptions.__qualname__ = "FakeProcessGroup.Options"
-
-
 class FakeProcessGroup(Backend):
     """A group whose other ranks do not exist.
 
@@ -42,20 +28,28 @@ class FakeProcessGroup(Backend):
     [bytearray(b'hi'), bytearray(b'hi')]
     """
 
-    Options = _FakeOptions
+    class Options(Backend.Options):
+        """What a fake group is made with."""
+
+        fake_option: int = 0
+        error_on_collective: bool = False
+        simulate_uniform_ranks: bool = False
+
+        def __init__(self) -> None:
+            super().__init__("fake")
 
     @staticmethod
     def _create_internal(
-        rank: int, world_size: int, options: "_FakeOptions | None" = None
+        rank: int, world_size: int, options: "FakeProcessGroup.Options | None" = None
     ) -> "FakeProcessGroup":
         group = FakeProcessGroup(rank, world_size)
         group._options = options or FakeProcessGroup.Options()
         return group
 
-    _options: _FakeOptions
+    _options: Options
 
     @property
-    def options(self) -> _FakeOptions:
+    def options(self) -> Options:
         return self._options
 
     def _get_backend_name(self) -> str:
@@ -136,6 +130,8 @@ class FakeProcessGroup(Backend):
     def _scatter(self, arguments: list[Any], options: Any) -> None:
         outputs, inputs = arguments
         if self._rank == options.rootRank:
+            if len(inputs) != 1 or len(inputs[0]) != self._size:
+                raise ValueError(f"FakeProcessGroup::scatter: the root must give {self._size} inputs")
             copy_into(outputs[0], inputs[0][self._rank])
         elif any(map(len, inputs)):
             raise ValueError("FakeProcessGroup::scatter: requires empty input on non-root")

@@ -14,6 +14,7 @@ from tenfold.api import Group
 from tenfold.arrays import as_array, concatenated, contiguous_copy, empty_like, parts
 from tenfold.options import AllreduceCoalescedOptions, ReduceScatterOptions
 from tenfold.overloads import Reduction, Tensor
+from tenfold.reduce_op import as_reduce_op
 from tenfold.registry import _resolve_process_group
 from tenfold.work import Work
 
@@ -53,7 +54,7 @@ def all_reduce_coalesced(
     """`all_reduce` of several arrays at once."""
     results = [contiguous_copy(as_array(tensor)) for tensor in tensors]
     options = AllreduceCoalescedOptions()
-    options.reduceOp = op
+    options.reduceOp = as_reduce_op(op)
     return _all_finished(results, _group(group).allreduce_coalesced(results, options), wait)
 
 
@@ -105,7 +106,7 @@ def reduce_scatter_tensor_coalesced(
     sources = [concatenated(pieces, 0) for pieces in cut]
     results = [empty_like(pieces[0]) for pieces in cut]
     options = ReduceScatterOptions()
-    options.reduceOp = op
+    options.reduceOp = as_reduce_op(op)
     return _all_finished(results, group.reduce_scatter_single_coalesced(results, sources, options), wait)
 
 
@@ -141,8 +142,9 @@ def permute_tensor(tensor: Tensor, src_dst: Sequence[int], group: Any, *, wait: 
 def wait_tensor(tensor: Tensor) -> Tensor:
     """Waits until the operation that makes `tensor` is over."""
     with _lock:
-        reference, work = _works.pop(id(tensor), (None, None))
-    if reference is not None and reference() is tensor:
+        registered = _works.pop(id(tensor), None)
+    if registered is not None:
+        _, work = registered
         work.wait()
     return tensor
 

@@ -73,15 +73,16 @@ def send(group: Group, value: Any, to: int, tag: int) -> None:
     group.send(data, to, tag)
 
 
-def receive(group: Group, source: int | None, tag: int) -> tuple[Any, int]:
-    """An object, and who sent it."""
+def receive(group: Group, source: int | None, tag: int) -> Any:
+    """An object from a rank, or from whoever sends first."""
     length = _length()
     if source is None:
         work = group.recv_any(length, tag)
         work.wait()
         source = work.source_rank()
+        assert source is not None, "what was received has a sender"
     else:
         group.recv(length, source, tag)
     buffer = bytearray(length[0])
     group.recv(buffer, source, tag)
-    return pickle.loads(buffer), source
+    return pickle.loads(buffer)

@@ -1,4 +1,6 @@
 # ruff: noqa: N803  c10d's parameters are named in its own way
+# The bodies are put there by `operation`.
+# mypy: disable-error-code="empty-body"
 """Every operation of c10d, in every form in which it can be called there.
 
 `Backend` and `ProcessGroup` share them: what differs is only what `_perform` does. Where c10d's two classes

@@ -12,7 +12,7 @@ import inspect
 import typing
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeAlias, TypeVar, cast
 
 from tenfold.options import Fields
 from tenfold.reduce_op import ReduceOp, code_of
@@ -21,16 +21,19 @@ from tenfold.work import Work
 __all__ = ["Reduction", "Tensor", "TensorLists", "Tensors", "operation", "renamed"]
 
 # Anything whose memory can be lent: NumPy arrays, PyTorch tensors, writable buffers, objects with DLPack.
-Tensor = Any
-Tensors = Sequence[Any]
-TensorLists = Sequence[Sequence[Any]]
-Reduction = ReduceOp | ReduceOp.RedOpType | str
+Tensor: TypeAlias = Any
+Tensors: TypeAlias = Sequence[Any]
+TensorLists: TypeAlias = Sequence[Sequence[Any]]
+Reduction: TypeAlias = ReduceOp | ReduceOp.RedOpType | str
 
 # The options that a parameter of the forms for people stands for.
 _OPTION_FIELDS = {"root": "rootRank", "op": "reduceOp", "timeout": "timeout"}
 
 
-def operation(method: Callable) -> Callable:
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def operation(method: Method) -> Method:
     """A method that calls `self._perform(name, arguments, options)`; `method` has the name and the words."""
     forms = [_Form(overload) for overload in typing.get_overloads(method) or [method]]
     first, name = forms[0], method.__name__
@@ -43,10 +46,10 @@ def operation(method: Callable) -> Callable:
                 return self._perform(name, *form.as_in(first, given))
         raise TypeError(_complaint(name, forms, args, kwargs))
 
-    return call
+    return cast(Method, call)
 
 
-def renamed(method: Callable, name: str) -> Callable:
+def renamed(method: Method, name: str) -> Method:
     """`method` under another name of c10d's: a subclass need override one of them only."""
 
     @functools.wraps(method)
@@ -55,7 +58,7 @@ def renamed(method: Callable, name: str) -> Callable:
 
     call.__name__ = name
     call.__doc__ = f"The older name of `{method.__name__}`."
-    return call
+    return cast(Method, call)
 
 
 class _Form:
@@ -89,10 +92,8 @@ class _Form:
                 taken += 1
             elif default is inspect.Parameter.empty:
                 return None
-            elif default is ...:
-                given.append(self.options())
             else:
-                given.append(default)
+                given.append(self.options() if default is ... and self.options else default)
         fits = taken == len(kwargs) and all(map(_fits, given, self.kinds))
         return given if fits else None
 

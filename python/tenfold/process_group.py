@@ -7,10 +7,11 @@ Operations go to the backend, with the hooks of the group before and after.
 import itertools
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, overload
+from typing import Any, TypeAlias, overload
 
+from tenfold import enums
 from tenfold.backend import Backend, ProcessGroupTenfold
-from tenfold.enums import BackendType, HookOpName
+from tenfold.enums import HookOpName
 from tenfold.operations import Operations
 from tenfold.options import _DEFAULT_PG_TIMEOUT, Fields, PostHookArgs, PreHookArgs, ReconfigureOptions
 from tenfold.overloads import Tensor
@@ -34,15 +35,15 @@ class ProcessGroup(Operations):
     (0, 1, 'tenfold')
     """
 
-    BackendType = BackendType
+    BackendType: TypeAlias = enums.BackendType
 
-    UNDEFINED = BackendType.UNDEFINED
-    GLOO = BackendType.GLOO
-    NCCL = BackendType.NCCL
-    UCC = BackendType.UCC
-    MPI = BackendType.MPI
-    XCCL = BackendType.XCCL
-    CUSTOM = BackendType.CUSTOM
+    UNDEFINED = enums.BackendType.UNDEFINED
+    GLOO = enums.BackendType.GLOO
+    NCCL = enums.BackendType.NCCL
+    UCC = enums.BackendType.UCC
+    MPI = enums.BackendType.MPI
+    XCCL = enums.BackendType.XCCL
+    CUSTOM = enums.BackendType.CUSTOM
 
     bound_device_id: Any = None
     use_pg_for_symm_mem_rendezvous: bool = False
@@ -58,14 +59,14 @@ class ProcessGroup(Operations):
         self._store = store
         self._name: str | None = None
         self._description = ""
-        self._default_type = BackendType.UNDEFINED
-        self._backends: dict[str, tuple[Any, BackendType, Backend]] = {}
+        self._default_type = enums.BackendType.UNDEFINED
+        self._backends: dict[str, tuple[Any, enums.BackendType, Backend]] = {}
         self._pre_hooks: dict[int, Callable[[PreHookArgs], None]] = {}
         self._post_hooks: dict[int, Callable[[PostHookArgs], None]] = {}
         self._op_ids = itertools.count(1)
         if store is not None:
             backend = ProcessGroupTenfold(store, self._rank, self._size)
-            self._register_backend("cpu", BackendType.CUSTOM, backend)
+            self._register_backend("cpu", enums.BackendType.CUSTOM, backend)
 
     @classmethod
     def _around(
@@ -75,7 +76,7 @@ class ProcessGroup(Operations):
         group._store = store
         group._name = name
         group._description = description or ""
-        group._register_backend("cpu", BackendType.CUSTOM, backend)
+        group._register_backend("cpu", enums.BackendType.CUSTOM, backend)
         return group
 
     def rank(self) -> int:
@@ -127,15 +128,15 @@ class ProcessGroup(Operations):
     # Backends.
 
     def _register_backend(
-        self, device: Any, backend_type: BackendType, backend: Backend | None = None
+        self, device: Any, backend_type: enums.BackendType, backend: Backend | None = None
     ) -> None:
         if backend is None:
             raise RuntimeError(f"there is no backend to register for {device}")
         self._backends[_device_type(device)] = (device, backend_type, backend)
-        if self._default_type is BackendType.UNDEFINED:
+        if self._default_type is enums.BackendType.UNDEFINED:
             self._default_type = backend_type
 
-    def _set_default_backend(self, backend_type: BackendType) -> None:
+    def _set_default_backend(self, backend_type: enums.BackendType) -> None:
         self._default_type = backend_type
 
     def get_backend(self, device: Any) -> Backend:
@@ -148,14 +149,14 @@ class ProcessGroup(Operations):
     def _get_backend(self, device: Any) -> Backend:
         return self.get_backend(device)
 
-    def _backend_id(self, backend_type: BackendType) -> int:
+    def _backend_id(self, backend_type: enums.BackendType) -> int:
         return id(self._backend(backend_type))
 
     @property
     def _device_types(self) -> list[Any]:
         return [device for device, _, _ in self._backends.values()]
 
-    def _backend(self, backend_type: BackendType | None = None) -> Backend:
+    def _backend(self, backend_type: enums.BackendType | None = None) -> Backend:
         wanted = backend_type or self._default_type
         for _, kind, backend in self._backends.values():
             if kind is wanted:

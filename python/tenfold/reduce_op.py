@@ -13,35 +13,6 @@ from tenfold.enums import Numbered
 __all__ = ["ReduceOp", "_make_nccl_premul_sum", "_make_premul_sum", "as_reduce_op", "code_of"]
 
 
-class RedOpType(Numbered):
-    """The kind of a reduction."""
-
-    SUM = 0
-    AVG = 1
-    PRODUCT = 2
-    MIN = 3
-    MAX = 4
-    BAND = 5
-    BOR = 6
-    BXOR = 7
-    PREMUL_SUM = 8
-    UNUSED = 9
-
-    def __call__(self, factor: Any) -> "ReduceOp":
-        """`ReduceOp.PREMUL_SUM(factor)`: every rank's elements times its factor, then their sum."""
-        if self is not RedOpType.PREMUL_SUM:
-            raise RuntimeError(f"Only PREMUL_SUM supports calling with a factor, got {self}")
-        return _make_premul_sum(factor)
-
-    def __eq__(self, other: object) -> bool:
-        # With plain numbers too, as c10d has it for this one enumeration.
-        if isinstance(other, int):
-            return self.value == other
-        return self is other
-
-    __hash__ = Numbered.__hash__
-
-
 class ReduceOp:
     """A reduction, for options and for operations.
 
@@ -53,7 +24,33 @@ class ReduceOp:
     0.5
     """
 
-    RedOpType = RedOpType
+    class RedOpType(Numbered):
+        """The kind of a reduction."""
+
+        SUM = 0
+        AVG = 1
+        PRODUCT = 2
+        MIN = 3
+        MAX = 4
+        BAND = 5
+        BOR = 6
+        BXOR = 7
+        PREMUL_SUM = 8
+        UNUSED = 9
+
+        def __call__(self, factor: Any) -> "ReduceOp":
+            """`ReduceOp.PREMUL_SUM(factor)`: every rank's elements times its factor, then their sum."""
+            if self is not ReduceOp.PREMUL_SUM:
+                raise RuntimeError(f"Only PREMUL_SUM supports calling with a factor, got {self}")
+            return _make_premul_sum(factor)
+
+        def __eq__(self, other: object) -> bool:
+            # With plain numbers too, as c10d has it for this one enumeration.
+            if isinstance(other, int):
+                return self.value == other
+            return self is other
+
+        __hash__ = Numbered.__hash__
 
     SUM = RedOpType.SUM
     AVG = RedOpType.AVG
@@ -71,7 +68,7 @@ class ReduceOp:
     op: RedOpType
 
     def __init__(self, op: RedOpType) -> None:
-        if not isinstance(op, RedOpType):
+        if not isinstance(op, ReduceOp.RedOpType):
             raise TypeError(f"ReduceOp takes one of its members, such as ReduceOp.SUM, not {op!r}")
         self.op = op
         self._factor: Any = None
@@ -79,7 +76,7 @@ class ReduceOp:
     @property
     def factor(self) -> Any:
         """What `PREMUL_SUM` multiplies by."""
-        if self.op is not RedOpType.PREMUL_SUM:
+        if self.op is not ReduceOp.PREMUL_SUM:
             raise RuntimeError("Only PREMUL_SUM supports accessing factor")
         if self._factor is None:
             raise RuntimeError("PREMUL_SUM has no factor; make it by `ReduceOp.PREMUL_SUM(factor)`")
@@ -120,15 +117,11 @@ class ReduceOp:
         return ReduceOp, (self.op,), self.__getstate__()
 
 
-# Pickles by the name under which it is found.
-RedOpType.__qualname__ = "ReduceOp.RedOpType"
-
-
 def _make_premul_sum(factor: Any) -> ReduceOp:
     """The sum of every rank's elements times `factor`, a number or a tensor with one element."""
     if isinstance(factor, str | bytes):
         raise TypeError(f"the factor of PREMUL_SUM is a number or a tensor, not {factor!r}")
-    op = ReduceOp(RedOpType.PREMUL_SUM)
+    op = ReduceOp(ReduceOp.PREMUL_SUM)
     op._factor = float(factor) if isinstance(factor, int) else factor
     return op
 
@@ -153,7 +146,7 @@ def code_of(op: Any) -> int | tuple[int, float] | str:
         code = int(kind)
     except TypeError:
         raise TypeError(f"op must be a ReduceOp or the name of one, not {type(op).__name__}") from None
-    if code != RedOpType.PREMUL_SUM.value:
+    if code != ReduceOp.PREMUL_SUM.value:
         return code
     if kind is op:
         raise ValueError("PREMUL_SUM needs a factor: `ReduceOp.PREMUL_SUM(factor)`")
@@ -165,11 +158,11 @@ def as_reduce_op(op: Any) -> ReduceOp:
     if isinstance(op, ReduceOp):
         return op
     if isinstance(op, str):
-        if op.upper() not in RedOpType.__members__:
+        if op.upper() not in ReduceOp.RedOpType.__members__:
             raise ValueError(f"there is no reduction `{op}`")
-        return ReduceOp(RedOpType[op.upper()])
+        return ReduceOp(ReduceOp.RedOpType[op.upper()])
     kind = getattr(op, "op", op)
     if isinstance(op, int) or not hasattr(kind, "value"):
         raise TypeError(f"this must be a ReduceOp, not {type(op).__name__}")
-    has_factor = int(kind) == RedOpType.PREMUL_SUM.value and kind is not op
-    return _make_premul_sum(op.factor) if has_factor else ReduceOp(RedOpType(int(kind)))
+    has_factor = int(kind) == ReduceOp.PREMUL_SUM.value and kind is not op
+    return _make_premul_sum(op.factor) if has_factor else ReduceOp(ReduceOp.RedOpType(int(kind)))

@@ -6,13 +6,16 @@ opened here.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from tenfold._tenfold import Group, Work
 from tenfold.exceptions import DistArgumentError
 from tenfold.reduce_op import code_of
 
 __all__ = ["STARTS"]
+
+# With `async_op`, always a work.
+Started: TypeAlias = Work | None
 
 
 def _only(items: Sequence[Any], what: str) -> Any:
@@ -32,42 +35,44 @@ def _at_root(group: Group, options: Any, lists: Sequence[Any], what: str) -> Seq
     return []
 
 
-def _broadcast(group: Group, tensors: Sequence[Any], options: Any, **how: Any) -> Work:
+def _broadcast(group: Group, tensors: Sequence[Any], options: Any, **how: Any) -> Started:
     return group.broadcast(_only(tensors, "tensors"), options.rootRank, **how)
 
 
-def _allreduce(group: Group, tensors: Sequence[Any], options: Any, **how: Any) -> Work:
+def _allreduce(group: Group, tensors: Sequence[Any], options: Any, **how: Any) -> Started:
     op = code_of(options.reduceOp)
     if len(tensors) == 1:
         return group.all_reduce(tensors[0], op, **how)
     return group.all_reduce_coalesced(tensors, op, **how)
 
 
-def _allreduce_coalesced(group: Group, tensors: Sequence[Any], options: Any, **how: Any) -> Work:
+def _allreduce_coalesced(group: Group, tensors: Sequence[Any], options: Any, **how: Any) -> Started:
     return group.all_reduce_coalesced(tensors, code_of(options.reduceOp), **how)
 
 
-def _reduce(group: Group, tensors: Sequence[Any], options: Any, **how: Any) -> Work:
+def _reduce(group: Group, tensors: Sequence[Any], options: Any, **how: Any) -> Started:
     return group.reduce(_only(tensors, "tensors"), options.rootRank, code_of(options.reduceOp), **how)
 
 
-def _allgather(group: Group, outputs: Sequence[Any], inputs: Sequence[Any], options: Any, **how: Any) -> Work:
+def _allgather(
+    group: Group, outputs: Sequence[Any], inputs: Sequence[Any], options: Any, **how: Any
+) -> Started:
     return group.all_gather(_only(outputs, "output_tensors"), _only(inputs, "input_tensors"), **how)
 
 
-def _all_gather_single(group: Group, output: Any, source: Any, options: Any, **how: Any) -> Work:
+def _all_gather_single(group: Group, output: Any, source: Any, options: Any, **how: Any) -> Started:
     return group.all_gather_into(output, source, **how)
 
 
 def _all_gather_single_coalesced(
     group: Group, outputs: Sequence[Any], inputs: Sequence[Any], options: Any, **how: Any
-) -> Work:
+) -> Started:
     return group.all_gather_into_coalesced(outputs, inputs, **how)
 
 
 def _allgather_coalesced(
     group: Group, lists: Sequence[Any], inputs: Sequence[Any], options: Any, **how: Any
-) -> Work:
+) -> Started:
     if len(lists) != group.size or any(len(of_rank) != len(inputs) for of_rank in lists):
         shape = f"{group.size} lists, one per rank, of {len(inputs)} tensors, one per input"
         raise DistArgumentError(f"output_lists must have {shape}")
@@ -75,35 +80,37 @@ def _allgather_coalesced(
     return group.all_gather_coalesced(by_input, inputs, **how)
 
 
-def _gather(group: Group, outputs: Sequence[Any], inputs: Sequence[Any], options: Any, **how: Any) -> Work:
+def _gather(group: Group, outputs: Sequence[Any], inputs: Sequence[Any], options: Any, **how: Any) -> Started:
     targets = _at_root(group, options, outputs, "output_tensors")
     return group.gather(targets, _only(inputs, "input_tensors"), options.rootRank, **how)
 
 
-def _gather_single(group: Group, output: Any, source: Any, options: Any, **how: Any) -> Work:
+def _gather_single(group: Group, output: Any, source: Any, options: Any, **how: Any) -> Started:
     target = output if group.rank == options.rootRank else None
     return group.gather_into(target, source, options.rootRank, **how)
 
 
-def _scatter(group: Group, outputs: Sequence[Any], inputs: Sequence[Any], options: Any, **how: Any) -> Work:
+def _scatter(
+    group: Group, outputs: Sequence[Any], inputs: Sequence[Any], options: Any, **how: Any
+) -> Started:
     sources = _at_root(group, options, inputs, "input_tensors")
     return group.scatter(_only(outputs, "output_tensors"), sources, options.rootRank, **how)
 
 
 def _reduce_scatter(
     group: Group, outputs: Sequence[Any], inputs: Sequence[Any], options: Any, **how: Any
-) -> Work:
+) -> Started:
     target, sources = _only(outputs, "output_tensors"), _only(inputs, "input_tensors")
     return group.reduce_scatter(target, sources, code_of(options.reduceOp), **how)
 
 
-def _reduce_scatter_single(group: Group, output: Any, source: Any, options: Any, **how: Any) -> Work:
+def _reduce_scatter_single(group: Group, output: Any, source: Any, options: Any, **how: Any) -> Started:
     return group.reduce_scatter_into(output, source, code_of(options.reduceOp), **how)
 
 
 def _reduce_scatter_single_coalesced(
     group: Group, outputs: Sequence[Any], inputs: Sequence[Any], options: Any, **how: Any
-) -> Work:
+) -> Started:
     return group.reduce_scatter_into_coalesced(outputs, inputs, code_of(options.reduceOp), **how)
 
 
@@ -115,33 +122,35 @@ def _all_to_all_single(
     input_splits: Sequence[int],
     options: Any,
     **how: Any,
-) -> Work:
+) -> Started:
     return group.all_to_all_single(output, source, output_splits or None, input_splits or None, **how)
 
 
-def _alltoall(group: Group, outputs: Sequence[Any], inputs: Sequence[Any], options: Any, **how: Any) -> Work:
+def _alltoall(
+    group: Group, outputs: Sequence[Any], inputs: Sequence[Any], options: Any, **how: Any
+) -> Started:
     return group.all_to_all(outputs, inputs, **how)
 
 
-def _send(group: Group, tensors: Sequence[Any], to: int, tag: int, options: None, **how: Any) -> Work:
+def _send(group: Group, tensors: Sequence[Any], to: int, tag: int, options: None, **how: Any) -> Started:
     return group.send(_only(tensors, "tensors"), to, tag, **how)
 
 
-def _recv(group: Group, tensors: Sequence[Any], source: int, tag: int, options: None, **how: Any) -> Work:
+def _recv(group: Group, tensors: Sequence[Any], source: int, tag: int, options: None, **how: Any) -> Started:
     return group.recv(_only(tensors, "tensors"), source, tag, **how)
 
 
 def _recv_anysource(
     group: Group, tensors: Sequence[Any], tag: int, options: None, async_op: bool, timeout: float
-) -> Work:
+) -> Started:
     return group.recv_any(_only(tensors, "tensors"), tag, timeout)
 
 
-def _barrier(group: Group, options: Any, **how: Any) -> Work:
+def _barrier(group: Group, options: Any, **how: Any) -> Started:
     return group.barrier(**how)
 
 
-STARTS: dict[str, Callable[..., Work]] = {
+STARTS: dict[str, Callable[..., Started]] = {
     "broadcast": _broadcast,
     "allreduce": _allreduce,
     "allreduce_coalesced": _allreduce_coalesced,

@@ -46,9 +46,9 @@ class Future(concurrent.futures.Future):
         """A future of what `callback` makes of this one, once it is complete."""
         outcome = Future()
 
-        def run(completed: "Future") -> None:
+        def run(_: concurrent.futures.Future) -> None:
             try:
-                outcome.set_result(callback(completed))
+                outcome.set_result(callback(self))
             except BaseException as error:
                 outcome.set_exception(error)
 

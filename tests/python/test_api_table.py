@@ -78,7 +78,7 @@ ABSENT = {
 }
 
 DIFFERENT = {
-    "TCPStore.__init__": "an extension module cannot show a timedelta as a default; a test below shows that it is c10d's"
+    "TCPStore.__init__": "an extension cannot show a timedelta as a default; a test below shows it is c10d's"
 }
 
 # What pybind11 gives every class and enumeration.
