@@ -19,6 +19,12 @@ from operations import (
 )
 from ranks import RankServer
 
+# PyTorch warns of dtypes that it has not finished, or wants to drop; they count all the same.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:B?Complex(Half|32) support is experimental:UserWarning"),
+    pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning"),
+]
+
 WORLD = 2
 Results = list[dict[str, Any]]  # by rank
 
