@@ -10,7 +10,8 @@ FLOATS = ["float64", "float32", "float16", "bfloat16"]
 FLOATS_OF_8_BITS = ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"]
 INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
 COMPLEX = ["complex32", "bcomplex32", "complex64", "complex128"]
-QUANTIZED = ["qint8", "quint8", "qint32", "quint4x2", "quint2x4"]
+QUANTIZED = ["qint8", "quint8", "qint32"]
+PACKED = ["quint4x2", "quint2x4"]  # several elements in a byte, though their `itemsize` is 1
 NUMBERS = [*FLOATS, *FLOATS_OF_8_BITS, *INTEGERS, *COMPLEX, "bool"]
 
 
