@@ -35,6 +35,7 @@ def train(example: str, backend: str, world: int, folder: Path) -> Training:
     )
 
 
+@pytest.mark.timeout(240)  # two jobs, each with a limit of its own, on a machine that may be busy
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("example", ["ddp.py", "fsdp2.py", "dtensor.py"])
 def test_an_example_learns_on_all_ranks_what_it_learns_under_gloo(

@@ -13,7 +13,8 @@ import signal
 import sys
 from pathlib import Path
 
-import torch.distributed.fsdp  # what the programs need, and is slow to import
+import torch._dynamo  # the first optimizer and the first DDP import it
+import torch.distributed.fsdp
 import torch.distributed.tensor.parallel
 import torch.nn.parallel  # noqa: F401
 
