@@ -6,6 +6,7 @@
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyDict;
+use tenfold_store::FaultKind;
 
 static MAKE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
@@ -51,8 +52,12 @@ pub(crate) fn store_error(py: Python<'_>, error: &tenfold_store::Error) -> PyErr
         fields.set_item("hint", error.hint())?;
         fields.set_item("reason", error.fault().message())
     })();
+    let kind = match error.kind() {
+        FaultKind::NotANumber => FaultKind::Argument, // a ValueError, as c10d has it
+        other => other,
+    };
     match filled {
-        Ok(()) => make(py, &format!("Store{:?}", error.kind()), error.to_string(), &fields),
+        Ok(()) => make(py, &format!("Store{kind:?}"), error.to_string(), &fields),
         Err(error) => error,
     }
 }

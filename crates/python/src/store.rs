@@ -6,11 +6,11 @@
 //!
 //! Every call lets go of the interpreter; what waits is heard by Ctrl-C ([`interruptible`]).
 
+mod arguments;
 pub(crate) mod collectives;
 mod interruptible;
 pub(crate) mod kinds;
 pub(crate) mod tcp;
-mod text;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -22,7 +22,7 @@ use tenfold_store::{DEFAULT_TIMEOUT, Operation, StoreExt, Value};
 
 use crate::foreign_store::ForeignStore;
 use crate::waiting::calling;
-pub(crate) use text::Text;
+pub(crate) use arguments::{Fits, Text};
 
 /// Base class for all stores: keys and values that all ranks of a job see.
 ///
@@ -122,9 +122,9 @@ impl Store {
     /// 1
     /// >>> store.add("ranks", 2)
     /// 3
-    fn add(slf: &Bound<'_, Self>, key: Text, value: i64) -> PyResult<i64> {
+    fn add(slf: &Bound<'_, Self>, key: Text, value: Fits<i64>) -> PyResult<i64> {
         let store = Store::inner(slf, Operation::Add)?;
-        calling(slf.py(), || store.add(key, value))
+        calling(slf.py(), || store.add(key, value.0))
     }
 
     /// Are all keys there? Never waits.
@@ -264,7 +264,11 @@ impl Store {
     #[pyo3(signature = (key, block=true))]
     fn queue_pop<'py>(slf: &Bound<'py, Self>, key: Text, block: bool) -> PyResult<Bound<'py, PyBytes>> {
         let store = Store::inner(slf, Operation::QueuePop)?;
-        let pop = || if block { store.queue_pop(key) } else { store.try_queue_pop(key) };
+        let pop = || match block {
+            false => store.try_queue_pop(key),
+            // A store without queues says so here, and not when the time is up.
+            true => store.queue_len(&key).and_then(|_| store.queue_pop(&key)),
+        };
         let item = calling(slf.py(), pop)?;
         Ok(bytes(slf.py(), &item))
     }
@@ -283,8 +287,13 @@ impl Store {
     ///
     /// >>> HashStore().barrier("start", 1)
     #[pyo3(signature = (key, world_size, timeout=None))]
-    fn barrier(slf: &Bound<'_, Self>, key: Text, world_size: i64, timeout: Option<Duration>) -> PyResult<()> {
-        let Some(world_size) = usize::try_from(world_size).ok().filter(|size| *size > 0) else {
+    fn barrier(
+        slf: &Bound<'_, Self>,
+        key: Text,
+        world_size: Fits<i64>,
+        timeout: Option<Duration>,
+    ) -> PyResult<()> {
+        let Some(world_size) = usize::try_from(world_size.0).ok().filter(|size| *size > 0) else {
             return Ok(()); // as c10d: nobody is waited for
         };
         let store = Store::inner_or_own_methods(slf, Operation::Barrier);

@@ -12,8 +12,8 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use tenfold_store::{DEFAULT_TIMEOUT, StoreExt, TcpStoreOptions};
 
-use super::Store;
 use super::interruptible::Connection;
+use super::{Fits, Store};
 use crate::exceptions::store_error;
 use crate::waiting;
 
@@ -47,27 +47,27 @@ impl TcpStore {
     fn new(
         py: Python<'_>,
         host_name: String,
-        port: u16,
-        world_size: Option<i64>,
+        port: Fits<u16>,
+        world_size: Option<Fits<i64>>,
         is_master: bool,
         timeout: Duration,
         wait_for_workers: bool,
         multi_tenant: bool,
-        master_listen_fd: Option<RawFd>,
+        master_listen_fd: Option<Fits<RawFd>>,
         use_libuv: bool,
     ) -> PyResult<PyClassInitializer<Self>> {
-        let mut options = TcpStoreOptions::new(host_name.as_str(), port)
+        let mut options = TcpStoreOptions::new(host_name.as_str(), port.0)
             .is_server(is_master)
             .timeout(timeout)
             .wait_workers(wait_for_workers)
             .multi_tenant(multi_tenant);
-        match world_size.map(usize::try_from) {
+        match world_size.map(|size| usize::try_from(size.0)) {
             Some(Ok(0)) => return Err(PyValueError::new_err("TCPStore world size cannot be 0")),
             Some(Ok(world_size)) => options = options.world_size(world_size),
             Some(Err(_)) | None => {} // as c10d: a negative size is no size
         }
         if let Some(listener) = master_listen_fd.filter(|_| is_master) {
-            options = options.listener(adopt(py, listener)?);
+            options = options.listener(adopt(py, listener.0)?);
         }
         let opened = waiting::on_a_thread(py, "tenfold-open", || tenfold_store::TcpStore::open(options))?;
         let store = opened.map_err(|error| store_error(py, &error))?;

@@ -1,6 +1,6 @@
-//! Keys and values as Python gives them.
+//! Arguments as Python gives them.
 
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::pybacked::{PyBackedBytes, PyBackedStr};
 
@@ -33,5 +33,23 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Text {
                 Err(PyTypeError::new_err(format!("keys and values are str or bytes, not {kind}")))
             }
         }
+    }
+}
+
+/// A number; one that is too large for its type is, as in c10d, of the wrong type.
+pub(crate) struct Fits<T>(pub(crate) T);
+
+impl<'a, 'py, T: FromPyObject<'a, 'py>> FromPyObject<'a, 'py> for Fits<T> {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        let py = object.py();
+        T::extract(object).map(Fits).map_err(|error| {
+            let error: PyErr = error.into();
+            match error.is_instance_of::<PyOverflowError>(py) {
+                true => PyTypeError::new_err(format!("{} is out of range", &*object)),
+                false => error,
+            }
+        })
     }
 }
