@@ -356,6 +356,7 @@ def a_failed_block_tells_the_other_rank_why(group: Group) -> None:
     process_group = group.process_group
     store = process_group.get_group_store()
     if group.rank == 0:
+        store.wait(["receiving"])
         refused(KeyError, "lost", lambda: fail_inside(group))
         refused(tenfold.DistBackendError, why, group.barrier)
         store.wait(["told"])
@@ -365,6 +366,7 @@ def a_failed_block_tells_the_other_rank_why(group: Group) -> None:
     else:
         work = group.recv(np.ones(1), 0, async_op=True)
         future = work.get_future()
+        store.set("receiving", "")
         refused(tenfold.DistBackendError, why, work.wait)
         assert future.done()
         assert why in str(future.exception())
