@@ -17,6 +17,7 @@ __all__ = [
     "Group",
     "HashStore",
     "PrefixStore",
+    "Registration",
     "SharedMemory",
     "Store",
     "TCPStore",
@@ -24,9 +25,12 @@ __all__ = [
     "_ControlCollectives",
     "_StoreCollectives",
     "__version__",
+    "command",
 ]
 
 __version__: str
+
+def command(words: Sequence[str], python: str) -> int: ...
 
 # ── stores ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -159,6 +163,9 @@ class Completions:
     def close(self) -> None: ...
 
 @final
+class Registration: ...
+
+@final
 class SharedMemory:
     @property
     def address(self) -> int: ...
@@ -203,6 +210,7 @@ class Group:
         deterministic: bool = False,
     ) -> Group | None: ...
     def shared_memory(self, bytes: int) -> SharedMemory: ...
+    def register(self, address: int, bytes: int, file: int, keep: object) -> Registration: ...
     def all_reduce(
         self, tensor: _Tensor, op: _ReduceOp, async_op: bool = False, timeout: float | None = None
     ) -> Work | None: ...

@@ -1,11 +1,12 @@
 """Threads that run what is to happen once an operation is over.
 
-The engine never calls Python. It writes down which operations are over, and the threads here fetch that (`Completions.next` waits
-without the interpreter) and run the callbacks.
+The engine never calls Python. It writes down which operations are over, and the threads here fetch that
+(`Completions.next` waits without the interpreter) and run the callbacks.
 
-A callback may start another operation and wait for *its* callback, as PowerSGD's hook does, so there must always be a thread left
-that fetches. Whoever takes the last free place therefore starts another thread first. That one holds back for a moment, because
-most callbacks are over in microseconds and their thread is free again: only a callback that really blocks makes the pool grow.
+A callback may start another operation and wait for *its* callback, as PowerSGD's hook does, so there must
+always be a thread left that fetches. Whoever takes the last free place therefore starts another thread first.
+That one holds back for a moment, because most callbacks are short and their thread is free again soon: only
+a callback that really blocks makes the pool grow.
 
 Not here: futures, see `tenfold.work`.
 """
@@ -13,7 +14,6 @@ Not here: futures, see `tenfold.work`.
 import atexit
 import itertools
 import os
-import sys
 import threading
 import time
 import weakref
@@ -36,13 +36,15 @@ _GRACE_SECONDS = 5.0
 def notify(work: Work, callback: Callable[[], None]) -> None:
     """Runs `callback` on a thread of the pool once `work` is over, well or not.
 
-    What the callback raises is reported by `sys.unraisablehook`. When the interpreter has begun to end, nothing is called any more.
+    What the callback raises is reported by `sys.unraisablehook`. When the interpreter has begun to end,
+    nothing is called any more.
 
     >>> import threading
     >>> from tenfold import HashStore, ProcessGroup
     >>> over = threading.Event()
-    >>> work = ProcessGroup(HashStore(), 0, 1).allreduce(bytearray(8))
-    >>> notify(work._work, over.set)
+    >>> group = ProcessGroup(HashStore(), 0, 1)
+    >>> work = group.allreduce(bytearray(8))
+    >>> work.notify(over.set)
     >>> over.wait(timeout=10)
     True
     """
@@ -120,7 +122,7 @@ class _Pool:
 
 
 class _Report:
-    """Hands an error to `sys.unraisablehook`. Only the interpreter can call that, as it does for weak references."""
+    """Hands an error to `sys.unraisablehook`, which only the interpreter can call: as for weak references."""
 
     def __init__(self, error: BaseException, callback: Callable[[], None]) -> None:
         self._error = error

@@ -1,8 +1,8 @@
 """What can go wrong, in c10d's classes.
 
-`DistError` and its four subclasses have the names and the hierarchy of `torch.distributed`'s. The others are subclasses of them
-that are also what Python calls such a thing: a wrong argument is a `ValueError`, a timeout is a `TimeoutError`.
-Every exception of a group knows more than its text: see `DistError`.
+`DistError` and its four subclasses have the names and the hierarchy of `torch.distributed`'s. The others are
+subclasses of them that are also what Python calls such a thing: a wrong argument is a `ValueError`, a timeout
+is a `TimeoutError`. Every exception of a group knows more than its text: see `DistError`.
 
 When PyTorch is there, `tenfold.torch` makes these classes subclasses of PyTorch's as well, so that `except
 torch.distributed.DistBackendError` catches what it should.
@@ -25,9 +25,9 @@ __all__ = [
 class DistError(RuntimeError):
     """Something about communication failed.
 
-    Errors of groups have attributes: `operation`, `sequence_number`, `group`, `rank`, `world_size`, `elapsed` (seconds), `peer` (the
-    rank whose fault it is, or None), `hint` and `reason`. Errors of stores have `operation`, `store`, `elapsed`, `hint` and `reason`.
-    `kind` is a word for what broke, such as "PeerLost".
+    Errors of groups have attributes: `operation`, `sequence_number`, `group`, `rank`, `world_size`, `elapsed`
+    (seconds), `peer` (the rank whose fault it is, or None), `hint` and `reason`. Errors of stores have
+    `operation`, `store`, `elapsed`, `hint` and `reason`. `kind` is a word for what broke, such as "PeerLost".
 
     >>> try:
     ...     raise DistError("rank 3 is gone")

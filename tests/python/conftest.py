@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ranks import RankServer
 from servers import Address, TenfoldServer, TorchServer, TorchServers
 from tap import PATIENCE, Tap
 from torch.distributed import TCPStore
@@ -26,6 +27,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=["tenfold", "torch"],
         default="tenfold",
         help="whose server to test; PyTorch's own shows whether the tests are right",
+    )
+    parser.addoption(
+        "--backend",
+        default="tenfold",
+        help="which backend of torch.distributed to test; `gloo` shows whether the tests are right",
     )
 
 
@@ -69,6 +75,14 @@ def connect(server: Address) -> Callable[..., TCPStore]:
 def store(connect: Callable[..., TCPStore], request: pytest.FixtureRequest) -> TCPStore:
     """A client of either of torch's two kinds; on the wire they differ in queues only."""
     return connect(use_libuv=request.param == "libuv")
+
+
+@pytest.fixture(scope="session")
+def ranks(pytestconfig: pytest.Config) -> Iterator[RankServer]:
+    """Runs functions on several ranks of the backend under test."""
+    server = RankServer(pytestconfig.getoption("--backend"))
+    yield server
+    server.close()
 
 
 @dataclass

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import python
 from servers import PROGRAMS
 from torch import Tensor
 from training_jobs import run_ranks
@@ -23,9 +22,6 @@ sys.path.append(str(PROGRAMS))
 
 from training import CASES
 
-REFERENCE = "gloo"
-# `gloo` here shows whether the tests are right: then both sides are Gloo's, and all of them must pass.
-CANDIDATE = os.environ.get("TENFOLD_TRAINING_BACKEND", "tenfold")
 WORLD = 2
 JOB_TIMEOUT = 240.0  # seconds, for a busy machine
 
@@ -49,7 +45,7 @@ class Job:
 
 
 @pytest.fixture(scope="session")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+def job(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Job:
     """Run by the first worker of pytest that needs it; the others wait for it and share what it left."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "training"
@@ -58,14 +54,15 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not failure.exists():
-            failure.write_text(run_job(folder))
+            failure.write_text(run_job(folder, pytestconfig.getoption("--backend")))
     return Job(folder, failure.read_text())
 
 
-def run_job(folder: Path) -> str:
+def run_job(folder: Path, backend: str) -> str:
     """Each test judges its own case; what else went wrong is kept for those that find nothing to judge."""
     try:
-        run_ranks(python("training.py", folder, REFERENCE, CANDIDATE), WORLD, folder, JOB_TIMEOUT)
+        program = PROGRAMS / "training.py"
+        run_ranks(program, folder, "gloo", backend, world=WORLD, folder=folder, timeout=JOB_TIMEOUT)
     except AssertionError as failure:
         return str(failure)
     return ""

@@ -3,7 +3,7 @@
 
 Whatever Gloo passes on this machine, tenfold has to pass: a test that Gloo passes and tenfold fails or skips
 is listed by name, and makes the exit code 1. Each backend runs in a process of its own (see
-programs/wheel_tests.py) for each number of ranks. Gloo's results are kept in a file, since they do not change.
+programs/wheel_tests.py) for each number of ranks. Gloo's results are kept in a file: they do not change.
 
     wheel_suite.py                        2 ranks
     wheel_suite.py --ranks 2,3,4,8        all that have tests of their own
@@ -98,8 +98,10 @@ def answers_of(backend: str, ranks: int, limit: float, only: str, *wishes: str) 
     )
     try:
         yield Answers(program)
+    except BaseException:
+        program.terminate()  # it ends the test under way
+        raise
     finally:
-        program.terminate()  # it ends the test under way; when all is well it has ended already
         program.wait()
         program.stdout.close()
 
@@ -154,9 +156,8 @@ def print_table(comparisons: list[Comparison], reference: str, tested: str) -> N
     print(f"{'ranks':>5}  {reference:<22}  {tested:<18}  worse than {reference}   seconds")
     for each in comparisons:
         theirs = each.reference.counts() + (" cached" if each.reference.cached else "")
-        print(
-            f"{each.ranks:>5}  {theirs:<22}  {each.tested.counts():<18}  {len(each.worse()):<16}  {each.seconds:.0f}"
-        )
+        ours = f"{each.tested.counts():<18}  {len(each.worse()):<16}  {each.seconds:.0f}"
+        print(f"{each.ranks:>5}  {theirs:<22}  {ours}")
     for each in comparisons:
         for name in each.worse():
             outcome = each.tested.outcomes.get(name, "missing")
@@ -208,3 +209,5 @@ if __name__ == "__main__":
         sys.exit(main())
     except SuiteError as error:
         sys.exit(f"wheel_suite.py: {error}")
+    except KeyboardInterrupt:
+        sys.exit("wheel_suite.py: interrupted")

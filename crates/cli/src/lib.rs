@@ -7,6 +7,7 @@
 mod bench;
 mod demo;
 mod program;
+mod run;
 mod serve;
 mod store;
 mod units;
@@ -42,6 +43,9 @@ enum Command {
     Demo(demo::Args),
     #[command(hide = true)]
     DemoWorker(demo::WorkerArgs),
+    Run(run::Args),
+    #[command(hide = true)]
+    RunRank(run::RankArgs),
     Serve(serve::Args),
     Store(store::Args),
 }
@@ -81,6 +85,8 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>, program: Program) -> 
         Command::Bench(args) => bench::run(args).map(|()| SUCCESS).map_err(Into::into),
         Command::Demo(args) => demo::run(&args),
         Command::DemoWorker(args) => demo::run_worker(&args),
+        Command::Run(args) => run::run(&args),
+        Command::RunRank(args) => run::become_program(&args),
         Command::Serve(args) => serve::run(args),
         Command::Store(args) => store::run(args),
     };

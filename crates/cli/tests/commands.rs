@@ -163,7 +163,7 @@ fn the_commands_of_the_readme_do_what_it_says() {
 
 #[test]
 fn every_command_has_help_with_an_example() {
-    for command in [&["demo"][..], &["serve"], &["store"], &["bench"], &["bench", "store"]] {
+    for command in [&["demo"][..], &["run"], &["serve"], &["store"], &["bench"], &["bench", "store"]] {
         let text = printed(&tenfold(&[command, &["--help"]].concat()));
         assert!(text.contains("Examples:\n  tenfold "), "{command:?}: {text}");
     }

@@ -10,6 +10,7 @@
 //! Every page exists only once it is written, so that a room for 500 costs what the used records cost. When the owner
 //! leaves, the room's memory goes back: a reader then sees zeroes where the room's key was.
 
+use std::cell::OnceCell;
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -17,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::mailbox::{Head, Inbox, Lane, Outbox, Pair, Record, Wanted};
 use crate::segment::PAGE;
-use crate::{Block, Bytes, PeerSegment, Segment, Span};
+use crate::{Block, Bytes, PeerRegion, PeerSegment, Segment, Span};
 
 /// Bytes of a staging slot: small enough that it stays in a core's cache between writer and reader.
 pub const SLOT: usize = 128 * 1024;
@@ -211,6 +212,9 @@ pub struct Link {
     inboxes: [Inbox; 2],
     pair: Pair,
     theirs: PeerRoom,
+    /// By lane: the region in which the next message lies, and its offset. Held from the first look at the message until
+    /// it is taken, so that its bytes stay where they are whatever the peer says meanwhile.
+    read_now: [OnceCell<(usize, Arc<PeerRegion>)>; 2],
     room: Arc<Room>,
     place: usize,
 }
@@ -232,6 +236,7 @@ impl Link {
             inboxes: lanes.map(|lane| Inbox::new(pair, lane, key)),
             pair,
             theirs,
+            read_now: Default::default(),
             room: Arc::clone(room),
             place,
         })
@@ -242,11 +247,6 @@ impl Link {
         &mut self.outboxes[lane as usize]
     }
 
-    #[inline]
-    pub fn inbox(&mut self, lane: Lane) -> &mut Inbox {
-        &mut self.inboxes[lane as usize]
-    }
-
     /// The next message of `lane`, if it is there: what it is, and its bytes unless they cannot be where it says.
     #[inline]
     pub fn peek(&self, lane: Lane) -> Option<(Head, Option<Bytes<'_>>)> {
@@ -254,9 +254,27 @@ impl Link {
         let arrived = inbox.peek()?;
         let bytes = usize::try_from(arrived.len).ok().and_then(|len| match arrived.place {
             None => inbox.inline(len),
-            Some(place) => self.theirs.bytes(place, len),
+            Some(place) => self.theirs.bytes(place, len).or_else(|| self.in_region(lane, place, len)),
         });
         Some((arrived.head, bytes))
+    }
+
+    /// The bytes of the next message of `lane`, which do not lie in the peer's segment.
+    fn in_region(&self, lane: Lane, place: u64, len: usize) -> Option<Bytes<'_>> {
+        let place = usize::try_from(place).ok()?;
+        let read_now = &self.read_now[lane as usize];
+        if read_now.get().is_none() {
+            let _ = read_now.set(self.theirs.segment.region_at(place)?); // it is empty
+        }
+        let (offset, region) = read_now.get()?;
+        region.bytes(place.checked_sub(*offset)?, len)
+    }
+
+    /// Has read the next message of `lane`.
+    #[inline]
+    pub fn take(&mut self, lane: Lane) {
+        self.read_now[lane as usize].take();
+        self.inboxes[lane as usize].take();
     }
 
     /// Has the peer read everything that was sent to it?
@@ -346,10 +364,36 @@ mod tests {
         );
         let mut receiver = receiver;
         for (place, len) in [(u64::MAX - 1, 8), (0, u64::MAX), (1 << 40, 1)] {
-            receiver.inbox(Lane::Collective).take();
+            receiver.take(Lane::Collective);
             sender.outbox(Lane::Collective).post(&[1, 0, 0], Payload::At { place, len });
             assert!(matches!(receiver.peek(Lane::Collective), Some((_, None))), "{place} {len}");
         }
+    }
+
+    #[test]
+    fn a_message_in_a_region_stays_readable_until_it_is_taken_and_a_later_one_is_not() {
+        let (room, theirs, segment) = rooms();
+        let room = Arc::new(room);
+        let peer = Arc::clone(&theirs.segment);
+        let mut sender = Link::new(&room, 1, theirs.clone(), 0).unwrap();
+        let mut receiver = Link::new(&room, 0, theirs, 1).unwrap();
+        let (mut tensor, region) = crate::Tensor::in_file(crate::DType::U8, 100).unwrap();
+        tensor.as_mut_bytes()[95..].copy_from_slice(b"hello");
+        let lease = segment.register(&region, |_| ()).unwrap();
+        let message = Payload::At { place: lease.offset() as u64 + 95, len: 5 };
+        let read = |receiver: &Link| {
+            receiver.peek(Lane::Collective).and_then(|(_, bytes)| bytes).map(|bytes| bytes.to_vec())
+        };
+
+        sender.outbox(Lane::Collective).post(&[1, 0, 0], message);
+        assert_eq!(read(&receiver), None, "it does not know the region yet");
+        peer.add_region(lease.offset(), Arc::clone(region.readable())).unwrap();
+        assert_eq!(read(&receiver).unwrap(), b"hello");
+        peer.remove_region(lease.offset());
+        assert_eq!(read(&receiver).unwrap(), b"hello", "whoever has begun to read goes on");
+        receiver.take(Lane::Collective);
+        sender.outbox(Lane::Collective).post(&[1, 0, 0], message);
+        assert_eq!(read(&receiver), None, "it is stale");
     }
 
     #[test]

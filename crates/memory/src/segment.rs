@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,6 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
+use crate::region::{Lease, PeerRegion, PeerRegions, Region, Regions};
 use crate::{Bytes, Span};
 
 /// Blocks begin on pages, so that a block's memory can be given back and two blocks never share a cache line.
@@ -37,7 +38,7 @@ struct Header {
 }
 
 /// An address range of a memory file, unmapped on drop.
-struct Mapping {
+pub(crate) struct Mapping {
     start: NonNull<u8>,
     len: usize,
 }
@@ -48,7 +49,7 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    fn new(file: &OwnedFd, len: usize, access: ProtFlags) -> io::Result<Self> {
+    pub(crate) fn new(file: impl AsFd, len: usize, access: ProtFlags) -> io::Result<Self> {
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
         // SAFETY: a new mapping at an address of the kernel's choice cannot touch memory of ours.
         let start = unsafe { rustix::mm::mmap(ptr::null_mut(), len, access, flags, file, 0) }?;
@@ -56,8 +57,28 @@ impl Mapping {
         Ok(Mapping { start, len })
     }
 
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The bytes from `at`, if they lie within.
+    #[inline]
+    pub(crate) fn bytes(&self, at: usize, len: usize) -> Option<Bytes<'_>> {
+        if at > self.len || len > self.len - at {
+            return None;
+        }
+        // SAFETY: checked above to lie within the mapping, which lives as long as `self`.
+        Some(unsafe { Bytes::from_raw(self.start.add(at), len) })
+    }
+
+    /// Of a segment, which is at least a page long.
     fn header(&self) -> &Header {
-        // SAFETY: every mapping is at least a page long, begins on a page, and any bytes are a value of these atomics.
+        assert!(self.len >= PAGE, "a segment has its header");
+        // SAFETY: a mapping begins on a page, this one is at least a page long, and any bytes are a value of these atomics.
         unsafe { self.start.cast().as_ref() }
     }
 }
@@ -75,6 +96,8 @@ pub struct Segment {
     file: OwnedFd,
     free: Mutex<BTreeMap<usize, usize>>,
     abandoned: AtomicBool,
+    /// Memory elsewhere that is lent as if it lay here.
+    regions: Regions,
 }
 
 impl Segment {
@@ -88,7 +111,8 @@ impl Segment {
         let mapping = Mapping::new(&file, len, ProtFlags::READ | ProtFlags::WRITE)?;
         mapping.header().magic.store(MAGIC, Ordering::Release);
         let free = Mutex::new(BTreeMap::from([(PAGE, len - PAGE)]));
-        Ok(Arc::new(Segment { mapping, file, free, abandoned: AtomicBool::new(false) }))
+        let (abandoned, regions) = (AtomicBool::new(false), Regions::new(len));
+        Ok(Arc::new(Segment { mapping, file, free, abandoned, regions }))
     }
 
     pub fn len(&self) -> usize {
@@ -107,10 +131,7 @@ impl Segment {
 
     /// A descriptor with which a peer can map this memory, but not write it.
     pub fn share(&self) -> io::Result<OwnedFd> {
-        use std::os::fd::AsRawFd as _;
-        // Opened anew, because a duplicate would keep the right to write.
-        let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
-        Ok(rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
+        reopen_for_reading(self.file.as_fd())
     }
 
     /// `len` bytes of this segment that are zero.
@@ -135,6 +156,29 @@ impl Segment {
     pub fn offset_of(&self, bytes: Bytes<'_>) -> Option<usize> {
         let offset = (bytes.start() as usize).wrapping_sub(self.mapping.start.as_ptr() as usize);
         (offset <= self.mapping.len && bytes.len() <= self.mapping.len - offset).then_some(offset)
+    }
+
+    /// Gives `region` a place among this segment's offsets; `ended` is called with it when nothing points there any more.
+    /// Nothing in it is lent before [`Lease::open`].
+    ///
+    /// # Errors
+    /// If its memory is registered already, or too much is.
+    pub fn register(
+        self: &Arc<Self>,
+        region: &Arc<Region>,
+        ended: impl Fn(usize) + Send + Sync + 'static,
+    ) -> io::Result<Arc<Lease>> {
+        self.regions.register(Arc::downgrade(self), region, ended)
+    }
+
+    /// Where `bytes` lie in a registered region, if they do, and the lease to hold until peers have read them.
+    #[inline]
+    pub fn offset_in_region(&self, bytes: Bytes<'_>) -> Option<(usize, Arc<Lease>)> {
+        self.regions.find(bytes)
+    }
+
+    pub(crate) fn regions(&self) -> &Regions {
+        &self.regions
     }
 
     /// The owner is about to go: what peers have not read yet stays as it is for as long as they have it mapped.
@@ -182,6 +226,12 @@ impl fmt::Debug for Segment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Segment").field("len", &self.len()).finish_non_exhaustive()
     }
+}
+
+/// The same file, opened anew, because a duplicate would keep the right to write.
+pub(crate) fn reopen_for_reading(file: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    Ok(rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
 }
 
 /// A part of this process's segment; its memory goes back when it is dropped.
@@ -239,23 +289,26 @@ impl fmt::Debug for Block {
     }
 }
 
-/// Another rank's segment, which this one only reads.
+/// Another rank's segment, which this one only reads, with the regions that the rank has made known.
 #[derive(Debug)]
-pub enum PeerSegment {
+pub struct PeerSegment {
+    memory: Memory,
+    regions: PeerRegions,
+}
+
+enum Memory {
     /// Of another process, mapped read-only.
-    Mapped(MappedPeer),
+    Mapped(Mapping),
     /// Of a rank that is a thread of this process.
     Local(Arc<Segment>),
 }
 
-/// A mapping of another process's segment.
-pub struct MappedPeer {
-    mapping: Mapping,
-}
-
-impl fmt::Debug for MappedPeer {
+impl fmt::Debug for Memory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "MappedPeer({} bytes)", self.mapping.len)
+        match self {
+            Memory::Mapped(mapping) => write!(f, "Mapped({} bytes)", mapping.len),
+            Memory::Local(segment) => write!(f, "Local({} bytes)", segment.len()),
+        }
     }
 }
 
@@ -276,7 +329,12 @@ impl PeerSegment {
             let message = "the peer's segment has another layout: is it another version of tenfold?";
             return Err(io::Error::new(io::ErrorKind::InvalidData, message));
         }
-        Ok(PeerSegment::Mapped(MappedPeer { mapping }))
+        Ok(PeerSegment { memory: Memory::Mapped(mapping), regions: PeerRegions::default() })
+    }
+
+    /// The segment of a rank that is a thread of this process.
+    pub fn local(segment: Arc<Segment>) -> Self {
+        PeerSegment { memory: Memory::Local(segment), regions: PeerRegions::default() }
     }
 
     /// A number that changes as long as the peer's process runs.
@@ -287,18 +345,31 @@ impl PeerSegment {
     /// The bytes from `offset`, if they lie within the segment.
     #[inline]
     pub fn bytes(&self, offset: usize, len: usize) -> Option<Bytes<'_>> {
-        let mapping = self.mapping();
-        if offset > mapping.len || len > mapping.len - offset {
-            return None;
-        }
-        // SAFETY: checked above to lie within the mapping, which lives as long as `self` and never shrinks (sealed).
-        Some(unsafe { Bytes::from_raw(mapping.start.add(offset), len) })
+        self.mapping().bytes(offset, len)
+    }
+
+    /// Makes a region of the peer's readable, from `offset` on.
+    ///
+    /// # Errors
+    /// If the peer cannot have a region there, or has too many.
+    pub fn add_region(&self, offset: usize, region: Arc<PeerRegion>) -> io::Result<()> {
+        self.regions.add(offset, region, self.mapping().len)
+    }
+
+    /// The peer needs the region at `offset` no longer. Whoever reads it now keeps it until that is done.
+    pub fn remove_region(&self, offset: usize) {
+        self.regions.remove(offset);
+    }
+
+    /// The region in which `place` lies, and where it begins.
+    pub(crate) fn region_at(&self, place: usize) -> Option<(usize, Arc<PeerRegion>)> {
+        self.regions.find(place)
     }
 
     fn mapping(&self) -> &Mapping {
-        match self {
-            PeerSegment::Mapped(peer) => &peer.mapping,
-            PeerSegment::Local(segment) => &segment.mapping,
+        match &self.memory {
+            Memory::Mapped(mapping) => mapping,
+            Memory::Local(segment) => &segment.mapping,
         }
     }
 }

@@ -6,11 +6,16 @@
 
 use std::any::Any;
 use std::fmt;
+use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crate::{Block, Bytes, DType, Element, Span};
+use rustix::fs::MemfdFlags;
+use rustix::mm::ProtFlags;
+
+use crate::segment::Mapping;
+use crate::{Block, Bytes, DType, Element, Region, Span};
 
 /// Contiguous elements that are lent to an operation.
 pub struct TensorView {
@@ -228,6 +233,9 @@ enum Keep {
     Shared {
         _block: Block,
     },
+    File {
+        _mapping: Arc<Mapping>,
+    },
 }
 
 impl Drop for Memory {
@@ -273,6 +281,22 @@ impl Tensor {
         let start =
             NonNull::new(block.span(0, block.len()).start()).expect("a mapping does not begin at null");
         Self::over(start, Keep::Shared { _block: block }, dtype, elements)
+    }
+
+    /// Zeroes in a file of their own in memory, and that file as a region: groups with which it is registered have peers
+    /// read it in place, as they would a storage that PyTorch shares.
+    ///
+    /// # Errors
+    /// If the system refuses, or there are no elements.
+    pub fn in_file(dtype: DType, elements: usize) -> io::Result<(Self, Arc<Region>)> {
+        let len = elements.checked_mul(dtype.size()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let file = rustix::fs::memfd_create("tenfold-tensor", MemfdFlags::CLOEXEC)?;
+        rustix::fs::ftruncate(&file, len as u64)?;
+        let mapping = Arc::new(Mapping::new(&file, len, ProtFlags::READ | ProtFlags::WRITE)?);
+        let start = mapping.start();
+        // SAFETY: mapped above from this file, as long as the region; nobody else has the file for writing.
+        let region = unsafe { Region::new(start, len, &file, Arc::clone(&mapping)) }?;
+        Ok((Self::over(start, Keep::File { _mapping: mapping }, dtype, elements), region))
     }
 
     /// A copy of `values` in private memory.

@@ -13,6 +13,7 @@ use pyo3::types::{PyInt, PyTuple};
 use tenfold::{DType, Options, ReduceOp, TensorView, UnknownOp};
 
 use crate::exceptions::{argument, group_error};
+use crate::registration::Registration;
 use crate::shared_memory::SharedMemory;
 use crate::store;
 use crate::tensor::{Access, lend, rows};
@@ -126,22 +127,32 @@ fn each(
     list.iter().enumerate().map(|(place, object)| lend(object, &format!("{what}[{place}]"), access)).collect()
 }
 
+/// A tag that c10d's protocol can carry; the group refuses those that are its own.
+fn checked_tag(py: Python<'_>, tag: i64) -> PyResult<u32> {
+    u32::try_from(tag)
+        .map_err(|_| argument(py, format!("tag {tag} is out of range: tags are 32-bit and not negative")))
+}
+
 /// Splits in rows, as elements.
-fn in_elements(object: &Object<'_>, what: &str, view: &TensorView, splits: &[usize]) -> PyResult<Vec<usize>> {
+fn in_elements(object: &Object<'_>, what: &str, view: &TensorView, splits: &[i64]) -> PyResult<Vec<usize>> {
     if splits.is_empty() {
         return Ok(Vec::new());
     }
+    let py = object.py();
+    if let Some(split) = splits.iter().find(|split| **split < 0) {
+        return Err(argument(py, format!("the split sizes of {what} include {split}, which is negative")));
+    }
     let rows = rows(object)?;
-    let sum = splits.iter().try_fold(0_usize, |sum, split| sum.checked_add(*split));
-    if sum != Some(rows) {
-        let message = format!(
-            "the split sizes of {what} add up to {}, but it has {rows} rows",
-            sum.unwrap_or(usize::MAX)
-        );
-        return Err(argument(object.py(), message));
+    let sum = splits.iter().try_fold(0_i64, |sum, split| sum.checked_add(*split));
+    if sum.map(|sum| sum as usize) != Some(rows) {
+        let sum = sum.map_or("more than fits".to_string(), |sum| sum.to_string());
+        return Err(argument(
+            py,
+            format!("the split sizes of {what} add up to {sum}, but it has {rows} rows"),
+        ));
     }
     let row = view.elements().checked_div(rows).unwrap_or(0);
-    Ok(splits.iter().map(|split| split * row).collect())
+    Ok(splits.iter().map(|split| *split as usize * row).collect())
 }
 
 #[pymethods]
@@ -241,6 +252,12 @@ impl Group {
     fn shared_memory(&self, py: Python<'_>, bytes: usize) -> PyResult<SharedMemory> {
         let tensor = py.detach(|| self.inner.shared_tensor(DType::U8, bytes));
         Ok(SharedMemory::new(tensor.map_err(|error| group_error(py, &error))?))
+    }
+
+    /// Has peers on this host read shared memory of somebody else in place: `bytes` of a file that is mapped at `address` from
+    /// its beginning, and that `keep` keeps mapped.
+    fn register(&self, address: usize, bytes: usize, file: i32, keep: &Object<'_>) -> PyResult<Registration> {
+        Registration::new(&self.inner, address, bytes, file, keep)
     }
 
     #[pyo3(signature = (tensor, op, async_op=false, timeout=None))]
@@ -472,8 +489,8 @@ impl Group {
         py: Python<'py>,
         output: Object<'py>,
         input: Object<'py>,
-        output_splits: Option<Vec<usize>>,
-        input_splits: Option<Vec<usize>>,
+        output_splits: Option<Vec<i64>>,
+        input_splits: Option<Vec<i64>>,
         async_op: bool,
         timeout: Option<f64>,
     ) -> PyResult<Option<Work>> {
@@ -492,11 +509,11 @@ impl Group {
         py: Python<'py>,
         tensor: Object<'py>,
         to: usize,
-        tag: u32,
+        tag: i64,
         async_op: bool,
         timeout: Option<f64>,
     ) -> PyResult<Option<Work>> {
-        let view = moved(&tensor, "tensor", Access::Read)?;
+        let (view, tag) = (moved(&tensor, "tensor", Access::Read)?, checked_tag(py, tag)?);
         self.run(py, vec![tensor], async_op, timeout, |group| group.send(view, to, tag))
     }
 
@@ -506,11 +523,11 @@ impl Group {
         py: Python<'py>,
         tensor: Object<'py>,
         source: usize,
-        tag: u32,
+        tag: i64,
         async_op: bool,
         timeout: Option<f64>,
     ) -> PyResult<Option<Work>> {
-        let view = moved(&tensor, "tensor", Access::Write)?;
+        let (view, tag) = (moved(&tensor, "tensor", Access::Write)?, checked_tag(py, tag)?);
         self.run(py, vec![tensor], async_op, timeout, |group| group.recv(view, source, tag))
     }
 
@@ -520,10 +537,10 @@ impl Group {
         &self,
         py: Python<'py>,
         tensor: Object<'py>,
-        tag: u32,
+        tag: i64,
         timeout: Option<f64>,
     ) -> PyResult<Option<Work>> {
-        let view = moved(&tensor, "tensor", Access::Write)?;
+        let (view, tag) = (moved(&tensor, "tensor", Access::Write)?, checked_tag(py, tag)?);
         self.run(py, vec![tensor], true, timeout, |group| group.recv_any(view, tag))
     }
 

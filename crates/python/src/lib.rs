@@ -6,10 +6,12 @@
 //! object is touched from a thread of the engine: what an operation keeps alive is given back to PyO3's pool, which the next
 //! call into this module empties.
 
+mod command;
 mod dlpack;
 mod exceptions;
 mod foreign_store;
 mod group;
+mod registration;
 mod shared_memory;
 mod store;
 mod tensor;
@@ -21,7 +23,9 @@ use pyo3::prelude::*;
 #[pymodule(gil_used = false)]
 fn _tenfold(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_function(wrap_pyfunction!(command::command, module)?)?;
     module.add_class::<group::Group>()?;
+    module.add_class::<registration::Registration>()?;
     module.add_class::<shared_memory::SharedMemory>()?;
     module.add_class::<store::Store>()?;
     module.add_class::<store::tcp::TcpStore>()?;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::PyList;
+use tenfold::FaultKind;
 use tenfold_store::Deadline;
 
 use crate::exceptions::group_error;
@@ -36,8 +37,11 @@ pub(crate) fn wait(py: Python<'_>, work: &tenfold::Work, limit: Option<Duration>
             Some(until) if last => work.wait_by(until),
             _ => work.wait_for(slice),
         };
-        // A wait that was too short is told from an operation that failed by the operation itself.
-        (last || outcome.is_ok() || work.is_done()).then_some(outcome)
+        match outcome {
+            // Too short a wait, or the operation's own timeout? It may also have ended since: the work knows.
+            Err(error) if error.kind() == FaultKind::Timeout && !last => work.result(),
+            outcome => Some(outcome),
+        }
     })?;
     outcome.map_err(|error| group_error(py, &error))
 }

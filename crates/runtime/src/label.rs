@@ -35,10 +35,11 @@ pub enum OpKind {
     MonitoredBarrier = 101,
     Split = 102,
     Connect = 103,
+    Register = 104,
 }
 
 impl OpKind {
-    pub const ALL: [OpKind; 22] = [
+    pub const ALL: [OpKind; 23] = [
         OpKind::Broadcast,
         OpKind::AllReduce,
         OpKind::AllReduceCoalesced,
@@ -61,6 +62,7 @@ impl OpKind {
         OpKind::MonitoredBarrier,
         OpKind::Split,
         OpKind::Connect,
+        OpKind::Register,
     ];
 
     /// As the Rust method is called.
@@ -88,6 +90,7 @@ impl OpKind {
             OpKind::MonitoredBarrier => "monitored_barrier",
             OpKind::Split => "split",
             OpKind::Connect => "connect",
+            OpKind::Register => "register",
         }
     }
 

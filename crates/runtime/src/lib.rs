@@ -38,10 +38,11 @@ mod wire;
 mod work;
 
 pub use collectives::{Collectives, FakeGroup};
+pub use fabric::Registration;
 pub use fault::{Error, Fault, FaultKind, Result, Scene};
 pub use group::{Group, Options, SparseTensor};
 pub use label::{Label, OpKind};
-pub use tenfold_memory::{CustomOp, DType, Element, ReduceOp, Tensor, TensorView, UnknownOp, lend};
+pub use tenfold_memory::{CustomOp, DType, Element, ReduceOp, Region, Tensor, TensorView, UnknownOp, lend};
 pub use tenfold_plan::{Rank, Topology};
 pub use work::Work;
 

@@ -15,10 +15,10 @@ use std::io::{self, Read};
 #[cfg(test)]
 use std::task::Poll;
 
-use tenfold_memory::Head;
+use tenfold_memory::{FileIdentity, Head};
 
 /// Whoever changes a byte of what is described here, or of the frames of `transport::tcp`, changes this.
-pub(crate) const VERSION: u16 = 1;
+pub(crate) const VERSION: u16 = 2;
 
 const MAGIC: [u8; 8] = *b"tenfold\n";
 
@@ -143,6 +143,13 @@ pub(crate) enum ControlFrame {
     Pulse { groups: Vec<(u64, Head, Head)> },
     /// Why the sender gave up on a group, in its words; they are a stranger's, to be shown and nothing else.
     Notice { group: u64, text: Vec<u8> },
+    /// The sender will point into a file, from `offset` on, once the receiver has mapped its first `len` bytes. The
+    /// descriptor travels with the frame; `file` says which file it is, so that no two are ever mixed up.
+    Region { offset: u64, len: u64, file: FileIdentity },
+    /// The answer to that: why the receiver could not, in its words; no words mean that it could.
+    Mapped { offset: u64, refusal: Vec<u8> },
+    /// The sender will point there no more.
+    Retired { offset: u64 },
     /// The sender closes on purpose: the end of the stream is no failure.
     Goodbye,
 }
@@ -150,6 +157,9 @@ pub(crate) enum ControlFrame {
 const PULSE: u8 = 1;
 const NOTICE: u8 = 2;
 const GOODBYE: u8 = 3;
+const REGION: u8 = 4;
+const MAPPED: u8 = 5;
+const RETIRED: u8 = 6;
 
 impl ControlFrame {
     /// Kind and length.
@@ -164,8 +174,8 @@ impl ControlFrame {
     /// No frame is longer: a buffer of this size always holds a whole one.
     pub(crate) const LEN_MAX: usize = Self::HEADER + Self::BODY_MAX;
 
-    /// Appends the frame to `out`. A pulse of more groups than one frame holds becomes several; a notice is cut to what
-    /// one holds.
+    /// Appends the frame to `out`. A pulse of more groups than one frame holds becomes several; a text is cut to what one
+    /// holds.
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         match self {
             ControlFrame::Pulse { groups } if groups.is_empty() => put_header(out, PULSE, 0),
@@ -178,11 +188,17 @@ impl ControlFrame {
                     }
                 }
             }
-            ControlFrame::Notice { group, text } => {
-                let text = &text[..text.len().min(Self::BODY_MAX - 8)];
-                put_header(out, NOTICE, 8 + text.len());
-                out.extend(group.to_le_bytes());
-                out.extend(text);
+            ControlFrame::Notice { group: number, text } => put_text(out, NOTICE, *number, text),
+            ControlFrame::Mapped { offset: number, refusal } => put_text(out, MAPPED, *number, refusal),
+            ControlFrame::Region { offset, len, file } => {
+                put_header(out, REGION, 4 * 8);
+                [*offset, *len, file.device, file.inode]
+                    .iter()
+                    .for_each(|word| out.extend(word.to_le_bytes()));
+            }
+            ControlFrame::Retired { offset } => {
+                put_header(out, RETIRED, 8);
+                out.extend(offset.to_le_bytes());
             }
             ControlFrame::Goodbye => put_header(out, GOODBYE, 0),
         }
@@ -191,14 +207,16 @@ impl ControlFrame {
     /// The frame at the beginning of `buffer`, and its length there. Nothing if it is not whole.
     pub(crate) fn decode(buffer: &[u8]) -> Result<Option<(ControlFrame, usize)>, Refused> {
         let Some((&kind, rest)) = buffer.split_first() else { return Ok(None) };
-        if !matches!(kind, PULSE | NOTICE | GOODBYE) {
+        if !(PULSE..=RETIRED).contains(&kind) {
             return Err(Refused::Kind { kind });
         }
         let Some((len, rest)) = rest.split_first_chunk() else { return Ok(None) };
         let len = u32::from_le_bytes(*len) as usize;
         let fits = match kind {
             PULSE => len.is_multiple_of(Self::GROUP),
-            NOTICE => len >= 8,
+            NOTICE | MAPPED => len >= 8,
+            REGION => len == 4 * 8,
+            RETIRED => len == 8,
             _ => len == 0,
         };
         if !fits || len > Self::BODY_MAX {
@@ -209,9 +227,13 @@ impl ControlFrame {
             PULSE => {
                 ControlFrame::Pulse { groups: body.chunks_exact(Self::GROUP).map(group_pulse).collect() }
             }
-            NOTICE => {
-                ControlFrame::Notice { group: u64::from_le_bytes(array(body, 0)), text: body[8..].to_vec() }
+            NOTICE => ControlFrame::Notice { group: word(body, 0), text: body[8..].to_vec() },
+            REGION => {
+                let file = FileIdentity { device: word(body, 2), inode: word(body, 3) };
+                ControlFrame::Region { offset: word(body, 0), len: word(body, 1), file }
             }
+            MAPPED => ControlFrame::Mapped { offset: word(body, 0), refusal: body[8..].to_vec() },
+            RETIRED => ControlFrame::Retired { offset: word(body, 0) },
             _ => ControlFrame::Goodbye,
         };
         Ok(Some((frame, Self::HEADER + len)))
@@ -219,8 +241,20 @@ impl ControlFrame {
 }
 
 fn group_pulse(bytes: &[u8]) -> (u64, Head, Head) {
-    let word = |at: usize| u64::from_le_bytes(array(bytes, 8 * at));
+    let word = |at: usize| word(bytes, at);
     (word(0), [1, 2, 3].map(word), [4, 5, 6].map(word))
+}
+
+/// The number in the `at`th eight bytes.
+fn word(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(array(bytes, 8 * at))
+}
+
+fn put_text(out: &mut Vec<u8>, kind: u8, number: u64, text: &[u8]) {
+    let text = &text[..text.len().min(ControlFrame::BODY_MAX - 8)];
+    put_header(out, kind, 8 + text.len());
+    out.extend(number.to_le_bytes());
+    out.extend(text);
 }
 
 fn put_header(out: &mut Vec<u8>, kind: u8, len: usize) {
@@ -325,8 +359,8 @@ mod tests {
             bytes
         };
         assert_eq!(
-            refusal(&changed(8, 2)[..10]),
-            "it speaks version 2 of the protocol and this process version 1"
+            refusal(&changed(8, 1)[..10]),
+            "it speaks version 1 of the protocol and this process version 2"
         );
         assert_eq!(
             refusal(&changed(63, 0)),
@@ -351,14 +385,28 @@ mod tests {
     #[test]
     fn lengths_are_refused_before_anything_of_them_has_arrived() {
         let header = |kind: u8, len: u32| [&[kind][..], &len.to_le_bytes()].concat();
-        for (kind, len) in [(PULSE, 55), (PULSE, 56 * 1171), (NOTICE, 7), (NOTICE, 65537), (GOODBYE, 1)] {
+        for (kind, len) in [
+            (PULSE, 55),
+            (PULSE, 56 * 1171),
+            (NOTICE, 7),
+            (NOTICE, 65537),
+            (GOODBYE, 1),
+            (REGION, 31),
+            (REGION, 40),
+            (MAPPED, 7),
+            (MAPPED, 65537),
+            (RETIRED, 0),
+            (RETIRED, 16),
+        ] {
             let refused = ControlFrame::decode(&header(kind, len)).expect_err("no frame is like that");
             assert_eq!(refused, Refused::Length { kind, len: len as usize });
         }
-        for (kind, len) in [(PULSE, 56 * 1170), (NOTICE, 65536)] {
+        for (kind, len) in [(PULSE, 56 * 1170), (NOTICE, 65536), (MAPPED, 65536)] {
             assert_eq!(ControlFrame::decode(&header(kind, len)), Ok(None), "the longest there are");
         }
-        assert_eq!(ControlFrame::decode(&[4]), Err(Refused::Kind { kind: 4 }));
+        for kind in [0, 7] {
+            assert_eq!(ControlFrame::decode(&[kind]), Err(Refused::Kind { kind }));
+        }
     }
 
     #[test]
@@ -396,6 +444,12 @@ mod tests {
             (any::<u64>(), proptest::collection::vec(any::<u8>(), 0..300))
                 .prop_map(|(group, text)| ControlFrame::Notice { group, text }),
             Just(ControlFrame::Goodbye),
+            any::<[u64; 4]>().prop_map(|[offset, len, device, inode]| {
+                ControlFrame::Region { offset, len, file: FileIdentity { device, inode } }
+            }),
+            (any::<u64>(), proptest::collection::vec(any::<u8>(), 0..300))
+                .prop_map(|(offset, refusal)| ControlFrame::Mapped { offset, refusal }),
+            any::<u64>().prop_map(|offset| ControlFrame::Retired { offset }),
         ]
     }
 
@@ -427,7 +481,7 @@ mod tests {
         #[test]
         fn arbitrary_bytes_are_frames_or_refused_and_never_more_than_they_are(
             bytes in proptest::collection::vec(any::<u8>(), 0..400),
-            kind in 0_u8..5,
+            kind in 0_u8..8,
             len in prop_oneof![0_u32..400, any::<u32>()],
         ) {
             let shaped = [&[kind][..], &len.to_le_bytes(), &bytes].concat();

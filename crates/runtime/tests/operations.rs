@@ -52,7 +52,8 @@ impl Carrier {
     fn options(self) -> Options {
         let options = Options::default().timeout(LIMIT);
         match self {
-            Carrier::Threads => options,
+            // Of the two that share memory one reads in place and one as the processor prefers, so that both are tried.
+            Carrier::Threads => options.read_in_place(),
             Carrier::SharedMemory => options.only_shared_memory(),
             Carrier::Tcp => options.only_tcp(),
         }

@@ -5,24 +5,42 @@ Nothing needs to be imported if the package is installed: PyTorch finds the back
     import torch.distributed as dist
     dist.init_process_group("tenfold")
 
-Importing this module registers it too. Besides: `empty` makes tensors that peers on this host read in place,
-`shared_buckets_hook` does that for the gradients of `DistributedDataParallel`.
+Importing this module registers it too, and with it `init_method="tenfold://host:port"`. Besides there are:
+
+- `empty` makes tensors that peers on this host read in place, `shared_buckets_hook` does that for the gradients
+  of `DistributedDataParallel`;
+- `TCPStore`, `FileStore`, `HashStore` and `PrefixStore` are tenfold's, for wherever PyTorch wants a store.
 """
 
 import torch.distributed as dist
 
-from tenfold.torch import exceptions as _exceptions  # its import is what matters: errors become PyTorch's
+import tenfold.torch.exceptions  # noqa: F401, from here on errors are PyTorch's too
+from tenfold.torch import rendezvous
 from tenfold.torch.backend import Backend, ProcessGroup, create
 from tenfold.torch.memory import empty, shared_buckets_hook
+from tenfold.torch.store import FileStore, HashStore, PrefixStore, Store, TCPStore
 from tenfold.torch.work import Work
 
-__all__ = ["Backend", "ProcessGroup", "Work", "empty", "register", "shared_buckets_hook"]
+__all__ = [
+    "Backend",
+    "FileStore",
+    "HashStore",
+    "PrefixStore",
+    "ProcessGroup",
+    "Store",
+    "TCPStore",
+    "Work",
+    "empty",
+    "register",
+    "shared_buckets_hook",
+]
 
 
 def register() -> None:
     """Makes the backend known to `torch.distributed`; more than once does no harm."""
     if "TENFOLD" not in dist.Backend._plugins:
         dist.Backend.register_backend("tenfold", create, extended_api=True, devices=["cpu"])
+    rendezvous.register()
 
 
 register()

@@ -1,16 +1,18 @@
 """The backend `tenfold` of `torch.distributed`, for CPU tensors.
 
-`Backend` does the operations: each turns c10d's arguments into those of a tenfold group. PyTorch calls it through its dispatcher, so
-that its flight recorder, its hooks and its debug modes see every collective. `ProcessGroup` is what users hold; it does
-point-to-point itself, because a `Work` that went through the dispatcher has forgotten whom it received from.
+`Backend` does the operations: each turns c10d's arguments into those of a tenfold group. PyTorch calls it
+through its dispatcher, so that its flight recorder, its hooks and its debug modes see every collective.
+`ProcessGroup` is what users hold; it does point-to-point itself, because a `Work` that went through the
+dispatcher has forgotten whom it received from.
 
-In a group of several devices, such as "cpu:tenfold,cuda:nccl", PyTorch's own process group holds the backends of all of
-them, and only `Backend` is ours.
+In a group of several devices, such as "cpu:tenfold,cuda:nccl", PyTorch's own process group holds the backends
+of all of them, and only `Backend` is ours.
 
-A call whose caller waits at once (`async_op=False`) is over when it returns, and returns nothing: what would be made to be
-waited for costs more than a small collective.
+A call whose caller waits at once (`async_op=False`) is over when it returns, and returns nothing: what would
+be made to be waited for costs more than a small collective.
 """
 
+import threading
 from datetime import timedelta
 from typing import Any
 
@@ -18,7 +20,8 @@ import torch
 import torch.distributed as dist
 
 from tenfold import _tenfold, exceptions
-from tenfold.torch import memory, sparse
+from tenfold.torch import sparse
+from tenfold.torch.memory import SharedStorages
 from tenfold.torch.work import Work
 
 _c10d = torch._C._distributed_c10d
@@ -39,7 +42,8 @@ def create(options: Any, backend_options: Any = None) -> "Backend | ProcessGroup
         options.timeout,
         options.group_id,
     )
-    # "custom" is this backend; the type of another one says that it shares the group with us, which then is PyTorch's.
+    # "custom" is this backend; the type of another one says that it shares the group with us, which then is
+    # PyTorch's.
     if options.process_group is not None and options.process_group.name() != "custom":
         return backend
     return ProcessGroup(options.store, backend)
@@ -70,6 +74,8 @@ class Backend(_Base):
         self._timeout = timeout
         self._seconds: float | None = None  # unless the group was given another timeout since
         self._coalescing: list[Work] | None = None
+        self.shared_storages = SharedStorages()
+        self.made = threading.local()  # what the last call of this thread made, see `_dispatched`
         self._group: _tenfold.Group | None = None
         seconds = timeout.total_seconds()
         self._group = _tenfold.Group(store, rank, size, name=name or "default", timeout=seconds)
@@ -105,10 +111,10 @@ class Backend(_Base):
     def _finish(self, work: _tenfold.Work | None, tensors: list[torch.Tensor]) -> Work | None:
         if work is None:
             return None
-        work = Work([work], tensors)
+        handle = self.made.work = Work([work], tensors)
         if self._coalescing is not None:
-            self._coalescing.append(work)
-        return work
+            self._coalescing.append(handle)
+        return handle
 
     def _is_async(self, options: Any) -> bool:
         return options.asyncOp or self._coalescing is not None
@@ -121,7 +127,7 @@ class Backend(_Base):
         tensor = _one(tensors, "tensors")
         if tensor.layout is not torch.strided:
             return self.allreduce_sparse(tensors, opts)
-        memory.note(self, tensor)
+        self.shared_storages.note(self.group, tensor)
         work = self.group.all_reduce(tensor, _op(opts.reduceOp), self._is_async(opts), self._limit(opts))
         return self._finish(work, tensors)
 
@@ -140,6 +146,7 @@ class Backend(_Base):
         if len(tensors) > 1:
             return self._each(tensors, lambda tensor: self.broadcast([tensor], opts))
         tensor = _one(tensors, "tensors")
+        self.shared_storages.note(self.group, tensor)
         work = self.group.broadcast(tensor, opts.rootRank, self._is_async(opts), self._limit(opts))
         return self._finish(work, tensors)
 
@@ -163,7 +170,8 @@ class Backend(_Base):
         work = self.group.all_gather(outputs, tensor, self._is_async(opts), self._limit(opts))
         return self._finish(work, outputs)
 
-    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Work | None:  # noqa: A002
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Work | None:
+        self.shared_storages.note(self.group, input)
         work = self.group.all_gather_into(output, input, self._is_async(opts), self._limit(opts))
         return self._finish(work, [output])
 
@@ -192,7 +200,7 @@ class Backend(_Base):
         work = self.group.gather(outputs, tensor, opts.rootRank, self._is_async(opts), self._limit(opts))
         return self._finish(work, outputs)
 
-    def gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Work | None:  # noqa: A002
+    def gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Work | None:
         target = output if opts.rootRank == self.rank() else None
         work = self.group.gather_into(target, input, opts.rootRank, self._is_async(opts), self._limit(opts))
         return self._finish(work, [output])
@@ -214,7 +222,8 @@ class Backend(_Base):
         )
         return self._finish(work, output_tensors)
 
-    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Work | None:  # noqa: A002
+    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Work | None:
+        self.shared_storages.note(self.group, input)
         op, limit = _op(opts.reduceOp), self._limit(opts)
         return self._finish(
             self.group.reduce_scatter_into(output, input, op, self._is_async(opts), limit), [output]
@@ -234,11 +243,12 @@ class Backend(_Base):
     def all_to_all_single(
         self,
         output: torch.Tensor,
-        input: torch.Tensor,  # noqa: A002
+        input: torch.Tensor,
         output_splits: list[int],
         input_splits: list[int],
         opts: Any,
     ) -> Work | None:
+        self.shared_storages.note(self.group, input)
         work = self.group.all_to_all_single(
             output, input, output_splits, input_splits, self._is_async(opts), self._limit(opts)
         )
@@ -259,8 +269,9 @@ class Backend(_Base):
     def _barrier_text(self, error: exceptions.DistError, seconds: float) -> str:
         if self.rank() > 0:
             return (
-                f"[Rank {self.rank()}]: Rank {self.rank()} successfully reached monitoredBarrier, but received errors while "
-                f"waiting for send/recv from rank 0. Please check rank 0 logs for faulty rank.\n{error}"
+                f"[Rank {self.rank()}]: Rank {self.rank()} successfully reached monitoredBarrier, "
+                "but received errors "
+                f"while waiting for send/recv from rank 0. Please check rank 0 logs for faulty rank.\n{error}"
             )
         if seconds <= 0:
             return f"[Rank 0]: Rank 0 timed out in monitoredBarrier after {seconds * 1000:.0f} ms.\n{error}"
@@ -334,6 +345,7 @@ class Backend(_Base):
 
     def shutdown(self) -> None:
         """Leaves the group; what other ranks still read from this one stays readable."""
+        self.shared_storages.clear()
         self._group = None
 
 
@@ -357,3 +369,49 @@ class ProcessGroup(dist.ProcessGroup):
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Work | None:
         return self._backend.recv_anysource(tensors, tag)
+
+    def gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Work | None:
+        return self._backend.gather_single(output, input, opts)  # no way leads through the dispatcher yet
+
+
+def _dispatched(name: str) -> Any:
+    """The collective `name` of PyTorch's group, which goes through the dispatcher into `Backend`.
+
+    What comes back from there is a handle that can only be waited for. Python's callers get the one that
+    `Backend` made: it also knows whether it is over, and what went wrong.
+    """
+    inherited = getattr(dist.ProcessGroup, name)
+
+    def collective(self: ProcessGroup, *arguments: Any, **options: Any) -> Any:
+        made = self._backend.made
+        made.work = None
+        work = inherited(self, *arguments, **options)
+        return made.work or work
+
+    # PyTorch tells a call to the inherited method from one to this one by the name of the caller.
+    collective.__code__ = collective.__code__.replace(co_name=name)
+    collective.__name__, collective.__doc__ = name, inherited.__doc__
+    return collective
+
+
+# Under the names that PyTorch's C++ looks for; its other names for the same lead here.
+for _name in (
+    "allreduce",
+    "allreduce_coalesced",
+    "broadcast",
+    "reduce",
+    "allgather",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "allgather_coalesced",
+    "gather",
+    "scatter",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "alltoall",
+    "all_to_all_single",
+    "barrier",
+):
+    if hasattr(dist.ProcessGroup, _name):
+        setattr(ProcessGroup, _name, _dispatched(_name))

@@ -1,4 +1,6 @@
-"""Errors that are tenfold's and PyTorch's at once, so that `except torch.distributed.DistBackendError` catches them."""
+"""Errors that are tenfold's and PyTorch's at once, so that `except torch.distributed.DistBackendError`
+catches them.
+"""
 
 import torch.distributed as dist
 

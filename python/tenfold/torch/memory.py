@@ -1,26 +1,84 @@
-"""Tensors that peers on this host read where they lie."""
+"""Tensors that peers on this host read where they lie.
+
+Memory that PyTorch has shared (`tensor.share_memory_()`) is a file that other processes can map. The first
+time such a tensor is used in a collective its file is registered with the group: peers map it once, and read
+it in place from then on. A registered storage is kept alive, so that its addresses cannot become those of
+something else; it is let go when nobody else has it and the next one is registered, or when the group ends.
+"""
 
 import math
+import os
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
+from tenfold import _tenfold, exceptions
+
 if TYPE_CHECKING:
     from tenfold.torch.backend import Backend
 
+# Below this, staging costs less than looking whether a tensor is shared.
+_WORTH_A_LOOK = 64 * 1024
 
-def note(backend: "Backend", tensor: torch.Tensor) -> None:
-    """Called with every tensor that is reduced."""
+
+class SharedStorages:
+    """The storages that a group has registered, by their addresses."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[torch.UntypedStorage, _tenfold.Registration | None]] = {}
+
+    def note(self, group: _tenfold.Group, tensor: torch.Tensor) -> None:
+        """Has the memory of a tensor registered, if PyTorch has shared it; called before every large
+        operation.
+        """
+        if tensor.nbytes < _WORTH_A_LOOK or not tensor.is_shared():
+            return
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() in self._known:
+            return
+        self._let_go_of_what_nobody_has()
+        self._known[storage.data_ptr()] = (storage, _register(group, storage))
+
+    def _let_go_of_what_nobody_has(self) -> None:
+        # A storage that only `_known` refers to is counted once.
+        unused = [address for address, (storage, _) in self._known.items() if _uses(storage) == 1]
+        for address in unused:
+            del self._known[address]
+
+    def clear(self) -> None:
+        self._known.clear()
+
+
+def _uses(storage: torch.UntypedStorage) -> int:
+    return torch._C._storage_Use_Count(storage._cdata)
+
+
+def _register(group: _tenfold.Group, storage: torch.UntypedStorage) -> _tenfold.Registration | None:
+    """None where it cannot be: then the tensor is staged like any other, and that is remembered."""
+    if torch.multiprocessing.get_sharing_strategy() != "file_descriptor":
+        return None  # the memory has a name instead of a descriptor
+    try:
+        address = storage.data_ptr()
+        file, length = storage._share_fd_cpu_()
+        if storage.data_ptr() != address:
+            return None  # it was shared by name, and has just been moved
+        return group.register(address, length, file, storage)
+    except (exceptions.DistError, OSError, ValueError) as error:
+        warnings.warn(f"tenfold stages a shared tensor instead of reading it in place: {error}", stacklevel=2)
+        return None
 
 
 def empty(
     *size: int, dtype: torch.dtype | None = None, group: dist.ProcessGroup | None = None
 ) -> torch.Tensor:
-    """A tensor of zeroes in memory that peers on this host read in place, so that collectives on it need not stage.
+    """A tensor of zeroes that peers on this host read in place: collectives on it need not copy it first.
 
-    `group` is a process group of the backend `tenfold`, by default the default one; the tensor can be used with its
-    sub-groups and with any other backend too, but only `group` reads it in place.
+    `group` is a process group of the backend `tenfold`, by default the default one. The tensor is an ordinary
+    tensor for everything else, other groups included; only `group` reads it in place. Its memory is an
+    unnamed file, so a small `/dev/shm` does not matter, and nothing is left behind by a process that is
+    killed.
     """
     shape = tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else size
     dtype = dtype or torch.get_default_dtype()
@@ -35,7 +93,7 @@ def backend_of(group: dist.ProcessGroup | None) -> "Backend":
     """The tenfold backend of a process group."""
     group = group or dist.distributed_c10d._get_default_group()
     backend = group._get_backend(torch.device("cpu"))
-    if not hasattr(backend, "group"):
+    if not isinstance(getattr(backend, "shared_storages", None), SharedStorages):
         raise ValueError(f"this needs a process group of the backend tenfold; this one is {group.name()}")
     return backend
 
@@ -43,7 +101,30 @@ def backend_of(group: dist.ProcessGroup | None) -> "Backend":
 def shared_buckets_hook(state: dist.ProcessGroup | None, bucket: Any) -> torch.futures.Future[torch.Tensor]:
     """A hook for `DistributedDataParallel.register_comm_hook`: gradients are averaged where they lie.
 
-    On the first step each bucket's memory is moved into shared memory, and stays there. `state` is the process group, or
-    None for the default one.
+    The first time it sees a bucket it moves the bucket's memory into shared memory, in place: views of it,
+    such as gradients with `gradient_as_bucket_view`, move along. `state` is the process group, or None for
+    the default one.
+
+        model = DistributedDataParallel(module)
+        model.register_comm_hook(None, tenfold.torch.shared_buckets_hook)
     """
-    raise NotImplementedError
+    gradients = bucket.buffer()
+    storage = gradients.untyped_storage()
+    if not storage.is_shared() and _fits(storage.nbytes()):
+        storage.share_memory_()
+    group = state or dist.distributed_c10d._get_default_group()
+    work = dist.all_reduce(gradients, op=dist.ReduceOp.AVG, group=group, async_op=True)
+    return work.get_future().then(lambda reduced: reduced.value()[0])
+
+
+def _fits(size: int) -> bool:
+    """Containers often have a small /dev/shm, and writing beyond it kills the process."""
+    folder = os.statvfs("/dev/shm")  # noqa: S108, nothing is made there under a name
+    if folder.f_bavail * folder.f_frsize > 2 * size:
+        return True
+    warnings.warn(
+        f"shared memory has too little room for a bucket of {size} bytes: its gradients are staged; "
+        "a container needs a larger /dev/shm for them to be read in place",
+        stacklevel=3,
+    )
+    return False

@@ -1,4 +1,6 @@
-"""The sum of sparse tensors: everybody gathers all coordinates and values, and adds them up in the order of ranks."""
+"""The sum of sparse tensors: everybody gathers all coordinates and values, and adds them up in the order of
+ranks.
+"""
 
 from typing import Any
 
@@ -23,8 +25,8 @@ def all_reduce(group: _tenfold.Group, tensor: torch.Tensor, op: Any, timeout: fl
     for rank, shape in enumerate(shapes):
         if shape[1:] != shapes[group.rank][1:]:
             raise exceptions.DistArgumentError(
-                f"rank {rank} has a sparse tensor of shape {shape[3:]} with {shape[1]} sparse dimensions, rank {group.rank} one "
-                f"of {shapes[group.rank][3:]} with {shapes[group.rank][1]}"
+                f"rank {rank} has a sparse tensor of shape {shape[3:]} with {shape[1]} sparse dimensions, "
+                f"rank {group.rank} one of {shapes[group.rank][3:]} with {shapes[group.rank][1]}"
             )
     counts = [shape[0] for shape in shapes]
     indices = [own.indices().new_empty((own.sparse_dim(), count)) for count in counts]

@@ -1,7 +1,8 @@
 """A handle on an operation that PyTorch accepts: as `Work`, and through a `Future`.
 
-Two rules come from PyTorch. A failed future must fail by a callback that raises: an exception that is set as a value looks
-like success to C++. And once `wait` has returned, the future must be complete, because the reducer reads it then.
+Two rules come from PyTorch. A failed future must fail by a callback that raises: an exception that is set as
+a value looks like success to C++. And once `wait` has returned, the future must be complete, because the
+reducer reads it then.
 """
 
 import threading
@@ -30,7 +31,9 @@ class Work(dist.Work):
         self._lock = threading.Lock()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Waits until it is over. With a timeout at most so long; the operation goes on, and can be waited for again."""
+        """Waits until it is over. With a timeout at most so long; the operation goes on, and can be waited
+        for again.
+        """
         seconds = timeout.total_seconds()
         for part in self._parts:
             part.wait(seconds if seconds > 0 else None)

@@ -140,6 +140,7 @@ def lead(test: unittest.TestCase, folder: Path, log: Path, report: Path) -> None
     code = 1
     try:
         os.setpgid(0, 0)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the base class ends ranks by it
         output = os.open(log, os.O_WRONLY | os.O_CREAT)
         os.dup2(output, 1)
         os.dup2(output, 2)

@@ -9,6 +9,7 @@
 //! Ranks that are threads of one process find each other in a table instead, and need no socket at all.
 
 mod peer;
+mod regions;
 mod watch;
 
 use std::collections::HashMap;
@@ -24,10 +25,11 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustix::event::EventfdFlags;
-use tenfold_memory::{ForkGuard, Lane, Segment};
+use tenfold_memory::{ForkGuard, Lane, Segment, prefers_streaming};
 use tenfold_plan::Rank;
 
 pub(crate) use peer::{Fate, Peer, Whereabouts};
+pub use regions::Registration;
 
 use crate::engine::Engine;
 use crate::fault::Fault;
@@ -78,6 +80,8 @@ pub(crate) struct FabricOptions {
     pub ports: Option<std::ops::RangeInclusive<u16>>,
     /// How long a peer may show no sign of life.
     pub heartbeat: Duration,
+    /// Peers on this host read shared memory in place even where copies are quicker.
+    pub in_place: bool,
 }
 
 pub(crate) struct Fabric {
@@ -118,6 +122,12 @@ pub(crate) enum Order {
     Told {
         group: u64,
         text: Vec<u8>,
+    },
+    /// Makes a region known to peers.
+    Announce(regions::Announcement),
+    /// Nothing points into the region at this offset any more.
+    Retire {
+        offset: usize,
     },
     /// Says when everything before it is done.
     Answer(std::sync::mpsc::Sender<()>),
@@ -207,6 +217,11 @@ impl Fabric {
 
     pub(crate) fn segment(&self) -> &Arc<Segment> {
         &self.segment
+    }
+
+    /// Do peers on this host read shared memory in place? Not where that is slower; see [`prefers_streaming`].
+    pub(crate) fn lends(&self) -> bool {
+        self.options.in_place || !prefers_streaming()
     }
 
     /// Is this still the process that made it? A forked child has the memory, but neither the threads nor the name.

@@ -127,6 +127,11 @@ impl Peer {
         self.whereabouts().as_ref().filter(|known| known.near).map(|known| known.socket_name.clone())
     }
 
+    /// Does it share memory with this rank?
+    pub(super) fn is_near(&self) -> bool {
+        self.whereabouts().as_ref().is_some_and(|known| known.near)
+    }
+
     /// True for the first who asks.
     pub(super) fn begin_dialling(&self) -> bool {
         self.near.get().is_none() && !self.dialling.swap(true, Ordering::Relaxed)
@@ -151,7 +156,12 @@ impl Peer {
 
     pub(super) fn meet_thread(&self, fabric: &Arc<Fabric>) {
         let _ = self.thread.set(Arc::downgrade(fabric));
-        self.meet(PeerSegment::Local(Arc::clone(fabric.segment())), fabric.bell.clone());
+        self.meet(PeerSegment::local(Arc::clone(fabric.segment())), fabric.bell.clone());
+    }
+
+    /// Is it, or was it, a thread of this process?
+    pub(super) fn is_thread(&self) -> bool {
+        self.thread.get().is_some()
     }
 
     pub(super) fn thread(&self) -> Option<Arc<Fabric>> {

@@ -1,4 +1,5 @@
-//! The helper thread: lets peers in, watches over their lives, carries notices, and drives what nobody waits for.
+//! The helper thread: lets peers in, watches over their lives, carries notices, maps the regions that peers make known,
+//! and drives what nobody waits for.
 //!
 //! Every peer with whom this rank speaks has a stream to it, Unix or TCP. The stream begins with a hello from both sides
 //! (with descriptors, if it is Unix), then carries control frames. A stream that ends without a goodbye means that
@@ -7,7 +8,7 @@
 
 #![expect(clippy::disallowed_methods, reason = "owns the helper thread, and its clock")]
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io::{self, Read as _, Write as _};
 use std::mem::MaybeUninit;
 use std::net::{TcpListener, TcpStream};
@@ -27,8 +28,9 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags,
 };
-use tenfold_memory::PeerSegment;
+use tenfold_memory::{FileIdentity, PeerRegion, PeerSegment, Region};
 
+use super::regions::{Announced, Announcement, Answer};
 use super::{Bell, Fabric, Fate, Order, Peer, UNCLAIMED_MAX, lock};
 use crate::fault::show_duration;
 use crate::wire::{ControlFrame, FabricId, Hello, Purpose};
@@ -73,6 +75,7 @@ pub(super) fn start(fabric: Arc<Fabric>, unix: UnixListener, tcp: TcpListener) -
         streams: HashMap::new(),
         next_token: FIRST_STREAM,
         early: Vec::new(),
+        announced: Announced::default(),
         pulses: HashMap::new(),
         tick,
         next_tick: now + tick,
@@ -90,6 +93,8 @@ struct Stream {
     arrived: Vec<u8>,
     descriptors: Vec<OwnedFd>,
     to_write: Vec<u8>,
+    /// Regions whose descriptor travels with the byte of `to_write` at this place; in order.
+    enclosed: VecDeque<(usize, Arc<Region>)>,
     since: Instant,
     /// Ticks since something came.
     quiet: u32,
@@ -138,6 +143,7 @@ struct Watch {
     streams: HashMap<u64, Stream>,
     next_token: u64,
     early: Vec<(u64, Vec<u8>)>,
+    announced: Announced,
     pulses: HashMap<FabricId, Pulse>,
     tick: Duration,
     next_tick: Instant,
@@ -176,6 +182,8 @@ impl Watch {
                     Order::Dial(peer) => self.dial(&peer),
                     Order::Told { group, text } => self.hear(group, &text),
                     Order::Tell { to, group, text } => self.tell(&to, group, &text),
+                    Order::Announce(announcement) => self.announce(announcement),
+                    Order::Retire { offset } => self.retire(offset),
                 }
             }
             let now = Instant::now();
@@ -203,6 +211,7 @@ impl Watch {
             arrived: Vec::new(),
             descriptors: Vec::new(),
             to_write: Vec::new(),
+            enclosed: VecDeque::new(),
             since: Instant::now(),
             quiet: 0,
             writing: false,
@@ -441,6 +450,18 @@ impl Watch {
                         peer.set_doing(groups.into_iter());
                     }
                 }
+                ControlFrame::Region { offset, len, file } => {
+                    let refusal = stream.map_region(offset, len, file).err();
+                    let refusal = refusal.map_or_else(Vec::new, |error| error.to_string().into_bytes());
+                    ControlFrame::Mapped { offset, refusal }.encode(&mut stream.to_write);
+                }
+                ControlFrame::Mapped { offset, refusal } => self.hear_answer(stream, offset, &refusal),
+                ControlFrame::Retired { offset } => {
+                    let segment = stream.peer.as_ref().and_then(|peer| peer.segment());
+                    if let (Some(segment), Ok(offset)) = (segment, usize::try_from(offset)) {
+                        segment.remove_region(offset);
+                    }
+                }
             }
         }
         stream.arrived.drain(..used);
@@ -478,7 +499,61 @@ impl Watch {
         }
     }
 
+    /// Makes a region known to peers on this host.
+    fn announce(&mut self, announcement: Announcement) {
+        let Announcement { offset, region, to, answers } = announcement;
+        let (offset, len) = (offset as u64, region.len() as u64);
+        self.announced.begin(offset, to.iter().map(|peer| peer.id()).collect(), answers);
+        let frame = ControlFrame::Region { offset, len, file: region.identity() };
+        for peer in to {
+            let sent = self.write_near(peer.id(), |stream| {
+                stream.enclosed.push_back((stream.to_write.len(), Arc::clone(&region)));
+                frame.encode(&mut stream.to_write);
+            });
+            if peer.fate().is_some() {
+                self.announced.lose(peer.id());
+            } else if !sent {
+                let refusal = Answer::Refused("there is no stream to it".to_string());
+                self.announced.answered(offset, peer.id(), refusal);
+            }
+        }
+    }
+
+    /// Nothing points into a region any more.
+    fn retire(&mut self, offset: usize) {
+        self.fabric.retire_in_threads(offset);
+        let frame = ControlFrame::Retired { offset: offset as u64 };
+        for reader in self.announced.retire(offset as u64) {
+            self.write_near(reader, |stream| frame.encode(&mut stream.to_write));
+        }
+    }
+
+    fn hear_answer(&mut self, stream: &mut Stream, offset: u64, refusal: &[u8]) {
+        let Some(peer) = &stream.peer else { return };
+        let answer = match refusal {
+            [] => Answer::Mapped,
+            why => Answer::Refused(String::from_utf8_lossy(why).into_owned()),
+        };
+        if self.announced.answered(offset, peer.id(), answer) {
+            ControlFrame::Retired { offset }.encode(&mut stream.to_write);
+        }
+    }
+
+    /// Writes something to a peer on this host: always on the same stream, if both have dialled. False if there is none.
+    fn write_near(&mut self, to: FabricId, put: impl FnOnce(&mut Stream)) -> bool {
+        let is_it =
+            |stream: &Stream| stream.io.is_unix() && stream.peer.as_ref().is_some_and(|peer| peer.id() == to);
+        let streams = self.streams.iter_mut().filter(|(_, stream)| is_it(stream));
+        let Some((&token, stream)) = streams.min_by_key(|(token, _)| **token) else { return false };
+        put(stream);
+        if stream.write().is_err() {
+            self.serve(token); // finds out why
+        }
+        true
+    }
+
     fn end(&mut self, peer: &Arc<Peer>, fate: Fate) {
+        self.announced.lose(peer.id());
         if peer.end(fate) {
             self.fabric.tell_news();
         }
@@ -584,14 +659,41 @@ impl Stream {
         self.peer.is_some() && !self.ours
     }
 
+    /// Maps a region of the peer's, whose descriptor has come with the announcement.
+    fn map_region(&mut self, offset: u64, len: u64, file: FileIdentity) -> io::Result<()> {
+        let descriptor = (!self.descriptors.is_empty()).then(|| self.descriptors.remove(0));
+        let descriptor = descriptor.ok_or_else(|| {
+            io::Error::other("its descriptor did not arrive: are too many files open, or is it another host?")
+        })?;
+        let segment = self.peer.as_ref().and_then(|peer| peer.segment());
+        let segment = segment.ok_or_else(|| io::Error::other("there is no shared memory with it"))?;
+        let too_large = |_| io::Error::other("it does not fit the address space");
+        let (offset, len) = (offset.try_into().map_err(too_large)?, len.try_into().map_err(too_large)?);
+        segment.add_region(offset, PeerRegion::map(&descriptor, len, file)?)
+    }
+
     fn write(&mut self) -> io::Result<()> {
         while !self.to_write.is_empty() {
-            let written = match &mut self.io {
-                Io::Unix(socket) => (&*socket).write(&self.to_write),
-                Io::Tcp(socket) => socket.write(&self.to_write),
+            let enclosed = self.enclosed.front();
+            let until = match enclosed {
+                Some((0, _)) => 1, // a descriptor travels with the first byte of its frame
+                Some((next, _)) => *next,
+                None => self.to_write.len(),
+            };
+            let bytes = &self.to_write[..until];
+            let written = match (&mut self.io, enclosed) {
+                (Io::Unix(socket), Some((0, region))) => send_with(socket, bytes, &[region.as_fd()]),
+                (Io::Unix(socket), _) => (&*socket).write(bytes),
+                (Io::Tcp(socket), _) => socket.write(bytes),
             };
             match written {
-                Ok(count) => _ = self.to_write.drain(..count),
+                Ok(count) => {
+                    self.to_write.drain(..count);
+                    if enclosed.is_some_and(|(place, _)| *place == 0) {
+                        self.enclosed.pop_front();
+                    }
+                    self.enclosed.iter_mut().for_each(|(place, _)| *place -= count);
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == io::ErrorKind::NotConnected => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -615,6 +717,12 @@ fn connect(address: std::net::SocketAddr) -> io::Result<TcpStream> {
 }
 
 fn send_descriptors(socket: &UnixStream, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let sent = send_with(socket, bytes, descriptors)?;
+    if sent == bytes.len() { Ok(()) } else { Err(io::Error::other("a hello was cut short")) }
+}
+
+/// Writes some bytes, with which up to two descriptors travel.
+fn send_with(socket: &UnixStream, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     assert!(
@@ -622,8 +730,7 @@ fn send_descriptors(socket: &UnixStream, bytes: &[u8], descriptors: &[BorrowedFd
         "there is space for two descriptors"
     );
     let parts = [io::IoSlice::new(bytes)];
-    let sent = rustix::net::sendmsg(socket, &parts, &mut ancillary, SendFlags::NOSIGNAL)?;
-    if sent == bytes.len() { Ok(()) } else { Err(io::Error::other("a hello was cut short")) }
+    Ok(rustix::net::sendmsg(socket, &parts, &mut ancillary, SendFlags::NOSIGNAL)?)
 }
 
 /// Reads bytes, and up to two descriptors that come with them.

@@ -133,6 +133,7 @@ fn make_fabric(
         interface: Some(interface),
         ports: environment.ports.clone(),
         heartbeat: options.heartbeat,
+        in_place: options.in_place,
     })
 }
 

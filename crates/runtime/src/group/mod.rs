@@ -19,13 +19,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use tenfold_memory::{DType, Tensor};
+use tenfold_memory::{DType, Region, Tensor};
 use tenfold_plan::{Algorithm, Rank, Topology};
 use tenfold_store::{Deadline, HashStore, Store};
 
 use crate::engine::GroupIndex;
 use crate::environment::{Environment, TransportChoice};
-use crate::fabric::FabricHandle;
+use crate::fabric::{FabricHandle, Registration};
 use crate::fault::{Error, Fault, Result, Scene};
 use crate::label::{Label, OpKind};
 use crate::transport::mesh::Mesh;
@@ -50,6 +50,7 @@ pub struct Options {
     deterministic: bool,
     transport: Option<TransportChoice>,
     interface: Option<IpAddr>,
+    in_place: bool,
     algorithms: Vec<(String, String)>,
 }
 
@@ -69,6 +70,7 @@ impl Options {
             deterministic: false,
             transport: None,
             interface: None,
+            in_place: false,
             algorithms: Vec::new(),
         }
     }
@@ -115,6 +117,14 @@ impl Options {
     #[must_use]
     pub fn interface(mut self, address: IpAddr) -> Self {
         self.interface = Some(address);
+        self
+    }
+
+    /// Ranks of one host read each other's shared memory in place even on processors where copies are quicker; for tests
+    /// and measurements. Groups made from this one do the same.
+    #[must_use]
+    pub fn read_in_place(mut self) -> Self {
+        self.in_place = true;
         self
     }
 
@@ -287,6 +297,38 @@ impl Group {
             Ok(block) => Ok(Tensor::shared(block, dtype, elements)),
             Err(fault) => Err(self.error(Label::new(OpKind::Coalesced, 0), fault)),
         }
+    }
+
+    /// Lets peers on this host read tensors in `region` in place, as they do tensors of [`Group::shared_tensor`]: memory
+    /// that somebody else shares, such as PyTorch. It is known to all groups made from the same one as this group, until
+    /// the registration is dropped. Ranks need not register alike, and those elsewhere see no difference.
+    ///
+    /// Returns once every rank on this host that is alive has mapped the memory: it waits for no more than their helper
+    /// threads. On processors where copies are quicker it does nothing.
+    ///
+    /// ```
+    /// use tenfold::{DType, Group, ReduceOp, Tensor};
+    ///
+    /// Group::threads(2, |group| {
+    ///     let (mut tensor, region) = Tensor::in_file(DType::F32, 1000).expect("there is memory");
+    ///     let registration = group.register(&region)?;
+    ///     tensor.as_mut_slice::<f32>().fill(1.0);
+    ///     group.all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()?;
+    ///     assert_eq!(tensor.as_slice::<f32>()[999], 2.0);
+    ///     drop(registration);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), tenfold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If the memory is registered already, too much is, or a rank on this host cannot map it or does not answer within
+    /// the group's timeout, at most ten seconds. Nothing is lent from there then, and the group goes on.
+    pub fn register(&self, region: &Arc<Region>) -> Result<Registration> {
+        let fabric = &self.inner.fabric;
+        let limit = self.timeout.unwrap_or(self.inner.options.timeout);
+        let registered = fabric.check_process().and_then(|()| fabric.register(region, limit));
+        registered.map_err(|fault| self.error(Label::new(OpKind::Register, 0), fault))
     }
 
     /// Gives the group up, on all ranks: whatever is under way fails with `reason`, and so does every later call.

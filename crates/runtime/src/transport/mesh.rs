@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use tenfold_memory::{
-    Bytes, Doing, Head, INLINE, Lane, Link, Payload, PeerRoom, Room, SLOT, Span, Wanted, before_looking,
-    prefers_streaming, slots,
+    Bytes, Doing, Head, INLINE, Lane, Lease, Link, Payload, PeerRoom, Room, SLOT, Segment, Span, Wanted,
+    before_looking, slots,
 };
 use tenfold_plan::Rank;
 
@@ -54,7 +54,7 @@ pub(crate) struct Mesh {
     routes: Vec<Route>,
     /// Some routes are TCP.
     has_far: bool,
-    /// Staged bytes go past the caches, and nobody reads in place; see [`prefers_streaming`].
+    /// Staged bytes go past the caches, and nobody reads in place; see [`Fabric::lends`].
     streams: bool,
     slots: [Slots; 2],
     /// Peers that may sleep, and were sent something or had something taken since somebody looked.
@@ -84,6 +84,8 @@ struct Near {
     staged: [VecDeque<(u32, u16)>; 2],
     /// Number of the last message that points into memory of the caller, until it was read; by lane.
     lent: [Option<u32>; 2],
+    /// The regions into which those messages point; by lane.
+    leases: [Vec<Arc<Lease>>; 2],
 }
 
 #[derive(Debug, Default)]
@@ -149,6 +151,24 @@ impl Near {
         }
         !staged.is_empty()
     }
+
+    /// Where the peer can read `bytes` in place, if it can; what they lie in stays there until they were read.
+    #[inline]
+    fn place_of(&mut self, lane: Lane, bytes: Bytes<'_>, segment: &Segment) -> Option<usize> {
+        if let Some(place) = segment.offset_of(bytes) {
+            return Some(place);
+        }
+        let (place, lease) = segment.offset_in_region(bytes)?;
+        // One that was given up when the region was made known may not have it.
+        if self.peer.fate().is_some() {
+            return None;
+        }
+        let leases = &mut self.leases[lane as usize];
+        if !leases.iter().any(|held| Arc::ptr_eq(held, &lease)) {
+            leases.push(lease);
+        }
+        Some(place)
+    }
 }
 
 impl Mesh {
@@ -160,6 +180,7 @@ impl Mesh {
         members: Vec<Member>,
     ) -> Self {
         let [collective, messages] = slots(members.len());
+        let streams = !fabric.lends();
         Mesh {
             rank,
             group,
@@ -169,7 +190,7 @@ impl Mesh {
             members,
             room,
             has_far: false,
-            streams: prefers_streaming(),
+            streams,
             to_look_at: Vec::new(),
             slots: [Slots::new(0, collective), Slots::new(collective, messages)],
             unread: [Vec::new(), Vec::new()],
@@ -225,7 +246,13 @@ impl Mesh {
             || Fault::new(FaultKind::Protocol, format!("rank {to} has no room where it said")).peer(to);
         let theirs = PeerRoom::new(segment, member.room, self.members.len(), self.key).ok_or_else(damaged)?;
         let link = Link::new(&self.room, to, theirs, self.rank).ok_or_else(damaged)?;
-        let near = Near { link, peer: Arc::clone(peer), staged: Default::default(), lent: [None; 2] };
+        let near = Near {
+            link,
+            peer: Arc::clone(peer),
+            staged: Default::default(),
+            lent: [None; 2],
+            leases: Default::default(),
+        };
         self.routes[to] = Route::Near(Box::new(near));
         Ok(())
     }
@@ -294,7 +321,7 @@ impl Mesh {
             near.link.outbox(lane).post(head, Payload::Inline(copy));
         } else if lend
             && !self.streams
-            && let Some(place) = self.room.segment().offset_of(bytes)
+            && let Some(place) = near.place_of(lane, bytes, self.room.segment())
         {
             let payload = Payload::At { place: place as u64, len: bytes.len() as u64 };
             near.link.outbox(lane).post(head, payload);
@@ -427,7 +454,7 @@ impl Mesh {
     fn take(&mut self, lane: Lane, from: Rank) {
         match &mut self.routes[from] {
             Route::Near(near) => {
-                near.link.inbox(lane).take();
+                near.link.take(lane);
                 self.look_later(from);
             }
             Route::Far(far) => {
@@ -492,7 +519,9 @@ impl Mesh {
                     until.is_none_or(|until| sent.wrapping_sub(until) >= sent.wrapping_sub(outbox.read()));
                 // A peer that left the group reads nothing any more, and took its counts with it.
                 if is_read || !near.link.theirs().is_open() {
-                    near.lent[lane as usize] = None;
+                    if near.lent[lane as usize].take().is_some() {
+                        near.leases[lane as usize].clear();
+                    }
                     Ok(Poll::Ready(()))
                 } else {
                     Ok(Poll::Pending)

@@ -1,0 +1,52 @@
+//! Stock PyTorch programs under `tenfold run`.
+//!
+//! Needs a Python with PyTorch 2.15 in TENFOLD_TORCH_PYTHON; `./test` sets that up. Without it nextest leaves this file
+//! out (see `.config/nextest.toml`), and says so.
+
+use std::process::Command;
+
+const PROGRAM: &str = "
+import os, sys
+import torch, torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
+@record
+def main():
+    assert dist.is_torchelastic_launched()
+    dist.init_process_group('gloo')
+    rank, size = dist.get_rank(), dist.get_world_size()
+    tensor = torch.full((3,), float(rank + 1))
+    dist.all_reduce(tensor)
+    print(f'{sys.argv[1]} {rank} of {size}: {tensor.tolist()}')
+    dist.destroy_process_group()
+    if rank == 1:
+        raise ValueError(f'rank {rank} is told to fail')
+
+main()
+";
+
+#[test]
+fn a_gloo_program_meets_through_the_launchers_store_and_its_traceback_is_shown() {
+    let python = std::env::var("TENFOLD_TORCH_PYTHON")
+        .expect("run `./test`, or set TENFOLD_TORCH_PYTHON to a Python with PyTorch 2.15");
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("program.py");
+    std::fs::write(&program, PROGRAM).unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_tenfold"))
+        .args(["run", "-n", "2", "--python", &python])
+        .args([program.to_str().unwrap(), "--word"])
+        .env("GLOO_SOCKET_IFNAME", "lo")
+        .output()
+        .unwrap();
+    let (text, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let mut lines: Vec<&str> = text.lines().collect();
+    lines.sort_unstable();
+    assert_eq!(
+        lines,
+        ["[0] --word 0 of 2: [3.0, 3.0, 3.0]", "[1] --word 1 of 2: [3.0, 3.0, 3.0]"],
+        "{error}"
+    );
+    assert_eq!(output.status.code(), Some(1));
+    let (_, report) = error.split_once("error: rank 1 of 2 failed first: exit code 1 after ").unwrap();
+    assert!(report.contains("ValueError: rank 1 is told to fail\n"), "{error}");
+}

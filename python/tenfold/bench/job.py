@@ -1,0 +1,94 @@
+"""Ranks of a benchmark: processes on this host that measure together and write down what they found."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+RANK_PATIENCE = timedelta(seconds=60)  # of a collective: a rank that lost its peers ends by itself
+JOB_PATIENCE = 1800.0  # seconds
+
+
+def run(module: str, settings: Any, ranks: int) -> list[dict[str, Any]]:
+    """The rows that `module` found, run as a program by every rank with `settings`, a dataclass."""
+    with tempfile.TemporaryDirectory(prefix="tenfold-bench-") as name:
+        folder = Path(name)
+        (folder / "settings.json").write_text(json.dumps(dataclasses.asdict(settings)))
+        _start_and_wait([sys.executable, "-m", module, "--folder", name, "--rank"], ranks)
+        return json.loads((folder / "rows.json").read_text())
+
+
+def _start_and_wait(command: list[str], ranks: int) -> None:
+    """Starts the ranks, and ends them all if one fails."""
+    environment = {
+        "OMP_NUM_THREADS": "1",  # a core for each rank, as far as there are cores
+        "GLOO_SOCKET_IFNAME": "lo",
+    } | os.environ
+    processes: list[subprocess.Popen[bytes]] = []
+    deadline = time.monotonic() + JOB_PATIENCE
+    try:
+        for rank in range(ranks):
+            processes.append(subprocess.Popen([*command, str(rank)], env=environment))
+        for rank, process in enumerate(processes):
+            code = process.wait(deadline - time.monotonic())
+            if code != 0:
+                raise RuntimeError(f"rank {rank} of the benchmark ended with {code}; see what it said above")
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def be_a_rank(
+    rank: int,
+    ranks: int,
+    folder: Path,
+    backends: list[str],
+    measure: Callable[[dict[str, dist.ProcessGroup]], Iterable[Any]],
+) -> None:
+    """One rank: measures with a group of every backend; rank 0 writes the rows down."""
+    import torch
+    import torch.distributed as dist
+
+    import tenfold.torch  # noqa: F401, registers the backend
+
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    store = dist.FileStore(str(folder / "store"), ranks)
+    dist.init_process_group(backends[0], store=store, rank=rank, world_size=ranks, timeout=RANK_PATIENCE)
+    rows = list(measure({backend: dist.new_group(backend=backend) for backend in backends}))
+    if rank == 0:
+        (folder / "rows.json").write_text(json.dumps([dataclasses.asdict(row) for row in rows]))
+    dist.destroy_process_group()
+
+
+def settings_of(folder: Path) -> dict[str, Any]:
+    """What this rank was told."""
+    return json.loads((folder / "settings.json").read_text())
+
+
+def slowest_rank(times: list[float]) -> list[float]:
+    """For each time what the slowest rank took."""
+    import torch
+    import torch.distributed as dist
+
+    slowest = torch.tensor(times, dtype=torch.float64)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return slowest.tolist()
+
+
+def rotated(items: list[str], turn: int) -> list[str]:
+    """Another one comes first each turn."""
+    turn %= len(items)
+    return items[turn:] + items[:turn]

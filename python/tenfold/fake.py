@@ -1,0 +1,194 @@
+"""A backend that does nothing, for programs that want to run as one rank of many without the others.
+
+Nothing is sent; outputs are filled from what this rank has. By default they hold just something of the right
+shape; with `simulate_uniform_ranks` what they would if all ranks had the same, so that sums are right, too.
+"""
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+from tenfold.arrays import copy_into, parts
+from tenfold.backend import Backend
+from tenfold.options import Fields
+from tenfold.reduce_op import ReduceOp
+from tenfold.work import FakeWork
+
+__all__ = ["FakeProcessGroup"]
+
+
+class FakeProcessGroup(Backend):
+    """A group whose other ranks do not exist.
+
+    >>> group = FakeProcessGroup._create_internal(rank=0, world_size=2)
+    >>> gathered = [bytearray(2), bytearray(2)]
+    >>> group.allgather([gathered], [bytearray(b"hi")]).wait()
+    True
+    >>> gathered
+    [bytearray(b'hi'), bytearray(b'hi')]
+    """
+
+    class Options(Backend.Options):
+        """What a fake group is made with."""
+
+        fake_option: int = 0
+        error_on_collective: bool = False
+        simulate_uniform_ranks: bool = False
+
+        def __init__(self) -> None:
+            super().__init__("fake")
+
+    @staticmethod
+    def _create_internal(
+        rank: int, world_size: int, options: "FakeProcessGroup.Options | None" = None
+    ) -> "FakeProcessGroup":
+        group = FakeProcessGroup(rank, world_size)
+        group._options = options or FakeProcessGroup.Options()
+        return group
+
+    _options: Options
+
+    @property
+    def options(self) -> Options:
+        return self._options
+
+    def _get_backend_name(self) -> str:
+        return "fake"
+
+    @property
+    def supports_splitting(self) -> bool:
+        return True
+
+    def split(self, store: Any, ranks: Sequence[int], opts: Any) -> "FakeProcessGroup | None":
+        if self._rank not in ranks:
+            return None
+        return FakeProcessGroup._create_internal(list(ranks).index(self._rank), len(ranks), self._options)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._options._timeout = timeout
+
+    def abort(self) -> None: ...
+
+    def shutdown(self) -> None: ...
+
+    def _perform(self, name: str, arguments: list[Any], options: Fields | None) -> FakeWork:
+        if self._options.error_on_collective:
+            raise RuntimeError("FakeProcessGroup collective operation error (error_on_collective=true)")
+        fill = _FILLS.get(name)
+        if fill is None:
+            raise self._unsupported(name)
+        fill(self, arguments, options)
+        return FakeWork()
+
+    # How outputs are filled.
+
+    def _nothing(self, arguments: list[Any], options: Any) -> None: ...
+
+    def _reduce_in_place(self, arguments: list[Any], options: Any) -> None:
+        if getattr(options, "rootRank", self._rank) == self._rank:
+            for tensor in arguments[0]:
+                self._as_if_reduced(tensor, options.reduceOp)
+
+    def _as_if_reduced(self, tensor: Any, op: ReduceOp) -> None:
+        """What a reduction of the same elements on all ranks gives, in place."""
+        if not self._options.simulate_uniform_ranks:
+            return
+        if op.op is ReduceOp.SUM:
+            tensor *= self._size
+        elif op.op is ReduceOp.PREMUL_SUM:
+            tensor *= op.factor * self._size
+        elif op.op is ReduceOp.PRODUCT:
+            tensor **= self._size
+        elif op.op is ReduceOp.BXOR and self._size % 2 == 0:
+            tensor ^= tensor
+
+    def _allgather(self, arguments: list[Any], options: Any) -> None:
+        for outputs, tensor in zip(*arguments, strict=True):
+            for output in outputs:
+                copy_into(output, tensor)
+
+    def _allgather_coalesced(self, arguments: list[Any], options: Any) -> None:
+        for outputs in arguments[0]:
+            for output, tensor in zip(outputs, arguments[1], strict=True):
+                copy_into(output, tensor)
+
+    def _all_gather_single(self, arguments: list[Any], options: Any) -> None:
+        output, tensor = arguments
+        for part in parts(output, self._size):
+            copy_into(part, tensor)
+
+    def _all_gather_single_coalesced(self, arguments: list[Any], options: Any) -> None:
+        for pair in zip(*arguments, strict=True):
+            self._all_gather_single(list(pair), options)
+
+    def _gather(self, arguments: list[Any], options: Any) -> None:
+        if self._rank == options.rootRank:
+            self._allgather(arguments, options)
+        elif any(map(len, arguments[0])):
+            raise ValueError("FakeProcessGroup::gather: requires empty output on non-root")
+
+    def _scatter(self, arguments: list[Any], options: Any) -> None:
+        outputs, inputs = arguments
+        if self._rank == options.rootRank:
+            if len(inputs) != 1 or len(inputs[0]) != self._size:
+                raise ValueError(f"FakeProcessGroup::scatter: the root must give {self._size} inputs")
+            copy_into(outputs[0], inputs[0][self._rank])
+        elif any(map(len, inputs)):
+            raise ValueError("FakeProcessGroup::scatter: requires empty input on non-root")
+
+    def _reduce_scatter(self, arguments: list[Any], options: Any) -> None:
+        for output, tensors in zip(*arguments, strict=True):
+            copy_into(output, tensors[self._rank])
+            self._as_if_reduced(output, options.reduceOp)
+
+    def _reduce_scatter_single(self, arguments: list[Any], options: Any) -> None:
+        output, tensor = arguments
+        self._reduce_scatter([[output], [parts(tensor, self._size)]], options)
+
+    def _reduce_scatter_single_coalesced(self, arguments: list[Any], options: Any) -> None:
+        for pair in zip(*arguments, strict=True):
+            self._reduce_scatter_single(list(pair), options)
+
+    def _alltoall(self, arguments: list[Any], options: Any) -> None:
+        for place, output in enumerate(arguments[0]):
+            source = self._rank if self._options.simulate_uniform_ranks else place
+            copy_into(output, arguments[1][source])
+
+    def _all_to_all_single(self, arguments: list[Any], options: Any) -> None:
+        output, tensor, output_splits, input_splits = arguments
+        if not self._options.simulate_uniform_ranks:
+            copy_into(output, tensor)
+            return
+        sent = _cut(tensor, input_splits, self._size)[self._rank]
+        for part in _cut(output, output_splits, self._size):
+            copy_into(part, sent)
+
+
+def _cut(tensor: Any, splits: Sequence[int], count: int) -> list[Any]:
+    if not splits:
+        return parts(tensor, count)
+    ends = [sum(splits[: place + 1]) for place in range(len(splits))]
+    return [tensor[end - rows : end] for end, rows in zip(ends, splits, strict=True)]
+
+
+_FILLS: dict[str, Callable[[FakeProcessGroup, list[Any], Any], None]] = {
+    "broadcast": FakeProcessGroup._nothing,
+    "allreduce": FakeProcessGroup._reduce_in_place,
+    "allreduce_coalesced": FakeProcessGroup._reduce_in_place,
+    "reduce": FakeProcessGroup._reduce_in_place,
+    "allgather": FakeProcessGroup._allgather,
+    "allgather_coalesced": FakeProcessGroup._allgather_coalesced,
+    "all_gather_single": FakeProcessGroup._all_gather_single,
+    "all_gather_single_coalesced": FakeProcessGroup._all_gather_single_coalesced,
+    "gather": FakeProcessGroup._gather,
+    "scatter": FakeProcessGroup._scatter,
+    "reduce_scatter": FakeProcessGroup._reduce_scatter,
+    "reduce_scatter_single": FakeProcessGroup._reduce_scatter_single,
+    "reduce_scatter_single_coalesced": FakeProcessGroup._reduce_scatter_single_coalesced,
+    "alltoall": FakeProcessGroup._alltoall,
+    "all_to_all_single": FakeProcessGroup._all_to_all_single,
+    "send": FakeProcessGroup._nothing,
+    "recv": FakeProcessGroup._nothing,
+    "recv_anysource": FakeProcessGroup._nothing,
+    "barrier": FakeProcessGroup._nothing,
+}

@@ -1,0 +1,191 @@
+"""Collectives that leave their arguments alone and return new arrays, named as PyTorch's functional ones.
+
+Each returns an array that is complete. With `wait=False` it returns at once, and the array belongs to the
+operation until `wait_tensor` was called with it. `group` is a group of any kind, or the name of one that was
+registered.
+"""
+
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from tenfold.api import Group
+from tenfold.arrays import as_array, concatenated, contiguous_copy, empty_like, parts
+from tenfold.options import AllreduceCoalescedOptions, ReduceScatterOptions
+from tenfold.overloads import Reduction, Tensor
+from tenfold.reduce_op import as_reduce_op
+from tenfold.registry import _resolve_process_group
+from tenfold.work import Work
+
+__all__ = [
+    "all_gather_into_tensor_coalesced",
+    "all_gather_tensor",
+    "all_reduce",
+    "all_reduce_coalesced",
+    "all_to_all_single",
+    "broadcast",
+    "permute_tensor",
+    "reduce_scatter_tensor",
+    "reduce_scatter_tensor_coalesced",
+    "wait_tensor",
+]
+
+# Works of arrays that nobody has waited for, by the identity of the array.
+_works: dict[int, tuple[weakref.ref, Work]] = {}
+_lock = threading.Lock()
+
+
+def all_reduce(tensor: Tensor, op: Reduction, group: Any, *, wait: bool = True) -> Tensor:
+    """Everybody's elements reduced.
+
+    >>> import numpy, tenfold
+    >>> group = tenfold.init(store=tenfold.HashStore(), rank=0, world_size=1)
+    >>> all_reduce(numpy.array([1.0, 2.0]), "sum", group)
+    array([1., 2.])
+    """
+    result = contiguous_copy(as_array(tensor))
+    return _finished(result, _group(group).allreduce(result, op), wait)
+
+
+def all_reduce_coalesced(
+    tensors: Sequence[Tensor], op: Reduction, group: Any, *, wait: bool = True
+) -> list[Tensor]:
+    """`all_reduce` of several arrays at once."""
+    results = [contiguous_copy(as_array(tensor)) for tensor in tensors]
+    options = AllreduceCoalescedOptions()
+    options.reduceOp = as_reduce_op(op)
+    return _all_finished(results, _group(group).allreduce_coalesced(results, options), wait)
+
+
+def broadcast(tensor: Tensor, src: int, group: Any, *, wait: bool = True) -> Tensor:
+    """The elements of rank `src`."""
+    result = contiguous_copy(as_array(tensor))
+    return _finished(result, _group(group).broadcast(result, src), wait)
+
+
+def all_gather_tensor(tensor: Tensor, gather_dim: int, group: Any, *, wait: bool = True) -> Tensor:
+    """Everybody's array, one after the other along a dimension."""
+    group = _group(group)
+    source = contiguous_copy(as_array(tensor))
+    result = empty_like(source, [source.shape[0] * group.size(), *source.shape[1:]])
+    work = group.all_gather_single(result, source)
+    if gather_dim == 0:
+        return _finished(result, work, wait)
+    # The parts of another dimension lie apart and can be put together only when all are there.
+    work.wait()
+    return concatenated(parts(result, group.size()), gather_dim)
+
+
+def all_gather_into_tensor_coalesced(
+    tensors: Sequence[Tensor], group: Any, *, wait: bool = True
+) -> list[Tensor]:
+    """`all_gather_tensor` of several arrays at once, along the first dimension."""
+    group = _group(group)
+    sources = [contiguous_copy(as_array(tensor)) for tensor in tensors]
+    results = [empty_like(source, [len(source) * group.size(), *source.shape[1:]]) for source in sources]
+    return _all_finished(results, group.all_gather_single_coalesced(results, sources), wait)
+
+
+def reduce_scatter_tensor(
+    tensor: Tensor, op: Reduction, scatter_dim: int, group: Any, *, wait: bool = True
+) -> Tensor:
+    """This rank's equal part, along a dimension, of everybody's elements reduced."""
+    return reduce_scatter_tensor_coalesced([tensor], op, [scatter_dim], group, wait=wait)[0]
+
+
+def reduce_scatter_tensor_coalesced(
+    tensors: Sequence[Tensor], op: Reduction, scatter_dims: Sequence[int], group: Any, *, wait: bool = True
+) -> list[Tensor]:
+    """`reduce_scatter_tensor` of several arrays at once."""
+    group = _group(group)
+    cut = [
+        _cut_along(as_array(tensor), dim, group.size())
+        for tensor, dim in zip(tensors, scatter_dims, strict=True)
+    ]
+    sources = [concatenated(pieces, 0) for pieces in cut]
+    results = [empty_like(pieces[0]) for pieces in cut]
+    options = ReduceScatterOptions()
+    options.reduceOp = as_reduce_op(op)
+    return _all_finished(results, group.reduce_scatter_single_coalesced(results, sources, options), wait)
+
+
+def all_to_all_single(
+    tensor: Tensor,
+    output_split_sizes: Sequence[int] | None,
+    input_split_sizes: Sequence[int] | None,
+    group: Any,
+    *,
+    wait: bool = True,
+) -> Tensor:
+    """A part of everybody's array for each rank; the parts are counted in rows, or equal without."""
+    source = contiguous_copy(as_array(tensor))
+    rows = len(source) if output_split_sizes is None else sum(output_split_sizes)
+    result = empty_like(source, [rows, *source.shape[1:]])
+    splits = (list(output_split_sizes or []), list(input_split_sizes or []))
+    return _finished(result, _group(group).all_to_all_single(result, source, *splits), wait)
+
+
+def permute_tensor(tensor: Tensor, src_dst: Sequence[int], group: Any, *, wait: bool = True) -> Tensor:
+    """The array of the rank that sends here: rank `r` sends to rank `src_dst[r]`."""
+    group = _group(group)
+    if sorted(src_dst) != list(range(group.size())):
+        raise ValueError(f"src_dst must name each of the {group.size()} ranks once; it is {list(src_dst)}")
+    source = contiguous_copy(as_array(tensor)).reshape(-1)
+    sends = [source.shape[0] if rank == src_dst[group.rank()] else 0 for rank in range(group.size())]
+    receives = [source.shape[0] if src_dst[rank] == group.rank() else 0 for rank in range(group.size())]
+    result = empty_like(source)
+    work = group.all_to_all_single(result, source, receives, sends)
+    return _finished(result.reshape(as_array(tensor).shape), work, wait)
+
+
+def wait_tensor(tensor: Tensor) -> Tensor:
+    """Waits until the operation that makes `tensor` is over."""
+    with _lock:
+        registered = _works.pop(id(tensor), None)
+    if registered is not None:
+        _, work = registered
+        work.wait()
+    return tensor
+
+
+def _register_work(tensor: Tensor, work: Work) -> None:
+    """`wait_tensor(tensor)` waits for `work`."""
+    key = id(tensor)
+    with _lock:
+        # An array that nobody keeps cannot be waited for; its memory is the operation's until that is over.
+        _works[key] = (weakref.ref(tensor, lambda _: _works.pop(key, None)), work)
+
+
+def _get_work_registry_size() -> int:
+    with _lock:
+        return len(_works)
+
+
+def _finished(tensor: Tensor, work: Work, wait: bool) -> Tensor:
+    return _all_finished([tensor], work, wait)[0]
+
+
+def _all_finished(tensors: list[Tensor], work: Work, wait: bool) -> list[Tensor]:
+    if wait:
+        work.wait()
+    else:
+        for tensor in tensors:
+            _register_work(tensor, work)
+    return tensors
+
+
+def _group(group: Any) -> Any:
+    if isinstance(group, str):
+        return _resolve_process_group(group)
+    return group.process_group if isinstance(group, Group) else group
+
+
+def _cut_along(tensor: Tensor, dim: int, count: int) -> list[Tensor]:
+    """Views of equal parts along a dimension."""
+    size = tensor.shape[dim]
+    if size % count:
+        raise ValueError(f"dimension {dim} has size {size}, which cannot be cut into {count} equal parts")
+    before = (slice(None),) * (dim % len(tensor.shape))
+    step = size // count
+    return [tensor[(*before, slice(i * step, (i + 1) * step))] for i in range(count)]

@@ -1,0 +1,159 @@
+"""Operations that can be called in several ways, as c10d's can.
+
+c10d's methods have a form with lists of tensors and an options object, which everything else is put into,
+and forms for people: `allreduce(tensor, op, timeout)`. The forms are declared by `typing.overload`, so that
+type checkers and `typing.get_overloads` know them; an options object has `...` as its default, which is
+a new one. `operation` tries the forms in turn, as pybind11 does, and calls `_perform` with what the first
+form would have been given.
+"""
+
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, TypeAlias, TypeVar, cast
+
+from tenfold.options import Fields
+from tenfold.reduce_op import ReduceOp, code_of
+from tenfold.work import Work
+
+__all__ = ["Reduction", "Tensor", "TensorLists", "Tensors", "operation", "renamed"]
+
+# Anything whose memory can be lent: NumPy arrays, PyTorch tensors, writable buffers, objects with DLPack.
+Tensor: TypeAlias = Any
+Tensors: TypeAlias = Sequence[Any]
+TensorLists: TypeAlias = Sequence[Sequence[Any]]
+Reduction: TypeAlias = ReduceOp | ReduceOp.RedOpType | str
+
+# The options that a parameter of the forms for people stands for.
+_OPTION_FIELDS = {"root": "rootRank", "op": "reduceOp", "timeout": "timeout"}
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def operation(method: Method) -> Method:
+    """A method that calls `self._perform(name, arguments, options)`; `method` has the name and the words."""
+    forms = [_Form(overload) for overload in typing.get_overloads(method) or [method]]
+    first, name = forms[0], method.__name__
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        for form in forms:
+            given = form.match(args, kwargs)
+            if given is not None:
+                return self._perform(name, *form.as_in(first, given))
+        raise TypeError(_complaint(name, forms, args, kwargs))
+
+    return cast(Method, call)
+
+
+def renamed(method: Method, name: str) -> Method:
+    """`method` under another name of c10d's: a subclass need override one of them only."""
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Work:
+        return getattr(self, method.__name__)(*args, **kwargs)
+
+    call.__name__ = name
+    call.__doc__ = f"The older name of `{method.__name__}`."
+    return cast(Method, call)
+
+
+class _Form:
+    """One way to call an operation."""
+
+    def __init__(self, overload: Callable) -> None:
+        hints = typing.get_type_hints(overload)
+        parameters = list(inspect.signature(overload).parameters.values())[1:]
+        self.names = [parameter.name for parameter in parameters]
+        self.defaults = [parameter.default for parameter in parameters]
+        self.kinds = [hints[name] for name in self.names]
+        self.options = next(
+            (kind for kind in self.kinds if inspect.isclass(kind) and issubclass(kind, Fields)), None
+        )
+
+    def __str__(self) -> str:
+        optional = [default is not inspect.Parameter.empty for default in self.defaults]
+        return ", ".join(
+            name + "=..." * has_default for name, has_default in zip(self.names, optional, strict=True)
+        )
+
+    def match(self, args: tuple, kwargs: dict[str, Any]) -> list[Any] | None:
+        """The arguments in order, or None if they are not for this form."""
+        if len(args) > len(self.names):
+            return None
+        given = list(args)
+        taken = 0
+        for name, default in zip(self.names[len(args) :], self.defaults[len(args) :], strict=True):
+            if name in kwargs:
+                given.append(kwargs[name])
+                taken += 1
+            elif default is inspect.Parameter.empty:
+                return None
+            else:
+                given.append(self.options() if default is ... and self.options else default)
+        fits = taken == len(kwargs) and all(map(_fits, given, self.kinds))
+        return given if fits else None
+
+    def as_in(self, first: "_Form", given: list[Any]) -> tuple[list[Any], Fields | None]:
+        """The arguments of the first form, its options apart."""
+        if self is first:
+            options = given[-1] if self.options else None
+            return given[: len(given) - (self.options is not None)], options
+        options = first.options() if first.options else None
+        arguments: list[Any] = []
+        for name, kind, value in zip(self.names, self.kinds, given, strict=True):
+            field = _OPTION_FIELDS.get(name)
+            if field is None:
+                arguments.append(_deepened(value, kind, first.kinds[len(arguments)]))
+            elif value is not None:
+                setattr(options, field, value)
+        return arguments, options
+
+
+def _deepened(value: Any, kind: Any, wanted: Any) -> Any:
+    return [value] if _DEPTHS.get(kind, 0) < _DEPTHS.get(wanted, 0) else value
+
+
+_DEPTHS = {Tensors: 1, TensorLists: 2}
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple)
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    if kind is Tensor:
+        return not _is_list(value) and not isinstance(value, str | int | float | timedelta | Fields)
+    if kind == Tensors:
+        return _is_list(value) and not any(map(_is_list, value))
+    if kind == TensorLists:
+        return _is_list(value) and all(map(_is_list, value))
+    if kind == Reduction:
+        return isinstance(value, str) or _is_reduction(value)
+    if kind == Sequence[int]:
+        return value is None or _is_list(value)
+    if inspect.isclass(kind) and issubclass(kind, Fields):
+        # PyTorch's options have the same fields.
+        return isinstance(value, kind) or type(value).__name__ == kind.__name__
+    if kind is int:
+        return hasattr(value, "__index__")
+    return isinstance(value, kind)
+
+
+def _is_reduction(value: Any) -> bool:
+    try:
+        return not isinstance(value, int) and code_of(value) is not None
+    except TypeError:
+        return False
+    except ValueError:  # PREMUL_SUM without a factor is told so later
+        return True
+
+
+def _complaint(name: str, forms: list[_Form], args: tuple, kwargs: dict[str, Any]) -> str:
+    ways = "".join(f"\n    {name}({form})" for form in forms)
+    kinds = [type(value).__name__ for value in args] + [f"{k}={type(v).__name__}" for k, v in kwargs.items()]
+    wrong = f"but was given ({', '.join(kinds)})"
+    return f"{name}(): incompatible function arguments. It can be called as{ways}\n{wrong}"

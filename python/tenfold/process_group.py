@@ -1,0 +1,382 @@
+"""`ProcessGroup`: what c10d's users hold.
+
+It has a backend for each kind of device; on the CPU that is tenfold's, made when the group is given a store.
+Operations go to the backend, with the hooks of the group before and after.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, TypeAlias, overload
+
+from tenfold import enums
+from tenfold.backend import Backend, ProcessGroupTenfold
+from tenfold.enums import HookOpName
+from tenfold.operations import Operations
+from tenfold.options import _DEFAULT_PG_TIMEOUT, Fields, PostHookArgs, PreHookArgs, ReconfigureOptions
+from tenfold.overloads import Tensor
+from tenfold.work import Work
+
+__all__ = ["ProcessGroup", "_broadcast_coalesced"]
+
+
+class ProcessGroup(Operations):
+    """Ranks that communicate, as c10d has them.
+
+    With a store it joins the others at once, by tenfold's backend. Without one it has no backend until one is
+    registered.
+
+    >>> from tenfold import HashStore, ReduceOp
+    >>> group = ProcessGroup(HashStore(), 0, 1)
+    >>> numbers = bytearray([1, 2, 3])
+    >>> group.allreduce(numbers, ReduceOp.SUM).wait()
+    True
+    >>> group.rank(), group.size(), group.name()
+    (0, 1, 'tenfold')
+    """
+
+    BackendType: TypeAlias = enums.BackendType
+
+    UNDEFINED = enums.BackendType.UNDEFINED
+    GLOO = enums.BackendType.GLOO
+    NCCL = enums.BackendType.NCCL
+    UCC = enums.BackendType.UCC
+    MPI = enums.BackendType.MPI
+    XCCL = enums.BackendType.XCCL
+    CUSTOM = enums.BackendType.CUSTOM
+
+    bound_device_id: Any = None
+    use_pg_for_symm_mem_rendezvous: bool = False
+
+    @overload
+    def __init__(self, rank: int, size: int) -> None: ...
+
+    @overload
+    def __init__(self, store: Any, rank: int, size: int) -> None: ...
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        store, self._rank, self._size = _constructor_arguments(args, kwargs)
+        self._store = store
+        self._name: str | None = None
+        self._description = ""
+        self._default_type = enums.BackendType.UNDEFINED
+        self._backends: dict[str, tuple[Any, enums.BackendType, Backend]] = {}
+        self._pre_hooks: dict[int, Callable[[PreHookArgs], None]] = {}
+        self._post_hooks: dict[int, Callable[[PostHookArgs], None]] = {}
+        self._op_ids = itertools.count(1)
+        if store is not None:
+            backend = ProcessGroupTenfold(store, self._rank, self._size)
+            self._register_backend("cpu", enums.BackendType.CUSTOM, backend)
+
+    @classmethod
+    def _around(
+        cls, backend: Backend, store: Any, name: str | None, description: str | None
+    ) -> "ProcessGroup":
+        group = cls(backend.rank(), backend.size())
+        group._store = store
+        group._name = name
+        group._description = description or ""
+        group._register_backend("cpu", enums.BackendType.CUSTOM, backend)
+        return group
+
+    def rank(self) -> int:
+        """This process's place among the ranks."""
+        return self._rank
+
+    def size(self) -> int:
+        """How many ranks there are."""
+        return self._size
+
+    def name(self) -> str:
+        """The kind of backend the group has."""
+        return self._get_backend_name()
+
+    def _get_backend_name(self) -> str:
+        return self._backend().name() if self._backends else "undefined"
+
+    @property
+    def group_name(self) -> str:
+        if self._name is None:
+            raise RuntimeError("ProcessGroup name not set")
+        return self._name
+
+    @property
+    def group_desc(self) -> str:
+        return self._description
+
+    def _set_group_name(self, name: str, /) -> None:
+        self._name = name
+
+    def _set_group_desc(self, desc: str, /) -> None:
+        self._description = desc
+
+    def get_group_store(self) -> Any:
+        """The store the group was made with."""
+        return self._store
+
+    def _id(self) -> int:
+        return id(self)
+
+    def boxed(self) -> "ProcessGroup":
+        """Itself: there is no TorchScript here to box it for."""
+        return self
+
+    @staticmethod
+    def unbox(obj: "ProcessGroup") -> "ProcessGroup":
+        return obj
+
+    # Backends.
+
+    def _register_backend(
+        self, device: Any, backend_type: enums.BackendType, backend: Backend | None = None
+    ) -> None:
+        if backend is None:
+            raise RuntimeError(f"there is no backend to register for {device}")
+        self._backends[_device_type(device)] = (device, backend_type, backend)
+        if self._default_type is enums.BackendType.UNDEFINED:
+            self._default_type = backend_type
+
+    def _set_default_backend(self, backend_type: enums.BackendType) -> None:
+        self._default_type = backend_type
+
+    def get_backend(self, device: Any) -> Backend:
+        """The backend for a kind of device."""
+        kind = _device_type(device)
+        if kind not in self._backends:
+            raise RuntimeError(f"No backend type associated with device type {kind}")
+        return self._backends[kind][2]
+
+    def _get_backend(self, device: Any) -> Backend:
+        return self.get_backend(device)
+
+    def _backend_id(self, backend_type: enums.BackendType) -> int:
+        return id(self._backend(backend_type))
+
+    @property
+    def _device_types(self) -> list[Any]:
+        return [device for device, _, _ in self._backends.values()]
+
+    def _backend(self, backend_type: enums.BackendType | None = None) -> Backend:
+        wanted = backend_type or self._default_type
+        for _, kind, backend in self._backends.values():
+            if kind is wanted:
+                return backend
+        raise RuntimeError(f"Could not find backend type {wanted.value} for this ProcessGroup; register one")
+
+    # Operations.
+
+    def _perform(self, name: str, arguments: list[Any], options: Fields | None) -> Any:
+        if not self._backends:
+            raise RuntimeError("No backend type associated with device type cpu")
+        call = getattr(self._backend(), name)
+        arguments = arguments if options is None else [*arguments, options]
+        if not self._has_hooks():
+            return call(*arguments)
+        op_id, told = next(self._op_ids), _hook_name(name)
+        is_async = getattr(options, "asyncOp", True)
+        self._tell_pre_hooks(told, is_async, name, arguments, options, op_id)
+        work = call(*arguments)
+        after = PostHookArgs()
+        after.name, after.async_op, after.work, after.op_id = told, is_async, work, op_id
+        for hook in list(self._post_hooks.values()):
+            hook(after)
+        return work
+
+    def _tell_pre_hooks(
+        self, told: HookOpName, is_async: bool, name: str, arguments: list[Any], options: Any, op_id: int
+    ) -> None:
+        before = PreHookArgs()
+        before.name, before.async_op, before.op_id = told, is_async, op_id
+        before.root = getattr(options, "rootRank", -1)
+        lists = [_flat(argument) for argument in arguments if not isinstance(argument, int | Fields)]
+        # In place unless there are outputs and inputs; a send has no output, and a barrier nothing.
+        before.output_tensors = [] if name == "send" or not lists else lists[0]
+        before.input_tensors = lists[1] if len(lists) > 1 else (lists[0] if lists else [])
+        for hook in list(self._pre_hooks.values()):
+            hook(before)
+
+    def _start_coalescing(self, device_type: Any) -> None:
+        self.get_backend(device_type)._start_coalescing()
+
+    def _end_coalescing(self, device_type: Any) -> Work:
+        return self.get_backend(device_type)._end_coalescing()
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._backend()._get_sequence_number_for_group()
+
+    # Hooks.
+
+    def _has_hooks(self) -> bool:
+        return bool(self._pre_hooks or self._post_hooks)
+
+    def register_pre_hook(self, hook_id: int, hook: Callable[[PreHookArgs], None]) -> None:
+        """Calls `hook` before every operation."""
+        self._pre_hooks[hook_id] = hook
+
+    def unregister_pre_hook(self, hook_id: int) -> None:
+        self._pre_hooks.pop(hook_id, None)
+
+    def register_post_hook(self, hook_id: int, hook: Callable[[PostHookArgs], None]) -> None:
+        """Calls `hook` after every operation was called; it may be under way."""
+        self._post_hooks[hook_id] = hook
+
+    def unregister_post_hook(self, hook_id: int) -> None:
+        self._post_hooks.pop(hook_id, None)
+
+    @property
+    def supports_abort_hooks(self) -> bool:
+        return self._backend().supports_abort_hooks
+
+    def register_abort_hook(self, hook_id: int, hook: Callable[[], None]) -> None:
+        self._backend().register_abort_hook(hook_id, hook)
+
+    def unregister_abort_hook(self, hook_id: int) -> None:
+        self._backend().unregister_abort_hook(hook_id)
+
+    @property
+    def supports_completion_hooks(self) -> bool:
+        return self._backend().supports_completion_hooks
+
+    def _register_on_completion_hook(self, hook: Callable[[Any], None]) -> None:
+        """Calls `hook` with a `WorkInfo` on another thread whenever an operation is over."""
+        self._backend()._register_on_completion_hook(hook)
+
+    def _wait_for_pending_works(self) -> None:
+        """Waits until the completion hook was called for everything."""
+        self._backend()._wait_for_pending_works()
+
+    # Life.
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """The limit of all operations that are called from now on."""
+        for _, _, backend in self._backends.values():
+            backend.set_timeout(timeout)
+
+    def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
+        for _, _, backend in self._backends.values():
+            backend._add_ephemeral_timeout(timeout)
+
+    def _enable_collectives_timing(self) -> None:
+        for _, _, backend in self._backends.values():
+            backend._enable_collectives_timing()
+
+    def abort(self) -> None:
+        """Gives the group up on all ranks."""
+        for _, _, backend in self._backends.values():
+            backend.abort()
+
+    def shutdown(self) -> None:
+        """Leaves the group: nothing can be called any more."""
+        for _, _, backend in self._backends.values():
+            backend.shutdown()
+
+    def split_group(
+        self,
+        ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Sequence[Any] | None = None,
+    ) -> "ProcessGroup | None":
+        """A group of some of the ranks, which all ranks must ask for; None for the others."""
+        options = opts or Backend.Options("tenfold", timeout or _DEFAULT_PG_TIMEOUT)
+        options.group_name = group_name or options.group_name or f"{self._name or 'default'}:{_listed(ranks)}"
+        part = self._backend().split(self._store, ranks, options)
+        if part is None:
+            return None
+        return ProcessGroup._around(part, self._store, options.group_name, group_desc)
+
+    def merge_remote_group(
+        self,
+        store: Any,
+        size: int,
+        timeout: timedelta = _DEFAULT_PG_TIMEOUT,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+    ) -> "ProcessGroup":
+        """A group of `size` ranks that meet at `store`, in which this one has the rank it has here."""
+        options = Backend.Options("tenfold", timeout)
+        options.group_name = group_name or "merged"
+        whole = self._backend().merge(store, options, self._rank, size)
+        return ProcessGroup._around(whole, store, options.group_name, group_desc)
+
+    @property
+    def supports_reconfigure(self) -> bool:
+        return self._backend().supports_reconfigure
+
+    def get_reconfigure_handle(self) -> str:
+        return self._backend().get_reconfigure_handle()
+
+    def reconfigure(self, opts: ReconfigureOptions) -> Work:
+        return self._backend().reconfigure(opts)
+
+    @property
+    def supports_window(self) -> bool:
+        return self._backend().supports_window
+
+    def new_window(self, tensor: Tensor | None = None) -> Any:
+        return self._backend().new_window(tensor)
+
+
+def _constructor_arguments(args: tuple, kwargs: dict[str, Any]) -> tuple[Any, int, int]:
+    names = ("rank", "size") if len(args) + len(kwargs) == 2 else ("store", "rank", "size")
+    given = dict(zip(names, args, strict=False)) | kwargs
+    if set(given) != set(names):
+        raise TypeError("ProcessGroup takes (rank, size) or (store, rank, size)")
+    return given.get("store"), given["rank"], given["size"]
+
+
+def _device_type(device: Any) -> str:
+    return getattr(device, "type", None) or str(device).split(":")[0]
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return ",".join(map(str, ranks))
+
+
+def _flat(tensors: Any) -> list[Any]:
+    if not isinstance(tensors, list | tuple):
+        return [tensors]
+    return [tensor for item in tensors for tensor in _flat(item)]
+
+
+# Where a hook's name of an operation is not that of its method.
+_HOOK_NAMES = {
+    "all_gather_single": HookOpName.ALLGATHER_BASE,
+    "all_gather_single_coalesced": HookOpName.ALLGATHER_INTO_TENSOR_COALESCED,
+    "reduce_scatter_single": HookOpName.REDUCE_SCATTER_BASE,
+    "reduce_scatter_single_coalesced": HookOpName.REDUCE_SCATTER_TENSOR_COALESCED,
+    "all_to_all_single": HookOpName.ALLTOALL_BASE,
+    "gather_single": HookOpName.GATHER,
+    "recv_anysource": HookOpName.RECV,
+    "monitored_barrier": HookOpName.BARRIER,
+}
+
+
+def _hook_name(operation: str) -> HookOpName:
+    return _HOOK_NAMES.get(operation) or HookOpName.__members__.get(operation.upper(), HookOpName.UNKNOWN)
+
+
+def _broadcast_coalesced(
+    process_group: ProcessGroup, tensors: Sequence[Tensor], buffer_size: int, src: int = 0
+) -> None:
+    """The root's tensors for everybody, in place.
+
+    Tensors are lent as they are, so none is copied into a buffer; `buffer_size` bounds the bytes under way.
+    """
+    under_way: list[Work] = []
+    bytes_under_way = 0
+    for tensor in tensors:
+        size = memoryview(tensor).nbytes if not hasattr(tensor, "nbytes") else tensor.nbytes
+        if under_way and bytes_under_way + size > buffer_size:
+            _wait_for_all(under_way)
+            bytes_under_way = 0
+        under_way.append(process_group.broadcast(tensor, src))
+        bytes_under_way += size
+    _wait_for_all(under_way)
+
+
+def _wait_for_all(works: list[Work]) -> None:
+    while works:
+        works.pop(0).wait()

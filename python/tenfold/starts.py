@@ -1,0 +1,174 @@
+"""How each operation of c10d is started on a group of the extension module.
+
+A function per operation: it is given the group, the arguments of the operation's first form, its options, and
+`how`, which is `async_op` and `timeout`. c10d's lists "of several devices", which have one element each, are
+opened here.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from tenfold._tenfold import Group, Work
+from tenfold.exceptions import DistArgumentError
+from tenfold.reduce_op import code_of
+
+__all__ = ["STARTS"]
+
+# With `async_op`, always a work.
+Started: TypeAlias = Work | None
+
+
+def _only(items: Sequence[Any], what: str) -> Any:
+    if len(items) != 1:
+        raise DistArgumentError(f"{what} must be a list of one element, one per device; it has {len(items)}")
+    return items[0]
+
+
+def _at_root(group: Group, options: Any, lists: Sequence[Any], what: str) -> Sequence[Any]:
+    """What only the root gives, and the others leave empty."""
+    if group.rank == options.rootRank:
+        return _only(lists, what)
+    if any(len(inner) for inner in lists):
+        raise DistArgumentError(
+            f"{what} must be empty on all ranks but the root, which is rank {options.rootRank}"
+        )
+    return []
+
+
+def _broadcast(group: Group, tensors: Sequence[Any], options: Any, **how: Any) -> Started:
+    return group.broadcast(_only(tensors, "tensors"), options.rootRank, **how)
+
+
+def _allreduce(group: Group, tensors: Sequence[Any], options: Any, **how: Any) -> Started:
+    op = code_of(options.reduceOp)
+    if len(tensors) == 1:
+        return group.all_reduce(tensors[0], op, **how)
+    return group.all_reduce_coalesced(tensors, op, **how)
+
+
+def _allreduce_coalesced(group: Group, tensors: Sequence[Any], options: Any, **how: Any) -> Started:
+    return group.all_reduce_coalesced(tensors, code_of(options.reduceOp), **how)
+
+
+def _reduce(group: Group, tensors: Sequence[Any], options: Any, **how: Any) -> Started:
+    return group.reduce(_only(tensors, "tensors"), options.rootRank, code_of(options.reduceOp), **how)
+
+
+def _allgather(
+    group: Group, outputs: Sequence[Any], inputs: Sequence[Any], options: Any, **how: Any
+) -> Started:
+    return group.all_gather(_only(outputs, "output_tensors"), _only(inputs, "input_tensors"), **how)
+
+
+def _all_gather_single(group: Group, output: Any, source: Any, options: Any, **how: Any) -> Started:
+    return group.all_gather_into(output, source, **how)
+
+
+def _all_gather_single_coalesced(
+    group: Group, outputs: Sequence[Any], inputs: Sequence[Any], options: Any, **how: Any
+) -> Started:
+    return group.all_gather_into_coalesced(outputs, inputs, **how)
+
+
+def _allgather_coalesced(
+    group: Group, lists: Sequence[Any], inputs: Sequence[Any], options: Any, **how: Any
+) -> Started:
+    if len(lists) != group.size or any(len(of_rank) != len(inputs) for of_rank in lists):
+        shape = f"{group.size} lists, one per rank, of {len(inputs)} tensors, one per input"
+        raise DistArgumentError(f"output_lists must have {shape}")
+    by_input = [list(of_ranks) for of_ranks in zip(*lists, strict=True)]
+    return group.all_gather_coalesced(by_input, inputs, **how)
+
+
+def _gather(group: Group, outputs: Sequence[Any], inputs: Sequence[Any], options: Any, **how: Any) -> Started:
+    targets = _at_root(group, options, outputs, "output_tensors")
+    return group.gather(targets, _only(inputs, "input_tensors"), options.rootRank, **how)
+
+
+def _gather_single(group: Group, output: Any, source: Any, options: Any, **how: Any) -> Started:
+    target = output if group.rank == options.rootRank else None
+    return group.gather_into(target, source, options.rootRank, **how)
+
+
+def _scatter(
+    group: Group, outputs: Sequence[Any], inputs: Sequence[Any], options: Any, **how: Any
+) -> Started:
+    sources = _at_root(group, options, inputs, "input_tensors")
+    return group.scatter(_only(outputs, "output_tensors"), sources, options.rootRank, **how)
+
+
+def _reduce_scatter(
+    group: Group, outputs: Sequence[Any], inputs: Sequence[Any], options: Any, **how: Any
+) -> Started:
+    target, sources = _only(outputs, "output_tensors"), _only(inputs, "input_tensors")
+    return group.reduce_scatter(target, sources, code_of(options.reduceOp), **how)
+
+
+def _reduce_scatter_single(group: Group, output: Any, source: Any, options: Any, **how: Any) -> Started:
+    return group.reduce_scatter_into(output, source, code_of(options.reduceOp), **how)
+
+
+def _reduce_scatter_single_coalesced(
+    group: Group, outputs: Sequence[Any], inputs: Sequence[Any], options: Any, **how: Any
+) -> Started:
+    return group.reduce_scatter_into_coalesced(outputs, inputs, code_of(options.reduceOp), **how)
+
+
+def _all_to_all_single(
+    group: Group,
+    output: Any,
+    source: Any,
+    output_splits: Sequence[int],
+    input_splits: Sequence[int],
+    options: Any,
+    **how: Any,
+) -> Started:
+    return group.all_to_all_single(output, source, output_splits or None, input_splits or None, **how)
+
+
+def _alltoall(
+    group: Group, outputs: Sequence[Any], inputs: Sequence[Any], options: Any, **how: Any
+) -> Started:
+    return group.all_to_all(outputs, inputs, **how)
+
+
+def _send(group: Group, tensors: Sequence[Any], to: int, tag: int, options: None, **how: Any) -> Started:
+    return group.send(_only(tensors, "tensors"), to, tag, **how)
+
+
+def _recv(group: Group, tensors: Sequence[Any], source: int, tag: int, options: None, **how: Any) -> Started:
+    return group.recv(_only(tensors, "tensors"), source, tag, **how)
+
+
+def _recv_anysource(
+    group: Group, tensors: Sequence[Any], tag: int, options: None, async_op: bool, timeout: float
+) -> Started:
+    return group.recv_any(_only(tensors, "tensors"), tag, timeout)
+
+
+def _barrier(group: Group, options: Any, **how: Any) -> Started:
+    return group.barrier(**how)
+
+
+STARTS: dict[str, Callable[..., Started]] = {
+    "broadcast": _broadcast,
+    "allreduce": _allreduce,
+    "allreduce_coalesced": _allreduce_coalesced,
+    "reduce": _reduce,
+    "allgather": _allgather,
+    "all_gather_single": _all_gather_single,
+    "all_gather_single_coalesced": _all_gather_single_coalesced,
+    "allgather_coalesced": _allgather_coalesced,
+    "gather": _gather,
+    "gather_single": _gather_single,
+    "scatter": _scatter,
+    "reduce_scatter": _reduce_scatter,
+    "reduce_scatter_single": _reduce_scatter_single,
+    "reduce_scatter_single_coalesced": _reduce_scatter_single_coalesced,
+    "all_to_all_single": _all_to_all_single,
+    "alltoall": _alltoall,
+    "send": _send,
+    "recv": _recv,
+    "recv_anysource": _recv_anysource,
+    "barrier": _barrier,
+}

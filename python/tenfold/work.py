@@ -1,0 +1,324 @@
+"""`Work`: an operation under way, as c10d shows it, and `Future`, what it leads to.
+
+A `Work` is put around the extension's, or around several of them when operations were coalesced, or around
+none when nothing was to be done. Futures cost nothing until one is asked for; then the threads of
+`tenfold.completions` complete it, or `wait` does if it is the first to know: after `wait` returns, the future
+is complete.
+"""
+
+import concurrent.futures
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from tenfold import _tenfold
+from tenfold.completions import notify
+from tenfold.enums import OpType, WorkResult
+from tenfold.exceptions import DistTimeoutError
+
+__all__ = ["FakeWork", "Future", "PythonCallbackWork", "Work", "WorkInfo", "_create_work_from_future"]
+
+
+class Future(concurrent.futures.Future):
+    """A future of Python's own, with the methods that PyTorch's have besides.
+
+    >>> future = Future()
+    >>> doubled = future.then(lambda future: 2 * future.value())
+    >>> future.set_result(21)
+    >>> doubled.wait()
+    42
+    """
+
+    def wait(self) -> Any:
+        """Waits for the result, or raises what was raised instead."""
+        return self.result()
+
+    def value(self) -> Any:
+        """The result, which must be there."""
+        if not self.done():
+            raise RuntimeError("the future has no value yet; `wait` for it")
+        return self.result()
+
+    def then(self, callback: Callable[["Future"], Any]) -> "Future":
+        """A future of what `callback` makes of this one, once it is complete."""
+        outcome = Future()
+
+        def run(_: concurrent.futures.Future) -> None:
+            try:
+                outcome.set_result(callback(self))
+            except BaseException as error:
+                outcome.set_exception(error)
+
+        self.add_done_callback(run)
+        return outcome
+
+
+class Work:
+    """An operation under way. Its tensors belong to it until it is over.
+
+    >>> from tenfold import HashStore, ProcessGroup
+    >>> numbers = bytearray([1, 2, 3])
+    >>> work = ProcessGroup(HashStore(), 0, 1).allreduce(numbers)
+    >>> work.wait()
+    True
+    >>> work.get_future().value()
+    [bytearray(b'\\x01\\x02\\x03')]
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[_tenfold.Work] = (),
+        result: list[Any] | None = None,
+        op_type: OpType | None = None,
+    ) -> None:
+        self._parts = parts
+        self._result = result
+        self._kind = op_type
+        self._lock = threading.Lock()
+        self._future: Future | None = None
+        self._future_result: Future | None = None
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Waits until it is over; with a timeout at most so long, and the operation goes on."""
+        seconds = timeout.total_seconds()
+        deadline = time.monotonic() + seconds if seconds > 0 else None
+        try:
+            for part in self._parts:
+                part.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        finally:
+            if self._future is not None and self.is_completed():
+                self._complete(self._future)
+        return True
+
+    def is_completed(self) -> bool:
+        """Is it over, well or not?"""
+        return all(part.is_completed() for part in self._parts)
+
+    def is_success(self) -> bool:
+        """Is it over, and well?"""
+        return all(part.is_success() for part in self._parts)
+
+    def exception(self) -> BaseException | None:
+        """What made it fail, or None."""
+        return next((error for part in self._parts if (error := part.exception()) is not None), None)
+
+    def synchronize(self) -> None:
+        """Waits: without streams there is nothing else to put in order."""
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        raise RuntimeError("there is no stream to block: tenfold works on the CPU")
+
+    def result(self) -> list[Any]:
+        """The tensors that were filled, once it is over."""
+        if not self.is_completed():
+            raise RuntimeError("the work is under way: `wait` for it before asking for its result")
+        return self._tensors()
+
+    def source_rank(self) -> int:
+        """The rank that a receive from any source received from."""
+        ranks = [rank for part in self._parts if (rank := part.source_rank()) is not None]
+        if not ranks:
+            raise RuntimeError("source_rank() may only be called on works of a recv or recv_anysource")
+        return ranks[0]
+
+    def _source_rank(self) -> int:
+        return self.source_rank()
+
+    def abort(self) -> None:
+        """Gives the operation up, and with it its group, on all ranks."""
+        for part in self._parts:
+            part.abort("by request")
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long it may take."""
+        limits = [limit for part in self._parts if (limit := part.timeout()) is not None]
+        return timedelta(seconds=max(limits, default=0.0))
+
+    def _get_op_type(self) -> int:
+        if self._kind is not None:
+            return self._kind.value
+        return self._parts[0].op_type() if self._parts else OpType.UNKNOWN.value
+
+    def _get_duration(self) -> float:
+        """Milliseconds from the call to the end."""
+        if not self.is_completed():
+            raise RuntimeError("the work is under way: nobody knows yet how long it takes")
+        return 1000 * max((part.duration() or 0.0 for part in self._parts), default=0.0)
+
+    def _get_sequence_number(self) -> int:
+        if not self._parts:
+            raise RuntimeError("this work was not numbered: nothing had to be done")
+        return self._parts[-1].sequence_number()
+
+    def boxed(self) -> "Work":
+        """Itself: there is no TorchScript here to box it for."""
+        return self
+
+    @staticmethod
+    def unbox(obj: "Work") -> "Work":
+        return obj
+
+    def notify(self, callback: Callable[[], None]) -> None:
+        """Runs `callback` once the work is over, well or not: now, or on a thread of the pool."""
+        if self.is_completed():
+            callback()
+            return
+        under_way = len(self._parts)
+
+        def one_is_over() -> None:
+            nonlocal under_way
+            with self._lock:
+                under_way -= 1
+                if under_way > 0:
+                    return
+            callback()
+
+        for part in self._parts:
+            notify(part, one_is_over)
+
+    def get_future(self) -> Future:
+        """A future of the tensors that are filled; it fails if the work does."""
+        with self._lock:
+            if self._future is not None:
+                return self._future
+            future = self._future = Future()
+        self.notify(lambda: self._complete(future))
+        return future
+
+    def get_future_result(self) -> Future:
+        """A future of how it ended: the number of a `WorkResult`."""
+        with self._lock:
+            if self._future_result is not None:
+                return self._future_result
+            future = self._future_result = Future()
+        self.notify(lambda: future.set_result(self._outcome().value))
+        return future
+
+    def _outcome(self) -> WorkResult:
+        error = self.exception()
+        if error is None:
+            return WorkResult.SUCCESS
+        return WorkResult.TIMEOUT if isinstance(error, DistTimeoutError) else WorkResult.COMM_ERROR
+
+    def _tensors(self) -> list[Any]:
+        if self._result is not None:
+            return self._result
+        return [tensor for part in self._parts for tensor in part.tensors()]
+
+    def _complete(self, future: Future) -> None:
+        """Completes the future; the first of `wait` and the pool does, for the other it has been done."""
+        error = self.exception()
+        with suppress(concurrent.futures.InvalidStateError):
+            if error is None:
+                future.set_result(self._tensors())
+            else:
+                future.set_exception(error)
+
+
+class WorkInfo(NamedTuple):
+    """What a completion hook is told, see `ProcessGroup._register_on_completion_hook`."""
+
+    op_type: OpType
+    seq: int
+    time_started: timedelta
+    time_finished: timedelta
+    active_duration: timedelta
+
+
+class FakeWork(Work):
+    """A work of `FakeProcessGroup`: over from the start."""
+
+    seq_id: int = -1
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def result(self) -> list[Any]:
+        raise RuntimeError("FakeWork: this work recorded no output.")
+
+    def getFuture(self) -> Future:  # noqa: N802  c10d's name
+        return self.get_future()
+
+    def _tensors(self) -> None:  # type: ignore[override]
+        return None
+
+
+class PythonCallbackWork(Work):
+    """A work that is over when a function of the user's says so.
+
+    >>> PythonCallbackWork(lambda timeout: True).wait()
+    True
+    """
+
+    def __init__(self, callback: Callable[[timedelta], bool]) -> None:
+        super().__init__()
+        self._callback = callback
+        self._over: Future = Future()
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        with self._lock:
+            if not self._over.done():
+                try:
+                    self._over.set_result(self._callback(timeout))
+                except BaseException as error:
+                    self._over.set_exception(error)
+        return self._over.result()
+
+    def is_completed(self) -> bool:
+        return self._over.done()
+
+    def is_success(self) -> bool:
+        return self._over.done() and self._over.exception() is None
+
+    def exception(self) -> BaseException | None:
+        return self._over.exception() if self._over.done() else None
+
+    def get_future(self) -> Future:
+        return self._over
+
+
+class _FutureWork(Work):
+    """A work that is over when a future is."""
+
+    def __init__(self, future: Any) -> None:
+        super().__init__()
+        self._over = future
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        if timeout > timedelta(0) and isinstance(self._over, Future):
+            self._over.result(timeout.total_seconds())
+        else:
+            self._over.wait()
+        return True
+
+    def is_completed(self) -> bool:
+        return self._over.done()
+
+    def is_success(self) -> bool:
+        return self._over.done() and self.exception() is None
+
+    def exception(self) -> BaseException | None:
+        if not self._over.done():
+            return None
+        try:
+            self._over.wait()
+        except Exception as error:
+            return error
+        return None
+
+    def result(self) -> list[Any]:
+        value = self._over.value()
+        return list(value) if isinstance(value, list | tuple) else [value]
+
+    def get_future(self) -> Any:
+        return self._over
+
+
+def _create_work_from_future(future: Any) -> Work:
+    """A work that is over when `future` is, PyTorch's or ours."""
+    return _FutureWork(future)

@@ -1,0 +1,54 @@
+"""The examples learn, end alike on all ranks, and compute what they compute under Gloo."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from servers import ROOT
+from torch import Tensor
+from training_jobs import run_ranks
+
+# With two ranks there is one way to add two numbers, up to a swap that changes no bit. With four, (a+b)+(c+d)
+# and ((a+b)+c)+d differ in the last place, and training carries that on: the parameters, which are about 1,
+# may then differ by some tens of what one float32 addition loses.
+TOLERANCE = {2: 0.0, 4: 1e-5}
+
+
+@dataclass(frozen=True)
+class Training:
+    losses: list[float]  # by epoch
+    accuracy: float
+    parameters: list[dict[str, Tensor]]  # by rank
+
+
+def train(example: str, backend: str, world: int, folder: Path) -> Training:
+    folder.mkdir()
+    options = ["--backend", backend, "--save", folder / "{rank}.pt"]
+    run_ranks(ROOT / "examples" / example, *options, world=world, folder=folder)
+    said = (folder / "0.log").read_text()
+    return Training(
+        [float(loss) for loss in re.findall(r"^epoch \d+: loss (.+)$", said, re.MULTILINE)],
+        float(re.search(r"^accuracy (.+)%$", said, re.MULTILINE)[1]) / 100,
+        [torch.load(folder / f"{rank}.pt") for rank in range(world)],
+    )
+
+
+@pytest.mark.timeout(240)  # two jobs, each with a limit of its own, on a machine that may be busy
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("example", ["ddp.py", "fsdp2.py", "dtensor.py"])
+def test_an_example_learns_on_all_ranks_what_it_learns_under_gloo(
+    example: str, world: int, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    expected = train(example, "gloo", world, tmp_path / "expected")
+    actual = train(example, pytestconfig.getoption("--backend"), world, tmp_path / "actual")
+    for training in (expected, actual):
+        assert len(training.losses) == 5
+        assert training.losses[-1] < training.losses[0] / 2
+        assert training.accuracy > 0.9
+        for parameters in training.parameters:
+            torch.testing.assert_close(parameters, training.parameters[0], rtol=0, atol=0)
+    torch.testing.assert_close(
+        actual.parameters[0], expected.parameters[0], rtol=TOLERANCE[world], atol=TOLERANCE[world]
+    )

@@ -1,0 +1,92 @@
+"""The package without PyTorch: two ranks in two processes, and how programs that use it end."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from processes import python, run_together
+from programs.package_ranks import CASES
+
+STRICT = ["-X", "dev", "-W", "error"]
+
+
+def strictly(program: str, *arguments: object) -> list[str]:
+    interpreter, *rest = python(program, *arguments)
+    return [interpreter, *STRICT, *rest]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_ranks_without_pytorch(case, tmp_path):
+    commands = [strictly("package_ranks.py", case, rank, tmp_path / "store") for rank in range(2)]
+    run_together(commands, tmp_path, timeout=60)
+
+
+def said_by(case: str, folder: Path) -> str:
+    """What a program says that must end well, and without a word on standard error."""
+    ran = subprocess.run(
+        strictly("package_alone.py", case),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    return ran.stdout
+
+
+def test_importing_the_package_imports_neither_pytorch_nor_numpy():
+    program = "import tenfold, sys; print(sorted({'torch', 'numpy'} & set(sys.modules)))"
+    ran = subprocess.run([sys.executable, *STRICT, "-c", program], capture_output=True, text=True, check=True)
+    assert (ran.stdout, ran.stderr) == ("[]\n", "")
+
+
+def test_control_c_ends_a_wait(tmp_path):
+    assert said_by("interrupted_while_waiting", tmp_path) == "interrupted\n"
+
+
+def test_a_program_ends_while_an_operation_is_under_way(tmp_path):
+    assert said_by("over_with_work_in_flight", tmp_path) == "the end\n"
+
+
+def test_a_program_ends_after_the_callback_that_is_running(tmp_path):
+    assert said_by("over_in_a_callback", tmp_path) == "the end\nthe callback ended\n"
+
+
+def test_callbacks_may_wait_for_callbacks_without_end(tmp_path):
+    assert said_by("deep_callbacks", tmp_path) == "40\n"
+
+
+def test_init_says_what_is_missing_in_the_environment(monkeypatch):
+    import tenfold
+
+    for variable in ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]:
+        monkeypatch.delenv(variable, raising=False)
+    with pytest.raises(
+        ValueError, match="RANK is not set; pass `rank`, or start the program by `tenfold run`"
+    ):
+        tenfold.init()
+    monkeypatch.setenv("RANK", "first")
+    with pytest.raises(ValueError, match="RANK is `first`, which is not a number"):
+        tenfold.init()
+
+
+def test_init_meets_where_the_environment_says(monkeypatch):
+    import tenfold
+
+    server = tenfold.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    # As under a launcher whose store it is: rank 0 is a client, too.
+    environment = {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(server.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "3",
+    }
+    for variable, value in environment.items():
+        monkeypatch.setenv(variable, value)
+    with tenfold.init(timeout=20) as group:
+        assert (group.rank, group.size) == (0, 1)
+    assert any(key.startswith("/worker/attempt_3/") for key in server.list_keys())
