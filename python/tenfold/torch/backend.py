@@ -374,6 +374,17 @@ class ProcessGroup(dist.ProcessGroup):
         return self._backend.gather_single(output, input, opts)  # no way leads through the dispatcher yet
 
 
+def _hide_from_compiler(function: Any) -> None:
+    """`torch.compile` is not to look into what a collective does, nor into what that calls.
+
+    As `torch.compiler.disable`, which would have every program import the compiler.
+    """
+    frames = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+    if hasattr(frames, "set_code_exec_strategy"):
+        skip = frames._FrameAction.SKIP
+        frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+
+
 def _dispatched(name: str) -> Any:
     """The collective `name` of PyTorch's group, which goes through the dispatcher into `Backend`.
 
@@ -390,6 +401,7 @@ def _dispatched(name: str) -> Any:
 
     # PyTorch tells a call to the inherited method from one to this one by the name of the caller.
     collective.__code__ = collective.__code__.replace(co_name=name)
+    _hide_from_compiler(collective)
     collective.__name__, collective.__doc__ = name, inherited.__doc__
     return collective
 
