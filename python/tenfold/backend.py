@@ -5,7 +5,6 @@
 What is not overridden says that the backend does not support it, as c10d's does.
 """
 
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -230,7 +229,6 @@ class ProcessGroupTenfold(Backend):
     def _join(self, group: _tenfold.Group, timeout: timedelta) -> None:
         super().__init__(group.rank, group.size)
         self._group: _tenfold.Group | None = group
-        self._process = os.getpid()
         self._options = Backend.Options("tenfold", timeout)
         self._options.group_name = group.name
         # While operations are coalesced: what was started.
@@ -260,15 +258,12 @@ class ProcessGroupTenfold(Backend):
 
     def is_open(self) -> bool:
         """Can operations be called?"""
-        return self._group is not None and self._process == os.getpid()
+        return self._group is not None
 
     def group(self) -> _tenfold.Group:
         """The ranks, for those who want more than c10d has."""
         if self._group is None:
             raise RuntimeError("the group was shut down")
-        if self._process != os.getpid():
-            text = f"the group belongs to process {self._process}, of which this one is a fork"
-            raise RuntimeError(f"{text}; make groups after forking")
         return self._group
 
     def abort(self) -> None:

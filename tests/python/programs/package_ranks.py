@@ -341,7 +341,9 @@ def a_fork_is_told_that_the_group_is_not_its_own(group: Group) -> None:
     work.get_future().result(timeout=20)
     child = os.fork()
     if child == 0:
-        refused(RuntimeError, "is a fork; make groups after forking", lambda: group.all_reduce(np.ones(1)))
+        refused(RuntimeError, "this is its forked child", lambda: group.all_reduce(np.ones(1)))
+        refused(KeyError, "lost", lambda: fail_inside(group))
+        group.close()
         alone = tenfold.init(store=tenfold.HashStore(), rank=0, world_size=1)
         alone.all_reduce(np.ones(1), async_op=True).get_future().result(timeout=20)
         os._exit(0)
