@@ -1,6 +1,7 @@
-"""The plug-in itself: how it is found, what it shares a group with, memory in place, leaving, and who sees what it does."""
+"""The plug-in itself: how it is found, memory in place, who sees what it does, leaving, leaks."""
 
 import gc
+import json
 import os
 import signal
 import subprocess
@@ -12,15 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tenfold.torch
 import torch
 import torch.distributed as dist
 from bits import plain
-from operations import everybody, numbers
+from operations import everybody
 from ranks import ENVIRONMENT, Rank, RankServer
 
-import tenfold.torch
-
 LARGE = 256 * 1024  # elements: enough for memory to be worth sharing
+
+
+def ramp(me: Rank, count: int) -> torch.Tensor:
+    """Of two ranks the sum is 2 * arange + 1."""
+    return torch.arange(float(count)) + me.rank
 
 
 def run(program: str, *flags: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -65,7 +70,7 @@ def test_the_backend_is_found_by_its_entry_point_under_every_spelling(spelling: 
 
 def beside_another_backend(me: Rank) -> Any:
     group = dist.new_group(backend="cpu:tenfold,cuda:gloo")
-    tensor = numbers(me, 4)
+    tensor = ramp(me, 4)
     dist.all_reduce(tensor, group=group)
     kinds = {str(device): group._get_backend(device).name() for device in group._device_types}
     return plain(tensor), kinds, type(group) is dist.ProcessGroup
@@ -96,10 +101,8 @@ def broadcast_from_nowhere(me: Rank) -> None:
 
 
 def reduce_in_place(me: Rank, kind: str) -> Any:
-    if kind == "shared by PyTorch":
-        tensor = torch.empty(LARGE).share_memory_()
-    else:
-        tensor = tenfold.torch.empty(LARGE)
+    by_pytorch = kind == "shared by PyTorch"
+    tensor = torch.empty(LARGE).share_memory_() if by_pytorch else tenfold.torch.empty(LARGE)
     tensor[:] = torch.arange(LARGE, dtype=torch.float32) + me.rank
     half = tensor[LARGE // 4 : LARGE // 4 * 3]
     for _ in range(3):
@@ -165,9 +168,7 @@ def record(me: Rank) -> Any:
     dist.all_reduce(torch.ones(5))
     dist.broadcast(torch.ones(7), 0)
     dist.all_reduce(torch.ones(3), async_op=True).wait()
-    trace = torch._C._distributed_c10d._dump_fr_trace_json(True, False)
-    import json
-
+    trace = torch._C._distributed_c10d._dump_fr_trace_json(backend="tenfold")
     return [
         (entry["profiling_name"], entry["input_sizes"], entry["state"])
         for entry in json.loads(trace)["entries"]
@@ -177,17 +178,15 @@ def record(me: Rank) -> Any:
 def test_pytorchs_own_flight_recorder_sees_every_collective(ranks: RankServer) -> None:
     for outcome in ranks.run(record):
         seen = [(name.split(":")[-1], sizes) for name, sizes, _ in outcome.returned]
-        assert [("all_reduce", [[5]]), ("broadcast", [[7]]), ("all_reduce", [[3]])] == [
-            (name.replace("allreduce", "all_reduce"), sizes) for name, sizes in seen
-        ]
+        assert seen == [("all_reduce", [[5]]), ("broadcast", [[7]]), ("all_reduce", [[3]])]
 
 
 def hooked_calls(me: Rank) -> Any:
     seen: list[str] = []
-    handle = everybody().register_pre_hook(lambda arguments: seen.append(str(arguments.name)))
+    everybody().register_pre_hook(1, lambda arguments: seen.append(str(arguments.name)))
     dist.all_reduce(torch.ones(2))
     dist.barrier()
-    everybody().unregister_pre_hook(handle)
+    everybody().unregister_pre_hook(1)
     dist.all_reduce(torch.ones(2))
     return [name.rsplit(".", 1)[-1].lower() for name in seen]
 
@@ -213,7 +212,7 @@ def test_pytorchs_debug_mode_counts_collectives(ranks: RankServer) -> None:
 def in_detail(me: Rank) -> Any:
     dist.set_debug_level(dist.DebugLevel.DETAIL)
     group = dist.new_group()
-    dist.all_reduce(tensor := numbers(me, 3), group=group)
+    dist.all_reduce(tensor := ramp(me, 3), group=group)
     return plain(tensor)
 
 
@@ -306,7 +305,7 @@ def fork_and_call(me: Rank) -> Any:
     with os.fdopen(reader) as answers:
         text = answers.read()
     os.waitpid(child, 0)
-    dist.all_reduce(tensor := numbers(me, 2))
+    dist.all_reduce(tensor := ramp(me, 2))
     return text, plain(tensor)
 
 

@@ -168,6 +168,11 @@ fn torch_elements(dtype: &Bound<'_, PyAny>, what: &str) -> PyResult<Elements> {
     }
     drop(known);
     let name = dtype.str()?.to_string();
+    if matches!(name.as_str(), "torch.quint4x2" | "torch.quint2x4") {
+        let message =
+            format!("{what} has dtype {name}, with several elements in a byte, which cannot be sent");
+        return Err(argument(dtype.py(), message));
+    }
     let size = dtype.getattr("itemsize")?.extract()?;
     let elements = Elements::named(name.trim_start_matches("torch."), size).ok_or_else(|| {
         argument(

@@ -584,10 +584,10 @@ fn reductions_that_make_no_sense_are_refused_with_those_that_do() {
 #[test]
 fn lengths_and_dtypes_that_do_not_fit_are_refused() {
     on_rank_0_of_3(|group| {
-        let output = "the output has 11 elements; 3 ranks with a input of 4 need 12";
+        let output = "the output has 11 elements; 3 ranks with an input of 4 need 12";
         refused(group.all_gather_into(f32s(11), f32s(4)), "all_gather_into", output);
         refused(group.gather_into(Some(f32s(11)), f32s(4), 0), "gather", output);
-        let input = "the input has 11 elements; 3 ranks with a output of 4 need 12";
+        let input = "the input has 11 elements; 3 ranks with an output of 4 need 12";
         refused(group.reduce_scatter_into(f32s(4), f32s(11), ReduceOp::Sum), "reduce_scatter_into", input);
         refused(group.scatter_from(f32s(4), Some(f32s(11)), 0), "scatter", input);
         let dtypes = "the output has dtype int64, the input float32";

@@ -9,7 +9,7 @@ something else; it is let go when nobody else has it and the next one is registe
 import math
 import os
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -98,7 +98,7 @@ def backend_of(group: dist.ProcessGroup | None) -> "Backend":
     return backend
 
 
-def shared_buckets_hook(state: dist.ProcessGroup | None, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+def shared_buckets_hook(state: dist.ProcessGroup | None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """A hook for `DistributedDataParallel.register_comm_hook`: gradients are averaged where they lie.
 
     The first time it sees a bucket it moves the bucket's memory into shared memory, in place: views of it,

@@ -262,7 +262,7 @@ impl Group {
         }
         if one.elements().checked_mul(self.size()) != Some(all.elements()) {
             let message = format!(
-                "the {whole} has {} elements; {} ranks with a {part} of {} need {}",
+                "the {whole} has {} elements; {} ranks with an {part} of {} need {}",
                 all.elements(),
                 self.size(),
                 one.elements(),
