@@ -7,8 +7,8 @@ Nothing needs to be imported if the package is installed: PyTorch finds the back
 
 Importing this module registers it too, and with it `init_method="tenfold://host:port"`. Besides there are:
 
-- `empty` makes tensors that peers on this host read in place, `shared_buckets_hook` does that for the gradients
-  of `DistributedDataParallel`;
+- `empty` makes tensors that peers on this host read in place, `shared_buckets_hook` does that for the
+  gradients of `DistributedDataParallel`;
 - `TCPStore`, `FileStore`, `HashStore` and `PrefixStore` are tenfold's, for wherever PyTorch wants a store.
 """
 

@@ -98,7 +98,9 @@ def backend_of(group: dist.ProcessGroup | None) -> "Backend":
     return backend
 
 
-def shared_buckets_hook(state: dist.ProcessGroup | None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def shared_buckets_hook(
+    state: dist.ProcessGroup | None, bucket: dist.GradBucket
+) -> torch.futures.Future[torch.Tensor]:
     """A hook for `DistributedDataParallel.register_comm_hook`: gradients are averaged where they lie.
 
     The first time it sees a bucket it moves the bucket's memory into shared memory, in place: views of it,

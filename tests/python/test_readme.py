@@ -1,0 +1,48 @@
+"""The README's Python runs, under the command that it names."""
+
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from ranks import ENVIRONMENT
+
+ROOT = Path(__file__).parents[2]
+
+
+def tenfold_run(*words: str | Path) -> list[str]:
+    """The lines that the ranks of `tenfold run` wrote, in the order of ranks."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "tenfold", "run", *words],
+        env=ENVIRONMENT | os.environ,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return sorted(ended.stdout.splitlines())
+
+
+def test_the_five_lines_do_what_the_readme_shows(tmp_path: Path) -> None:
+    readme = (ROOT / "README.md").read_text()
+    program = re.search(r"<!-- tests/python/test_readme.py .*?```python\n(.*?)```", readme, re.DOTALL)
+    shown = re.search(r"\$ tenfold run -n 2 example.py\n(.*?)```", readme, re.DOTALL)
+    example = tmp_path / "example.py"
+    example.write_text(program[1])
+    assert len(program[1].splitlines()) == 5
+    assert tenfold_run("-n", "2", example) == shown[1].splitlines()
+
+
+def test_an_example_runs_under_the_launcher() -> None:
+    lines = tenfold_run("-n", "2", ROOT / "examples" / "ddp.py", "--epochs", "1")
+    assert any("loss" in line for line in lines), lines
+
+
+def test_the_package_installs_the_command_and_the_backend() -> None:
+    scripts = importlib.metadata.entry_points(group="console_scripts", name="tenfold")
+    backends = importlib.metadata.entry_points(group="torch.distributed.backends", name="tenfold")
+    assert [script.value for script in scripts] == ["tenfold.__main__:main"]
+    assert [backend.value for backend in backends] == ["tenfold.torch:register"]
