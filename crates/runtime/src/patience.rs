@@ -12,7 +12,7 @@ pub(crate) enum Next {
     Sleep,
 }
 
-/// Turns of spinning at most: about 50 µs.
+/// Turns of spinning at most, before the processor is offered to others.
 const SPINS_MAX: u32 = 1024;
 const SPINS_MIN: u32 = 16;
 

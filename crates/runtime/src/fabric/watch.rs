@@ -98,7 +98,6 @@ struct Stream {
     since: Instant,
     /// Ticks since something came.
     quiet: u32,
-    writing: bool,
 }
 
 enum Io {
@@ -214,7 +213,6 @@ impl Watch {
             enclosed: VecDeque::new(),
             since: Instant::now(),
             quiet: 0,
-            writing: false,
         };
         // Edge-triggered: whoever serves it reads and writes until there is no more.
         let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
@@ -700,7 +698,6 @@ impl Stream {
                 Err(error) => return Err(error),
             }
         }
-        self.writing = !self.to_write.is_empty();
         Ok(())
     }
 }
