@@ -82,22 +82,17 @@ class _Pool:
         with self._lock:
             if self._free > 0 or self._closed:
                 return
-            self._free = 1
-            thread = threading.Thread(
-                target=self._run,
-                args=(patience,),
-                name=f"tenfold-completion-{next(self._numbers)}",
-                daemon=True,
-            )
-            self._threads.add(thread)
-        try:
-            thread.start()
-        except RuntimeError:  # the system has no more threads for us: those that are there must do
-            with self._lock:
-                self._free -= 1
-                self._threads.discard(thread)
+            name = f"tenfold-completion-{next(self._numbers)}"
+            thread = threading.Thread(target=self._run, args=(patience,), name=name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the system has no more threads for us: those that are there must do
                 if not self._threads:
                     raise
+                return
+            # Only now: `close` joins these, and what was not started cannot be joined.
+            self._threads.add(thread)
+            self._free = 1
 
     def _run(self, patience: float) -> None:
         with self._lock:

@@ -80,15 +80,20 @@ class Fields:
     """Attributes as the class declares them: with a type, which converts or refuses, and a default."""
 
     _fields: ClassVar[dict[str, tuple[Any, Any]]] = {}
+    # The defaults that can be changed, so that every instance gets its own.
+    _to_copy: ClassVar[list[tuple[str, Any]]] = []
 
     def __init_subclass__(cls) -> None:
         inherited = cls._fields
         hints = get_type_hints(cls)
         declared = {name: (hints[name], getattr(cls, name)) for name in cls.__annotations__}
         cls._fields = inherited | declared
+        changeable = list | dict | set | ReduceOp
+        defaults = {name: default for name, (_, default) in cls._fields.items()}
+        cls._to_copy = [(name, value) for name, value in defaults.items() if isinstance(value, changeable)]
 
     def __init__(self) -> None:
-        for name, (_, default) in self._fields.items():
+        for name, default in self._to_copy:
             object.__setattr__(self, name, copy.copy(default))
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -70,6 +70,7 @@ class _Form:
         self.names = [parameter.name for parameter in parameters]
         self.defaults = [parameter.default for parameter in parameters]
         self.kinds = [hints[name] for name in self.names]
+        self.tests = [_test_of(kind) for kind in self.kinds]
         self.options = next(
             (kind for kind in self.kinds if inspect.isclass(kind) and issubclass(kind, Fields)), None
         )
@@ -94,8 +95,12 @@ class _Form:
                 return None
             else:
                 given.append(self.options() if default is ... and self.options else default)
-        fits = taken == len(kwargs) and all(map(_fits, given, self.kinds))
-        return given if fits else None
+        if taken < len(kwargs):
+            return None
+        for value, fits in zip(given, self.tests, strict=True):
+            if not fits(value):
+                return None
+        return given
 
     def as_in(self, first: "_Form", given: list[Any]) -> tuple[list[Any], Fields | None]:
         """The arguments of the first form, its options apart."""
@@ -124,28 +129,32 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, list | tuple)
 
 
-def _fits(value: Any, kind: Any) -> bool:
-    if kind is Tensor:
-        return not _is_list(value) and not isinstance(value, str | int | float | timedelta | Fields)
-    if kind == Tensors:
-        return _is_list(value) and not any(map(_is_list, value))
-    if kind == TensorLists:
-        return _is_list(value) and all(map(_is_list, value))
-    if kind == Reduction:
-        return isinstance(value, str) or _is_reduction(value)
-    if kind == Sequence[int]:
-        return value is None or _is_list(value)
+def _test_of(kind: Any) -> Callable[[Any], bool]:
+    """Whether a value can be given for a parameter that is declared so."""
+    known: dict[Any, Callable[[Any], bool]] = {
+        Tensor: lambda value: not isinstance(value, _NO_TENSORS),
+        Tensors: lambda value: _is_list(value) and not any(map(_is_list, value)),
+        TensorLists: lambda value: _is_list(value) and all(map(_is_list, value)),
+        Reduction: _is_reduction,
+        Sequence[int]: lambda value: value is None or _is_list(value),
+        int: lambda value: hasattr(value, "__index__"),
+    }
+    if kind in known:
+        return known[kind]
     if inspect.isclass(kind) and issubclass(kind, Fields):
         # PyTorch's options have the same fields.
-        return isinstance(value, kind) or type(value).__name__ == kind.__name__
-    if kind is int:
-        return hasattr(value, "__index__")
-    return isinstance(value, kind)
+        return lambda value: isinstance(value, kind) or type(value).__name__ == kind.__name__
+    return lambda value: isinstance(value, kind)
+
+
+_NO_TENSORS = (list, tuple, str, int, float, timedelta, Fields)
 
 
 def _is_reduction(value: Any) -> bool:
+    if isinstance(value, ReduceOp | ReduceOp.RedOpType | str):
+        return True
     try:
-        return not isinstance(value, int) and code_of(value) is not None
+        return not isinstance(value, int | tuple) and code_of(value) is not None
     except TypeError:
         return False
     except ValueError:  # PREMUL_SUM without a factor is told so later

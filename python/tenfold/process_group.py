@@ -168,14 +168,13 @@ class ProcessGroup(Operations):
     def _perform(self, name: str, arguments: list[Any], options: Fields | None) -> Any:
         if not self._backends:
             raise RuntimeError("No backend type associated with device type cpu")
-        call = getattr(self._backend(), name)
-        arguments = arguments if options is None else [*arguments, options]
+        backend = self._backend()
         if not self._has_hooks():
-            return call(*arguments)
+            return _perform_by(backend, name, arguments, options)
         op_id, told = next(self._op_ids), _hook_name(name)
         is_async = getattr(options, "asyncOp", True)
         self._tell_pre_hooks(told, is_async, name, arguments, options, op_id)
-        work = call(*arguments)
+        work = _perform_by(backend, name, arguments, options)
         after = PostHookArgs()
         after.name, after.async_op, after.work, after.op_id = told, is_async, work, op_id
         for hook in list(self._post_hooks.values()):
@@ -325,6 +324,13 @@ def _constructor_arguments(args: tuple, kwargs: dict[str, Any]) -> tuple[Any, in
     if set(given) != set(names):
         raise TypeError("ProcessGroup takes (rank, size) or (store, rank, size)")
     return given.get("store"), given["rank"], given["size"]
+
+
+def _perform_by(backend: Backend, name: str, arguments: list[Any], options: Fields | None) -> Any:
+    """Calls a backend's operation, which it may have overridden; if not, its form need not be found again."""
+    if getattr(type(backend), name) is getattr(Operations, name):
+        return backend._perform(name, arguments, options)
+    return getattr(backend, name)(*arguments, *([] if options is None else [options]))
 
 
 def _device_type(device: Any) -> str:

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import tenfold
 from processes import python, run_together
 from programs.package_ranks import CASES
 
@@ -59,8 +60,6 @@ def test_callbacks_may_wait_for_callbacks_without_end(tmp_path):
 
 
 def test_init_says_what_is_missing_in_the_environment(monkeypatch):
-    import tenfold
-
     for variable in ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]:
         monkeypatch.delenv(variable, raising=False)
     with pytest.raises(
@@ -72,9 +71,26 @@ def test_init_says_what_is_missing_in_the_environment(monkeypatch):
         tenfold.init()
 
 
-def test_init_meets_where_the_environment_says(monkeypatch):
-    import tenfold
+def test_init_joins_the_ranks_that_tenfold_run_started():
+    launcher = [sys.executable, "-m", "tenfold", "run", "-n", "3", *strictly("package_sum.py")]
+    ran = subprocess.run(launcher, capture_output=True, text=True, timeout=100, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert sorted(ran.stdout.splitlines()) == [f"[{rank}] rank {rank} of 3: 6" for rank in range(3)]
 
+
+def test_rank_0_hosts_the_store_if_no_launcher_does(monkeypatch):
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    environment = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    for variable, value in environment.items():
+        monkeypatch.setenv(variable, value)
+    with tenfold.init(timeout=20) as group:
+        store = group.process_group.get_group_store()
+        client = tenfold.TCPStore("127.0.0.1", store.port)
+        client.set("who hosts", "rank 0")
+        assert store.get("who hosts") == b"rank 0"
+
+
+def test_init_meets_where_the_environment_says(monkeypatch):
     server = tenfold.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     # As under a launcher whose store it is: rank 0 is a client, too.
     environment = {
