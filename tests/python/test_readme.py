@@ -41,6 +41,11 @@ def test_an_example_runs_under_the_launcher() -> None:
     assert any("loss" in line for line in lines), lines
 
 
+def test_arrays_train_without_pytorch() -> None:
+    lines = tenfold_run("-n", "4", ROOT / "examples" / "numpy_regression.py", "--epochs", "200")
+    assert any("4 replicas agree to the last bit" in line for line in lines), lines
+
+
 def test_the_package_installs_the_command_and_the_backend() -> None:
     scripts = importlib.metadata.entry_points(group="console_scripts", name="tenfold")
     backends = importlib.metadata.entry_points(group="torch.distributed.backends", name="tenfold")
