@@ -78,7 +78,15 @@ class Work(dist.Work):
         return self._future
 
     def get_future_result(self) -> torch.futures.Future[Any]:
-        return self.get_future().then(lambda _: torch._C._distributed_c10d.WorkResult.SUCCESS)
+        """As `get_future`, completed with how it ended instead of with what it gave."""
+        return self.get_future().then(lambda _: self._verdict())
+
+    def _verdict(self) -> Any:
+        kinds = torch._C._distributed_c10d.WorkResult
+        error = self.exception()
+        if error is None:
+            return kinds.SUCCESS
+        return kinds.TIMEOUT if isinstance(error, TimeoutError) else kinds.COMM_ERROR
 
     def _watch(self, parts: list[_tenfold.Work]) -> None:
         """Completes the future when the last part is over; one after the other, for all must be."""
