@@ -19,8 +19,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tenfold import _tenfold, exceptions
+from tenfold import _tenfold
+from tenfold.exceptions import DistError
 from tenfold.torch import sparse
+from tenfold.torch.exceptions import DistArgumentError, DistBackendError
 from tenfold.torch.memory import SharedStorages
 from tenfold.torch.work import Work
 
@@ -51,7 +53,7 @@ def create(options: Any, backend_options: Any = None) -> "Backend | ProcessGroup
 
 def _one(tensors: list[torch.Tensor], what: str) -> torch.Tensor:
     if len(tensors) != 1:
-        raise exceptions.DistArgumentError(f"{what} must be a list of one tensor, not of {len(tensors)}")
+        raise DistArgumentError(f"{what} must be a list of one tensor, not of {len(tensors)}")
     return tensors[0]
 
 
@@ -64,11 +66,11 @@ class Backend(_Base):
     """Moves tensors between the ranks of one group."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, name: str) -> None:
-        if not hasattr(_c10d.Backend, "supports_splitting"):
-            raise RuntimeError(
-                "tenfold needs PyTorch 2.14 or newer: older ones have no backends written in Python"
-            )
-        super().__init__(rank, size)
+        try:
+            super().__init__(rank, size)
+        except TypeError as error:  # this PyTorch has no constructor for it
+            message = "tenfold needs a PyTorch with backends written in Python: 2.14 or newer"
+            raise RuntimeError(message) from error
         self._name = name
         self._store = store
         self._timeout = timeout
@@ -84,7 +86,7 @@ class Backend(_Base):
     def group(self) -> _tenfold.Group:
         """The tenfold group behind this backend."""
         if self._group is None:
-            raise exceptions.DistBackendError(f"group `{self._name}` was shut down")
+            raise DistBackendError(f"group `{self._name}` was shut down")
         return self._group
 
     # What c10d asks of a backend. The inherited properties call themselves, so each is said here.
@@ -163,9 +165,7 @@ class Backend(_Base):
         self, output_tensors: list[list[torch.Tensor]], input_tensors: list[torch.Tensor], opts: Any
     ) -> Work | None:
         if len(output_tensors) != len(input_tensors):
-            raise exceptions.DistArgumentError(
-                f"{len(output_tensors)} lists of outputs for {len(input_tensors)} inputs"
-            )
+            raise DistArgumentError(f"{len(output_tensors)} lists of outputs for {len(input_tensors)} inputs")
         tensor, outputs = _one(input_tensors, "input_tensors"), output_tensors[0]
         work = self.group.all_gather(outputs, tensor, self._is_async(opts), self._limit(opts))
         return self._finish(work, outputs)
@@ -185,9 +185,7 @@ class Backend(_Base):
         self, output_lists: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any
     ) -> Work | None:
         if len(output_lists) != self.size():
-            raise exceptions.DistArgumentError(
-                f"{len(output_lists)} lists of outputs for {self.size()} ranks"
-            )
+            raise DistArgumentError(f"{len(output_lists)} lists of outputs for {self.size()} ranks")
         per_input = [list(outputs) for outputs in zip(*output_lists, strict=True)]
         work = self.group.all_gather_coalesced(per_input, inputs, self._is_async(opts), self._limit(opts))
         return self._finish(work, [tensor for outputs in output_lists for tensor in outputs])
@@ -263,10 +261,12 @@ class Backend(_Base):
         seconds = self._timeout.total_seconds() if limit is None else limit
         try:
             self.group.monitored_barrier(seconds, wait_all_ranks)
-        except exceptions.DistError as error:
-            raise type(error)(self._barrier_text(error, seconds)) from error
+        except DistError as error:
+            told = type(error)(self._barrier_text(error, seconds))
+            told.__dict__.update(error.__dict__)
+            raise told from error
 
-    def _barrier_text(self, error: exceptions.DistError, seconds: float) -> str:
+    def _barrier_text(self, error: DistError, seconds: float) -> str:
         if self.rank() > 0:
             return (
                 f"[Rank {self.rank()}]: Rank {self.rank()} successfully reached monitoredBarrier, "

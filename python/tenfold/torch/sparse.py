@@ -7,24 +7,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tenfold import _tenfold, exceptions
+from tenfold import _tenfold
+from tenfold.torch.exceptions import DistArgumentError
 
 
 def all_reduce(group: _tenfold.Group, tensor: torch.Tensor, op: Any, timeout: float | None) -> None:
     """Replaces `tensor`, in COO layout, by the sum of all ranks' tensors; blocks."""
     if tensor.layout is not torch.sparse_coo:
-        raise exceptions.DistArgumentError(
-            f"tensor has layout {tensor.layout}; all_reduce takes strided and sparse_coo"
-        )
+        raise DistArgumentError(f"tensor has layout {tensor.layout}; all_reduce takes strided and sparse_coo")
     if op.op != dist.ReduceOp.RedOpType.SUM:
-        raise exceptions.DistArgumentError(
-            f"sparse tensors can be reduced with SUM only, not with {op.op.name}"
-        )
+        raise DistArgumentError(f"sparse tensors can be reduced with SUM only, not with {op.op.name}")
     own = tensor.coalesce()
     shapes = _gather_shapes(group, own, timeout)
     for rank, shape in enumerate(shapes):
         if shape[1:] != shapes[group.rank][1:]:
-            raise exceptions.DistArgumentError(
+            raise DistArgumentError(
                 f"rank {rank} has a sparse tensor of shape {shape[3:]} with {shape[1]} sparse dimensions, "
                 f"rank {group.rank} one of {shapes[group.rank][3:]} with {shapes[group.rank][1]}"
             )
