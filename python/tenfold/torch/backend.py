@@ -23,7 +23,7 @@ from tenfold import _tenfold
 from tenfold.exceptions import DistError
 from tenfold.torch import sparse
 from tenfold.torch.exceptions import DistArgumentError, DistBackendError
-from tenfold.torch.memory import SharedStorages
+from tenfold.torch.memory import WORTH_SHARING, SharedStorages
 from tenfold.torch.work import Work
 
 _c10d = torch._C._distributed_c10d
@@ -31,8 +31,7 @@ _Base = getattr(dist, "BackendBase", _c10d.Backend)
 _CPU = torch.device("cpu")
 _CUSTOM = dist.ProcessGroup.BackendType.CUSTOM
 _UNSET = timedelta(milliseconds=-1)
-_PREMUL_SUM = dist.ReduceOp.RedOpType.PREMUL_SUM
-_CODES = {kind: int(kind) for kind in dist.ReduceOp.RedOpType.__members__.values() if kind != _PREMUL_SUM}
+_PREMUL_SUM = int(dist.ReduceOp.RedOpType.PREMUL_SUM)
 
 
 def create(options: Any, backend_options: Any = None) -> "Backend | ProcessGroup":
@@ -58,8 +57,18 @@ def _one(tensors: list[torch.Tensor], what: str) -> torch.Tensor:
 
 
 def _op(op: Any) -> int | tuple[int, float]:
-    kind = op.op
-    return _CODES[kind] if kind != _PREMUL_SUM else (8, float(op.factor))
+    code = op.op.value
+    return code if code != _PREMUL_SUM else (code, float(op.factor))
+
+
+class _Left:
+    """In the place of the group of a backend that was shut down."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, operation: str) -> Any:
+        raise DistBackendError(f"{operation}: group `{self._name}` was shut down")
 
 
 class Backend(_Base):
@@ -78,16 +87,9 @@ class Backend(_Base):
         self._coalescing: list[Work] | None = None
         self.shared_storages = SharedStorages()
         self.made = threading.local()  # what the last call of this thread made, see `_dispatched`
-        self._group: _tenfold.Group | None = None
         seconds = timeout.total_seconds()
-        self._group = _tenfold.Group(store, rank, size, name=name or "default", timeout=seconds)
-
-    @property
-    def group(self) -> _tenfold.Group:
-        """The tenfold group behind this backend."""
-        if self._group is None:
-            raise DistBackendError(f"group `{self._name}` was shut down")
-        return self._group
+        # The tenfold group behind this backend.
+        self.group = _tenfold.Group(store, rank, size, name=name or "default", timeout=seconds)
 
     # What c10d asks of a backend. The inherited properties call themselves, so each is said here.
     supports_splitting = property(lambda self: True)
@@ -118,20 +120,32 @@ class Backend(_Base):
             self._coalescing.append(handle)
         return handle
 
+    def _note(self, tensor: torch.Tensor) -> None:
+        if tensor.nbytes >= WORTH_SHARING:
+            self.shared_storages.note(self.group, tensor)
+
     def _is_async(self, options: Any) -> bool:
         return options.asyncOp or self._coalescing is not None
 
     # Collectives.
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any) -> Work | None:
+        # Written out, unlike the others: it is the operation that is called most, with the least in it.
         if len(tensors) > 1:
             return self._each(tensors, lambda tensor: self.allreduce([tensor], opts))
-        tensor = _one(tensors, "tensors")
-        if tensor.layout is not torch.strided:
+        (tensor,) = tensors
+        if tensor.nbytes >= WORTH_SHARING:
+            self.shared_storages.note(self.group, tensor)
+        timeout = opts.timeout
+        limit = self._seconds if timeout == _UNSET else timeout.total_seconds()
+        is_async = opts.asyncOp or self._coalescing is not None
+        try:
+            work = self.group.all_reduce(tensor, _op(opts.reduceOp), is_async, limit)
+        except DistArgumentError:
+            if tensor.layout is torch.strided:
+                raise
             return self.allreduce_sparse(tensors, opts)
-        self.shared_storages.note(self.group, tensor)
-        work = self.group.all_reduce(tensor, _op(opts.reduceOp), self._is_async(opts), self._limit(opts))
-        return self._finish(work, tensors)
+        return self._finish(work, tensors) if is_async else None
 
     def allreduce_sparse(self, tensors: list[torch.Tensor], opts: Any) -> Work | None:
         for tensor in tensors:
@@ -148,7 +162,7 @@ class Backend(_Base):
         if len(tensors) > 1:
             return self._each(tensors, lambda tensor: self.broadcast([tensor], opts))
         tensor = _one(tensors, "tensors")
-        self.shared_storages.note(self.group, tensor)
+        self._note(tensor)
         work = self.group.broadcast(tensor, opts.rootRank, self._is_async(opts), self._limit(opts))
         return self._finish(work, tensors)
 
@@ -171,7 +185,7 @@ class Backend(_Base):
         return self._finish(work, outputs)
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Work | None:
-        self.shared_storages.note(self.group, input)
+        self._note(input)
         work = self.group.all_gather_into(output, input, self._is_async(opts), self._limit(opts))
         return self._finish(work, [output])
 
@@ -221,7 +235,7 @@ class Backend(_Base):
         return self._finish(work, output_tensors)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Work | None:
-        self.shared_storages.note(self.group, input)
+        self._note(input)
         op, limit = _op(opts.reduceOp), self._limit(opts)
         return self._finish(
             self.group.reduce_scatter_into(output, input, op, self._is_async(opts), limit), [output]
@@ -246,7 +260,7 @@ class Backend(_Base):
         input_splits: list[int],
         opts: Any,
     ) -> Work | None:
-        self.shared_storages.note(self.group, input)
+        self._note(input)
         work = self.group.all_to_all_single(
             output, input, output_splits, input_splits, self._is_async(opts), self._limit(opts)
         )
@@ -327,7 +341,7 @@ class Backend(_Base):
         pass  # they start at 0 everywhere
 
     def get_error(self) -> Any:
-        failure = self._group.failure() if self._group is not None else None
+        failure = None if self._is_left() else self.group.failure()
         if failure is None:
             return _c10d.ErrorType.SUCCESS
         if isinstance(failure, TimeoutError):
@@ -340,13 +354,16 @@ class Backend(_Base):
 
     def abort(self) -> None:
         """Whatever is under way fails, here and on all other ranks."""
-        if self._group is not None:
-            self._group.abort("torch.distributed was asked to")
+        if not self._is_left():
+            self.group.abort("torch.distributed was asked to")
 
     def shutdown(self) -> None:
         """Leaves the group; what other ranks still read from this one stays readable."""
         self.shared_storages.clear()
-        self._group = None
+        self.group = _Left(self._name)
+
+    def _is_left(self) -> bool:
+        return isinstance(self.group, _Left)
 
 
 class ProcessGroup(dist.ProcessGroup):

@@ -19,8 +19,8 @@ from tenfold import _tenfold, exceptions
 if TYPE_CHECKING:
     from tenfold.torch.backend import Backend
 
-# Below this, staging costs less than looking whether a tensor is shared.
-_WORTH_A_LOOK = 64 * 1024
+# Bytes below which nobody looks whether a tensor is shared.
+WORTH_SHARING = 64 * 1024
 
 
 class SharedStorages:
@@ -33,7 +33,7 @@ class SharedStorages:
         """Has the memory of a tensor registered, if PyTorch has shared it; called before every large
         operation.
         """
-        if tensor.nbytes < _WORTH_A_LOOK or not tensor.is_shared():
+        if not tensor.is_shared():
             return
         storage = tensor.untyped_storage()
         if storage.data_ptr() in self._known:
