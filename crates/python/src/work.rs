@@ -174,7 +174,7 @@ impl Completions {
             shared.state().over.push_back(number);
             shared.arrived.notify_one();
         };
-        py.detach(|| work.inner.on_done(tell));
+        py.detach(|| work.inner.notify(tell));
     }
 
     /// The next object whose operation is over; None once this is closed.

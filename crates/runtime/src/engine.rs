@@ -26,6 +26,9 @@ use crate::run::Run;
 use crate::transport::Socket;
 use crate::work::{Shared, earlier};
 
+/// How often the helper looks for news, and offers its core to others, before it sleeps.
+const HELPER_LOOKS: u32 = 64;
+
 /// A sleeper looks around at least this often: first for what went wrong at once, then for the rest.
 const LOOK_EARLY: Duration = Duration::from_millis(20);
 const LOOK_LATE: Duration = Duration::from_millis(200);
@@ -253,16 +256,14 @@ impl Engine {
             fabric.bell.ring(); // a sleeper does not know this operation's wants yet
         } else if busy && (was_busy || urgency == Urgency::Background) {
             // Somebody who starts a second operation before waiting for the first has other things to do.
-            self.attend(fabric);
+            fabric.call_helper_soon();
         }
         Ok(Submitted::Underway(work))
     }
 
     /// Has the helper thread drive while nobody waits.
     pub(crate) fn attend(&self, fabric: &Arc<Fabric>) {
-        if !fabric.helper_drives.swap(true, Ordering::AcqRel) {
-            fabric.wake_helper();
-        }
+        fabric.call_helper();
     }
 
     /// Polls once, for somebody who asks but does not wait.
@@ -280,7 +281,7 @@ impl Engine {
         let others = self.waiters.fetch_sub(1, Ordering::AcqRel) - 1;
         if others > 0 {
             fabric.bell.ring(); // whoever sleeps must drive from here on
-        } else if fabric.helper_drives.load(Ordering::Acquire) {
+        } else if fabric.helper_is_called() && self.lock().is_busy() {
             fabric.wake_helper();
         }
         done
@@ -360,20 +361,30 @@ impl Engine {
 
     /// The helper's turn: drives while there is work that nobody waits for, until the control plane needs it.
     pub(crate) fn helper_turn(&self, fabric: &Arc<Fabric>, control: BorrowedFd<'_>, limit: Duration) {
-        let state = self.lock();
+        let mut state = self.lock();
         if !state.is_busy() {
-            fabric.helper_drives.store(false, Ordering::Release);
+            fabric.dismiss_helper();
             self.tell(state);
             return;
         }
-        let mut state = state;
-        if self.waiters.load(Ordering::Acquire) > 0 {
+        let somebody_waits = || self.waiters.load(Ordering::Acquire) > 0;
+        if somebody_waits() {
             drop(state);
             sleep_on_control(control, limit.min(LOOK_LATE));
             return;
         }
-        state.poll(fabric);
-        if state.to_tell.is_empty() && state.is_busy() {
+        // A core that others need is theirs after each look; one that nobody needs is not worth a sleep.
+        let mut looks = HELPER_LOOKS;
+        while looks > 0 && !somebody_waits() {
+            looks = if state.poll(fabric) { HELPER_LOOKS } else { looks - 1 };
+            if !state.to_tell.is_empty() || !state.is_busy() {
+                return self.tell(state);
+            }
+            drop(state);
+            std::thread::yield_now();
+            state = self.lock();
+        }
+        if state.is_busy() && !somebody_waits() {
             state = self.sleep(state, fabric, Some(control), limit);
             state.poll(fabric);
         }

@@ -69,7 +69,23 @@ pub(crate) struct Shared {
 #[derive(Default)]
 struct After {
     callbacks: Vec<Callback>,
+    /// Callbacks that take no time.
+    notices: Vec<Callback>,
     wakers: Vec<Waker>,
+}
+
+impl After {
+    fn callbacks(&mut self) -> &mut Vec<Callback> {
+        &mut self.callbacks
+    }
+
+    fn notices(&mut self) -> &mut Vec<Callback> {
+        &mut self.notices
+    }
+
+    fn is_empty(&self) -> bool {
+        self.callbacks.is_empty() && self.notices.is_empty() && self.wakers.is_empty()
+    }
 }
 
 /// No source known.
@@ -119,7 +135,7 @@ impl Shared {
     /// The operation is over. True if somebody wants to hear of it: then [`Shared::tell`] must follow, outside any lock.
     pub(crate) fn finish(&self, outcome: Result<()>) -> bool {
         let after = self.after();
-        let watched = !after.callbacks.is_empty() || !after.wakers.is_empty();
+        let watched = !after.is_empty();
         self.duration_ns.store(self.deadline.elapsed().as_nanos() as u64, Ordering::Relaxed);
         if self.outcome.set(outcome).is_ok() {
             self.state.store(DONE, Ordering::Release);
@@ -129,6 +145,12 @@ impl Shared {
 
     /// Runs what was to happen afterwards; elsewhere if this thread has other duties.
     pub(crate) fn tell(self: Arc<Self>) {
+        let notices = std::mem::take(&mut self.after().notices);
+        let outcome = self.outcome.get().expect("it is over");
+        notices.into_iter().for_each(|notice| notice(outcome));
+        if self.after().is_empty() {
+            return;
+        }
         let here = ELSEWHERE.with_borrow_mut(|elsewhere| match elsewhere {
             Some(elsewhere) => {
                 elsewhere.tell(Arc::clone(&self));
@@ -267,13 +289,19 @@ impl Work {
 
     /// Calls `callback` when it is over; at once if it is. The callback may start other operations and wait for them.
     pub fn on_done(&self, callback: impl FnOnce(&Result<()>) + Send + 'static) {
-        self.call_when_done(Box::new(callback));
+        self.call_when_done(Box::new(callback), After::callbacks);
     }
 
-    fn call_when_done(&self, callback: Callback) {
+    /// As [`Work::on_done`], for a callback that takes no time and waits for nothing, such as one that wakes another thread: it
+    /// may run on a thread on which other operations depend, and so comes earlier.
+    pub fn notify(&self, callback: impl FnOnce(&Result<()>) + Send + 'static) {
+        self.call_when_done(Box::new(callback), After::notices);
+    }
+
+    fn call_when_done(&self, callback: Callback, list: fn(&mut After) -> &mut Vec<Callback>) {
         match &self.0 {
             Kind::Done { .. } => callback(&Ok(())),
-            Kind::Joined { parts, .. } => call_when_all_done(parts, callback),
+            Kind::Joined { parts, .. } => call_when_all_done(parts, callback, list),
             Kind::Single { shared, .. } => {
                 let mut after = shared.after();
                 if shared.is_done() {
@@ -281,7 +309,7 @@ impl Work {
                     callback(shared.outcome.get().expect("it is over"));
                     return;
                 }
-                after.callbacks.push(callback);
+                list(&mut after).push(callback);
                 drop(after);
                 self.attend();
             }
@@ -368,11 +396,11 @@ fn not_yet(shared: &Shared, until: Option<Deadline>) -> Error {
     Error::new(shared.scene(None), fault)
 }
 
-fn call_when_all_done(parts: &[Work], callback: Callback) {
+fn call_when_all_done(parts: &[Work], callback: Callback, list: fn(&mut After) -> &mut Vec<Callback>) {
     let left = Arc::new(Mutex::new((parts.len(), Some(callback), Ok(()))));
     for part in parts {
         let left = Arc::clone(&left);
-        part.call_when_done(Box::new(move |outcome| {
+        let count_down = move |outcome: &Result<()>| {
             let mut left = left.lock().unwrap_or_else(PoisonError::into_inner);
             left.0 -= 1;
             if left.2.is_ok() {
@@ -385,7 +413,8 @@ fn call_when_all_done(parts: &[Work], callback: Callback) {
                 drop(left);
                 callback(&outcome);
             }
-        }));
+        };
+        part.call_when_done(Box::new(count_down), list);
     }
 }
 

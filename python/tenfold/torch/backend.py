@@ -121,7 +121,7 @@ class Backend(_Base):
         return handle
 
     def _note(self, tensor: torch.Tensor) -> None:
-        if tensor.nbytes >= WORTH_SHARING:
+        if tensor.numel() >= WORTH_SHARING:
             self.shared_storages.note(self.group, tensor)
 
     def _is_async(self, options: Any) -> bool:
@@ -134,7 +134,7 @@ class Backend(_Base):
         if len(tensors) > 1:
             return self._each(tensors, lambda tensor: self.allreduce([tensor], opts))
         (tensor,) = tensors
-        if tensor.nbytes >= WORTH_SHARING:
+        if tensor.numel() >= WORTH_SHARING:
             self.shared_storages.note(self.group, tensor)
         timeout = opts.timeout
         limit = self._seconds if timeout == _UNSET else timeout.total_seconds()

@@ -19,8 +19,8 @@ from tenfold import _tenfold, exceptions
 if TYPE_CHECKING:
     from tenfold.torch.backend import Backend
 
-# Bytes below which nobody looks whether a tensor is shared.
-WORTH_SHARING = 64 * 1024
+# Elements below which nobody looks whether a tensor is shared.
+WORTH_SHARING = 16 * 1024
 
 
 class SharedStorages:

@@ -19,12 +19,13 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::UnixListener;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustix::event::EventfdFlags;
+use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 use tenfold_memory::{ForkGuard, Lane, Segment, prefers_streaming};
 use tenfold_plan::Rank;
 
@@ -104,9 +105,20 @@ pub(crate) struct Fabric {
     /// Wakes the helper thread.
     waker: Bell,
     helper: Mutex<Option<JoinHandle<()>>>,
-    /// The helper drives what nobody waits for.
-    pub(crate) helper_drives: AtomicBool,
+    /// Is the helper to drive what nobody waits for: one of the words below.
+    call: AtomicU8,
+    /// Wakes the helper thread a little later.
+    alarm: OwnedFd,
 }
+
+/// Nobody needs the helper; it will look when the alarm goes off; it was woken.
+const NOT_CALLED: u8 = 0;
+const CALLED_SOON: u8 = 1;
+const CALLED: u8 = 2;
+
+/// How long a caller has to wait for what it started, before the helper looks after it: waking a thread that is then in the way
+/// costs more than most operations take.
+const CALL_SOON: Duration = Duration::from_micros(200);
 
 /// What the helper thread is asked to do.
 #[derive(Debug)]
@@ -150,6 +162,9 @@ impl Fabric {
         let segment = new_segment().map_err(system("cannot make shared memory"))?;
         let bell = Bell::new().map_err(system("cannot make an eventfd"))?;
         let waker = Bell::new().map_err(system("cannot make an eventfd"))?;
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        let alarm = rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags)
+            .map_err(|error| Fault::io("cannot make a timer", &error.into()))?;
         let socket_name = format!("tenfold/{pid}/{id}");
         let name = std::os::unix::net::SocketAddr::from_abstract_name(&socket_name)
             .map_err(system("cannot name a Unix socket"))?;
@@ -176,7 +191,8 @@ impl Fabric {
             orders: Mutex::default(),
             waker,
             helper: Mutex::default(),
-            helper_drives: AtomicBool::new(false),
+            call: AtomicU8::new(NOT_CALLED),
+            alarm,
         });
         lock(&LOCAL).insert(id.0, Arc::downgrade(&fabric));
         fabric.start(unix, tcp)?;
@@ -302,6 +318,36 @@ impl Fabric {
 
     pub(crate) fn wake_helper(&self) {
         self.waker.ring();
+    }
+
+    /// Has the helper drive what nobody waits for, at once.
+    pub(crate) fn call_helper(&self) {
+        if self.call.swap(CALLED, Ordering::AcqRel) != CALLED {
+            self.wake_helper();
+        }
+    }
+
+    /// Has the helper drive what nobody waits for, unless the caller does so soon.
+    pub(crate) fn call_helper_soon(&self) {
+        let called = self.call.compare_exchange(NOT_CALLED, CALLED_SOON, Ordering::AcqRel, Ordering::Acquire);
+        if called.is_err() {
+            return;
+        }
+        let once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let after = Timespec { tv_sec: 0, tv_nsec: i64::from(CALL_SOON.subsec_nanos()) };
+        let alarm = Itimerspec { it_interval: once, it_value: after };
+        if rustix::time::timerfd_settime(&self.alarm, TimerfdTimerFlags::empty(), &alarm).is_err() {
+            self.call_helper();
+        }
+    }
+
+    pub(crate) fn helper_is_called(&self) -> bool {
+        self.call.load(Ordering::Acquire) != NOT_CALLED
+    }
+
+    /// There is nothing left for the helper to drive.
+    pub(crate) fn dismiss_helper(&self) {
+        self.call.store(NOT_CALLED, Ordering::Release);
     }
 
     /// Ends the helper thread; peers see an orderly end.

@@ -16,7 +16,6 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -38,7 +37,8 @@ use crate::wire::{ControlFrame, FabricId, Hello, Purpose};
 const WAKER: u64 = 0;
 const UNIX: u64 = 1;
 const TCP: u64 = 2;
-const FIRST_STREAM: u64 = 3;
+const ALARM: u64 = 3;
+const FIRST_STREAM: u64 = 4;
 
 /// Events that are fetched at once.
 const EVENTS: usize = 256;
@@ -63,6 +63,7 @@ pub(super) fn start(fabric: Arc<Fabric>, unix: UnixListener, tcp: TcpListener) -
     unix.set_nonblocking(true)?;
     tcp.set_nonblocking(true)?;
     epoll::add(&poll, &fabric.waker, EventData::new_u64(WAKER), EventFlags::IN)?;
+    epoll::add(&poll, &fabric.alarm, EventData::new_u64(ALARM), EventFlags::IN)?;
     epoll::add(&poll, &unix, EventData::new_u64(UNIX), EventFlags::IN)?;
     epoll::add(&poll, &tcp, EventData::new_u64(TCP), EventFlags::IN)?;
     let now = Instant::now();
@@ -154,7 +155,7 @@ impl Watch {
         let mut events = Vec::with_capacity(EVENTS);
         loop {
             let mut left = self.next_tick.saturating_duration_since(Instant::now());
-            if self.fabric.helper_drives.load(Ordering::Acquire) {
+            if self.fabric.helper_is_called() {
                 // Sleeps in there, on everything that the control plane sleeps on too.
                 self.fabric.engine.helper_turn(&self.fabric, self.poll.as_fd(), left);
                 left = Duration::ZERO;
@@ -168,6 +169,7 @@ impl Watch {
             for event in &events {
                 match event.data.u64() {
                     WAKER => self.fabric.waker.silence(),
+                    ALARM => _ = rustix::io::read(&self.fabric.alarm, &mut [0_u8; 8]), // how often it went off
                     UNIX => self.accept_unix(),
                     TCP => self.accept_tcp(),
                     token => self.serve(token),
