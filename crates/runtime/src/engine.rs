@@ -326,7 +326,9 @@ impl Engine {
                     let look = if early > 0 { LOOK_EARLY } else { LOOK_LATE };
                     early -= i32::from(early > 0);
                     let limit = until.and_then(|until| until.left()).map_or(look, |left| left.min(look));
+                    let before = Instant::now();
                     state = self.sleep(state, fabric, None, limit);
+                    state.patience.slept(before.elapsed());
                 }
             }
         }

@@ -4,6 +4,8 @@
 //! spinning makes the next one more patient, and one that had to sleep makes it less so. With more ranks than cores, the
 //! peer that is waited for may need this very core: then yielding it is the quickest, and spinning is harmful.
 
+use std::time::Duration;
+
 /// What to do about a wait that goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
@@ -19,6 +21,9 @@ const SPINS_MIN: u32 = 16;
 /// Turns of yielding where ranks share cores: others run meanwhile, so they are cheap; and without them.
 const YIELDS_CROWDED: u32 = 64;
 const YIELDS: u32 = 2;
+
+/// A sleep as short as what it takes to fall asleep and be woken.
+const SHORT: Duration = Duration::from_micros(200);
 
 /// Looks at a short operation right after it was called.
 const QUICK_TURNS: u32 = 200;
@@ -65,10 +70,15 @@ impl Patience {
         } else if self.turn <= spins + yields {
             Next::Yield
         } else {
-            self.spins = (self.spins / 2).max(SPINS_MIN);
             self.turn = 0;
             Next::Sleep
         }
+    }
+
+    /// The sleep took so long. One that was over soon should not have been: it was most of what there was to wait for, and
+    /// ranks that sleep make each other wait, and so sleep. After a long one there is no hurry.
+    pub(crate) fn slept(&mut self, time: Duration) {
+        self.spins = if time < SHORT { SPINS_MAX } else { (self.spins / 2).max(SPINS_MIN) };
     }
 }
 
@@ -82,7 +92,10 @@ mod tests {
             match patience.next() {
                 Next::Spin => spins += 1,
                 Next::Yield => {}
-                Next::Sleep => return spins,
+                Next::Sleep => {
+                    patience.slept(SHORT);
+                    return spins;
+                }
             }
         }
     }
@@ -97,6 +110,14 @@ mod tests {
             patience.restart();
         }
         assert_eq!(spins_before_sleep(&mut patience), 128);
+    }
+
+    #[test]
+    fn a_sleep_that_was_hardly_worth_it_makes_patient_again() {
+        let mut patience = Patience::new();
+        (0..9).for_each(|_| _ = spins_before_sleep(&mut patience));
+        patience.slept(SHORT / 2);
+        assert_eq!(spins_before_sleep(&mut patience), 1024);
     }
 
     #[test]
