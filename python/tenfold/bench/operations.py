@@ -115,10 +115,11 @@ def call_of(operation: str, size: int, group: dist.ProcessGroup) -> Callable[[],
 
 def calls_a_round(call: Callable[[], object]) -> int:
     """As many as fill a round, the same on all ranks; the calls until that is known are the warm-up."""
-    for _ in range(3):
-        call()
-    seconds = job.slowest_rank([seconds_a_call(call, 3)])[0]
-    return max(1, min(CALLS_MAX, round(ROUND_SECONDS / seconds)))
+    count = 3
+    for _ in range(3):  # ranks do not begin at the same moment, which few calls are mistaken about
+        seconds = job.slowest_rank([seconds_a_call(call, count)])[0]
+        count = max(1, min(CALLS_MAX, round(ROUND_SECONDS / seconds)))
+    return count
 
 
 def seconds_a_call(call: Callable[[], object], count: int) -> float:
