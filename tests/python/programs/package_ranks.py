@@ -6,6 +6,7 @@ A case is a function here, named as a sentence; test_package.py runs each in two
 import array
 import os
 import sys
+import threading
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
@@ -399,6 +400,27 @@ def a_wait_that_was_too_short_lets_the_operation_go_on(group: Group) -> None:
     else:
         store.wait(["was too short"])
         group.send(np.array([7.0]), 0)
+
+
+@case
+def other_threads_run_while_one_waits(group: Group) -> None:
+    word = np.zeros(1)
+    if group.rank == 1:
+        group.recv(word, 0)
+        group.send(np.ones(1), 0)
+        return
+    waiting = threading.Event()
+
+    def let_the_other_rank_answer() -> None:
+        waiting.wait()
+        group.send(np.ones(1), 1)
+
+    thread = threading.Thread(target=let_the_other_rank_answer)
+    thread.start()
+    waiting.set()
+    group.recv(word, 1)  # with the interpreter in its hands it would wait for ever
+    thread.join()
+    assert word[0] == 1
 
 
 def fail_inside(group: Group) -> None:
