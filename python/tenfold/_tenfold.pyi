@@ -186,6 +186,7 @@ class Group:
         heartbeat: float | None = None,
         transport: str | None = None,
         deterministic: bool = False,
+        read_in_place: bool = False,
     ) -> Self: ...
     @property
     def rank(self) -> int: ...

@@ -19,6 +19,8 @@ import torch.distributed as dist
 from bits import plain
 from operations import everybody
 from ranks import ENVIRONMENT, Rank, RankServer
+from tenfold import _tenfold
+from tenfold.torch.memory import SharedStorages
 
 LARGE = 256 * 1024  # elements: enough for memory to be worth sharing
 
@@ -118,6 +120,32 @@ def reduce_in_place(me: Rank, kind: str) -> Any:
 def test_tensors_in_shared_memory_give_what_others_give(kind: str, ranks: RankServer) -> None:
     for outcome in ranks.run(reduce_in_place, kind):
         assert outcome.returned == (True, True, float(outcome.rank))
+
+
+def read_where_pytorch_shared(me: Rank) -> Any:
+    """As `reduce_in_place`, on processors too where tenfold thinks that copies are quicker."""
+    group = _tenfold.Group(me.store, me.rank, me.world, name="in place", timeout=15, read_in_place=True)
+    storages = SharedStorages()
+    tensor = (torch.arange(LARGE, dtype=torch.float32) + me.rank).share_memory_()
+    part = tensor[1000 : LARGE - 1000]
+    storages.note(group, part)
+    registered = [registration is not None for _, registration in storages._known.values()]
+    group.all_reduce(part, 0)
+    expected = torch.arange(1000, LARGE - 1000) * me.world + sum(range(me.world))
+    sums = torch.equal(part, expected.float())
+    group.broadcast(part, me.world - 1)
+    group.barrier()
+    mapped = Path("/proc/self/maps").read_text().count("torch_")
+    return registered, sums, torch.equal(part, expected.float()), mapped
+
+
+def test_storages_that_pytorch_shared_are_mapped_by_the_other_rank(ranks: RankServer) -> None:
+    for outcome in ranks.run(read_where_pytorch_shared):
+        registered, sums, broadcast, mapped = outcome.returned
+        assert registered == [True]
+        assert sums
+        assert broadcast
+        assert mapped >= 2, "PyTorch's own mapping, and that of the other rank's"
 
 
 def share_and_forget(me: Rank) -> Any:

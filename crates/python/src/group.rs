@@ -159,7 +159,7 @@ fn in_elements(object: &Object<'_>, what: &str, view: &TensorView, splits: &[i64
 impl Group {
     /// Joins a group: returns once all ranks have.
     #[new]
-    #[pyo3(signature = (store, rank, size, *, name="default", timeout=None, heartbeat=None, transport=None, deterministic=false))]
+    #[pyo3(signature = (store, rank, size, *, name="default", timeout=None, heartbeat=None, transport=None, deterministic=false, read_in_place=false))]
     fn new(
         py: Python<'_>,
         store: &Object<'_>,
@@ -170,9 +170,13 @@ impl Group {
         heartbeat: Option<f64>,
         transport: Option<&str>,
         deterministic: bool,
+        read_in_place: bool,
     ) -> PyResult<Self> {
         let store = store::from_python(store)?;
-        let options = options(name, timeout, heartbeat, transport, deterministic)?;
+        let mut options = options(name, timeout, heartbeat, transport, deterministic)?;
+        if read_in_place {
+            options = options.read_in_place();
+        }
         let connect = move || tenfold::Group::connect(store, rank, size, options);
         let connected = waiting::on_a_thread(py, "tenfold-connect", connect)?;
         Ok(Group { inner: connected.map_err(|error| group_error(py, &error))? })
