@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -247,6 +248,32 @@ def in_detail(me: Rank) -> Any:
 def test_it_works_in_pytorchs_most_careful_debug_level(ranks: RankServer) -> None:
     for outcome in ranks.run(in_detail):
         assert outcome.returned == plain(2 * torch.arange(3.0) + 1)
+
+
+def reduce_two_at_once(me: Rank) -> Any:
+    tensors = [ramp(me, 3), ramp(me, 5)]
+    work = everybody().allreduce(tensors)
+    work.wait()
+    return [plain(tensor) for tensor in work.result()], work.is_completed()
+
+
+def test_the_work_of_several_tensors_has_all_of_them(ranks: RankServer) -> None:
+    for outcome in ranks.run(reduce_two_at_once):
+        assert outcome.returned == ([plain(2 * torch.arange(float(n)) + 1) for n in (3, 5)], True)
+
+
+def forget_tensor(me: Rank) -> Any:
+    tensor = ramp(me, 4)
+    gone = weakref.ref(tensor)
+    dist.all_reduce(tensor, async_op=True).wait()
+    everybody()._backend.group.sequence_number()  # the extension gives back what it kept at its next call
+    del tensor
+    gc.collect()
+    return gone() is None
+
+
+def test_a_tensor_is_let_go_when_its_operation_is_over(ranks: RankServer) -> None:
+    assert [outcome.returned for outcome in ranks.run(forget_tensor)] == [True, True]
 
 
 # ---------------------------------------------------------------------------------- splitting and leaving

@@ -81,7 +81,6 @@ class Backend(_Base):
             message = "tenfold needs a PyTorch with backends written in Python: 2.14 or newer"
             raise RuntimeError(message) from error
         self._name = name
-        self._store = store
         self._timeout = timeout
         self._seconds: float | None = None  # unless the group was given another timeout since
         self._coalescing: list[Work] | None = None
@@ -101,7 +100,7 @@ class Backend(_Base):
     options = property(lambda self: _c10d.Backend.Options("tenfold", self._timeout))
 
     def supports_tensor_alloc(self, device_index: int) -> bool:
-        return True
+        return False  # `tenfold.torch.empty` is for that
 
     def getBackendName(self) -> str:  # noqa: N802, the name that PyTorch looks for
         return "tenfold"
@@ -115,10 +114,16 @@ class Backend(_Base):
     def _finish(self, work: _tenfold.Work | None, tensors: list[torch.Tensor]) -> Work | None:
         if work is None:
             return None
-        handle = self.made.work = Work([work], tensors)
+        handle = self._made(Work([work], tensors))
         if self._coalescing is not None:
             self._coalescing.append(handle)
         return handle
+
+    def _made(self, work: Work) -> Work:
+        """Leaves the handle for the `ProcessGroup` that this thread came through, if it did."""
+        if hasattr(self.made, "work"):
+            self.made.work = work
+        return work
 
     def _note(self, tensor: torch.Tensor) -> None:
         if tensor.numel() >= WORTH_SHARING:
@@ -317,10 +322,10 @@ class Backend(_Base):
 
     def _joined(self, works: list[Work]) -> Work:
         parts = [part for work in works for part in work._parts]
-        return Work(parts, [tensor for work in works for tensor in work._tensors])
+        return self._made(Work(parts, [tensor for work in works for tensor in work._tensors]))
 
     def _finished(self, tensors: list[torch.Tensor]) -> Work:
-        return Work([], tensors)
+        return self._made(Work([], tensors))
 
     # The group itself.
 
@@ -414,7 +419,8 @@ def _dispatched(name: str) -> Any:
         made = self._backend.made
         made.work = None
         work = inherited(self, *arguments, **options)
-        return made.work or work
+        ours, made.work = made.work, None  # its tensors are not to live until the next call
+        return ours or work
 
     # PyTorch tells a call to the inherited method from one to this one by the name of the caller.
     collective.__code__ = collective.__code__.replace(co_name=name)

@@ -6,6 +6,7 @@ reducer reads it then.
 """
 
 import threading
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -35,8 +36,9 @@ class Work(dist.Work):
         for again.
         """
         seconds = timeout.total_seconds()
+        deadline = time.monotonic() + seconds if seconds > 0 else None
         for part in self._parts:
-            part.wait(seconds if seconds > 0 else None)
+            part.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
         if self._future is not None:
             self._settle()
         return True
