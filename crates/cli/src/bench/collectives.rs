@@ -25,6 +25,7 @@ use super::{Failure, Interrupt};
 use crate::units::parse_size;
 use figures::{Column, Row, Sample, Subject};
 use operation::{Dtype, Memory, Operation, Point, Transport};
+pub(crate) use peer::python_with_torch;
 use peer::{Implementation, PeerName, Recipe, core_count};
 use protocol::{Order, Pace};
 use team::{Coordinator, Outcome, Team};
@@ -84,7 +85,8 @@ Examples:
   tenfold bench --against gloo,openmpi,mpich,intelmpi      beside whoever else can do it
   tenfold bench all_gather barrier --ranks 2,4,8 --sizes 8,64K,1M
   tenfold bench send_recv --transport tcp --against gloo,mpi --json rows.json
-  tenfold bench store --against torch --quick              the store server, see `bench store --help`";
+  tenfold bench store --against torch --quick              the store server, see `bench store --help`
+  tenfold bench launch --against torchrun                  the launcher, see `bench launch --help`";
 
 fn parse_ranks(text: &str) -> Result<usize, String> {
     match text.parse() {

@@ -3,13 +3,14 @@
 //! A benchmark here is a table of cases. Every implementation runs the same case back to back, round after round in
 //! alternating order, so that a busy machine is busy for all of them; what counts is the ratio within one run.
 //!
-//! `collectives` is a story of its own. For the store server, `store` runs the cases, `script` knows their bytes, `load`
+//! `collectives` is a story of its own, and so is `launch`. For the store server, `store` runs the cases, `script` knows their bytes, `load`
 //! and `crowd` drive connections, `server` and `cores` keep the child processes, `report` prints.
 
 mod case;
 mod collectives;
 mod cores;
 mod crowd;
+mod launch;
 mod load;
 mod report;
 mod script;
@@ -36,6 +37,7 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum What {
+    Launch(launch::LaunchArgs),
     Store(store::StoreArgs),
     #[command(hide = true)]
     CollectiveRank(collectives::rank::RankArgs),
@@ -46,6 +48,7 @@ enum What {
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
     match args.what {
         None => collectives::run(&args.collectives),
+        Some(What::Launch(args)) => launch::run(&args),
         Some(What::Store(args)) => store::run(&args),
         Some(What::CollectiveRank(args)) => collectives::rank::run(&args),
         Some(What::HostServer(args)) => server::host(&args),

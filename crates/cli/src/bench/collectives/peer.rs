@@ -95,8 +95,7 @@ impl Recipe {
     }
 
     pub(crate) fn gloo(python: Option<&Path>) -> Self {
-        let python = python.map(Path::to_owned).or_else(cached_python).unwrap_or_else(|| "python3".into());
-        Recipe { implementation: Implementation::Gloo, how: How::Python(python) }
+        Recipe { implementation: Implementation::Gloo, how: How::Python(python_with_torch(python)) }
     }
 
     /// Finds an MPI and compiles its program into `folder`.
@@ -325,6 +324,11 @@ fn cache() -> Option<PathBuf> {
     folder("TENFOLD_CACHE")
         .or_else(|| folder("XDG_CACHE_HOME").map(|cache| cache.join("tenfold")))
         .or_else(|| folder("HOME").map(|home| home.join(".cache/tenfold")))
+}
+
+/// The Python that was named; else the one that `./test` set up, else whichever there is.
+pub(crate) fn python_with_torch(named: Option<&Path>) -> PathBuf {
+    named.map(Path::to_owned).or_else(cached_python).unwrap_or_else(|| "python3".into())
 }
 
 /// The Python with PyTorch that `./test` set up last.
