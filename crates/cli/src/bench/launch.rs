@@ -264,8 +264,8 @@ mod tests {
         assert_eq!(
             table(&[row()], 3).lines().take(2).collect::<Vec<_>>(),
             [
-                "program  ranks  tenfold run (min–max)        torchrun (min–max)  ratio",
-                "true         2  12.0 ms (10.0–20.0)  2500.0 ms (2000.0–3000.0)   200×",
+                "program  ranks  tenfold run (min–max)         torchrun (min–max)  ratio",
+                "true         2    12.0 ms (10.0–20.0)  2500.0 ms (2000.0–3000.0)   200×",
             ]
         );
     }
