@@ -18,7 +18,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use tenfold_memory::Doing;
 use tenfold_store::Deadline;
 
-use crate::fabric::Fabric;
+use crate::fabric::{Fabric, GroupProgress};
 use crate::fault::Fault;
 use crate::group::state::{Finish, GroupState, Job};
 use crate::patience::{Next, Patience};
@@ -428,6 +428,11 @@ impl Engine {
     /// For every group: its id and what this rank does in it.
     pub(crate) fn doing(&self) -> Vec<(u64, Doing)> {
         self.with(|state| state.groups.iter().flatten().map(|group| (group.id(), *group.doing())).collect())
+    }
+
+    /// How far this rank is, in every group.
+    pub(crate) fn progress(&self) -> Vec<GroupProgress> {
+        self.with(|state| state.groups.iter().flatten().map(|group| group.progress()).collect())
     }
 
     /// What a peer should know that we have just met: of which group, and what.

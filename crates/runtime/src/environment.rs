@@ -6,6 +6,7 @@
 use std::ffi::OsString;
 use std::fmt;
 use std::ops::RangeInclusive;
+use std::path::PathBuf;
 
 use crate::fault::Fault;
 
@@ -20,6 +21,8 @@ pub(crate) struct Environment {
     pub transport: TransportChoice,
     /// `TENFOLD_ALGORITHM`: pairs of an operation and the algorithm to run it with. Which there are, the caller knows.
     pub algorithms: Vec<(String, String)>,
+    /// `TENFOLD_PROGRESS`: a folder in which the launcher wants to read how far this rank is.
+    pub progress: Option<PathBuf>,
 }
 
 /// By what messages may go.
@@ -81,6 +84,7 @@ impl Environment {
             transport: look_up("TENFOLD_TRANSPORT")?
                 .map_or(Ok(TransportChoice::Auto), |it| it.transport())?,
             algorithms: look_up("TENFOLD_ALGORITHM")?.map_or(Ok(Vec::new()), |it| it.algorithms())?,
+            progress: look_up("TENFOLD_PROGRESS")?.map(|variable| variable.value.into()),
         })
     }
 }

@@ -9,6 +9,7 @@
 //! Ranks that are threads of one process find each other in a table instead, and need no socket at all.
 
 mod peer;
+mod progress;
 mod regions;
 mod watch;
 
@@ -19,6 +20,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
@@ -30,6 +32,7 @@ use tenfold_memory::{ForkGuard, Lane, Segment, prefers_streaming};
 use tenfold_plan::Rank;
 
 pub(crate) use peer::{Fate, Peer, Whereabouts};
+pub(crate) use progress::GroupProgress;
 pub use regions::Registration;
 
 use crate::engine::Engine;
@@ -83,6 +86,8 @@ pub(crate) struct FabricOptions {
     pub heartbeat: Duration,
     /// Peers on this host read shared memory in place even where copies are quicker.
     pub in_place: bool,
+    /// Where the launcher wants to read how far this rank is.
+    pub progress: Option<PathBuf>,
 }
 
 pub(crate) struct Fabric {

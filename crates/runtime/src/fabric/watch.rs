@@ -17,7 +17,7 @@ use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use rustix::buffer::spare_capacity;
 use rustix::event::Timespec;
@@ -29,6 +29,7 @@ use rustix::net::{
 };
 use tenfold_memory::{FileIdentity, PeerRegion, PeerSegment, Region};
 
+use super::progress::Progress;
 use super::regions::{Announced, Announcement, Answer};
 use super::{Bell, Fabric, Fate, Order, Peer, UNCLAIMED_MAX, lock};
 use crate::fault::show_duration;
@@ -68,6 +69,7 @@ pub(super) fn start(fabric: Arc<Fabric>, unix: UnixListener, tcp: TcpListener) -
     epoll::add(&poll, &tcp, EventData::new_u64(TCP), EventFlags::IN)?;
     let now = Instant::now();
     let tick = TICK.min(fabric.options.heartbeat / 4).max(Duration::from_millis(10));
+    let progress = fabric.options.progress.as_deref().map(|folder| Progress::new(folder, fabric.id));
     let mut watch = Watch {
         fabric,
         poll,
@@ -78,6 +80,7 @@ pub(super) fn start(fabric: Arc<Fabric>, unix: UnixListener, tcp: TcpListener) -
         early: Vec::new(),
         announced: Announced::default(),
         pulses: HashMap::new(),
+        progress,
         tick,
         next_tick: now + tick,
     };
@@ -145,6 +148,7 @@ struct Watch {
     early: Vec<(u64, Vec<u8>)>,
     announced: Announced,
     pulses: HashMap<FabricId, Pulse>,
+    progress: Option<Progress>,
     tick: Duration,
     next_tick: Instant,
 }
@@ -572,6 +576,9 @@ impl Watch {
         self.fabric.bury(None);
         self.watch_near(away);
         self.watch_far(now, away);
+        if let Some(progress) = &mut self.progress {
+            progress.tell(&self.fabric.engine.progress(), SystemTime::now());
+        }
     }
 
     fn limit(&self) -> u32 {

@@ -134,6 +134,7 @@ fn make_fabric(
         ports: environment.ports.clone(),
         heartbeat: options.heartbeat,
         in_place: options.in_place,
+        progress: environment.progress.clone(),
     })
 }
 

@@ -16,7 +16,7 @@ use tenfold_plan::Rank;
 use super::inquest::Inquest;
 use super::planner::Planner;
 use super::point_to_point::PointToPoint;
-use crate::fabric::{Fabric, Fate, Peer};
+use crate::fabric::{Fabric, Fate, GroupProgress, Peer};
 use crate::fault::{Error, Fault, FaultKind, show_duration, show_ranks};
 use crate::label::Label;
 use crate::run::{Buffers, Run};
@@ -115,6 +115,11 @@ impl GroupState {
 
     pub(crate) fn doing(&self) -> &Doing {
         &self.doing
+    }
+
+    pub(crate) fn progress(&self) -> GroupProgress {
+        let (name, size) = (Arc::clone(&self.name), self.mesh.members().len());
+        GroupProgress { id: self.id, name, rank: self.rank, size, doing: self.doing }
     }
 
     /// Is anything under way?

@@ -1,0 +1,167 @@
+//! How far this rank is, for whoever watches from outside.
+//!
+//! `tenfold run` names a folder to each of its ranks (`TENFOLD_PROGRESS`). The helper thread keeps a file there while the
+//! fabric lives: for each group the last operation, whether it is under way, and since when. It looks at every tick and
+//! writes only when something changed, so an operation costs nothing more than without it, and a rank that is stuck
+//! leaves a file that does not change. Times are as exact as ticks.
+
+use std::collections::HashMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use serde::Serialize;
+use tenfold_memory::Doing;
+
+use crate::label::Label;
+use crate::wire::FabricId;
+
+/// More groups than this are not told of: the last that were made.
+const GROUPS_MAX: usize = 64;
+
+/// A group, and what this rank does in it.
+#[derive(Debug)]
+pub(crate) struct GroupProgress {
+    pub(crate) id: u64,
+    pub(crate) name: Arc<str>,
+    pub(crate) rank: usize,
+    pub(crate) size: usize,
+    pub(crate) doing: Doing,
+}
+
+#[derive(Debug, Serialize, PartialEq)]
+struct Entry {
+    group: String,
+    rank: usize,
+    size: usize,
+    /// As in `all_reduce(sum, float32 × 1000)`.
+    call: String,
+    /// Which call of the group it is, counted from 1.
+    number: u64,
+    under_way: bool,
+    since_unix: f64,
+}
+
+#[derive(Debug)]
+pub(super) struct Progress {
+    path: PathBuf,
+    since: HashMap<u64, (Doing, f64)>,
+    /// Whether the last attempt to write failed, so that it is told once.
+    failed: bool,
+}
+
+impl Progress {
+    pub(super) fn new(folder: &Path, id: FabricId) -> Self {
+        Progress { path: folder.join(format!("{id}.json")), since: HashMap::new(), failed: false }
+    }
+
+    /// Writes what `groups` do if it has changed.
+    pub(super) fn tell(&mut self, groups: &[GroupProgress], now: SystemTime) {
+        let now = now.duration_since(SystemTime::UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
+        if !self.notice(groups, now) {
+            return;
+        }
+        let written = self.write(&self.entries(groups));
+        if let Err(error) = &written
+            && !self.failed
+        {
+            tracing::warn!("cannot tell the launcher how far this rank is: {}: {error}", self.path.display());
+        }
+        self.failed = written.is_err();
+    }
+
+    /// True if anything differs from what was last seen.
+    fn notice(&mut self, groups: &[GroupProgress], now: f64) -> bool {
+        let before = self.since.len();
+        self.since.retain(|id, _| groups.iter().any(|group| group.id == *id));
+        let mut changed = self.since.len() != before;
+        for group in groups {
+            if self.since.get(&group.id).is_none_or(|(doing, _)| *doing != group.doing) {
+                self.since.insert(group.id, (group.doing, now));
+                changed = true;
+            }
+        }
+        changed
+    }
+
+    fn entries(&self, groups: &[GroupProgress]) -> Vec<Entry> {
+        let last = &groups[groups.len().saturating_sub(GROUPS_MAX)..];
+        let entries = last.iter().filter_map(|group| {
+            let label = Label::from_head(&group.doing.current).filter(|label| label.seq > 0)?;
+            Some(Entry {
+                group: group.name.to_string(),
+                rank: group.rank,
+                size: group.size,
+                call: label.to_string(),
+                number: label.seq,
+                under_way: group.doing.current != group.doing.finished,
+                since_unix: self.since.get(&group.id).map_or(0.0, |(_, since)| *since),
+            })
+        });
+        entries.collect()
+    }
+
+    /// In one piece: whoever reads sees the old file or the new one.
+    fn write(&self, entries: &[Entry]) -> io::Result<()> {
+        let unfinished = self.path.with_extension("new");
+        std::fs::write(&unfinished, serde_json::to_vec(entries)?)?;
+        std::fs::rename(unfinished, &self.path)
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        let _there_was_none = std::fs::remove_file(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::label::OpKind;
+
+    fn group(current: u64, finished: u64) -> GroupProgress {
+        let head = |seq| if seq == 0 { [0; 3] } else { Label::new(OpKind::Barrier, seq).head() };
+        let doing = Doing { current: head(current), finished: head(finished) };
+        GroupProgress { id: 7, name: "default".into(), rank: 1, size: 2, doing }
+    }
+
+    fn at(seconds: u64) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn the_file_says_since_when_and_goes_with_the_fabric() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut progress = Progress::new(folder.path(), FabricId(3));
+        let path = progress.path.clone();
+        let read = || serde_json::from_slice::<serde_json::Value>(&std::fs::read(&path).unwrap()).unwrap();
+
+        progress.tell(&[group(0, 0)], at(10));
+        assert_eq!(read(), serde_json::json!([]), "nothing was called yet");
+        progress.tell(&[group(4, 3)], at(20));
+        progress.tell(&[group(4, 3)], at(30));
+        let expected = serde_json::json!([{
+            "group": "default", "rank": 1, "size": 2, "call": "barrier", "number": 4, "under_way": true,
+            "since_unix": 20.0,
+        }]);
+        assert_eq!(read(), expected);
+        progress.tell(&[group(4, 4)], at(40));
+        assert_eq!((&read()[0]["under_way"], &read()[0]["since_unix"]), (&false.into(), &40.0.into()));
+        progress.tell(&[], at(50));
+        assert_eq!(read(), serde_json::json!([]));
+
+        drop(progress);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_folder_that_is_not_there_does_no_harm() {
+        let mut progress = Progress::new(Path::new("/nowhere/at/all"), FabricId(3));
+        progress.tell(&[group(1, 0)], at(10));
+        assert!(progress.failed);
+    }
+}
