@@ -11,6 +11,7 @@
 
 mod environment;
 mod output;
+mod pipes;
 mod program;
 mod rank;
 
@@ -195,7 +196,7 @@ impl Launch {
                 self.outlet.write();
             }
             for (rank, pipe) in ready.read {
-                self.ranks[rank].read(pipe, &mut self.outlet);
+                self.ranks[rank].pipes.read(pipe, Instant::now(), &mut self.outlet);
             }
             let signals: Vec<i32> = self.signals.pending().collect();
             for signal in signals {
@@ -216,7 +217,7 @@ impl Launch {
         let mut pipes = Vec::new();
         if !self.outlet.is_full() {
             for (number, rank) in self.ranks.iter().enumerate() {
-                for (pipe, source) in rank.open_pipes() {
+                for (pipe, source) in rank.pipes.open() {
                     pipes.push((number, pipe));
                     watched.push(PollFd::from_borrowed_fd(source, PollFlags::IN));
                 }
@@ -288,7 +289,7 @@ impl Launch {
         loop {
             let mut all = true;
             for rank in &mut self.ranks {
-                all &= rank.drain(&mut self.outlet);
+                all &= rank.pipes.drain(Instant::now(), &mut self.outlet);
             }
             if all && self.outlet.is_empty() {
                 return Ok(());
@@ -327,7 +328,7 @@ impl Launch {
         let who =
             if all > 1 { format!("rank {first} of {all} failed first") } else { "the rank failed".into() };
         let mut text = format!("{who}: {end} after {seconds:.1} s (pid {process})");
-        for line in &self.ranks[first].last_lines {
+        for line in &self.ranks[first].pipes.last_lines {
             text += &format!("\n  | {line}");
         }
         for &rank in together {

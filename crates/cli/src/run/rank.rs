@@ -1,32 +1,24 @@
-//! One rank: a process, its group, and the ends of its pipes.
+//! One rank: a process and its group. What it says comes through `pipes`.
 //!
 //! A rank leads a process group of its own, so that a signal reaches the processes it started as well, and Ctrl-C in a
 //! terminal reaches the launcher alone. When it ends it is not reaped before the launcher is done with it: until then the
 //! kernel gives its number to nobody else, and no signal can hit a stranger.
 
-use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::fmt;
-use std::io::{self, Read as _};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::process::{
     Pid, Signal, WaitId, WaitIdOptions, kill_process_group, test_kill_process_group, waitid,
 };
 
 use super::environment::{Job, environment};
-use super::output::{Lines, Outlet, Stream};
+use super::pipes::Pipes;
 use crate::{Outcome, Program};
-
-/// What is kept of a rank's words for the report of its failure.
-const LAST_LINES: usize = 12;
-const LAST_LINE_MAX: usize = 1000;
-/// What is read from a pipe at once: what a Linux pipe holds.
-const READ_MAX: usize = 64 << 10;
 
 /// How a rank ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,21 +64,10 @@ pub(super) struct Rank {
     pub(super) end: Option<End>,
     /// It did not go when it was asked to.
     pub(super) killed: bool,
-    /// What it wrote last, on either stream.
-    pub(super) last_lines: VecDeque<String>,
-    /// Before each line; none for a rank that is alone, whose bytes pass as they come.
-    prefix: Option<String>,
+    /// What it says.
+    pub(super) pipes: Pipes,
     child: Child,
-    pipes: Vec<Pipe>,
     reaped: bool,
-}
-
-#[derive(Debug)]
-struct Pipe {
-    stream: Stream,
-    source: std::fs::File,
-    lines: Lines,
-    open: bool,
 }
 
 impl Rank {
@@ -99,21 +80,8 @@ impl Rank {
         let output = child.stdout.take().map(OwnedFd::from).expect("it was asked for");
         let error = child.stderr.take().map(OwnedFd::from).expect("it was asked for");
         let prefix = (job.ranks > 1).then(|| format!("[{number}] "));
-        let mut rank = Rank {
-            number,
-            end: None,
-            killed: false,
-            last_lines: VecDeque::new(),
-            prefix,
-            child,
-            pipes: Vec::new(),
-            reaped: false,
-        };
-        for (stream, source) in [(Stream::Output, output), (Stream::Error, error)] {
-            fcntl_setfl(&source, OFlags::NONBLOCK)?;
-            rank.pipes.push(Pipe { stream, source: source.into(), lines: Lines::default(), open: true });
-        }
-        Ok(rank)
+        let pipes = Pipes::new(prefix, output, error)?;
+        Ok(Rank { number, end: None, killed: false, pipes, child, reaped: false })
     }
 
     pub(super) fn process(&self) -> u32 {
@@ -143,65 +111,6 @@ impl Rank {
         if !self.reaped {
             let _nobody_is_left = kill_process_group(Pid::from_child(&self.child), signal);
         }
-    }
-
-    /// Pipes that may say more, to wait for.
-    pub(super) fn open_pipes(&self) -> impl Iterator<Item = (usize, BorrowedFd<'_>)> {
-        self.pipes
-            .iter()
-            .enumerate()
-            .filter(|(_, pipe)| pipe.open)
-            .map(|(index, pipe)| (index, pipe.source.as_fd()))
-    }
-
-    /// Passes on what is in a pipe, as much as is read at once; false if there is nothing now.
-    pub(super) fn read(&mut self, index: usize, outlet: &mut Outlet) -> bool {
-        let mut buffer = [0; READ_MAX];
-        match self.pipes[index].source.read(&mut buffer) {
-            Ok(0) => self.close(index, outlet),
-            Ok(count) => {
-                self.pass_on(index, &buffer[..count], outlet);
-                return true;
-            }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => return true,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(_) => self.close(index, outlet),
-        }
-        false
-    }
-
-    fn pass_on(&mut self, index: usize, bytes: &[u8], outlet: &mut Outlet) {
-        let Rank { prefix, pipes, last_lines, .. } = self;
-        let Pipe { stream, lines, .. } = &mut pipes[index];
-        match prefix {
-            None => outlet.push(*stream, &[bytes]),
-            Some(prefix) => lines.take(bytes, |line| show(line, *stream, prefix, last_lines, outlet)),
-        }
-    }
-
-    /// Shows what has no line end: nothing will follow.
-    fn close(&mut self, index: usize, outlet: &mut Outlet) {
-        let Rank { prefix, pipes, last_lines, .. } = self;
-        let Pipe { stream, lines, open, .. } = &mut pipes[index];
-        *open = false;
-        if let Some(prefix) = prefix {
-            lines.finish(|line| show(line, *stream, prefix, last_lines, outlet));
-        }
-    }
-
-    /// Passes on the rest of what its processes wrote; true when that was all, also if somebody still could write.
-    pub(super) fn drain(&mut self, outlet: &mut Outlet) -> bool {
-        for index in 0..self.pipes.len() {
-            while self.pipes[index].open {
-                if outlet.is_full() {
-                    return false;
-                }
-                if !self.read(index, outlet) && self.pipes[index].open {
-                    self.close(index, outlet);
-                }
-            }
-        }
-        true
     }
 
     fn reap(&mut self) {
@@ -261,15 +170,6 @@ fn is_living_member(stat: &str, group: i32) -> bool {
     let mut fields = fields.split(' ');
     let (state, _parent, own) = (fields.next(), fields.next(), fields.next());
     !matches!(state, Some("Z" | "X")) && own.and_then(|own| own.parse().ok()) == Some(group)
-}
-
-fn show(line: &[u8], stream: Stream, prefix: &str, last_lines: &mut VecDeque<String>, outlet: &mut Outlet) {
-    outlet.push(stream, &[prefix.as_bytes(), line, b"\n"]);
-    if last_lines.len() == LAST_LINES {
-        last_lines.pop_front();
-    }
-    let kept = &line[..line.len().min(LAST_LINE_MAX)];
-    last_lines.push_back(String::from_utf8_lossy(kept).into_owned());
 }
 
 /// What a rank's process is at first, before it becomes the program.
