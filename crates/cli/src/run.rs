@@ -13,6 +13,8 @@ mod environment;
 mod output;
 mod program;
 mod rank;
+#[cfg_attr(not(test), expect(dead_code, reason = "the launcher of several nodes will use it"))]
+mod rendezvous;
 
 use std::ffi::OsString;
 use std::io::{self, Write as _};
