@@ -14,6 +14,8 @@ mod output;
 mod pipes;
 mod program;
 mod rank;
+#[cfg_attr(not(test), expect(dead_code, reason = "the launcher of several nodes will use it"))]
+mod rendezvous;
 
 use std::ffi::OsString;
 use std::io::{self, Write as _};
