@@ -39,7 +39,10 @@ pub fn lead_session(command: &mut Command) {
 /// left out.
 pub fn run_on(command: &mut Command, processors: &[usize]) {
     let mut set = CpuSet::new();
-    processors.iter().filter(|&&processor| processor < CpuSet::MAX_CPU).for_each(|&processor| set.set(processor));
+    processors
+        .iter()
+        .filter(|&&processor| processor < CpuSet::MAX_CPU)
+        .for_each(|&processor| set.set(processor));
     let at_birth = move || Ok(sched_setaffinity(None, &set)?);
     // SAFETY: the closure makes one system call on a value of its own.
     unsafe { command.pre_exec(at_birth) };
@@ -56,7 +59,8 @@ mod tests {
     #[test]
     fn a_child_leads_a_session_runs_where_it_is_told_and_still_runs_its_program() {
         let mut command = Command::new("sh");
-        command.args(["-c", "echo $$ $(cut -d' ' -f6 /proc/$$/stat); grep Cpus_allowed_list /proc/$$/status"]);
+        command
+            .args(["-c", "echo $$ $(cut -d' ' -f6 /proc/$$/stat); grep Cpus_allowed_list /proc/$$/status"]);
         let own = rustix::thread::sched_getaffinity(None).unwrap();
         let first = (0..CpuSet::MAX_CPU).find(|&processor| own.is_set(processor)).unwrap();
         die_with_parent(&mut command);

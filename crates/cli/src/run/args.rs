@@ -69,7 +69,12 @@ pub(crate) struct Args {
     #[arg(env = "PET_SHUTDOWN_TIMEOUT", hide_env = true)]
     shutdown_timeout: Option<Duration>,
     /// Signals that are passed on to the ranks and end the run; others keep their default action
-    #[arg(long, alias = "signals_to_handle", value_name = "NAMES", default_value = "SIGTERM,SIGINT,SIGHUP,SIGQUIT")]
+    #[arg(
+        long,
+        alias = "signals_to_handle",
+        value_name = "NAMES",
+        default_value = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+    )]
     #[arg(env = "PET_SIGNALS_TO_HANDLE", hide_env = true)]
     signals_to_handle: String,
     /// Role of this node's ranks: ROLE_NAME, and what ROLE_RANK counts
@@ -103,7 +108,13 @@ pub(crate) struct Args {
 
     /// How nodes meet: `static`, by the rank that each is given, or `c10d` (also `tenfold`), in the order in which they
     /// come
-    #[arg(long, alias = "rdzv_backend", value_name = "NAME", default_value = "static", help_heading = "Nodes")]
+    #[arg(
+        long,
+        alias = "rdzv_backend",
+        value_name = "NAME",
+        default_value = "static",
+        help_heading = "Nodes"
+    )]
     #[arg(env = "PET_RDZV_BACKEND", hide_env = true)]
     rdzv_backend: String,
     /// Where nodes meet: the store's address [default port: 29400]. The node that can bind it hosts the store, unless a
@@ -129,7 +140,13 @@ pub(crate) struct Args {
     #[arg(env = "PET_NODE_RANK", hide_env = true)]
     node_rank: Option<usize>,
     /// Address of node 0, which hosts the store (static)
-    #[arg(long, alias = "master_addr", value_name = "HOST", default_value = "127.0.0.1", help_heading = "Nodes")]
+    #[arg(
+        long,
+        alias = "master_addr",
+        value_name = "HOST",
+        default_value = "127.0.0.1",
+        help_heading = "Nodes"
+    )]
     #[arg(env = "PET_MASTER_ADDR", hide_env = true)]
     master_addr: String,
     /// Port of the store on node 0 (static) [default: 29500]
@@ -152,19 +169,40 @@ pub(crate) struct Args {
     #[arg(long, alias = "dashboard_values", requires = "dashboard", help_heading = "Dashboard")]
     pub(super) dashboard_values: bool,
     /// A further name by which browsers may ask for the page
-    #[arg(long, alias = "dashboard_name", value_name = "NAME", requires = "dashboard", help_heading = "Dashboard")]
+    #[arg(
+        long,
+        alias = "dashboard_name",
+        value_name = "NAME",
+        requires = "dashboard",
+        help_heading = "Dashboard"
+    )]
     pub(super) dashboard_name: Vec<String>,
 
     /// Has no effect: ends are noticed when they happen
-    #[arg(long, alias = "monitor_interval", value_name = "SECONDS", help_heading = "Accepted for torchrun's sake")]
+    #[arg(
+        long,
+        alias = "monitor_interval",
+        value_name = "SECONDS",
+        help_heading = "Accepted for torchrun's sake"
+    )]
     #[arg(env = "PET_MONITOR_INTERVAL", hide_env = true)]
     monitor_interval: Option<f64>,
     /// Has no effect: ranks are programs of their own
-    #[arg(long, alias = "start_method", value_name = "METHOD", help_heading = "Accepted for torchrun's sake")]
+    #[arg(
+        long,
+        alias = "start_method",
+        value_name = "METHOD",
+        help_heading = "Accepted for torchrun's sake"
+    )]
     #[arg(env = "PET_START_METHOD", hide_env = true)]
     start_method: Option<StartMethod>,
     /// Has no effect, with a warning: handlers of torchrun are Python code
-    #[arg(long, alias = "event_log_handler", value_name = "NAME", help_heading = "Accepted for torchrun's sake")]
+    #[arg(
+        long,
+        alias = "event_log_handler",
+        value_name = "NAME",
+        help_heading = "Accepted for torchrun's sake"
+    )]
     #[arg(env = "PET_EVENT_LOG_HANDLER", hide_env = true)]
     event_log_handler: Option<String>,
     /// Has no effect, with a warning: log specs of torchrun are Python code
@@ -193,19 +231,43 @@ pub(super) struct OutputArgs {
     #[arg(short, long, value_name = "STREAMS", default_value = "0", env = "PET_TEE", hide_env = true)]
     pub(super) tee: String,
     /// Local ranks whose output is shown here: 0,1
-    #[arg(long, alias = "local_ranks_filter", value_name = "RANKS", default_value = "", hide_default_value = true)]
+    #[arg(
+        long,
+        alias = "local_ranks_filter",
+        value_name = "RANKS",
+        default_value = "",
+        hide_default_value = true
+    )]
     #[arg(env = "PET_LOCAL_RANKS_FILTER", hide_env = true)]
     pub(super) local_ranks_filter: String,
     /// What stands before each line, with ${rank}, ${local_rank}, ${role_name} and ${hostname} filled in
-    #[arg(long, alias = "log_line_prefix_template", value_name = "TEXT", default_value = "", hide_default_value = true)]
+    #[arg(
+        long,
+        alias = "log_line_prefix_template",
+        value_name = "TEXT",
+        default_value = "",
+        hide_default_value = true
+    )]
     #[arg(env = "PET_LOG_LINE_PREFIX_TEMPLATE", hide_env = true)]
     pub(super) log_line_prefix_template: String,
     /// Lines of standard output that hold one of these words also go to a file of their own; a comma is written twice
-    #[arg(long, alias = "duplicate_stdout_filters", value_name = "WORDS", default_value = "", hide_default_value = true)]
+    #[arg(
+        long,
+        alias = "duplicate_stdout_filters",
+        value_name = "WORDS",
+        default_value = "",
+        hide_default_value = true
+    )]
     #[arg(env = "PET_DUPLICATE_STDOUT_FILTERS", hide_env = true)]
     pub(super) duplicate_stdout_filters: String,
     /// The same for standard error
-    #[arg(long, alias = "duplicate_stderr_filters", value_name = "WORDS", default_value = "", hide_default_value = true)]
+    #[arg(
+        long,
+        alias = "duplicate_stderr_filters",
+        value_name = "WORDS",
+        default_value = "",
+        hide_default_value = true
+    )]
     #[arg(env = "PET_DUPLICATE_STDERR_FILTERS", hide_env = true)]
     pub(super) duplicate_stderr_filters: String,
 }
@@ -237,7 +299,8 @@ impl FromStr for Nodes {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (min, max) = text.split_once(':').unwrap_or((text, text));
-        let bad = || format!("write a number of nodes such as 2, or a range such as 1:4 (at most {NODES_MAX})");
+        let bad =
+            || format!("write a number of nodes such as 2, or a range such as 1:4 (at most {NODES_MAX})");
         let number = |text: &str| text.trim().parse::<usize>().map_err(|_| bad());
         let nodes = Nodes { min: number(min)?, max: number(max)? };
         let is_range = 1 <= nodes.min && nodes.min <= nodes.max && nodes.max <= NODES_MAX;
@@ -361,7 +424,11 @@ pub(super) struct Endpoint {
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let is_v6 = self.host.contains(':');
-        if is_v6 { write!(f, "[{}]:{}", self.host, self.port) } else { write!(f, "{}:{}", self.host, self.port) }
+        if is_v6 {
+            write!(f, "[{}]:{}", self.host, self.port)
+        } else {
+            write!(f, "{}:{}", self.host, self.port)
+        }
     }
 }
 
@@ -379,7 +446,8 @@ impl Endpoint {
             None => text.split_once(':').unwrap_or((text, "")),
         };
         let port = if port.is_empty() { default_port } else { port.parse().map_err(|_| bad())? };
-        let is_host = !host.is_empty() && !host.contains(|letter: char| letter.is_whitespace() || letter == '/');
+        let is_host =
+            !host.is_empty() && !host.contains(|letter: char| letter.is_whitespace() || letter == '/');
         if is_host { Ok(Endpoint { host: host.into(), port }) } else { Err(bad()) }
     }
 }
@@ -389,8 +457,13 @@ impl Endpoint {
 pub(super) enum Meeting {
     /// One node; the store's port is picked.
     Alone,
-    Static { endpoint: Endpoint, node_rank: usize },
-    Elastic { endpoint: Endpoint },
+    Static {
+        endpoint: Endpoint,
+        node_rank: usize,
+    },
+    Elastic {
+        endpoint: Endpoint,
+    },
 }
 
 /// How the program is to be understood.
@@ -437,13 +510,17 @@ pub(super) struct Plan {
 impl Args {
     pub(super) fn plan(&self) -> Result<Plan, String> {
         if self.print_completion.is_some() {
-            return Err("tenfold has no completions for shells\n  hint: `tenfold run --help` lists the options".into());
+            return Err(
+                "tenfold has no completions for shells\n  hint: `tenfold run --help` lists the options"
+                    .into(),
+            );
         }
         let mut warnings = Vec::new();
         let meeting = self.meeting(&mut warnings)?;
-        for (flag, is_given) in
-            [("--event-log-handler", self.event_log_handler.as_ref().is_some_and(|name| name != "null")), ("--logs-specs", self.logs_specs.is_some())]
-        {
+        for (flag, is_given) in [
+            ("--event-log-handler", self.event_log_handler.as_ref().is_some_and(|name| name != "null")),
+            ("--logs-specs", self.logs_specs.is_some()),
+        ] {
             if is_given {
                 warnings.push(format!("{flag} has no effect: it names Python code of torchrun's"));
             }
@@ -455,7 +532,10 @@ impl Args {
             run_id: (!alone).then(|| self.rdzv_id.clone()),
             settings: self.rdzv_conf.clone(),
             max_restarts: self.max_restarts,
-            shutdown_timeout: self.shutdown_timeout.or_else(inherited_shutdown_timeout).unwrap_or(SHUTDOWN_TIMEOUT),
+            shutdown_timeout: self
+                .shutdown_timeout
+                .or_else(inherited_shutdown_timeout)
+                .unwrap_or(SHUTDOWN_TIMEOUT),
             signals: parse_signals(&self.signals_to_handle)?,
             signals_named: self.signals_to_handle.clone(),
             role: self.role.clone(),
@@ -485,7 +565,9 @@ impl Args {
             name => {
                 let near = nearest(name, &["static", "c10d", "tenfold"]);
                 let near = near.map_or(String::new(), |near| format!("; is it `{near}`?"));
-                return Err(format!("--rdzv-backend: there is no `{name}`{near}\n  hint: static, c10d (also called tenfold)"));
+                return Err(format!(
+                    "--rdzv-backend: there is no `{name}`{near}\n  hint: static, c10d (also called tenfold)"
+                ));
             }
         };
         let says_nothing = is_static && self.rdzv_endpoint.is_empty() && self.master_port.is_none();
@@ -495,10 +577,13 @@ impl Args {
         if !is_static {
             if self.node_rank.is_some_and(|rank| rank != 0) {
                 let name = &self.rdzv_backend;
-                warnings.push(format!("--node-rank has no effect with --rdzv-backend {name}: ranks are given as nodes come"));
+                warnings.push(format!(
+                    "--node-rank has no effect with --rdzv-backend {name}: ranks are given as nodes come"
+                ));
             }
             let endpoint = if self.rdzv_endpoint.is_empty() { "localhost" } else { &self.rdzv_endpoint };
-            let endpoint = Endpoint::parse(endpoint, ELASTIC_PORT).map_err(|error| format!("--rdzv-endpoint: {error}"))?;
+            let endpoint = Endpoint::parse(endpoint, ELASTIC_PORT)
+                .map_err(|error| format!("--rdzv-endpoint: {error}"))?;
             return Ok(Meeting::Elastic { endpoint });
         }
         if self.nnodes.min != self.nnodes.max {
@@ -511,13 +596,19 @@ impl Args {
         let node_rank = self.node_rank.unwrap_or(0);
         if node_rank >= self.nnodes.max {
             let nodes = self.nnodes.max;
-            return Err(format!("--node-rank {node_rank}: of --nnodes {nodes} the last has rank {}", nodes - 1));
+            return Err(format!(
+                "--node-rank {node_rank}: of --nnodes {nodes} the last has rank {}",
+                nodes - 1
+            ));
         }
         let endpoint = if self.rdzv_endpoint.is_empty() {
-            let host = Endpoint::parse(&self.master_addr, STATIC_PORT).map_err(|error| format!("--master-addr: {error}"))?.host;
+            let host = Endpoint::parse(&self.master_addr, STATIC_PORT)
+                .map_err(|error| format!("--master-addr: {error}"))?
+                .host;
             Endpoint { host, port: self.master_port.unwrap_or(STATIC_PORT) }
         } else {
-            Endpoint::parse(&self.rdzv_endpoint, STATIC_PORT).map_err(|error| format!("--rdzv-endpoint: {error}"))?
+            Endpoint::parse(&self.rdzv_endpoint, STATIC_PORT)
+                .map_err(|error| format!("--rdzv-endpoint: {error}"))?
         };
         Ok(Meeting::Static { endpoint, node_rank })
     }
@@ -580,7 +671,8 @@ fn devices() -> usize {
         let number = name.to_str().and_then(|name| name.strip_prefix("nvidia"));
         number.is_some_and(|number| !number.is_empty() && number.bytes().all(|digit| digit.is_ascii_digit()))
     };
-    let files = std::fs::read_dir("/dev").map(|files| files.flatten().filter(|file| is_device(&file.file_name())).count());
+    let files = std::fs::read_dir("/dev")
+        .map(|files| files.flatten().filter(|file| is_device(&file.file_name())).count());
     files.unwrap_or(0)
 }
 
@@ -674,8 +766,14 @@ mod tests {
             says("--signals-to-handle SIGTERM,SIGUSR3"),
             "--signals-to-handle: there is no signal `SIGUSR3`; is it `SIGUSR1`?"
         );
-        assert_eq!(says("--signals-to-handle SIGKILL"), "--signals-to-handle: SIGKILL cannot be handled by any program");
-        assert!(says("--rdzv-conf join_timeut=5").contains("there is no setting `join_timeut`; is it `join_timeout`?"));
+        assert_eq!(
+            says("--signals-to-handle SIGKILL"),
+            "--signals-to-handle: SIGKILL cannot be handled by any program"
+        );
+        assert!(
+            says("--rdzv-conf join_timeut=5")
+                .contains("there is no setting `join_timeut`; is it `join_timeout`?")
+        );
         assert!(says("--nnodes 3:2").contains("write a number of nodes such as 2, or a range such as 1:4"));
     }
 
@@ -721,7 +819,8 @@ mod tests {
 
     #[test]
     fn settings_are_read_as_torchrun_writes_them() {
-        let settings: Settings = "join_timeout=10, last_call_timeout=2,is_host=True,keep_alive_max_attempt=0".parse().unwrap();
+        let settings: Settings =
+            "join_timeout=10, last_call_timeout=2,is_host=True,keep_alive_max_attempt=0".parse().unwrap();
         let expected = Settings {
             join_timeout: Duration::from_secs(10),
             last_call: Duration::from_secs(2),

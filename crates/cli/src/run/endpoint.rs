@@ -50,7 +50,10 @@ pub(super) fn open(plan: &Plan, note: &dyn Fn(String)) -> Result<Home, String> {
         Meeting::Static { endpoint, node_rank } => {
             check_port(endpoint, plan)?;
             if plan.tells_where {
-                note(format!("node {node_rank} of {} connects to the store of node 0 at {endpoint}", plan.nodes.max));
+                note(format!(
+                    "node {node_rank} of {} connects to the store of node 0 at {endpoint}",
+                    plan.nodes.max
+                ));
             }
             connect(endpoint, plan, note)?
         }
@@ -119,7 +122,9 @@ fn insist(endpoint: &Endpoint, plan: &Plan) -> Result<(Server, &'static str), St
 fn listen_where<'a>(endpoint: &'a Endpoint, plan: &Plan) -> (&'a str, &'static str) {
     let is_name = endpoint.host.parse::<IpAddr>().is_err() && endpoint.host != "localhost";
     let only_here = || {
-        resolve(endpoint).is_ok_and(|addresses| !addresses.is_empty() && addresses.iter().all(|address| address.ip().is_loopback()))
+        resolve(endpoint).is_ok_and(|addresses| {
+            !addresses.is_empty() && addresses.iter().all(|address| address.ip().is_loopback())
+        })
     };
     if is_name && plan.nodes.max > 1 && only_here() {
         return ("0.0.0.0", "the name means a loopback address here, so it listens on all addresses");
@@ -182,7 +187,9 @@ fn tell(note: &dyn Fn(String), plan: &Plan, server: &Server, endpoint: &Endpoint
 
 fn check_port(endpoint: &Endpoint, plan: &Plan) -> Result<(), String> {
     if endpoint.port == 0 && plan.nodes.max > 1 {
-        return Err(format!("{endpoint}: a port that is picked cannot be known to the other nodes\n  hint: give one"));
+        return Err(format!(
+            "{endpoint}: a port that is picked cannot be known to the other nodes\n  hint: give one"
+        ));
     }
     Ok(())
 }
@@ -224,7 +231,10 @@ fn connect(endpoint: &Endpoint, plan: &Plan, note: &dyn Fn(String)) -> Result<Ho
                 if told.is_zero() || deadline.elapsed() - told >= NEWS_INTERVAL {
                     told = deadline.elapsed();
                     let (waited, limit) = (show_duration(told), show_duration(plan.settings.join_timeout));
-                    note(format!("no store at {endpoint} for {waited}, trying for up to {limit}: {}", error.fault().message()));
+                    note(format!(
+                        "no store at {endpoint} for {waited}, trying for up to {limit}: {}",
+                        error.fault().message()
+                    ));
                 }
             }
         }
@@ -232,10 +242,15 @@ fn connect(endpoint: &Endpoint, plan: &Plan, note: &dyn Fn(String)) -> Result<Ho
 }
 
 /// A store of this node's own for the ranks, where the nodes met in one that belongs to nobody of this job.
-pub(super) fn open_for_ranks(met_at: &Endpoint, local_address: Option<&str>) -> Result<(Server, Endpoint), String> {
+pub(super) fn open_for_ranks(
+    met_at: &Endpoint,
+    local_address: Option<&str>,
+) -> Result<(Server, Endpoint), String> {
     let host = match local_address {
         Some(address) => address.to_string(),
-        None => own_address(met_at).map_err(|error| format!("cannot tell by which address {met_at} reaches this node: {error}"))?.to_string(),
+        None => own_address(met_at)
+            .map_err(|error| format!("cannot tell by which address {met_at} reaches this node: {error}"))?
+            .to_string(),
     };
     let server = match start(&host, 0) {
         Ok(server) => server,
@@ -249,7 +264,8 @@ pub(super) fn open_for_ranks(met_at: &Endpoint, local_address: Option<&str>) -> 
 /// The address from which this machine would talk to another; nothing is sent.
 fn own_address(other: &Endpoint) -> io::Result<IpAddr> {
     let other = resolve(other)?.into_iter().next().ok_or(io::ErrorKind::NotFound)?;
-    let any: SocketAddr = if other.is_ipv6() { (IpAddr::from([0; 16]), 0) } else { (IpAddr::from([0; 4]), 0) }.into();
+    let any: SocketAddr =
+        if other.is_ipv6() { (IpAddr::from([0; 16]), 0) } else { (IpAddr::from([0; 4]), 0) }.into();
     let socket = UdpSocket::bind(any)?;
     socket.connect(other)?;
     Ok(socket.local_addr()?.ip())

@@ -90,7 +90,11 @@ fn own_device(
         Some(devices) => {
             let devices = devices.to_string_lossy();
             let device = devices.split(',').nth(local_rank).map(|device| device.trim().to_string());
-            device.ok_or_else(|| format!("--virtual-local-rank: there is no device for local rank {local_rank} in {name}={devices}"))?
+            device.ok_or_else(|| {
+                format!(
+                    "--virtual-local-rank: there is no device for local rank {local_rank} in {name}={devices}"
+                )
+            })?
         }
     };
     let names = [NVIDIA].into_iter().chain(amd.map(|_| AMD));
@@ -124,11 +128,18 @@ mod tests {
         }
     }
 
-    fn variables(local_rank: usize, ranks: usize, job: &Job, inherited: &[(&str, &str)]) -> Result<Vec<(&'static str, OsString)>, String> {
+    fn variables(
+        local_rank: usize,
+        ranks: usize,
+        job: &Job,
+        inherited: &[(&str, &str)],
+    ) -> Result<Vec<(&'static str, OsString)>, String> {
         let nodes = vec![node(3, "trainer"), node(2, "reader"), node(ranks, "trainer")];
         let assignment = Assignment { round: 4, node_rank: 2, nodes };
-        let place = Place { local_rank, assignment: &assignment, store: ("a", 7), error_file: Some("/e.json") };
-        let inherited = |name: &str| inherited.iter().find(|(other, _)| *other == name).map(|(_, value)| value.into());
+        let place =
+            Place { local_rank, assignment: &assignment, store: ("a", 7), error_file: Some("/e.json") };
+        let inherited =
+            |name: &str| inherited.iter().find(|(other, _)| *other == name).map(|(_, value)| value.into());
         environment(job, place, inherited)
     }
 
@@ -189,7 +200,12 @@ mod tests {
     fn a_virtual_local_rank_sees_one_device() {
         let device = |inherited: &[(&str, &str)]| {
             let variables = variables(1, 2, &job(true), inherited)?;
-            let of = |name: &str| variables.iter().find(|(other, _)| *other == name).map(|(_, value)| value.to_str().unwrap().to_string());
+            let of = |name: &str| {
+                variables
+                    .iter()
+                    .find(|(other, _)| *other == name)
+                    .map(|(_, value)| value.to_str().unwrap().to_string())
+            };
             Ok::<_, String>((of("LOCAL_RANK"), of("CUDA_VISIBLE_DEVICES"), of("HIP_VISIBLE_DEVICES")))
         };
         let some = |text: &str| Some(text.to_string());

@@ -17,10 +17,12 @@ use std::collections::HashSet;
 use std::io::{self, PipeWriter, Read as _, Write as _};
 use std::os::fd::OwnedFd;
 use std::process::{Child, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
+use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal, set_child_subreaper};
 
 use crate::{Outcome, Program, SUCCESS};
 
@@ -65,6 +67,14 @@ impl Mark {
             .filter_map(|variable| variable.strip_prefix(beginning).and_then(|rest| rest.strip_prefix(b"=")));
         values.any(|value| value.split(|&byte| byte == b',').any(|mark| mark == self.0.as_bytes()))
     }
+}
+
+/// Makes this process the foster parent of all its descendants, so that [`Finder::Tree`] finds them. False where that
+/// cannot be had, or where it already has children: those are not ours to end.
+pub(super) fn become_foster_parent() -> bool {
+    let own = getpid();
+    let is_told = std::path::Path::new(&format!("/proc/{own}/task/{own}/children")).exists();
+    is_told && children(own).is_empty() && set_child_subreaper(Some(own)).is_ok()
 }
 
 /// A process as it was when it was found; its start tells it from a later one with the same number.
@@ -124,9 +134,8 @@ fn marked(mark: &Mark) -> Vec<Pid> {
     let Ok(processes) = std::fs::read_dir("/proc") else { return Vec::new() };
     let own = getpid();
     let processes = processes.flatten().filter_map(|entry| parse_pid(entry.file_name().to_str()?));
-    let is_marked = |process: &Pid| {
-        std::fs::read(format!("/proc/{process}/environ")).is_ok_and(|text| mark.is_in(&text))
-    };
+    let is_marked =
+        |process: &Pid| std::fs::read(format!("/proc/{process}/environ")).is_ok_and(|text| mark.is_in(&text));
     processes.filter(|&process| process != own).filter(is_marked).collect()
 }
 
@@ -163,7 +172,8 @@ impl Stat {
 /// A handle on the process that was found, if it is still that one.
 fn open(found: Found) -> Option<OwnedFd> {
     let handle = pidfd_open(found.process, PidfdFlags::empty()).ok()?;
-    let is_same = Stat::read(found.process).is_some_and(|stat| stat.started == found.started && stat.is_alive());
+    let is_same =
+        Stat::read(found.process).is_some_and(|stat| stat.started == found.started && stat.is_alive());
     is_same.then_some(handle)
 }
 
@@ -261,7 +271,7 @@ pub(crate) fn stand_guard() -> Outcome {
     let signals = (1..=31).filter(|signal| !signal_hook::consts::FORBIDDEN.contains(signal));
     for signal in signals {
         // Not ignored but of no effect, and SIGHUP, SIGTERM and the like are meant for the launcher.
-        let _not_for_us = signal_hook::flag::register(signal, Default::default());
+        let _not_for_us = signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)));
     }
     let mut text = String::new();
     io::stdin().lock().take(1 << 10).read_to_string(&mut text)?; // to the end, which is the launcher's
@@ -282,7 +292,13 @@ mod tests {
         let mark = Mark("00ff".into());
         assert!(mark.is_in(b"A=1\0TENFOLD_RUN_MARK=00ff\0"));
         assert!(mark.is_in(b"TENFOLD_RUN_MARK=aa,00ff,bb\0B=2"));
-        for other in [&b"TENFOLD_RUN_MARK=00ff0"[..], b"TENFOLD_RUN_MARKS=00ff", b"X=TENFOLD_RUN_MARK=00ff", b"", b"\0\0"] {
+        for other in [
+            &b"TENFOLD_RUN_MARK=00ff0"[..],
+            b"TENFOLD_RUN_MARKS=00ff",
+            b"X=TENFOLD_RUN_MARK=00ff",
+            b"",
+            b"\0\0",
+        ] {
             assert!(!mark.is_in(other), "{}", other.escape_ascii());
         }
     }

@@ -155,7 +155,10 @@ mod tests {
         let stat = "7 (a ) T b) T 1 7 7 0 -1 4194304 93 0 0 0 250 50 0 0 20 0 1 0 481 2400256 218 99\n";
         let usage = Usage { is_stopped: true, cpu_seconds: 3.0, memory_bytes: 218 * 4096 };
         assert_eq!(parse_usage(stat, 100, 4096), Some(usage));
-        assert_eq!(parse_usage(&stat.replace(") T 1", ") S 1"), 100, 4096).map(|usage| usage.is_stopped), Some(false));
+        assert_eq!(
+            parse_usage(&stat.replace(") T 1", ") S 1"), 100, 4096).map(|usage| usage.is_stopped),
+            Some(false)
+        );
         assert_eq!(parse_usage("7 (a) T 1 7", 100, 4096), None);
         assert!(Usage::of(std::process::id()).unwrap().memory_bytes > 0);
     }
@@ -175,7 +178,9 @@ mod tests {
     #[test]
     fn only_established_connections_to_the_port_count() {
         let row = |state: &str| {
-            format!("   0: 0100007F:9C40 0200007F:1F90 {state} 00000000:00000000 00:00000000 00000000  1000 0 4711 1 0 20 4")
+            format!(
+                "   0: 0100007F:9C40 0200007F:1F90 {state} 00000000:00000000 00:00000000 00000000  1000 0 4711 1 0 20 4"
+            )
         };
         if cfg!(target_endian = "little") {
             assert_eq!(parse_row(&row("01"), 8080), Some((4711, "127.0.0.1:40000".parse().unwrap())));

@@ -24,7 +24,8 @@ struct Processor {
 
 /// The processors of each of `ranks` local ranks.
 pub(super) fn processors(binding: Binding, ranks: usize) -> Result<Vec<Vec<usize>>, String> {
-    let own = sched_getaffinity(None).map_err(|error| format!("cannot tell which processors may be used: {error}"))?;
+    let own = sched_getaffinity(None)
+        .map_err(|error| format!("cannot tell which processors may be used: {error}"))?;
     let usable: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&number| own.is_set(number)).collect();
     deal(binding, ranks, &usable.into_iter().map(look_up).collect::<Vec<_>>())
 }
@@ -71,7 +72,8 @@ fn parse_list(text: &str) -> Vec<usize> {
 }
 
 fn deal(binding: Binding, ranks: usize, processors: &[Processor]) -> Result<Vec<Vec<usize>>, String> {
-    let nodes: Vec<usize> = processors.iter().map(|processor| processor.node).collect::<BTreeSet<_>>().into_iter().collect();
+    let nodes: Vec<usize> =
+        processors.iter().map(|processor| processor.node).collect::<BTreeSet<_>>().into_iter().collect();
     if nodes.is_empty() {
         return Err("there is no processor that may be used".into());
     }
@@ -111,7 +113,10 @@ fn deal(binding: Binding, ranks: usize, processors: &[Processor]) -> Result<Vec<
 }
 
 /// Processors with the same key together, by key.
-fn groups<'a>(processors: impl Iterator<Item = &'a Processor>, key: impl Fn(&Processor) -> usize) -> Vec<Vec<usize>> {
+fn groups<'a>(
+    processors: impl Iterator<Item = &'a Processor>,
+    key: impl Fn(&Processor) -> usize,
+) -> Vec<Vec<usize>> {
     let mut groups: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
     for processor in processors {
         groups.entry(key(processor)).or_default().push(processor.number);
@@ -186,7 +191,8 @@ mod tests {
 
     #[test]
     fn processors_that_may_not_be_used_are_left_out() {
-        let few: Vec<Processor> = machine().into_iter().filter(|processor| [1, 2, 30].contains(&processor.number)).collect();
+        let few: Vec<Processor> =
+            machine().into_iter().filter(|processor| [1, 2, 30].contains(&processor.number)).collect();
         assert_eq!(deal(Binding::Node, 2, &few).unwrap(), [vec![1, 2], vec![30]]);
         assert_eq!(deal(Binding::Node, 1, &[]).unwrap_err(), "there is no processor that may be used");
     }

@@ -12,7 +12,11 @@ use super::args::Kind;
 const LOCAL_RANK: &str = "${local_rank}";
 
 /// The words that every rank executes.
-pub(super) fn resolve(words: &[OsString], kind: Kind, python: Option<&Path>) -> Result<Vec<OsString>, Missing> {
+pub(super) fn resolve(
+    words: &[OsString],
+    kind: Kind,
+    python: Option<&Path>,
+) -> Result<Vec<OsString>, Missing> {
     let program = &words[0];
     let is_python_file = Path::new(program).extension() == Some(OsStr::new("py"));
     if kind == Kind::Plain || kind == Kind::ByName && !is_python_file {

@@ -24,8 +24,6 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-#[cfg_attr(not(test), expect(unused_imports, reason = "the launcher of several nodes will use it"))]
-#[cfg_attr(test, allow(unused_imports, reason = "same"))]
 pub(super) use driver::Rendezvous;
 
 /// Nodes of one job, spares included.
