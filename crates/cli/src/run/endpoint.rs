@@ -133,7 +133,10 @@ fn listen_where<'a>(endpoint: &'a Endpoint, plan: &Plan) -> (&'a str, &'static s
 }
 
 fn start(listen: &str, port: u16) -> Result<Server, String> {
-    Server::start(ServerOptions::new(listen, port)).map_err(|error| error.to_string())
+    Server::start(ServerOptions::new(listen, port)).map_err(|error| {
+        let hint = error.hint().map_or(String::new(), |hint| format!("\n  hint: {hint}"));
+        format!("cannot host the store: {}{hint}", error.fault().message())
+    })
 }
 
 fn resolve(endpoint: &Endpoint) -> io::Result<Vec<SocketAddr>> {
