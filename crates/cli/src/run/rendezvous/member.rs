@@ -288,6 +288,9 @@ impl Member {
         }
         let silence = self.settings.silence_max().as_secs_f64();
         for node in state.nodes().filter(|node| self.is_dead(&node.id)) {
+            if next.phase == Phase::Over {
+                break; // who is missing there has not taken note of it
+            }
             next.remove(&node.id, &format!("node {} was not heard of for {silence} s", node.host));
         }
         self.time(state, place, now, &mut next, &mut decision);
@@ -460,19 +463,19 @@ impl Member {
     /// The last events.
     fn end(&mut self, outcome: Outcome, reason: &str) -> Vec<Event> {
         let mut events = Vec::new();
+        // One that was given up may see the others succeed.
         if let Some(round) = self.started.take()
-            && outcome != Outcome::Success
+            && (outcome != Outcome::Success || self.ranks.is_some())
         {
-            events.push(Event::Stop { round, reason: first_line(reason) });
+            events.push(Event::Stop {
+                round,
+                reason: reason.lines().next().unwrap_or("the job is over").into(),
+            });
         }
         self.over = true;
         events.push(Event::Over(outcome));
         events
     }
-}
-
-fn first_line(text: &str) -> String {
-    text.lines().next().unwrap_or_default().into()
 }
 
 /// Hosts for people, not too many of them.
