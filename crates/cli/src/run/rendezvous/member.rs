@@ -255,6 +255,9 @@ impl Member {
             decision.finished |= !is_ours;
         } else if !is_ours && state.is_settled() {
             next = state.next_job(&self.settings, &self.node);
+        } else if !is_ours {
+            let note = "the job before under this run id is not over for all its nodes; waiting for them";
+            decision.events.extend(self.note(note.into()));
         }
         decision.write = (next != *state).then_some(next);
         decision
@@ -294,9 +297,7 @@ impl Member {
             next.remove(&node.id, &format!("node {} was not heard of for {silence} s", node.host));
         }
         self.time(state, place, now, &mut next, &mut decision);
-        if let Some(note) = self.explain(state) {
-            decision.events.push(Event::Note(note));
-        }
+        decision.events.extend(self.explain(state));
         decision.write = (next != *state).then_some(next);
         decision
     }
@@ -438,7 +439,7 @@ impl Member {
     }
 
     /// One line about what is waited for, if that is something new.
-    fn explain(&mut self, state: &State) -> Option<String> {
+    fn explain(&mut self, state: &State) -> Option<Event> {
         let (count, min, max) = (state.members.len(), state.nodes_min, state.nodes_max);
         let note = match state.place(&self.node.id) {
             Place::Spare if count == max => {
@@ -455,9 +456,13 @@ impl Member {
             }
             _ => String::new(),
         };
-        let is_new = note != self.note;
+        self.note(note)
+    }
+
+    fn note(&mut self, note: String) -> Option<Event> {
+        let is_new = note != self.note && !note.is_empty();
         self.note.clone_from(&note);
-        (is_new && !note.is_empty()).then_some(note)
+        is_new.then_some(Event::Note(note))
     }
 
     /// The last events.

@@ -581,7 +581,8 @@ impl World {
         let takes_part = |node: &&Node| match state.place(&node.id) {
             Place::Member(_) => node.open == Some(state.round),
             Place::Spare => true,
-            Place::Absent => false,
+            // The fixed rank that it wants may be held by one that is done.
+            Place::Absent => has_done,
         };
         state.phase == Phase::Running && is_full && !has_dead && up.iter().all(takes_part)
     }
