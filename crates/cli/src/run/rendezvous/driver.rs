@@ -453,6 +453,7 @@ impl Agent {
 mod tests {
     use super::super::{Assignment, JobFailure, Outcome, scenarios};
     use super::*;
+    use std::sync::atomic::{AtomicU64, Ordering};
     use tenfold_store::{HashStore, Server, ServerOptions, StoreExt, TcpStore};
 
     /// Longer than anything here takes.
@@ -669,6 +670,80 @@ mod tests {
         assert_eq!(node.start().round, 100);
         let keys = u64::try_from(store.num_keys().unwrap()).unwrap();
         assert!(keys <= VERSIONS_KEPT + 4, "{keys} keys");
+    }
+
+    /// Every fifth answer gets lost, whether the request was served or not.
+    #[derive(Clone)]
+    struct Lossy {
+        store: HashStore,
+        calls: Arc<AtomicU64>,
+    }
+
+    impl Store for Lossy {
+        fn call(&self, request: Request<'_>, deadline: Deadline) -> Result<Response, Fault> {
+            let lost = || Err(Fault::new(FaultKind::Lost, "the connection is gone"));
+            match self.calls.fetch_add(1, Ordering::Relaxed) % 10 {
+                4 => lost(),
+                9 => self.store.call(request, deadline).and_then(|_| lost()),
+                _ => self.store.call(request, deadline),
+            }
+        }
+        fn duplicate(&self) -> Result<Arc<dyn Store>, Fault> {
+            Ok(Arc::new(self.clone()))
+        }
+    }
+
+    #[test]
+    fn requests_and_answers_that_get_lost_change_nothing() {
+        let store = Lossy { store: HashStore::new(), calls: Arc::default() };
+        let store: Arc<dyn Store> = Arc::new(store);
+        let settings = Settings { max_restarts: 5, ..settings(3, 3) };
+        let nodes = ["a", "b", "c"].map(|id| Node::join(&store, &settings, id));
+        for round in 0..5 {
+            nodes.iter().for_each(|node| assert_eq!(node.start().round, round));
+            nodes[1].rendezvous.tell(Order::Failed { round, failure: failure(round) });
+            nodes.iter().for_each(|node| assert_eq!(node.stop(), "rank 1 on node b failed: exit code 3"));
+        }
+        for node in &nodes {
+            assert_eq!(node.start().round, 5);
+            node.done(5);
+        }
+        nodes.iter().for_each(|node| assert_eq!(node.event(), Event::Over(Outcome::Success)));
+    }
+
+    #[test]
+    fn a_state_that_nobody_tells_of_is_found_with_the_next_beat() {
+        let store: Arc<dyn Store> = Arc::new(HashStore::new());
+        let node = Node::join(&store, &Settings { last_call: Duration::ZERO, ..settings(1, 2) }, "a");
+        node.start();
+        // One that dies as soon as it has written the state.
+        let text = store.get("tenfold/run/job/state").unwrap();
+        let mut state = State::from_text(&text).unwrap();
+        state.join(&scenarios::node("z"));
+        state.version += 1;
+        let written = store.compare_set("tenfold/run/job/state", text, state.to_text().unwrap()).unwrap();
+        assert_eq!(State::from_text(&written), Ok(state));
+        assert_eq!(node.stop(), "node z joined");
+        let start = node.start();
+        assert_eq!(hosts(&start), ["a", "z"], "nothing is known against it");
+        assert_eq!(node.stop(), "node z was not heard of for 2 s");
+        assert_eq!(hosts(&node.start()), ["a"]);
+    }
+
+    #[test]
+    fn many_nodes_find_each_other() {
+        let server = Server::start(ServerOptions::new("127.0.0.1", 0)).unwrap();
+        let store: Arc<dyn Store> =
+            Arc::new(TcpStore::connect("127.0.0.1", server.address().port()).unwrap());
+        let count = 40;
+        let nodes: Vec<Node> =
+            (0..count).map(|at| Node::join(&store, &settings(count, count), &format!("n{at}"))).collect();
+        let mut ranks: Vec<usize> = nodes.iter().map(|node| node.start().node_rank).collect();
+        ranks.sort_unstable();
+        assert!(ranks.into_iter().eq(0..count));
+        nodes.iter().for_each(|node| node.done(0));
+        nodes.iter().for_each(|node| assert_eq!(node.event(), Event::Over(Outcome::Success)));
+        assert!(nodes[0].rendezvous.settle(GUARD));
     }
 
     #[test]

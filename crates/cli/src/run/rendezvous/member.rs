@@ -255,6 +255,9 @@ impl Member {
             decision.finished |= !is_ours;
         } else if !is_ours && state.is_settled() {
             next = state.next_job(&self.settings, &self.node);
+        } else if !is_ours {
+            let note = "the job before under this run id is not over for all its nodes; waiting for them";
+            decision.events.extend(self.note(note.into()));
         }
         decision.write = (next != *state).then_some(next);
         decision
@@ -288,12 +291,13 @@ impl Member {
         }
         let silence = self.settings.silence_max().as_secs_f64();
         for node in state.nodes().filter(|node| self.is_dead(&node.id)) {
+            if next.phase == Phase::Over {
+                break; // who is missing there has not taken note of it
+            }
             next.remove(&node.id, &format!("node {} was not heard of for {silence} s", node.host));
         }
         self.time(state, place, now, &mut next, &mut decision);
-        if let Some(note) = self.explain(state) {
-            decision.events.push(Event::Note(note));
-        }
+        decision.events.extend(self.explain(state));
         decision.write = (next != *state).then_some(next);
         decision
     }
@@ -435,7 +439,7 @@ impl Member {
     }
 
     /// One line about what is waited for, if that is something new.
-    fn explain(&mut self, state: &State) -> Option<String> {
+    fn explain(&mut self, state: &State) -> Option<Event> {
         let (count, min, max) = (state.members.len(), state.nodes_min, state.nodes_max);
         let note = match state.place(&self.node.id) {
             Place::Spare if count == max => {
@@ -452,27 +456,31 @@ impl Member {
             }
             _ => String::new(),
         };
-        let is_new = note != self.note;
+        self.note(note)
+    }
+
+    fn note(&mut self, note: String) -> Option<Event> {
+        let is_new = note != self.note && !note.is_empty();
         self.note.clone_from(&note);
-        (is_new && !note.is_empty()).then_some(note)
+        is_new.then_some(Event::Note(note))
     }
 
     /// The last events.
     fn end(&mut self, outcome: Outcome, reason: &str) -> Vec<Event> {
         let mut events = Vec::new();
+        // One that was given up may see the others succeed.
         if let Some(round) = self.started.take()
-            && outcome != Outcome::Success
+            && (outcome != Outcome::Success || self.ranks.is_some())
         {
-            events.push(Event::Stop { round, reason: first_line(reason) });
+            events.push(Event::Stop {
+                round,
+                reason: reason.lines().next().unwrap_or("the job is over").into(),
+            });
         }
         self.over = true;
         events.push(Event::Over(outcome));
         events
     }
-}
-
-fn first_line(text: &str) -> String {
-    text.lines().next().unwrap_or_default().into()
 }
 
 /// Hosts for people, not too many of them.
