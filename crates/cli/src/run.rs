@@ -10,10 +10,20 @@
 #![expect(clippy::disallowed_methods, reason = "ranks have some time to end, and are told how long they ran")]
 
 mod environment;
+#[allow(dead_code, reason = "until the flags are wired")]
+mod failure;
+#[allow(dead_code, reason = "until the flags are wired")]
+mod lines;
+#[allow(dead_code, reason = "until the flags are wired")]
+mod logs;
+#[allow(dead_code, reason = "until the flags are wired")]
 mod output;
+#[allow(dead_code, reason = "until the flags are wired")]
 mod pipes;
 mod program;
 mod rank;
+#[allow(dead_code, reason = "until the flags are wired")]
+mod status;
 
 use std::ffi::OsString;
 use std::io::{self, Write as _};
@@ -31,7 +41,8 @@ use tenfold_store::{Server, ServerOptions};
 use crate::units::parse_duration;
 use crate::{FAILURE, Outcome, Program, SUCCESS};
 use environment::Job;
-use output::{Outlet, Stream};
+use logs::{LogOptions, Logs};
+use output::{Outlet, Prefix, Speaker, Stream};
 use rank::{End, Rank, signal_code, signal_name};
 pub(crate) use rank::{RankArgs, become_program};
 
@@ -99,8 +110,17 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let server = Server::start(ServerOptions::new("127.0.0.1", 0))?;
     let store_port = server.address().port();
     let job = Job { ranks, store_port, id: format!("tenfold-{}-{store_port}", std::process::id()) };
-    for number in 0..ranks {
-        let rank = Rank::start(number, &job, &program);
+    let mut logs = Logs::open(LogOptions::default(), &job.id)?;
+    for (number, logs) in logs.start_round(0, ranks)?.into_iter().enumerate() {
+        let speaker = Speaker {
+            rank: number,
+            local_rank: number,
+            world_size: ranks,
+            role: "default",
+            host: "localhost",
+        };
+        let prefix = (ranks > 1).then(|| Prefix::new(&speaker, None, &launch.outlet));
+        let rank = Rank::start(number, &job, &program, logs, prefix);
         launch.ranks.push(rank.map_err(|error| format!("cannot start rank {number}: {error}"))?);
     }
     launch.watch()?;
@@ -190,8 +210,13 @@ impl Launch {
     /// Until the last rank has ended.
     fn watch(&mut self) -> io::Result<()> {
         while self.ranks.iter().any(Rank::is_running) {
+            let now = Instant::now();
+            self.ranks.iter_mut().for_each(|rank| rank.pipes.wake(now, &mut self.outlet));
+            self.outlet.tick(now);
             let kill_at = if let Phase::Stopping(kill_at) = self.phase { kill_at } else { None };
-            let ready = self.wait(kill_at)?;
+            let words = self.ranks.iter().filter_map(|rank| rank.pipes.next_wake());
+            let wakes = words.chain(self.outlet.next_wake()).chain(kill_at);
+            let ready = self.wait(wakes.min())?;
             if ready.write {
                 self.outlet.write();
             }
@@ -328,7 +353,8 @@ impl Launch {
         let who =
             if all > 1 { format!("rank {first} of {all} failed first") } else { "the rank failed".into() };
         let mut text = format!("{who}: {end} after {seconds:.1} s (pid {process})");
-        for line in &self.ranks[first].pipes.last_lines {
+        let words = self.ranks[first].pipes.words();
+        for line in words.last_lines.iter().filter(|_| !words.are_on_screen) {
             text += &format!("\n  | {line}");
         }
         for &rank in together {

@@ -17,6 +17,8 @@ use rustix::process::{
 };
 
 use super::environment::{Job, environment};
+use super::logs::RankLogs;
+use super::output::Prefix;
 use super::pipes::Pipes;
 use crate::{Outcome, Program};
 
@@ -71,16 +73,26 @@ pub(super) struct Rank {
 }
 
 impl Rank {
-    pub(super) fn start(number: usize, job: &Job, program: &[OsString]) -> io::Result<Self> {
+    pub(super) fn start(
+        number: usize,
+        job: &Job,
+        program: &[OsString],
+        logs: RankLogs,
+        prefix: Option<Prefix>,
+    ) -> io::Result<Self> {
         let mut command = Program::own().command();
         command.args(["run-rank", "--launcher", &std::process::id().to_string(), "--"]).args(program);
         command.envs(environment(number, job, |name| std::env::var_os(name)));
-        command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.envs(logs.traces.error_file.iter().map(|path| ("TORCHELASTIC_ERROR_FILE", path)));
+        command
+            .process_group(0)
+            .stdin(Stdio::null())
+            .stdout(logs.output.stdio()?)
+            .stderr(logs.error.stdio()?);
         let mut child = command.spawn()?;
-        let output = child.stdout.take().map(OwnedFd::from).expect("it was asked for");
-        let error = child.stderr.take().map(OwnedFd::from).expect("it was asked for");
-        let prefix = (job.ranks > 1).then(|| format!("[{number}] "));
-        let pipes = Pipes::new(prefix, output, error)?;
+        let (output, error) =
+            (child.stdout.take().map(OwnedFd::from), child.stderr.take().map(OwnedFd::from));
+        let pipes = Pipes::new(number, prefix, logs, output, error)?;
         Ok(Rank { number, end: None, killed: false, pipes, child, reaped: false })
     }
 
