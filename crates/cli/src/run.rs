@@ -18,14 +18,18 @@
 mod args;
 mod endpoint;
 mod environment;
+mod failure;
 mod guard;
 mod inspect;
+mod lines;
+mod logs;
 mod numa;
 mod output;
 mod pipes;
 mod program;
 mod rank;
 mod rendezvous;
+mod status;
 
 use std::ffi::OsString;
 use std::io::{self, Read as _, Write as _};
@@ -46,12 +50,15 @@ pub(crate) use args::Args;
 use args::{Endpoint, Meeting, Plan};
 use endpoint::Home;
 use environment::{Job, Place, environment};
+use failure::{Failure, MemoryWatch, Words};
 pub(crate) use guard::stand_guard;
 use guard::{Finder, Guard, Mark};
 use inspect::{Connections, RankStatus, Usage};
-use output::{Outlet, Stream};
+use logs::{Logs, RankLogs};
+use output::{Outlet, Prefix, Speaker};
 use rank::{Birth, End, Rank, signal_name};
 use rendezvous::{Assignment, Event, JobFailure, NodeInfo, Order, Rendezvous};
+use status::Status;
 
 /// Exit code of a command that cannot mean anything.
 const USAGE: u8 = 2;
@@ -145,25 +152,14 @@ enum Phase {
     Killed,
 }
 
-/// The first local failure of a round.
-#[derive(Debug)]
-struct Failure {
-    /// Local ranks.
-    first: usize,
-    /// Had ended too when the first was noticed, before anybody was asked to.
-    together: Vec<usize>,
-    after: Duration,
-}
-
 /// One start of this node's ranks.
 #[derive(Debug)]
 struct Round {
     assignment: Assignment,
     ranks: Vec<Rank>,
     phase: Phase,
-    failure: Option<Failure>,
-    /// A rank that could not be started at all, and why.
-    unstarted: Option<String>,
+    /// It ended because of a failure, here or elsewhere.
+    failed: bool,
     started: Instant,
     store: Endpoint,
     /// All have ended, with what they left behind, and the rendezvous was told.
@@ -187,6 +183,10 @@ struct Launch {
     news: mpsc::Receiver<News>,
     bell: UnixStream,
     outlet: Outlet,
+    logs: Logs,
+    memory: MemoryWatch,
+    started: Instant,
+    restarts_used: u64,
     guard: Guard,
     /// Everybody whom ranks started becomes a child of ours at last.
     is_foster_parent: bool,
@@ -211,7 +211,11 @@ struct Ready {
 }
 
 impl Launch {
-    fn new(plan: Arc<Plan>, program: Vec<OsString>, processors: Option<Vec<Vec<usize>>>) -> io::Result<Self> {
+    fn new(
+        plan: Arc<Plan>,
+        program: Vec<OsString>,
+        processors: Option<Vec<Vec<usize>>>,
+    ) -> Result<Self, Box<dyn std::error::Error>> {
         let (wake, waker) = UnixStream::pair()?;
         let ignored = ignored_signals();
         let heard = plan.signals.iter().copied().filter(|&signal| ignored >> (signal - 1) & 1 == 0);
@@ -226,6 +230,7 @@ impl Launch {
         let host = plan.local_address.clone().unwrap_or_else(host_name);
         let node_id = format!("{host}-{}-{}", std::process::id(), mark.short());
         let run_id = plan.run_id.clone().unwrap_or_else(|| format!("tenfold-{node_id}"));
+        let logs = Logs::open(plan.logs.clone(), &run_id)?;
         let job = Job {
             run_id,
             role: plan.role.clone(),
@@ -245,6 +250,10 @@ impl Launch {
             news,
             bell,
             outlet: Outlet::standard()?,
+            logs,
+            memory: MemoryWatch::begin(),
+            started: Instant::now(),
+            restarts_used: 0,
             guard,
             is_foster_parent,
             mark,
@@ -260,8 +269,14 @@ impl Launch {
 
     /// Until the job is over here. The error is one of the launcher's own; then nobody of ours may stay either.
     fn work(&mut self) -> Result<(), Box<dyn std::error::Error>> {
+        if let Some(folder) = self.logs.folder() {
+            let line = format!("log files are in {}", folder.display());
+            self.outlet.note(&line);
+        }
         self.find_store()?;
         while !self.is_over() {
+            self.show_status();
+            self.outlet.tick(Instant::now());
             let ready = self.wait(self.next_time())?;
             if ready.write {
                 self.outlet.write();
@@ -312,11 +327,15 @@ impl Launch {
             _ => None,
         });
         let leave_at = self.leaving.map(|(_, until)| until);
-        [kill_at, leave_at, self.status_at].into_iter().flatten().min()
+        let words =
+            self.round.iter().flat_map(|round| &round.ranks).filter_map(|rank| rank.pipes.next_wake());
+        let times = [kill_at, leave_at, self.status_at, self.outlet.next_wake()];
+        times.into_iter().flatten().chain(words).min()
     }
 
     fn keep_time(&mut self, now: Instant) {
-        let Some(round) = &self.round else { return };
+        let Some(round) = &mut self.round else { return };
+        round.ranks.iter_mut().for_each(|rank| rank.pipes.wake(now, &mut self.outlet));
         if matches!(round.phase, Phase::Stopping(Some(kill_at)) if now >= kill_at) {
             self.kill();
         }
@@ -359,13 +378,9 @@ impl Launch {
         })
     }
 
-    fn note(&mut self, line: &str) {
-        self.outlet.push(Stream::Error, &[b"tenfold: ", line.as_bytes(), b"\n"]);
-    }
-
     fn learn(&mut self, news: News) -> Result<(), Box<dyn std::error::Error>> {
         match news {
-            News::Note(line) => self.note(&line),
+            News::Note(line) => self.outlet.note(&line),
             News::Arrived(home) => self.join(home)?,
             News::Lost(text) => {
                 self.over.get_or_insert(rendezvous::Outcome::Closed(text));
@@ -434,61 +449,76 @@ impl Launch {
         }
     }
 
-    fn start_round(&mut self, assignment: Assignment, store: Endpoint) -> io::Result<()> {
+    fn start_round(
+        &mut self,
+        assignment: Assignment,
+        store: Endpoint,
+    ) -> Result<(), Box<dyn std::error::Error>> {
         if self.leaving.is_some() || self.over.is_some() {
             return Ok(());
         }
         let (first, local, world) = (assignment.first_rank(), self.plan.ranks, assignment.world_size());
-        if assignment.nodes.len() > 1 || assignment.round > 0 {
-            let Assignment { round, node_rank, nodes } = &assignment;
+        let number = assignment.round;
+        let mut beginning = String::new();
+        if self.round.as_ref().is_some_and(|round| round.failed) {
+            self.restarts_used += 1;
+            beginning = format!("restart {} of {}: ", self.restarts_used, self.plan.max_restarts);
+        }
+        if assignment.nodes.len() > 1 || number > 0 {
+            let Assignment { node_rank, nodes, .. } = &assignment;
             let last = first + local - 1;
             let own = if local == 1 { format!("rank {first}") } else { format!("ranks {first} to {last}") };
             let nodes = if nodes.len() == 1 { "1 node".into() } else { format!("{} nodes", nodes.len()) };
-            self.note(&format!(
-                "round {round} begins with {nodes}: this one is node {node_rank}, with {own} of {world}"
+            self.outlet.note(&format!(
+                "{beginning}round {number} begins with {nodes}: this one is node {node_rank}, with {own} of {world}"
             ));
         }
         let mut round = Round {
             assignment,
             ranks: Vec::with_capacity(local),
             phase: Phase::Running,
-            failure: None,
-            unstarted: None,
+            failed: false,
             started: Instant::now(),
             store,
             closed: false,
         };
-        for local_rank in 0..local {
-            match self.start_rank(local_rank, &round) {
+        let mut unstarted = None;
+        for (local_rank, logs) in self.logs.start_round(number, local)?.into_iter().enumerate() {
+            match self.start_rank(local_rank, logs, &round) {
                 Ok(rank) => round.ranks.push(rank),
                 Err(error) => {
-                    let number = first + local_rank;
-                    round.unstarted = Some(format!("cannot start rank {number}: {error}"));
+                    unstarted = Some((first + local_rank, error));
                     break;
                 }
             }
         }
-        let unstarted = round.unstarted.clone();
         self.round = Some(round);
         self.report_status(Instant::now());
-        if let Some(text) = unstarted {
-            self.fail(first, "could not be started".into(), text);
+        if let Some((rank, error)) = unstarted {
+            self.fail(rank, "could not be started".into(), format!("cannot start rank {rank}: {error}"));
             self.kill();
         }
         Ok(())
     }
 
-    fn start_rank(&self, local_rank: usize, round: &Round) -> Result<Rank, String> {
+    fn start_rank(&self, local_rank: usize, logs: RankLogs, round: &Round) -> Result<Rank, String> {
         let Round { assignment, store, .. } = round;
-        let number = assignment.first_rank() + local_rank;
-        let place = Place { local_rank, assignment, store: (&store.host, store.port), error_file: None };
+        let (number, world_size) = (assignment.first_rank() + local_rank, assignment.world_size());
+        let error_file = logs.traces.error_file.as_deref();
+        let place = Place { local_rank, assignment, store: (&store.host, store.port), error_file };
+        let environment = environment(&self.job, place, |name| std::env::var_os(name))?;
+        let (role, host) = (&*self.plan.role, &*assignment.node().host);
+        let speaker = Speaker { rank: number, local_rank, world_size, role, host };
+        let template = self.plan.template.as_deref();
+        let has_prefix = world_size > 1 || template.is_some();
         let birth = Birth {
             local_rank,
             number,
             program: &program::fill_in(&self.program, local_rank),
-            environment: environment(&self.job, place, |name| std::env::var_os(name))?,
+            environment,
             processors: self.processors.as_ref().map(|lists| lists[local_rank].as_slice()),
-            prefix: (assignment.world_size() > 1).then(|| format!("[{number}] ")),
+            prefix: has_prefix.then(|| Prefix::new(&speaker, template, &self.outlet)),
+            logs,
             now: SystemTime::now(),
         };
         Rank::start(birth).map_err(|error| format!("cannot run `{}`: {error}", self.program[0].display()))
@@ -512,20 +542,46 @@ impl Launch {
         if round.phase != Phase::Running || failed.is_empty() {
             return Ok(());
         }
-        let (first, together) = (failed[0], failed.split_off(1));
-        let end = round.ranks[first].end.expect("it failed by ending");
-        let number = round.ranks[first].number;
-        for pipe in 0..2 {
-            // What it said last is wanted in the report.
-            while !self.outlet.is_full()
-                && round.ranks[first].pipes.read(pipe, Instant::now(), &mut self.outlet)
-            {}
+        let now = Instant::now();
+        for &rank in &failed {
+            round.ranks[rank].pipes.catch_up(now, &mut self.outlet); // what it said last is wanted in the report
         }
-        round.failure = Some(Failure { first, together, after: round.started.elapsed() });
-        let text = self.describe();
-        self.fail(number, end.to_string(), text);
-        self.stop(Signal::TERM, &format!("rank {number} failed ({end}): the others are asked to end"));
+        round.failed = true;
+        let failure = self.describe(&failed);
+        let (rank, summary) = (failure.rank, failure.summary());
+        self.fail(rank, summary.clone(), failure.text());
+        self.stop(Signal::TERM, &format!("rank {rank} failed ({summary}): the others are asked to end"));
         Ok(())
+    }
+
+    /// What is known of ranks that were found to have failed in one look. The first is the one that wrote down its error
+    /// first, else the lowest.
+    fn describe(&self, failed: &[usize]) -> Failure {
+        let round = self.round.as_ref().expect("its ranks failed");
+        let mut ranks: Vec<(&Rank, Words)> =
+            failed.iter().map(|&rank| (&round.ranks[rank], round.ranks[rank].pipes.words())).collect();
+        let written = |words: &Words| match &words.error_file {
+            Some(Ok(file)) => file.timestamp.unwrap_or(u64::MAX),
+            _ => u64::MAX,
+        };
+        ranks.sort_by_key(|(rank, words)| (written(words), rank.number));
+        let ended = |rank: &Rank| rank.end.expect("it failed by ending");
+        let together = ranks[1..].iter().map(|(rank, _)| (rank.number, ended(rank))).collect();
+        let (rank, words) = ranks.swap_remove(0);
+        let Round { assignment, started, .. } = round;
+        Failure {
+            rank: rank.number,
+            world_size: assignment.world_size(),
+            local_rank: rank.local_rank,
+            host: (assignment.nodes.len() > 1).then(|| assignment.node().host.clone()),
+            process: rank.process().as_raw_pid().cast_unsigned(),
+            end: ended(rank),
+            ran: started.elapsed(),
+            words,
+            memory: self.memory.kills(),
+            program: self.program[0].to_string_lossy().into_owned(),
+            together,
+        }
     }
 
     /// Tells the others of a failure here.
@@ -541,7 +597,7 @@ impl Launch {
 
     fn replace_guard(&mut self) {
         if let Err(error) = self.guard.replace() {
-            self.note(&format!(
+            self.outlet.note(&format!(
                 "warning: the guard process ended and cannot be replaced ({error}): if this launcher is killed now, \
                  processes that ranks started may stay"
             ));
@@ -565,8 +621,9 @@ impl Launch {
     }
 
     fn told_to_stop(&mut self, number: u64, reason: &str) {
-        match &self.round {
+        match &mut self.round {
             Some(round) if round.assignment.round == number && !round.closed => {
+                round.failed |= reason.contains(" failed");
                 self.stop(Signal::TERM, &format!("{reason}: the ranks are asked to end"));
             }
             _ => self.tell(Order::Stopped { round: number }), // they have ended by themselves
@@ -583,7 +640,7 @@ impl Launch {
         let running: Vec<&Rank> = round.ranks.iter().filter(|rank| rank.is_running()).collect();
         running.iter().for_each(|rank| rank.signal(signal));
         if round.assignment.world_size() > 1 && !running.is_empty() {
-            self.note(note);
+            self.outlet.note(note);
         }
     }
 
@@ -626,7 +683,7 @@ impl Launch {
         };
         let left = guard::end_leftovers(&finder);
         if left > 0 {
-            self.note(&format!(
+            self.outlet.note(&format!(
                 "warning: {left} processes that ranks started do not end, not even when killed"
             ));
         }
@@ -674,6 +731,11 @@ impl Launch {
 
     /// Ends everybody, the rendezvous and the store; says what there is to say. The exit code.
     fn finish(mut self, outcome: Result<(), Box<dyn std::error::Error>>) -> Outcome {
+        self.outlet.set_status(None);
+        if let Some(line) = self.logs.reminder() {
+            self.outlet.note(&line);
+        }
+        self.drain()?;
         let report = self.report();
         if self.round.as_ref().is_some_and(|round| !round.closed) {
             self.round = None; // an error of our own: whoever still runs is killed
@@ -720,43 +782,29 @@ impl Launch {
         Some(format!("{message}{}", self.stubborn()))
     }
 
-    /// The failure of a local rank, also for those who read it elsewhere.
-    fn describe(&self) -> String {
-        let Some(Round { failure: Some(failure), ranks, assignment, .. }) = &self.round else {
-            return String::new();
-        };
-        let rank = &ranks[failure.first];
-        let ended = |local: usize| ranks[local].end.expect("it failed by ending");
-        let (all, end, process) = (assignment.world_size(), ended(failure.first), rank.process());
-        let seconds = failure.after.as_secs_f64();
-        let number = rank.number;
-        let who =
-            if all > 1 { format!("rank {number} of {all} failed first") } else { "the rank failed".into() };
-        let host = if assignment.nodes.len() > 1 {
-            format!(" on {}", assignment.node().host)
-        } else {
-            String::new()
-        };
-        let mut text = format!("{who}{host}: {end} after {seconds:.1} s (pid {process})");
-        for line in &rank.pipes.last_lines {
-            text += &format!("\n  | {line}");
-        }
-        for &local in &failure.together {
-            text += &format!("\n  rank {} failed at the same time: {}", ranks[local].number, ended(local));
-        }
-        text
-    }
-
     /// Ranks that had to be killed.
     fn stubborn(&self) -> String {
         let ranks = self.round.iter().flat_map(|round| &round.ranks);
-        let killed: Vec<String> =
-            ranks.filter(|rank| rank.killed).map(|rank| rank.number.to_string()).collect();
-        match killed.as_slice() {
-            [] => String::new(),
-            [one] => format!("\n  rank {one} did not end when asked, and was killed"),
-            several => format!("\n  ranks {} did not end when asked, and were killed", several.join(", ")),
-        }
+        let killed: Vec<usize> = ranks.filter(|rank| rank.killed).map(|rank| rank.number).collect();
+        failure::stubborn(&killed)
+    }
+
+    /// The line at the bottom of a terminal.
+    fn show_status(&mut self) {
+        let Some(round) = self.round.as_ref().filter(|round| round.assignment.world_size() > 1) else {
+            return;
+        };
+        let status = Status {
+            round: round.assignment.round,
+            nodes: round.assignment.nodes.len(),
+            ranks_running: round.ranks.iter().filter(|rank| rank.is_running()).count(),
+            ranks: round.ranks.len(),
+            stopping: round.phase != Phase::Running,
+            restarts_used: self.restarts_used,
+            restarts_max: self.plan.max_restarts,
+            ..Status::new(self.started)
+        };
+        self.outlet.set_status(Some(status));
     }
 }
 
@@ -779,7 +827,10 @@ fn status(rank: &Rank, now: Instant, connections: &Connections) -> RankStatus {
         store_connections: if rank.is_running() { connections.of_group(process) } else { Vec::new() },
         cpu_seconds: usage.cpu_seconds,
         memory_bytes: usage.memory_bytes,
-        last_output_seconds: rank.pipes.last_output.map(|at| now.saturating_duration_since(at).as_secs_f64()),
+        last_output_seconds: rank
+            .pipes
+            .last_output()
+            .map(|at| now.saturating_duration_since(at).as_secs_f64()),
         started_unix: started.as_secs_f64(),
     }
 }

@@ -126,7 +126,11 @@ fn the_exit_code_is_torchruns() {
     let (_, error, code) = finished(&["kill -SEGV $$"]);
     assert_eq!(
         (without_numbers(&error).as_str(), code),
-        ("error: the rank failed: killed by SIGSEGV\n", Some(1))
+        (
+            "error: the rank failed: killed by SIGSEGV\n  cause: it used memory that is not its own: a bug in native \
+             code\n  hint: PYTHONFAULTHANDLER=1 shows where a Python program was\n",
+            Some(1)
+        )
     );
 }
 

@@ -3,6 +3,7 @@
 //! [`Args`] is what was typed; [`Plan`] is what follows from it, or an error that says what to type instead. Nothing is
 //! started or opened before there is a plan.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
@@ -13,6 +14,7 @@ use clap::ArgAction::SetTrue;
 use clap::ValueEnum;
 use clap::builder::FalseyValueParser;
 
+use super::logs::{LogOptions, Selection, parse_ranks, parse_selection, parse_words};
 use crate::units::parse_duration;
 
 /// Ports when none is given: torchrun's.
@@ -159,7 +161,7 @@ pub(crate) struct Args {
     local_addr: Option<String>,
 
     #[command(flatten)]
-    pub(super) output: OutputArgs,
+    output: OutputArgs,
 
     /// Show the store and the ranks on a web page [default address: a free port of 127.0.0.1]
     #[arg(long, value_name = "HOST:PORT", num_args = 0..=1, require_equals = true, help_heading = "Dashboard")]
@@ -219,37 +221,25 @@ pub(crate) struct Args {
 /// Where what ranks write goes.
 #[derive(clap::Args, Debug)]
 #[command(next_help_heading = "Output")]
-pub(super) struct OutputArgs {
-    /// Folder for log files; each run makes a folder of its own in it [default: a folder for temporary files]
+struct OutputArgs {
+    /// Folder for log files; each run makes a folder of its own in it [default: a temporary one if files are wanted]
     #[arg(long, alias = "log_dir", value_name = "FOLDER", env = "PET_LOG_DIR", hide_env = true)]
-    pub(super) log_dir: Option<PathBuf>,
+    log_dir: Option<PathBuf>,
     /// Streams that go to log files instead of here: 1 standard output, 2 standard error, 3 both; or for some local ranks:
     /// 0:1,1:3
-    #[arg(short, long, value_name = "STREAMS", default_value = "0", env = "PET_REDIRECTS", hide_env = true)]
-    pub(super) redirects: String,
+    #[arg(short, long, value_name = "STREAMS", value_parser = parse_selection, env = "PET_REDIRECTS", hide_env = true)]
+    redirects: Option<Selection>,
     /// Streams that go to log files as well as here, written as for --redirects
-    #[arg(short, long, value_name = "STREAMS", default_value = "0", env = "PET_TEE", hide_env = true)]
-    pub(super) tee: String,
+    #[arg(short, long, value_name = "STREAMS", value_parser = parse_selection, env = "PET_TEE", hide_env = true)]
+    tee: Option<Selection>,
     /// Local ranks whose output is shown here: 0,1
-    #[arg(
-        long,
-        alias = "local_ranks_filter",
-        value_name = "RANKS",
-        default_value = "",
-        hide_default_value = true
-    )]
+    #[arg(long, alias = "local_ranks_filter", value_name = "RANKS", value_parser = parse_ranks)]
     #[arg(env = "PET_LOCAL_RANKS_FILTER", hide_env = true)]
-    pub(super) local_ranks_filter: String,
+    local_ranks_filter: Option<BTreeSet<usize>>,
     /// What stands before each line, with ${rank}, ${local_rank}, ${role_name} and ${hostname} filled in
-    #[arg(
-        long,
-        alias = "log_line_prefix_template",
-        value_name = "TEXT",
-        default_value = "",
-        hide_default_value = true
-    )]
+    #[arg(long, alias = "log_line_prefix_template", value_name = "TEXT")]
     #[arg(env = "PET_LOG_LINE_PREFIX_TEMPLATE", hide_env = true)]
-    pub(super) log_line_prefix_template: String,
+    log_line_prefix_template: Option<String>,
     /// Lines of standard output that hold one of these words also go to a file of their own; a comma is written twice
     #[arg(
         long,
@@ -259,7 +249,7 @@ pub(super) struct OutputArgs {
         hide_default_value = true
     )]
     #[arg(env = "PET_DUPLICATE_STDOUT_FILTERS", hide_env = true)]
-    pub(super) duplicate_stdout_filters: String,
+    duplicate_stdout_filters: String,
     /// The same for standard error
     #[arg(
         long,
@@ -269,7 +259,25 @@ pub(super) struct OutputArgs {
         hide_default_value = true
     )]
     #[arg(env = "PET_DUPLICATE_STDERR_FILTERS", hide_env = true)]
-    pub(super) duplicate_stderr_filters: String,
+    duplicate_stderr_filters: String,
+}
+
+impl OutputArgs {
+    fn options(&self) -> LogOptions {
+        LogOptions {
+            folder: self.log_dir.clone(),
+            redirects: self.redirects.clone(),
+            tee: self.tee.clone(),
+            shown: self.local_ranks_filter.clone(),
+            output_words: parse_words(&self.duplicate_stdout_filters),
+            error_words: parse_words(&self.duplicate_stderr_filters),
+        }
+    }
+
+    fn template(&self) -> Option<String> {
+        let inherited = || std::env::var("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE").ok();
+        self.log_line_prefix_template.clone().or_else(inherited).filter(|template| !template.is_empty())
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -501,6 +509,9 @@ pub(super) struct Plan {
     pub(super) kind: Kind,
     pub(super) python: Option<PathBuf>,
     pub(super) program: Vec<OsString>,
+    pub(super) logs: LogOptions,
+    /// `--log-line-prefix-template`
+    pub(super) template: Option<String>,
     /// What was typed and has no effect.
     pub(super) warnings: Vec<String>,
     /// Somebody named a place to meet, or there are several nodes.
@@ -545,6 +556,8 @@ impl Args {
             kind: self.kind()?,
             python: self.python.clone(),
             program: self.program.clone(),
+            logs: self.output.options(),
+            template: self.output.template(),
             warnings,
             tells_where: !alone,
             meeting,

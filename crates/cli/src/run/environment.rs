@@ -1,6 +1,7 @@
 //! What a rank finds in its environment: torchrun's variables, with torchrun's meaning.
 
 use std::ffi::OsString;
+use std::path::Path;
 
 use super::guard;
 use super::rendezvous::Assignment;
@@ -26,7 +27,7 @@ pub(super) struct Place<'a> {
     /// Host and port of the ranks' store.
     pub(super) store: (&'a str, u16),
     /// Where PyTorch's `record` writes what went wrong.
-    pub(super) error_file: Option<&'a str>,
+    pub(super) error_file: Option<&'a Path>,
 }
 
 /// The variables of one rank; `inherited` is what the launcher itself was given, which some of them respect.
@@ -58,9 +59,6 @@ pub(super) fn environment(
     set("TORCHELASTIC_MAX_RESTARTS", job.max_restarts.to_string());
     set("TORCHELASTIC_SIGNALS_TO_HANDLE", job.signals.clone());
     set(guard::VARIABLE, job.mark.clone());
-    if let Some(file) = error_file {
-        set("TORCHELASTIC_ERROR_FILE", file.to_string());
-    }
     let mut defaults = vec![("PYTHONUNBUFFERED", "1"), ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")];
     if local_ranks > 1 {
         defaults.push(("OMP_NUM_THREADS", "1")); // ranks with a thread for every core each would fight for them
@@ -70,6 +68,7 @@ pub(super) fn environment(
             set(name, value.to_string());
         }
     }
+    variables.extend(error_file.map(|file| ("TORCHELASTIC_ERROR_FILE", file.into())));
     if job.virtual_local_rank {
         variables.extend(own_device(local_rank, inherited)?);
     }
@@ -136,8 +135,12 @@ mod tests {
     ) -> Result<Vec<(&'static str, OsString)>, String> {
         let nodes = vec![node(3, "trainer"), node(2, "reader"), node(ranks, "trainer")];
         let assignment = Assignment { round: 4, node_rank: 2, nodes };
-        let place =
-            Place { local_rank, assignment: &assignment, store: ("a", 7), error_file: Some("/e.json") };
+        let place = Place {
+            local_rank,
+            assignment: &assignment,
+            store: ("a", 7),
+            error_file: Some(Path::new("/e.json")),
+        };
         let inherited =
             |name: &str| inherited.iter().find(|(other, _)| *other == name).map(|(_, value)| value.into());
         environment(job, place, inherited)

@@ -1,32 +1,40 @@
-//! The read ends of one rank's two streams: what it writes comes out here, is cut into lines and passed on.
+//! The read ends of one rank's streams: what it writes comes out here, and is passed on to the console and to files.
 //!
-//! Nothing here waits: the launcher asks the system which pipes have something, and reads those.
+//! Nothing here waits: the launcher asks the system which pipes have something, and reads those. Some words wait to be
+//! shown, though (see `lines`), so it also asks [`Pipes::next_wake`], and calls [`Pipes::wake`] in each turn of its loop.
 
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 use std::time::Instant;
 
 use rustix::fs::{OFlags, fcntl_setfl};
 
-use super::output::{Lines, Outlet, Stream};
+use super::failure::{ErrorFile, Words, tail};
+use super::lines::{Lines, Piece};
+use super::logs::{Copies, Destination, RankLogs, Traces};
+use super::output::{Outlet, Prefix, Stream, without_cursor_moves};
 
 /// What is kept of a rank's words for the report of its failure.
 const LAST_LINES: usize = 12;
 const LAST_LINE_MAX: usize = 1000;
 /// What is read from a pipe at once: what a Linux pipe holds.
 const READ_MAX: usize = 64 << 10;
+/// Reads of one pipe to learn why its rank failed; who writes faster than we read has said enough by then.
+const CATCH_UP_READS: usize = 32;
 
 #[derive(Debug)]
 pub(super) struct Pipes {
+    rank: usize,
     /// What the rank wrote last, on either stream.
-    pub(super) last_lines: VecDeque<String>,
-    /// When it last wrote anything.
-    pub(super) last_output: Option<Instant>,
+    last_lines: LastLines,
+    last_output: Option<Instant>,
     /// Before each line; none for a rank that is alone, whose bytes pass as they come.
-    prefix: Option<String>,
+    prefix: Option<Prefix>,
     pipes: Vec<Pipe>,
+    traces: Traces,
 }
 
 #[derive(Debug)]
@@ -34,23 +42,69 @@ struct Pipe {
     stream: Stream,
     source: File,
     lines: Lines,
+    copies: Copies,
     open: bool,
 }
 
 impl Pipes {
-    pub(super) fn new(prefix: Option<String>, output: OwnedFd, error: OwnedFd) -> io::Result<Self> {
+    /// `logs` is what the process was given, `output` and `error` the ends that it left us (none for a file).
+    pub(super) fn new(
+        rank: usize,
+        prefix: Option<Prefix>,
+        logs: RankLogs,
+        output: Option<OwnedFd>,
+        error: Option<OwnedFd>,
+    ) -> io::Result<Self> {
         let mut pipes = Vec::new();
-        for (stream, source) in [(Stream::Output, output), (Stream::Error, error)] {
+        let streams = [(Stream::Output, logs.output, output), (Stream::Error, logs.error, error)];
+        for (stream, destination, source) in streams {
+            let (Destination::Pipe(copies), Some(source)) = (destination, source) else { continue };
             fcntl_setfl(&source, OFlags::NONBLOCK)?;
-            pipes.push(Pipe { stream, source: source.into(), lines: Lines::default(), open: true });
+            pipes.push(Pipe { stream, source: source.into(), lines: Lines::default(), copies, open: true });
         }
-        Ok(Pipes { last_lines: VecDeque::new(), last_output: None, prefix, pipes })
+        let (last_lines, traces) = (LastLines::default(), logs.traces);
+        Ok(Pipes { rank, last_lines, last_output: None, prefix, pipes, traces })
     }
 
     /// Pipes that may say more, to wait for.
     pub(super) fn open(&self) -> impl Iterator<Item = (usize, BorrowedFd<'_>)> {
         let open = self.pipes.iter().enumerate().filter(|(_, pipe)| pipe.open);
         open.map(|(index, pipe)| (index, pipe.source.as_fd()))
+    }
+
+    /// When the rank last wrote anything, as far as it came through here.
+    pub(super) fn last_output(&self) -> Option<Instant> {
+        self.last_output
+    }
+
+    /// What the rank left to tell why it failed; call [`Pipes::catch_up`] before.
+    pub(super) fn words(&self) -> Words {
+        let is_error = |path: &&PathBuf| path.ends_with("stderr.log");
+        let unread = |wanted: bool| self.traces.unread.iter().filter(move |path| is_error(path) == wanted);
+        let seen = self.last_lines.lines.iter().map(|(_, line)| line.clone());
+        let lines = unread(false).flat_map(|path| tail(path)).chain(seen);
+        let lines: Vec<String> = lines.chain(unread(true).flat_map(|path| tail(path))).collect();
+        Words {
+            last_lines: lines[lines.len().saturating_sub(LAST_LINES)..].to_vec(),
+            are_on_screen: self.prefix.is_none()
+                && self.traces.unread.is_empty()
+                && self.pipes.iter().all(|pipe| pipe.copies.on_console),
+            error_file: self.traces.error_file.as_deref().and_then(ErrorFile::read),
+            log_files: self.traces.log_files.clone(),
+        }
+    }
+
+    /// When to [`Pipes::wake`] if nothing comes before.
+    pub(super) fn next_wake(&self) -> Option<Instant> {
+        self.pipes.iter().filter_map(|pipe| pipe.lines.next_wake()).min()
+    }
+
+    /// Shows what has waited long enough.
+    pub(super) fn wake(&mut self, now: Instant, outlet: &mut Outlet) {
+        let Pipes { pipes, prefix, last_lines, .. } = self;
+        for Pipe { stream, lines, copies, .. } in pipes {
+            lines.wake(now, |piece| show(piece, *stream, prefix.as_ref(), copies, last_lines, outlet));
+        }
     }
 
     /// Passes on what is in a pipe, as much as is read at once; false if there is nothing now.
@@ -60,7 +114,7 @@ impl Pipes {
             Ok(0) => self.close(index, outlet),
             Ok(count) => {
                 self.last_output = Some(now);
-                self.pass_on(index, &buffer[..count], outlet);
+                self.pass_on(index, &buffer[..count], now, outlet);
                 return true;
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return true,
@@ -70,22 +124,36 @@ impl Pipes {
         false
     }
 
-    fn pass_on(&mut self, index: usize, bytes: &[u8], outlet: &mut Outlet) {
-        let Pipes { prefix, pipes, last_lines, .. } = self;
-        let Pipe { stream, lines, .. } = &mut pipes[index];
-        match prefix {
-            None => outlet.push(*stream, &[bytes]),
-            Some(prefix) => lines.take(bytes, |line| show(line, *stream, prefix, last_lines, outlet)),
+    fn pass_on(&mut self, index: usize, bytes: &[u8], now: Instant, outlet: &mut Outlet) {
+        let Pipes { rank, prefix, pipes, last_lines, .. } = self;
+        let Pipe { stream, lines, copies, .. } = &mut pipes[index];
+        let plain = prefix.as_ref().map_or(&b""[..], |prefix| &prefix.plain);
+        for lost in copies.write(bytes, plain, *rank) {
+            outlet.note(&lost);
         }
+        if prefix.is_none() && copies.on_console {
+            outlet.push(*stream, &[bytes]);
+        }
+        lines.take(bytes, now, |piece| show(piece, *stream, prefix.as_ref(), copies, last_lines, outlet));
     }
 
     /// Shows what has no line end: nothing will follow.
     fn close(&mut self, index: usize, outlet: &mut Outlet) {
         let Pipes { prefix, pipes, last_lines, .. } = self;
-        let Pipe { stream, lines, open, .. } = &mut pipes[index];
+        let Pipe { stream, lines, copies, open, .. } = &mut pipes[index];
         *open = false;
-        if let Some(prefix) = prefix {
-            lines.finish(|line| show(line, *stream, prefix, last_lines, outlet));
+        copies.finish(prefix.as_ref().map_or(&b""[..], |prefix| &prefix.plain));
+        lines.finish(|piece| show(piece, *stream, prefix.as_ref(), copies, last_lines, outlet));
+    }
+
+    /// Passes on what is there now, so that the last lines of a rank that just ended are known; pipes stay open, for a
+    /// process that it left behind may hold them.
+    pub(super) fn catch_up(&mut self, now: Instant, outlet: &mut Outlet) {
+        for index in 0..self.pipes.len() {
+            let mut reads = 0;
+            while self.pipes[index].open && reads < CATCH_UP_READS && self.read(index, now, outlet) {
+                reads += 1;
+            }
         }
     }
 
@@ -105,11 +173,43 @@ impl Pipes {
     }
 }
 
-fn show(line: &[u8], stream: Stream, prefix: &str, last_lines: &mut VecDeque<String>, outlet: &mut Outlet) {
-    outlet.push(stream, &[prefix.as_bytes(), line, b"\n"]);
-    if last_lines.len() == LAST_LINES {
-        last_lines.pop_front();
+fn show(
+    piece: Piece<'_>,
+    stream: Stream,
+    prefix: Option<&Prefix>,
+    copies: &Copies,
+    last_lines: &mut LastLines,
+    outlet: &mut Outlet,
+) {
+    let (Piece::Line(text) | Piece::Update(text)) = piece;
+    if let Some(prefix) = prefix
+        && copies.on_console
+    {
+        let line = if outlet.is_terminal(stream) { without_cursor_moves(text) } else { text.into() };
+        outlet.push(stream, &[prefix.on(stream), &line, b"\n"]);
     }
-    let kept = &line[..line.len().min(LAST_LINE_MAX)];
-    last_lines.push_back(String::from_utf8_lossy(kept).into_owned());
+    last_lines.keep(stream, piece);
+}
+
+#[derive(Debug, Default)]
+struct LastLines {
+    /// With the stream of an update, which the next one replaces.
+    lines: VecDeque<(Option<Stream>, String)>,
+}
+
+impl LastLines {
+    fn keep(&mut self, stream: Stream, piece: Piece<'_>) {
+        let (text, updated) = match piece {
+            Piece::Line(text) => (text, None),
+            Piece::Update(text) => (text, Some(stream)),
+        };
+        let is_replaced = updated.is_some() && self.lines.back().is_some_and(|(last, _)| *last == updated);
+        if is_replaced {
+            self.lines.pop_back();
+        } else if self.lines.len() == LAST_LINES {
+            self.lines.pop_front();
+        }
+        let kept = &text[..text.len().min(LAST_LINE_MAX)];
+        self.lines.push_back((updated, String::from_utf8_lossy(kept).into_owned()));
+    }
 }

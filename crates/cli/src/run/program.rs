@@ -151,7 +151,7 @@ mod tests {
         let says_of = |word: &str, kind| {
             resolve(&words(&[word]), kind, Some(Path::new("/nowhere/python"))).unwrap_err().to_string()
         };
-        let says = |word| says_of(word, Kind::ByName);
+        let says = |word: &str| says_of(word, Kind::ByName);
         assert_eq!(
             says("no-such-program"),
             "there is no program `no-such-program` on PATH\n  hint: for a file of this folder write \

@@ -14,6 +14,8 @@ use std::time::SystemTime;
 
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process_group, wait, waitpid};
 
+use super::logs::RankLogs;
+use super::output::Prefix;
 use super::pipes::Pipes;
 
 /// How a rank ended.
@@ -60,7 +62,8 @@ pub(super) struct Birth<'a> {
     pub(super) environment: Vec<(&'static str, OsString)>,
     /// Processors to run on; all if not said.
     pub(super) processors: Option<&'a [usize]>,
-    pub(super) prefix: Option<String>,
+    pub(super) prefix: Option<Prefix>,
+    pub(super) logs: RankLogs,
     pub(super) now: SystemTime,
 }
 
@@ -82,25 +85,24 @@ impl Rank {
     pub(super) fn start(birth: Birth<'_>) -> io::Result<Self> {
         let mut command = Command::new(&birth.program[0]);
         command.args(&birth.program[1..]).envs(birth.environment);
-        command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.process_group(0).stdin(Stdio::null());
+        command.stdout(birth.logs.output.stdio()?).stderr(birth.logs.error.stdio()?);
         tenfold_memory::spawn::die_with_parent(&mut command);
         if let Some(processors) = birth.processors {
             tenfold_memory::spawn::run_on(&mut command, processors);
         }
         let mut child = command.spawn()?;
-        let output = child.stdout.take().map(OwnedFd::from).expect("it was asked for");
-        let error = child.stderr.take().map(OwnedFd::from).expect("it was asked for");
-        let mut rank = Rank {
+        let (output, error) =
+            (child.stdout.take().map(OwnedFd::from), child.stderr.take().map(OwnedFd::from));
+        Ok(Rank {
             local_rank: birth.local_rank,
             number: birth.number,
             end: None,
             killed: false,
-            pipes: Pipes::new(birth.prefix, output, error)?,
+            pipes: Pipes::new(birth.number, birth.prefix, birth.logs, output, error)?,
             started: birth.now,
             process: Pid::from_child(&child),
-        };
-        rank.killed = false;
-        Ok(rank)
+        })
     }
 
     pub(super) fn process(&self) -> Pid {
