@@ -1,21 +1,25 @@
 //! From what ranks write to what people read.
 //!
-//! Each stream of a rank is cut into [`Lines`]; all lines go through one [`Outlet`] in the order in which they came, and
-//! each is written whole before the next, also where standard output and standard error are the same file.
+//! All lines of ranks, notes of the launcher and the status line go through one [`Outlet`] in the order in which they
+//! came, and each is written whole before the next, also where standard output and standard error are the same file.
+//! A [`Prefix`] before each line says whose it is.
 //!
 //! The outlet writes only when the system says that a write will not wait: whoever pipes us into a pager and does not
 //! read must still be able to stop the ranks. What it holds is bounded; while it is full, ranks are not read, and wait as
 //! they would for a slow terminal.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
+use std::ffi::OsString;
 use std::fs::File;
-use std::io;
+use std::io::{self, IsTerminal as _};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Instant;
 
 use rustix::io::Errno;
 
-/// A longer line is shown as several.
-const LINE_MAX: usize = 64 << 10;
+use super::status::{Status, StatusLine};
+
 /// When this much waits to be written, ranks are not read.
 const HELD_MAX: usize = 1 << 20;
 /// A pipe that is ready takes this much without waiting: PIPE_BUF.
@@ -36,47 +40,22 @@ impl Stream {
     }
 }
 
-/// Cuts what is read from a pipe into lines.
-#[derive(Debug, Default)]
-pub(super) struct Lines {
-    unfinished: Vec<u8>,
-}
-
-impl Lines {
-    /// Calls `each` with every line that is complete now, without its end.
-    pub(super) fn take(&mut self, mut bytes: &[u8], mut each: impl FnMut(&[u8])) {
-        while !bytes.is_empty() {
-            let room = LINE_MAX - self.unfinished.len();
-            let end = bytes.iter().take(room).position(|&byte| byte == b'\n');
-            let taken = end.unwrap_or(room.min(bytes.len()));
-            self.unfinished.extend_from_slice(&bytes[..taken]);
-            bytes = &bytes[taken + usize::from(end.is_some())..];
-            if end.is_some() || self.unfinished.len() == LINE_MAX {
-                each(&self.unfinished);
-                self.unfinished.clear();
-            }
-        }
-    }
-
-    /// Calls `each` with what has no line end and will get none.
-    pub(super) fn finish(&mut self, each: impl FnOnce(&[u8])) {
-        if !self.unfinished.is_empty() {
-            each(&std::mem::take(&mut self.unfinished));
-        }
-    }
-}
-
 #[derive(Debug)]
 pub(super) struct Outlet {
     output: Target,
     error: Target,
     queue: VecDeque<Chunk>,
     held: usize,
+    /// Drawn where standard error is a terminal.
+    status: StatusLine,
 }
 
 #[derive(Debug)]
 struct Target {
     file: File,
+    is_terminal: bool,
+    /// Prefixes are coloured.
+    colours: bool,
     /// Nobody reads it any more, or its disk is full. The ranks go on: their work is worth more than their words.
     lost: bool,
 }
@@ -94,15 +73,75 @@ impl Outlet {
     pub(super) fn standard() -> io::Result<Self> {
         let output = io::stdout().as_fd().try_clone_to_owned()?.into();
         let error = io::stderr().as_fd().try_clone_to_owned()?.into();
-        Ok(Outlet::to(output, error))
+        Ok(Outlet::to(output, error, |name| std::env::var_os(name)))
     }
 
-    fn to(output: File, error: File) -> Self {
-        let target = |file| Target { file, lost: false };
-        Outlet { output: target(output), error: target(error), queue: VecDeque::new(), held: 0 }
+    fn to(output: File, error: File, variable: impl Fn(&str) -> Option<OsString>) -> Self {
+        let is_set = |name| variable(name).is_some_and(|value| !value.is_empty());
+        let is_dumb = variable("TERM").is_some_and(|terminal| terminal == "dumb");
+        let is_forced = variable("CLICOLOR_FORCE").is_some_and(|value| !value.is_empty() && value != "0");
+        let target = |file: File| {
+            let is_terminal = file.is_terminal() && !is_dumb;
+            let colours = !is_set("NO_COLOR") && (is_terminal || is_forced);
+            Target { file, is_terminal, colours, lost: false }
+        };
+        Outlet {
+            output: target(output),
+            error: target(error),
+            queue: VecDeque::new(),
+            held: 0,
+            status: StatusLine::default(),
+        }
     }
 
+    /// Something that people wait for: `parts` is whole lines, or whatever came if it is not cut into lines.
     pub(super) fn push(&mut self, stream: Stream, parts: &[&[u8]]) {
+        if self.is_terminal(stream)
+            && let Some(wipe) = self.status.make_way()
+        {
+            self.enqueue(Stream::Error, &[wipe.as_bytes()]);
+        }
+        self.enqueue(stream, parts);
+    }
+
+    /// A line of the launcher itself: `tenfold: …`.
+    pub(super) fn note(&mut self, line: &str) {
+        self.push(Stream::Error, &[b"tenfold: ", line.as_bytes(), b"\n"]);
+    }
+
+    /// The live line at the bottom of a terminal; elsewhere nothing is shown. None takes it away, as is to be done before
+    /// the end, and for a rank whose bytes pass as they come it is never set.
+    pub(super) fn set_status(&mut self, status: Option<Status>) {
+        if !self.error.is_terminal {
+            return;
+        }
+        if status.is_none()
+            && let Some(wipe) = self.status.make_way()
+        {
+            self.enqueue(Stream::Error, &[wipe.as_bytes()]);
+        }
+        self.status.set(status);
+    }
+
+    /// Draws the status line if it is time. To be called in each turn of the loop, before it waits.
+    pub(super) fn tick(&mut self, now: Instant) {
+        if !self.queue.is_empty() || self.status.next_draw().is_none_or(|at| now < at) {
+            return;
+        }
+        let columns = rustix::termios::tcgetwinsize(&self.error.file).map_or(0, |size| size.ws_col);
+        // The last column is left free: some terminals go to the next line when it is written to.
+        let width = if columns == 0 { 79 } else { usize::from(columns) - 1 };
+        if let Some(text) = self.status.draw(now, width) {
+            self.enqueue(Stream::Error, &[text.as_bytes()]);
+        }
+    }
+
+    /// When to [`Outlet::tick`] if nothing else happens before.
+    pub(super) fn next_wake(&self) -> Option<Instant> {
+        self.status.next_draw().filter(|_| self.queue.is_empty())
+    }
+
+    fn enqueue(&mut self, stream: Stream, parts: &[&[u8]]) {
         if self.target(stream).lost {
             return;
         }
@@ -117,6 +156,13 @@ impl Outlet {
         }
         let last = self.queue.back_mut().expect("there is one now");
         parts.iter().for_each(|part| last.bytes.extend_from_slice(part));
+    }
+
+    pub(super) fn is_terminal(&self, stream: Stream) -> bool {
+        match stream {
+            Stream::Output => self.output.is_terminal,
+            Stream::Error => self.error.is_terminal,
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -178,42 +224,132 @@ impl Outlet {
     }
 }
 
+/// Who speaks, as a template may tell it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Speaker<'a> {
+    pub(super) rank: usize,
+    pub(super) local_rank: usize,
+    pub(super) world_size: usize,
+    pub(super) role: &'a str,
+    pub(super) host: &'a str,
+}
+
+/// What stands before each line of a rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Prefix {
+    /// For files.
+    pub(super) plain: Vec<u8>,
+    output: Vec<u8>,
+    error: Vec<u8>,
+}
+
+impl Prefix {
+    /// `[3] `, or what the template makes of it (torchrun's `--log-line-prefix-template`).
+    pub(super) fn new(speaker: &Speaker<'_>, template: Option<&str>, outlet: &Outlet) -> Self {
+        let plain = match template {
+            Some(template) => fill(template, speaker),
+            None => {
+                let width = speaker.world_size.saturating_sub(1).to_string().len() + 3;
+                format!("{:width$}", format!("[{}] ", speaker.rank))
+            }
+        };
+        let on = |target: &Target| if target.colours { paint(&plain, speaker.rank) } else { plain.clone() };
+        let (output, error) = (on(&outlet.output).into_bytes(), on(&outlet.error).into_bytes());
+        Prefix { plain: plain.into_bytes(), output, error }
+    }
+
+    pub(super) fn on(&self, stream: Stream) -> &[u8] {
+        match stream {
+            Stream::Output => &self.output,
+            Stream::Error => &self.error,
+        }
+    }
+}
+
+/// Neighbouring ranks differ; red is left to errors, black and white may be the background.
+fn paint(text: &str, rank: usize) -> String {
+    const COLOURS: [u8; 10] = [36, 33, 35, 32, 34, 96, 93, 95, 92, 94];
+    let words = text.trim_end();
+    let (colour, blanks) = (COLOURS[rank % COLOURS.len()], &text[words.len()..]);
+    format!("\x1b[{colour}m{words}\x1b[0m{blanks}")
+}
+
+/// `$name` and `${name}` as Python's `string.Template` fills them in, which leaves alone what it does not know.
+fn fill(template: &str, speaker: &Speaker<'_>) -> String {
+    let (mut filled, mut rest) = (String::new(), template);
+    while let Some((before, after)) = rest.split_once('$') {
+        filled += before;
+        if let Some(after) = after.strip_prefix('$') {
+            filled.push('$');
+            rest = after;
+            continue;
+        }
+        let braced = after.strip_prefix('{').and_then(|inner| inner.split_once('}'));
+        let is_of_name = |character: char| character.is_ascii_alphanumeric() || character == '_';
+        let (name, behind) = braced.unwrap_or_else(|| {
+            after.split_at(after.find(|character| !is_of_name(character)).unwrap_or(after.len()))
+        });
+        match name {
+            "rank" => filled += &speaker.rank.to_string(),
+            "local_rank" => filled += &speaker.local_rank.to_string(),
+            "role_name" => filled += speaker.role,
+            "hostname" => filled += speaker.host,
+            _ => {
+                filled.push('$');
+                rest = after;
+                continue;
+            }
+        }
+        rest = behind;
+    }
+    filled + rest
+}
+
+/// A rank's line without the terminal commands that would move into lines of others; colours stay.
+///
+/// Borrowed unless there is something to leave out.
+pub(super) fn without_cursor_moves(line: &[u8]) -> Cow<'_, [u8]> {
+    if !line.contains(&0x1b) {
+        return Cow::Borrowed(line);
+    }
+    let (mut kept, mut rest) = (Vec::with_capacity(line.len() + RESET.len()), line);
+    while let Some(at) = rest.iter().position(|&byte| byte == 0x1b) {
+        kept.extend_from_slice(&rest[..at]);
+        let command = &rest[at..at + command_len(&rest[at..])];
+        if command.ends_with(b"m") && command.starts_with(b"\x1b[") {
+            kept.extend_from_slice(command);
+        }
+        rest = &rest[at + command.len()..];
+    }
+    kept.extend_from_slice(rest);
+    if !kept.ends_with(RESET) && kept.contains(&0x1b) {
+        kept.extend_from_slice(RESET); // or it would colour what others say
+    }
+    Cow::Owned(kept)
+}
+
+const RESET: &[u8] = b"\x1b[0m";
+
+/// How many bytes the terminal command at the beginning of `bytes` has.
+fn command_len(bytes: &[u8]) -> usize {
+    match bytes.get(1) {
+        Some(b'[') => {
+            let last = bytes[2..].iter().position(|byte| (0x40..=0x7e).contains(byte));
+            last.map_or(bytes.len(), |last| 2 + last + 1)
+        }
+        Some(_) => 2,
+        None => 1,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::{Read as _, Seek as _};
 
     use super::*;
 
-    fn lines(pieces: &[&[u8]]) -> Vec<Vec<u8>> {
-        let (mut lines, mut found) = (Lines::default(), Vec::new());
-        for piece in pieces {
-            lines.take(piece, |line| found.push(line.to_vec()));
-        }
-        lines.finish(|line| found.push(line.to_vec()));
-        found
-    }
-
-    #[test]
-    fn lines_are_the_same_however_they_arrive() {
-        let text = b"first\n\nthird\r\nlast";
-        let expected = [&b"first"[..], b"", b"third\r", b"last"];
-        for cut in 0..=text.len() {
-            assert_eq!(lines(&[&text[..cut], &text[cut..]]), expected, "cut at {cut}");
-        }
-        let bytes: Vec<&[u8]> = text.chunks(1).collect();
-        assert_eq!(lines(&bytes), expected);
-        assert_eq!(lines(&[b"ended\n"]), [b"ended"]);
-    }
-
-    #[test]
-    fn a_line_without_end_is_shown_in_pieces_of_the_longest_length() {
-        let long = vec![b'x'; 2 * LINE_MAX + 1];
-        let lengths: Vec<usize> = lines(&[&long]).iter().map(Vec::len).collect();
-        assert_eq!(lengths, [LINE_MAX, LINE_MAX, 1]);
-    }
-
     fn both_to(file: &File) -> Outlet {
-        Outlet::to(file.try_clone().unwrap(), file.try_clone().unwrap())
+        Outlet::to(file.try_clone().unwrap(), file.try_clone().unwrap(), |_| None)
     }
 
     #[test]
@@ -252,7 +388,7 @@ mod tests {
         drop(reader);
         let mut errors = tempfile::tempfile().unwrap();
         let mut outlet =
-            Outlet::to(File::from(std::os::fd::OwnedFd::from(writer)), errors.try_clone().unwrap());
+            Outlet::to(File::from(std::os::fd::OwnedFd::from(writer)), errors.try_clone().unwrap(), |_| None);
         for _ in 0..3 {
             outlet.push(Stream::Output, &[b"lost\n"]);
             outlet.push(Stream::Error, &[b"kept\n"]);

@@ -1,0 +1,544 @@
+//! What is known of a rank that failed, and how it is told.
+//!
+//! How it ended and what it said are facts; from them the likely cause follows, if there is evidence for one, by two
+//! tables: what programs say, and what signals mean. Whether the kernel killed for lack of memory is read from the
+//! control group's counters ([`MemoryWatch`]).
+//!
+//! How a launcher uses it: a [`MemoryWatch`] before the first rank starts. When a rank has failed,
+//! [`Pipes::catch_up`](super::pipes::Pipes::catch_up), then a [`Failure`] with
+//! [`Pipes::words`](super::pipes::Pipes::words); its [`Failure::summary`] and [`Failure::text`] are those of the
+//! `JobFailure` that every node is told, and `error: ` before the text is what all of them print; [`stubborn`] adds what
+//! is known only later, on the node that knows it.
+
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::io::{self, Read as _, Seek as _, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::Value;
+use signal_hook::consts::{SIGABRT, SIGBUS, SIGFPE, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGPIPE, SIGQUIT};
+use signal_hook::consts::{SIGSEGV, SIGSYS, SIGTERM, SIGXCPU, SIGXFSZ};
+
+use super::rank::{End, signal_name};
+use crate::units::show_size;
+
+/// All of a failure's text: it goes through the store to every node.
+pub(super) const TEXT_MAX: usize = 8 << 10;
+/// A traceback is a few KiB; what is longer is not read.
+const ERROR_FILE_MAX: u64 = 256 << 10;
+/// What is read of a log file's end for its last lines.
+const TAIL_MAX: u64 = 16 << 10;
+const TAIL_LINES: usize = 12;
+/// Ranks that failed together are named one by one up to this many.
+const TOGETHER_MAX: usize = 16;
+
+/// A rank that failed, the first one of its round.
+#[derive(Clone, Debug)]
+pub(super) struct Failure {
+    pub(super) rank: usize,
+    pub(super) world_size: usize,
+    pub(super) local_rank: usize,
+    /// If there are several nodes.
+    pub(super) host: Option<String>,
+    pub(super) process: u32,
+    pub(super) end: End,
+    pub(super) ran: Duration,
+    pub(super) words: Words,
+    /// From [`MemoryWatch::kills`], after the rank has ended.
+    pub(super) memory: Option<MemoryKills>,
+    /// What it ran: the first word, for advice about Python.
+    pub(super) program: String,
+    /// Ranks that had ended too when this one was noticed, before anybody was asked to.
+    pub(super) together: Vec<(usize, End)>,
+}
+
+/// What a rank left us to read.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Words {
+    pub(super) last_lines: Vec<String>,
+    /// They are the last thing on the screen, so the summary need not repeat them.
+    pub(super) are_on_screen: bool,
+    /// What `record` wrote, or why it cannot be read.
+    pub(super) error_file: Option<Result<ErrorFile, String>>,
+    pub(super) log_files: Vec<PathBuf>,
+}
+
+impl Failure {
+    /// `exit code 3`, `killed by SIGKILL`.
+    pub(super) fn summary(&self) -> String {
+        self.end.to_string()
+    }
+
+    /// Several lines, the first without `error: `, the last without an end; at most [`TEXT_MAX`] bytes.
+    pub(super) fn text(&self) -> String {
+        let head = self.head();
+        let mut below = String::new();
+        for file in &self.words.log_files {
+            let _infallible = write!(below, "\n  log: {}", file.display());
+        }
+        for (rank, end) in self.together.iter().take(TOGETHER_MAX) {
+            let _infallible = write!(below, "\n  rank {rank} failed at the same time: {end}");
+        }
+        if let Some(more) = self.together.len().checked_sub(TOGETHER_MAX).filter(|&more| more > 0) {
+            let _infallible = write!(below, "\n  and {more} more ranks");
+        }
+        let room = TEXT_MAX.saturating_sub(head.len() + below.len());
+        let text = head + &leave_out_middle(&self.body(), room) + &below;
+        first_bytes(&text, TEXT_MAX).to_string()
+    }
+
+    fn head(&self) -> String {
+        let Failure { rank, world_size, local_rank, process, end, .. } = self;
+        let mut text = match &self.host {
+            None if *world_size == 1 => "the rank failed".to_string(),
+            None => format!("rank {rank} of {world_size} failed first"),
+            Some(host) => format!("rank {rank} of {world_size} on host {host} failed first"),
+        };
+        let seconds = self.ran.as_secs_f64();
+        let place = if self.host.is_some() { format!("local rank {local_rank}, ") } else { String::new() };
+        let _infallible = write!(text, ": {end} after {seconds:.1} s ({place}pid {process})");
+        if let Some(Cause { words, hint }) = self.cause() {
+            let _infallible = write!(text, "\n  cause: {words}");
+            text += &hint.map_or_else(String::new, |hint| format!("\n  hint: {hint}"));
+        }
+        text
+    }
+
+    /// The traceback if there is one, else the last lines.
+    fn body(&self) -> Vec<String> {
+        let mut lines = Vec::new();
+        match &self.words.error_file {
+            Some(Ok(ErrorFile { traceback: Some(traceback), .. })) => {
+                return traceback.lines().map(|line| format!("  {}", printable(line))).collect();
+            }
+            Some(Ok(ErrorFile { message, .. })) => {
+                return message.lines().map(|line| format!("  | {}", printable(line))).collect();
+            }
+            Some(Err(problem)) => lines.push(format!("  {problem}")),
+            None => {}
+        }
+        if !self.words.are_on_screen {
+            lines.extend(self.words.last_lines.iter().map(|line| format!("  | {}", printable(line))));
+        }
+        lines
+    }
+
+    /// What it said, newest first.
+    fn evidence(&self) -> impl Iterator<Item = &str> {
+        let file = self.words.error_file.as_ref().and_then(|file| file.as_ref().ok());
+        let told = file.into_iter().flat_map(|file| {
+            let traceback = file.traceback.as_deref().unwrap_or_default();
+            file.message.lines().chain(traceback.lines()).rev()
+        });
+        told.chain(self.words.last_lines.iter().map(String::as_str).rev())
+    }
+
+    fn cause(&self) -> Option<Cause> {
+        let killed = self.end == End::Signal(SIGKILL) || self.end == End::Exit(128 + SIGKILL as u8);
+        if let Some(memory) = self.memory.filter(|_| killed) {
+            return Some(memory.cause());
+        }
+        let said = SAYINGS.iter().find_map(|saying| {
+            let line = self.evidence().find(|line| saying.is_in(line))?;
+            Some(saying.cause(line, &self.program))
+        });
+        said.or_else(|| match self.end {
+            End::Signal(signal) => meaning(signal),
+            End::Exit(126) => {
+                cause("a program that it wanted to start may not be executed", "see its last lines")
+            }
+            End::Exit(127) => cause("a program that it wanted to start was not found", "see its last lines"),
+            End::Exit(code) => {
+                let signal = i32::from(code.checked_sub(128).filter(|signal| (1..32).contains(signal))?);
+                let name = signal_name(signal);
+                Some(Cause {
+                    words: format!(
+                        "a program that it had started was probably killed by {name}: shells tell it so"
+                    ),
+                    hint: meaning(signal).and_then(|meaning| meaning.hint),
+                })
+            }
+        })
+    }
+}
+
+/// Ranks that had to be killed, for the end of the summary; empty if there are none.
+pub(super) fn stubborn(ranks: &[usize]) -> String {
+    let killed: Vec<String> = ranks.iter().map(usize::to_string).collect();
+    match killed.as_slice() {
+        [] => String::new(),
+        [one] => format!("\n  rank {one} did not end when asked, and was killed"),
+        several => format!("\n  ranks {} did not end when asked, and were killed", several.join(", ")),
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Cause {
+    words: String,
+    hint: Option<String>,
+}
+
+fn cause(words: &str, hint: &str) -> Option<Cause> {
+    Some(Cause { words: words.into(), hint: (!hint.is_empty()).then(|| hint.into()) })
+}
+
+/// Something that programs say when they fail, in any case of letters, and what it means.
+struct Saying {
+    patterns: &'static [&'static str],
+    means: Means,
+}
+
+enum Means {
+    Always(&'static str, &'static str),
+    /// The line may name the port.
+    PortTaken,
+    /// The line names the module.
+    ModuleMissing,
+}
+
+/// Narrow ones first.
+const SAYINGS: &[Saying] = &[
+    Saying { patterns: &["address already in use", "eaddrinuse"], means: Means::PortTaken },
+    Saying { patterns: &["no module named "], means: Means::ModuleMissing },
+    Saying {
+        patterns: &["cuda out of memory", "cuda error: out of memory", "hip out of memory"],
+        means: Means::Always(
+            "the GPU's memory is full",
+            "a smaller batch; `nvidia-smi` tells who uses the GPU",
+        ),
+    },
+    Saying {
+        patterns: &["too many open files"],
+        means: Means::Always("the limit of open files was reached", "`ulimit -n` tells and raises it"),
+    },
+    Saying {
+        patterns: &["insufficient shared memory", "unable to allocate shared memory"],
+        means: Means::Always(
+            "shared memory is full",
+            "`df -h /dev/shm`; in Docker, `--shm-size` or `--ipc=host`",
+        ),
+    },
+    Saying {
+        patterns: &["no space left on device"],
+        means: Means::Always("a disk is full", "`df -h`, and `df -h /dev/shm` for shared memory"),
+    },
+    Saying {
+        patterns: &["cannot allocate memory"],
+        means: Means::Always("the system gave it no more memory", "`free -m`, and `ulimit -v`"),
+    },
+];
+
+impl Saying {
+    fn is_in(&self, line: &str) -> bool {
+        let line = line.to_ascii_lowercase();
+        self.patterns.iter().any(|pattern| line.contains(pattern))
+    }
+
+    fn cause(&self, line: &str, program: &str) -> Cause {
+        let (words, hint) = match self.means {
+            Means::Always(words, hint) => (words.into(), hint.into()),
+            Means::PortTaken => match port_in(line) {
+                Some(port) => (
+                    format!("port {port} is taken"),
+                    format!("`ss -ltnp 'sport = :{port}'` tells by whom; use another port"),
+                ),
+                None => ("a port is taken".into(), "`ss -ltnp` tells by whom; use another port".into()),
+            },
+            Means::ModuleMissing => module_missing(line, program),
+        };
+        Cause { words, hint: Some(hint) }
+    }
+}
+
+/// `port: 29500`, `port 29500`, `127.0.0.1:29500`, `('127.0.0.1', 29500)`.
+fn port_in(line: &str) -> Option<u16> {
+    let line = line.to_ascii_lowercase();
+    let named = ["port: ", "port=", "port "].iter().filter_map(|marker| line.split_once(marker));
+    let addresses = line.match_indices(':').filter(|(at, _)| {
+        let before = line[..*at].bytes().next_back();
+        before.is_some_and(|byte| byte.is_ascii_digit() || b"]*t".contains(&byte)) // …1, [::1], *, localhost
+    });
+    let addresses = addresses.map(|(at, _)| &line[at + 1..]);
+    let pairs = line.match_indices("', ").map(|(at, marker)| &line[at + marker.len()..]);
+    let places = named.map(|(_, behind)| behind).chain(pairs).chain(addresses);
+    places
+        .filter_map(|behind| {
+            let digits = behind.len() - behind.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+            behind[..digits].parse().ok().filter(|&port: &u16| port > 99) // less is a time or a line
+        })
+        .next()
+}
+
+/// `ModuleNotFoundError: No module named 'numpy'`, and without quotes from `python -m`.
+fn module_missing(line: &str, program: &str) -> (String, String) {
+    const MARKER: &str = "no module named ";
+    let at = line.to_ascii_lowercase().find(MARKER).map_or(line.len(), |at| at + MARKER.len());
+    let name: String = line[at..].chars().filter(|c| !"'\"`".contains(*c)).take(100).collect();
+    let name = printable(name.split([' ', ';', ',']).next().unwrap_or_default());
+    let file = Path::new(program).file_name().unwrap_or_default();
+    if !file.to_string_lossy().starts_with("python") {
+        return (
+            format!("the Python module `{name}` is missing"),
+            "install it, or name a Python with `--python`".into(),
+        );
+    }
+    let package = name.split('.').next().unwrap_or_default();
+    (
+        format!("the Python module `{name}` is missing in {program}"),
+        format!("`{program} -m pip install {package}`, or name another Python with `--python`"),
+    )
+}
+
+/// What a signal says about a rank that nobody here sent it to.
+fn meaning(signal: i32) -> Option<Cause> {
+    match signal {
+        SIGKILL => cause(
+            "killed by somebody, or by the kernel for lack of memory",
+            "`dmesg | grep -i oom` tells if it was the kernel",
+        ),
+        SIGBUS => cause(
+            "memory that it was promised is not there: shared memory may be full",
+            "`df -h /dev/shm`; in Docker, `--shm-size` or `--ipc=host`",
+        ),
+        SIGSEGV => cause(
+            "it used memory that is not its own: a bug in native code",
+            "PYTHONFAULTHANDLER=1 shows where a Python program was",
+        ),
+        SIGILL => cause(
+            "an instruction that this processor does not have",
+            "a library may be built for another one: see `lscpu`",
+        ),
+        SIGFPE => cause("a division by zero, or the like, in native code", ""),
+        SIGABRT => {
+            cause("it gave up: a failed check, or an exception that nobody caught, in native code", "")
+        }
+        SIGTERM => cause("somebody outside asked it to end: a person, or a scheduler", ""),
+        SIGINT | SIGQUIT | SIGHUP => cause("somebody outside sent it this signal", ""),
+        SIGPIPE => cause("it wrote to a pipe or a connection that nobody reads", ""),
+        SIGXCPU => cause("it used up its processor time", "`ulimit -t`"),
+        SIGXFSZ => cause("a file became longer than it may be", "`ulimit -f`"),
+        SIGSYS => cause("a system call that is not allowed here, as in some containers", ""),
+        _ => None,
+    }
+}
+
+/// What a Python program that uses `record` leaves of its exception.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ErrorFile {
+    pub(super) message: String,
+    pub(super) traceback: Option<String>,
+    /// In seconds since 1970: of ranks that failed together, the smallest tells the first.
+    pub(super) timestamp: Option<u64>,
+}
+
+impl ErrorFile {
+    /// None if there is none.
+    pub(super) fn read(path: &Path) -> Option<Result<Self, String>> {
+        let mut bytes = Vec::new();
+        let read = File::open(path).and_then(|file| file.take(ERROR_FILE_MAX + 1).read_to_end(&mut bytes));
+        let name = path.display();
+        match read {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => Some(Err(format!("its error file {name} cannot be read: {error}"))),
+            Ok(0) => None,
+            Ok(_) if bytes.len() as u64 > ERROR_FILE_MAX => {
+                Some(Err(format!("its error file {name} is longer than {} KiB", ERROR_FILE_MAX >> 10)))
+            }
+            Ok(_) => Some(
+                ErrorFile::parse(&bytes)
+                    .ok_or_else(|| format!("its error file {name} is not what `record` writes")),
+            ),
+        }
+    }
+
+    /// `{"message": {"message": …, "extraInfo": {"py_callstack": …, "timestamp": …}}}` or `{"message": "text"}`.
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let whole: Value = serde_json::from_slice(bytes).ok()?;
+        let outer = whole.get("message")?;
+        if let Some(text) = outer.as_str() {
+            return Some(ErrorFile { message: text.into(), traceback: None, timestamp: None });
+        }
+        let message = outer.get("message")?.as_str()?.to_string();
+        let extra = outer.get("extraInfo");
+        let traceback = extra.and_then(|extra| extra.get("py_callstack")?.as_str());
+        let timestamp = extra.and_then(|extra| {
+            let stamp = extra.get("timestamp")?;
+            stamp.as_u64().or_else(|| stamp.as_str()?.parse().ok())
+        });
+        let traceback = traceback.filter(|text| !text.trim().is_empty()).map(str::to_string);
+        Some(ErrorFile { message, traceback, timestamp })
+    }
+}
+
+/// The last lines of a log file that the launcher did not see; none if it cannot be read.
+pub(super) fn tail(path: &Path) -> Vec<String> {
+    let read = || -> io::Result<Vec<u8>> {
+        let mut file = File::open(path)?;
+        let start = file.metadata()?.len().saturating_sub(TAIL_MAX);
+        file.seek(SeekFrom::Start(start))?;
+        let mut bytes = Vec::new();
+        file.take(TAIL_MAX).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    let bytes = read().unwrap_or_default();
+    let text = String::from_utf8_lossy(&bytes);
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(TAIL_LINES)..].iter().map(|line| line.to_string()).collect()
+}
+
+/// Without terminal commands: a summary is read in files, and far from where its colours began.
+fn printable(line: &str) -> String {
+    let (mut kept, mut characters) = (String::new(), line.chars());
+    while let Some(character) = characters.next() {
+        if character == '\x1b' {
+            if characters.as_str().starts_with('[') {
+                characters.next();
+                let _last = characters.find(|c| ('\x40'..='\x7e').contains(c));
+            }
+        } else if !character.is_control() || character == '\t' {
+            kept.push(character);
+        }
+    }
+    kept
+}
+
+/// At most so many bytes, and no half character.
+pub(super) fn first_bytes(text: &str, max: usize) -> &str {
+    let end = (0..=max.min(text.len())).rev().find(|&at| text.is_char_boundary(at));
+    &text[..end.unwrap_or(0)]
+}
+
+/// Lines, each after a line end; of those that do not fit some of the first are kept, and as many of the last as can be.
+fn leave_out_middle(lines: &[String], room: usize) -> String {
+    let joined = |lines: &[String]| lines.iter().fold(String::new(), |text, line| text + "\n" + line);
+    let all = joined(lines);
+    if all.len() <= room {
+        return all;
+    }
+    const MARK_MAX: usize = "\n  … 99999999 lines left out …".len();
+    let budget = room.saturating_sub(MARK_MAX);
+    let fitting = |lines: &mut dyn Iterator<Item = &String>, mut budget: usize| {
+        let fits = |line: &&String| {
+            let left = budget.checked_sub(line.len() + 1);
+            budget = left.unwrap_or(0);
+            left.is_some()
+        };
+        lines.take_while(fits).count()
+    };
+    let first = fitting(&mut lines.iter(), budget / 4);
+    let used = joined(&lines[..first]).len();
+    let last = fitting(&mut lines[first..].iter().rev(), budget - used);
+    if last == 0 && room > MARK_MAX {
+        // One line that is longer than everything: its end.
+        let line = lines.last().map_or("", String::as_str);
+        let from = line.len().saturating_sub(budget.saturating_sub(8));
+        let from = (from..=line.len()).find(|&at| line.is_char_boundary(at)).unwrap_or(line.len());
+        return format!("\n  … {}", &line[from..]);
+    }
+    let left_out = lines.len() - first - last;
+    joined(&lines[..first])
+        + &format!("\n  … {left_out} lines left out …")
+        + &joined(&lines[lines.len() - last..])
+}
+
+/// Notices that the kernel kills processes of our control group for lack of memory.
+#[derive(Debug)]
+pub(super) struct MemoryWatch {
+    group: Option<Group>,
+    kills: u64,
+}
+
+#[derive(Debug)]
+struct Group {
+    /// Has a line `oom_kill N`.
+    counter: PathBuf,
+    /// Of the group and those that it is in; the smallest holds.
+    limits: Vec<PathBuf>,
+}
+
+/// There were some since the watch began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct MemoryKills {
+    /// In bytes, if the control group has one.
+    limit: Option<u64>,
+}
+
+impl MemoryWatch {
+    /// Of the control group that this process is in; ranks are, too.
+    pub(super) fn begin() -> Self {
+        let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default(); // else nobody tells
+        MemoryWatch::at(&groups, Path::new("/sys/fs/cgroup"))
+    }
+
+    fn at(groups: &str, root: &Path) -> Self {
+        let group = Group::find(groups, root);
+        let kills = group.as_ref().and_then(Group::kills).unwrap_or(0);
+        MemoryWatch { group, kills }
+    }
+
+    /// If the kernel has killed somebody since.
+    pub(super) fn kills(&self) -> Option<MemoryKills> {
+        let group = self.group.as_ref()?;
+        (group.kills()? > self.kills).then(|| MemoryKills { limit: group.limit() })
+    }
+}
+
+impl Group {
+    /// From the lines of `/proc/self/cgroup`: `0::/a/b` is version 2, `5:memory:/a/b` version 1.
+    fn find(groups: &str, root: &Path) -> Option<Self> {
+        let found = |wanted: &str| {
+            groups.lines().find_map(|line| {
+                let mut fields = line.splitn(3, ':');
+                let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
+                controllers.split(',').any(|controller| controller == wanted).then_some(path)
+            })
+        };
+        let (root, path, counter, limit) = match (found("memory"), found("")) {
+            (Some(path), _) => (root.join("memory"), path, "memory.oom_control", "memory.limit_in_bytes"),
+            (None, Some(path)) => (root.to_path_buf(), path, "memory.events", "memory.max"),
+            (None, None) => return None,
+        };
+        // In a container the path is often one of the host, and the root here is the container's own.
+        let inner = root.join(path.trim_start_matches('/'));
+        let inner = if inner.join(counter).is_file() { inner } else { root.clone() };
+        let limits = inner.ancestors().take_while(|folder| folder.starts_with(&root));
+        Some(Group {
+            counter: inner.join(counter),
+            limits: limits.map(|folder| folder.join(limit)).collect(),
+        })
+    }
+
+    fn kills(&self) -> Option<u64> {
+        let text = fs::read_to_string(&self.counter).ok()?;
+        text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok())
+    }
+
+    fn limit(&self) -> Option<u64> {
+        const NO_LIMIT: u64 = 1 << 60; // version 1 has a huge number for none, version 2 the word `max`
+        let limits = self.limits.iter().filter_map(|path| fs::read_to_string(path).ok()?.trim().parse().ok());
+        limits.min().filter(|&limit| limit < NO_LIMIT)
+    }
+}
+
+impl MemoryKills {
+    fn cause(self) -> Cause {
+        match self.limit {
+            Some(limit) => {
+                let limit = show_size(usize::try_from(limit).unwrap_or(usize::MAX));
+                Cause {
+                    words: format!("killed by the memory limit ({limit}) of its control group"),
+                    hint: Some(
+                        "raise the limit of the container or the job, or use less memory in each rank".into(),
+                    ),
+                }
+            }
+            None => Cause {
+                words: "killed by the kernel for lack of memory".into(),
+                hint: Some(
+                    "`dmesg | grep -i oom` tells more; use less memory in each rank, or fewer ranks".into(),
+                ),
+            },
+        }
+    }
+}

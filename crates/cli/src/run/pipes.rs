@@ -1,0 +1,215 @@
+//! The read ends of one rank's streams: what it writes comes out here, and is passed on to the console and to files.
+//!
+//! Nothing here waits: the launcher asks the system which pipes have something, and reads those. Some words wait to be
+//! shown, though (see `lines`), so it also asks [`Pipes::next_wake`], and calls [`Pipes::wake`] in each turn of its loop.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::time::Instant;
+
+use rustix::fs::{OFlags, fcntl_setfl};
+
+use super::failure::{ErrorFile, Words, tail};
+use super::lines::{Lines, Piece};
+use super::logs::{Copies, Destination, RankLogs, Traces};
+use super::output::{Outlet, Prefix, Stream, without_cursor_moves};
+
+/// What is kept of a rank's words for the report of its failure.
+const LAST_LINES: usize = 12;
+const LAST_LINE_MAX: usize = 1000;
+/// What is read from a pipe at once: what a Linux pipe holds.
+const READ_MAX: usize = 64 << 10;
+/// Reads of one pipe to learn why its rank failed; who writes faster than we read has said enough by then.
+const CATCH_UP_READS: usize = 32;
+
+#[derive(Debug)]
+pub(super) struct Pipes {
+    rank: usize,
+    /// What the rank wrote last, on either stream.
+    last_lines: LastLines,
+    last_output: Option<Instant>,
+    /// Before each line; none for a rank that is alone, whose bytes pass as they come.
+    prefix: Option<Prefix>,
+    pipes: Vec<Pipe>,
+    traces: Traces,
+}
+
+#[derive(Debug)]
+struct Pipe {
+    stream: Stream,
+    source: File,
+    lines: Lines,
+    copies: Copies,
+    open: bool,
+}
+
+impl Pipes {
+    /// `logs` is what the process was given, `output` and `error` the ends that it left us (none for a file).
+    pub(super) fn new(
+        rank: usize,
+        prefix: Option<Prefix>,
+        logs: RankLogs,
+        output: Option<OwnedFd>,
+        error: Option<OwnedFd>,
+    ) -> io::Result<Self> {
+        let mut pipes = Vec::new();
+        let streams = [(Stream::Output, logs.output, output), (Stream::Error, logs.error, error)];
+        for (stream, destination, source) in streams {
+            let (Destination::Pipe(copies), Some(source)) = (destination, source) else { continue };
+            fcntl_setfl(&source, OFlags::NONBLOCK)?;
+            pipes.push(Pipe { stream, source: source.into(), lines: Lines::default(), copies, open: true });
+        }
+        let (last_lines, traces) = (LastLines::default(), logs.traces);
+        Ok(Pipes { rank, last_lines, last_output: None, prefix, pipes, traces })
+    }
+
+    /// Pipes that may say more, to wait for.
+    pub(super) fn open(&self) -> impl Iterator<Item = (usize, BorrowedFd<'_>)> {
+        let open = self.pipes.iter().enumerate().filter(|(_, pipe)| pipe.open);
+        open.map(|(index, pipe)| (index, pipe.source.as_fd()))
+    }
+
+    /// When the rank last wrote anything, as far as it came through here.
+    pub(super) fn last_output(&self) -> Option<Instant> {
+        self.last_output
+    }
+
+    /// What the rank left to tell why it failed; call [`Pipes::catch_up`] before.
+    pub(super) fn words(&self) -> Words {
+        let is_error = |path: &&PathBuf| path.ends_with("stderr.log");
+        let unread = |wanted: bool| self.traces.unread.iter().filter(move |path| is_error(path) == wanted);
+        let seen = self.last_lines.lines.iter().map(|(_, line)| line.clone());
+        let lines = unread(false).flat_map(|path| tail(path)).chain(seen);
+        let lines: Vec<String> = lines.chain(unread(true).flat_map(|path| tail(path))).collect();
+        Words {
+            last_lines: lines[lines.len().saturating_sub(LAST_LINES)..].to_vec(),
+            are_on_screen: self.prefix.is_none()
+                && self.traces.unread.is_empty()
+                && self.pipes.iter().all(|pipe| pipe.copies.on_console),
+            error_file: self.traces.error_file.as_deref().and_then(ErrorFile::read),
+            log_files: self.traces.log_files.clone(),
+        }
+    }
+
+    /// When to [`Pipes::wake`] if nothing comes before.
+    pub(super) fn next_wake(&self) -> Option<Instant> {
+        self.pipes.iter().filter_map(|pipe| pipe.lines.next_wake()).min()
+    }
+
+    /// Shows what has waited long enough.
+    pub(super) fn wake(&mut self, now: Instant, outlet: &mut Outlet) {
+        let Pipes { pipes, prefix, last_lines, .. } = self;
+        for Pipe { stream, lines, copies, .. } in pipes {
+            lines.wake(now, |piece| show(piece, *stream, prefix.as_ref(), copies, last_lines, outlet));
+        }
+    }
+
+    /// Passes on what is in a pipe, as much as is read at once; false if there is nothing now.
+    pub(super) fn read(&mut self, index: usize, now: Instant, outlet: &mut Outlet) -> bool {
+        let mut buffer = [0; READ_MAX];
+        match self.pipes[index].source.read(&mut buffer) {
+            Ok(0) => self.close(index, outlet),
+            Ok(count) => {
+                self.last_output = Some(now);
+                self.pass_on(index, &buffer[..count], now, outlet);
+                return true;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return true,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(_) => self.close(index, outlet),
+        }
+        false
+    }
+
+    fn pass_on(&mut self, index: usize, bytes: &[u8], now: Instant, outlet: &mut Outlet) {
+        let Pipes { rank, prefix, pipes, last_lines, .. } = self;
+        let Pipe { stream, lines, copies, .. } = &mut pipes[index];
+        let plain = prefix.as_ref().map_or(&b""[..], |prefix| &prefix.plain);
+        for lost in copies.write(bytes, plain, *rank) {
+            outlet.note(&lost);
+        }
+        if prefix.is_none() && copies.on_console {
+            outlet.push(*stream, &[bytes]);
+        }
+        lines.take(bytes, now, |piece| show(piece, *stream, prefix.as_ref(), copies, last_lines, outlet));
+    }
+
+    /// Shows what has no line end: nothing will follow.
+    fn close(&mut self, index: usize, outlet: &mut Outlet) {
+        let Pipes { prefix, pipes, last_lines, .. } = self;
+        let Pipe { stream, lines, copies, open, .. } = &mut pipes[index];
+        *open = false;
+        copies.finish(prefix.as_ref().map_or(&b""[..], |prefix| &prefix.plain));
+        lines.finish(|piece| show(piece, *stream, prefix.as_ref(), copies, last_lines, outlet));
+    }
+
+    /// Passes on what is there now, so that the last lines of a rank that just ended are known; pipes stay open, for a
+    /// process that it left behind may hold them.
+    pub(super) fn catch_up(&mut self, now: Instant, outlet: &mut Outlet) {
+        for index in 0..self.pipes.len() {
+            let mut reads = 0;
+            while self.pipes[index].open && reads < CATCH_UP_READS && self.read(index, now, outlet) {
+                reads += 1;
+            }
+        }
+    }
+
+    /// Passes on the rest of what was written; true when that was all, also if somebody still could write.
+    pub(super) fn drain(&mut self, now: Instant, outlet: &mut Outlet) -> bool {
+        for index in 0..self.pipes.len() {
+            while self.pipes[index].open {
+                if outlet.is_full() {
+                    return false;
+                }
+                if !self.read(index, now, outlet) && self.pipes[index].open {
+                    self.close(index, outlet);
+                }
+            }
+        }
+        true
+    }
+}
+
+fn show(
+    piece: Piece<'_>,
+    stream: Stream,
+    prefix: Option<&Prefix>,
+    copies: &Copies,
+    last_lines: &mut LastLines,
+    outlet: &mut Outlet,
+) {
+    let (Piece::Line(text) | Piece::Update(text)) = piece;
+    if let Some(prefix) = prefix
+        && copies.on_console
+    {
+        let line = if outlet.is_terminal(stream) { without_cursor_moves(text) } else { text.into() };
+        outlet.push(stream, &[prefix.on(stream), &line, b"\n"]);
+    }
+    last_lines.keep(stream, piece);
+}
+
+#[derive(Debug, Default)]
+struct LastLines {
+    /// With the stream of an update, which the next one replaces.
+    lines: VecDeque<(Option<Stream>, String)>,
+}
+
+impl LastLines {
+    fn keep(&mut self, stream: Stream, piece: Piece<'_>) {
+        let (text, updated) = match piece {
+            Piece::Line(text) => (text, None),
+            Piece::Update(text) => (text, Some(stream)),
+        };
+        let is_replaced = updated.is_some() && self.lines.back().is_some_and(|(last, _)| *last == updated);
+        if is_replaced {
+            self.lines.pop_back();
+        } else if self.lines.len() == LAST_LINES {
+            self.lines.pop_front();
+        }
+        let kept = &text[..text.len().min(LAST_LINE_MAX)];
+        self.lines.push_back((updated, String::from_utf8_lossy(kept).into_owned()));
+    }
+}
