@@ -269,8 +269,11 @@ fn a_table_that_never_stops_growing_gets_a_survey_that_says_so() {
 
 // ── any keys, any steps ────────────────────────────────────────────────────────────────────────────────
 
+/// Keys and bytes of a group.
+type Totals = (u64, u64);
+
 /// The same by the book: every key at once, with nothing clever.
-fn naive(keys: &BTreeMap<Vec<u8>, Vec<u8>>, prefix: &[u8]) -> (BTreeMap<Vec<u8>, (u64, u64)>, Vec<Vec<u8>>) {
+fn naive(keys: &BTreeMap<Vec<u8>, Vec<u8>>, prefix: &[u8]) -> (BTreeMap<Vec<u8>, Totals>, Vec<Vec<u8>>) {
     let mut groups: BTreeMap<Vec<u8>, Vec<&Vec<u8>>> = BTreeMap::new();
     let mut entries = Vec::new();
     for key in keys.keys() {
