@@ -9,10 +9,12 @@ mod error;
 mod file;
 mod hash;
 mod listen;
+mod map;
 mod ops;
 mod prefix;
 mod request;
 mod server;
+mod survey;
 mod table;
 mod value;
 pub mod wire;
@@ -26,7 +28,10 @@ pub use hash::HashStore;
 pub use ops::{DEFAULT_TIMEOUT, Store, StoreExt};
 pub use prefix::PrefixStore;
 pub use request::{Bytes, Operation, Request, Response, show_keys};
-pub use server::{Closed, Facts, Limits, Server, ServerOptions, WaiterFacts};
+pub use server::{
+    ClientFacts, Clients, Closed, Facts, Limits, Server, ServerOptions, SlowOperation, WaiterFacts,
+};
+pub use survey::{KeyKind, Survey, SurveyEntry, SurveyGroup};
 pub use table::{ClientId, Refusal, Replies, Table, TableLimits, Waiter};
 pub use value::Value;
 pub use wire::MessageLimits;
