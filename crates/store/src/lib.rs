@@ -25,6 +25,7 @@ pub use deadline::Deadline;
 pub use error::{Error, Fault, FaultKind, Result, Scene, show_duration};
 pub use file::{FileStore, FileStoreOptions};
 pub use hash::HashStore;
+pub use listen::listen;
 pub use ops::{DEFAULT_TIMEOUT, Store, StoreExt};
 pub use prefix::PrefixStore;
 pub use request::{Bytes, Operation, Request, Response, show_keys};
