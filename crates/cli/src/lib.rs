@@ -5,6 +5,7 @@
 //! them and how an error reads at the end.
 
 mod bench;
+mod dashboard;
 mod demo;
 mod program;
 mod run;

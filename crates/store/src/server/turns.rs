@@ -9,7 +9,7 @@
 
 #![expect(clippy::disallowed_methods, reason = "the edge: reads the clock once a round")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::mpsc;
@@ -17,11 +17,14 @@ use std::time::{Duration, Instant};
 
 use mio::{Events, Interest, Poll, Token};
 
+use super::roll::Roll;
+use super::slow::{Slowest, Suspect};
+use super::surveys::Surveys;
 use super::{Closed, Facts, Limits, Order, WaiterFacts};
 use crate::connection::{Connection, Pool};
 use crate::error::{Fault, show_duration};
 use crate::request::{Operation, Request, Response, show_keys};
-use crate::table::{ClientId, Refusal, Replies, Table};
+use crate::table::{ClientId, Refusal, Replies, SHARED_VALUE, Table};
 use crate::wire::{self, Command, Decoded, Malformed};
 
 /// What wakes the loop for an order.
@@ -40,6 +43,12 @@ const READS_OF_LONG_MESSAGE: usize = 16;
 const ACCEPTS: usize = 128;
 /// An idle connection keeps an input buffer up to this size for its next message.
 const INPUT_KEPT: usize = 256;
+/// A request with more keys than this is timed.
+const KEYS_LIGHT: usize = 16;
+/// A message shorter than this has neither more keys than that nor a long value: most are never looked at again.
+const LIGHT: usize = (KEYS_LIGHT + 1) * size_of::<u64>();
+/// Who may wait to be told who is connected.
+const ROLLS_MAX: usize = 8;
 /// How often deadlines are looked at, unless a limit is shorter than that.
 const TICK: Duration = Duration::from_secs(1);
 /// How long accepting rests when there are no descriptors.
@@ -70,9 +79,17 @@ pub(super) struct Loop {
     buffered: usize,
     now: Instant,
     started: Instant,
+    /// When the table's time is next counted on.
+    next_second: Instant,
     stop_at: Option<Instant>,
     counters: Counters,
     log: LogBudget,
+    slowest: Slowest,
+    /// What is being done and may take long.
+    watch: Option<Watch>,
+    surveys: Surveys,
+    /// Who wants to know who is connected.
+    rolls: VecDeque<Roll>,
 }
 
 #[derive(Debug, Default)]
@@ -82,6 +99,16 @@ struct Counters {
     operations: [u64; Operation::ALL.len()],
     bytes_in: u64,
     bytes_out: u64,
+}
+
+/// A request that may take long.
+struct Watch {
+    suspect: Suspect,
+    start: Instant,
+    /// Its bytes.
+    length: usize,
+    /// Bytes that its client had not taken before.
+    unsent: usize,
 }
 
 /// Why a connection ends.
@@ -127,9 +154,14 @@ impl Loop {
             buffered: 0,
             now,
             started: now,
+            next_second: now,
             stop_at: None,
             counters: Counters::default(),
             log: LogBudget::new(now),
+            slowest: Slowest::new(now),
+            watch: None,
+            surveys: Surveys::default(),
+            rolls: VecDeque::new(),
         })
     }
 
@@ -145,6 +177,9 @@ impl Loop {
                 return;
             }
             self.now = Instant::now();
+            if self.now >= self.next_second {
+                self.count_seconds();
+            }
             let mut orders = false;
             for event in &events {
                 match event.token() {
@@ -174,6 +209,9 @@ impl Loop {
             if orders {
                 self.obey();
             }
+            if self.surveys.is_pending() || !self.rolls.is_empty() {
+                self.look_around(events.is_empty());
+            }
             if self.now >= next_tick {
                 next_tick = self.now + self.tick;
                 self.tick();
@@ -187,7 +225,7 @@ impl Loop {
 
     /// How long there is nothing to do unless something happens.
     fn patience(&self, next_tick: Instant) -> Option<Duration> {
-        if !self.again.is_empty() {
+        if !self.again.is_empty() || self.surveys.is_pending() || !self.rolls.is_empty() {
             return Some(Duration::ZERO);
         }
         let tick = (self.count > 0 || self.log.suppressed > 0).then_some(next_tick);
@@ -240,6 +278,8 @@ impl Loop {
                 break;
             }
             self.counters.bytes_in += length as u64;
+            turn.connection.bytes_in += length as u64;
+            turn.connection.last_heard = self.now;
             let bytes = &buffer[..length];
             if turn.connection.input.is_empty() {
                 let used = self.serve_bytes(turn, bytes)?;
@@ -281,9 +321,13 @@ impl Loop {
                 Ok(Decoded::Whole(command, length)) => {
                     at += length;
                     turn.connection.message_since = None;
+                    // One call of `execute`, so that it is compiled into this loop.
                     let is_dear = is_dear(&command);
+                    let is_watched = (is_dear || length >= LIGHT) && self.watch(turn, &command, length);
                     self.execute(turn, command)?;
-                    turn.is_over = is_dear && self.now.elapsed() > SHARE;
+                    if is_watched {
+                        self.end_watch(turn, is_dear);
+                    }
                 }
                 Ok(Decoded::Needs(needs)) => {
                     turn.connection.needs = needs;
@@ -300,12 +344,39 @@ impl Loop {
         Ok(at)
     }
 
+    /// Looks at the clock if what follows may take long.
+    #[cold]
+    fn watch(&mut self, turn: &Turn, command: &Command<'_>, length: usize) -> bool {
+        if !is_dear(command) && !is_heavy(command) {
+            return false;
+        }
+        let (operation, (key, keys_count)) = match command {
+            Command::Call(request) => (request.operation().name(), request.first_key()),
+            _ => ("info", (None, 0)),
+        };
+        let suspect = Suspect::new(operation, key.unwrap_or_default(), keys_count, turn.connection.peer);
+        let unsent = turn.connection.output.len();
+        self.watch = Some(Watch { suspect, length, unsent, start: Instant::now() });
+        true
+    }
+
+    #[cold]
+    fn end_watch(&mut self, turn: &mut Turn, is_dear: bool) {
+        let Some(watch) = self.watch.take() else { return };
+        let end = Instant::now();
+        let bytes = watch.length + turn.connection.output.len() - watch.unsent;
+        self.slowest.note(watch.suspect, bytes, end.duration_since(watch.start), end);
+        turn.is_over = is_dear && end.duration_since(self.now) > SHARE;
+    }
+
     #[inline]
     fn execute(&mut self, turn: &mut Turn, command: Command<'_>) -> Result<(), End> {
         let client = ClientId(turn.slot);
         match command {
             Command::Call(request) => {
-                self.counters.operations[request.operation() as usize] += 1;
+                let operation = request.operation();
+                self.counters.operations[operation as usize] += 1;
+                turn.connection.last_operation = Some(operation);
                 let applied = self.table.apply(client, request, self.now, &mut self.replies);
                 self.deliver(Some(turn));
                 applied.map_err(|refusal| match &refusal {
@@ -342,7 +413,8 @@ impl Loop {
             }
             Command::Validate { .. } => Err(refuse(Closed::UnknownOpcode, "it said hello twice".into())),
             Command::Info => {
-                let facts = serde_json::to_vec(&self.facts()).expect("facts are plain data");
+                let facts =
+                    serde_json::to_vec(&self.facts(Facts::WAITERS_MAX)).expect("facts are plain data");
                 let response = Response::Value(Some(facts.into()));
                 wire::encode_response(&response, &mut turn.connection.output.sink(&mut self.pool));
                 Ok(())
@@ -501,6 +573,7 @@ impl Loop {
 
     fn tick(&mut self) {
         self.table.sweep();
+        self.surveys.tidy(self.now);
         if let Some(line) = self.log.renew(self.now) {
             tracing::warn!("{line}");
         }
@@ -517,7 +590,16 @@ impl Loop {
     fn obey(&mut self) {
         while let Ok(order) = self.inbox.try_recv() {
             match order {
-                Order::Tell(answer) => drop(answer.send(self.facts())), // an asker that left is fine
+                // An asker that left is fine, here and below.
+                Order::Tell { waiters, answer } => drop(answer.send(self.facts(waiters))),
+                Order::Value { key, answer } => drop(answer.send(self.table.value(&key))),
+                Order::Slowest(answer) => drop(answer.send(self.slowest.list(self.now))),
+                Order::Clients { limit, answer } => {
+                    if self.rolls.len() < ROLLS_MAX {
+                        self.rolls.push_back(Roll::new(limit, answer));
+                    }
+                }
+                Order::Survey { prefix, answer } => self.surveys.ask(prefix, answer, &self.table, self.now),
                 Order::Stop { grace } => {
                     self.stop_at = Some(self.now + grace);
                     for mut listener in self.listeners.drain(..) {
@@ -526,6 +608,28 @@ impl Loop {
                 }
             }
         }
+    }
+
+    /// A little of what those who look at the server want to know; then clients have their turns again.
+    #[cold]
+    fn look_around(&mut self, is_idle: bool) {
+        if let Some(roll) = self.rolls.front_mut()
+            && roll.step(&self.connections, &self.table)
+        {
+            let roll = self.rolls.pop_front().expect("it was just looked at");
+            roll.answer(self.count, self.now);
+        }
+        if self.surveys.is_due(is_idle, self.now) {
+            self.surveys.step(&self.table, Instant::now);
+        }
+    }
+
+    /// Tells the table how many seconds have passed.
+    #[cold]
+    fn count_seconds(&mut self) {
+        let seconds = self.now.duration_since(self.started).as_secs();
+        self.next_second = self.started + Duration::from_secs(seconds + 1);
+        self.table.set_seconds(seconds as u32); // 136 years
     }
 
     /// What has arrived is answered before the end, as far as the sockets take it.
@@ -548,8 +652,8 @@ impl Loop {
         }
     }
 
-    fn facts(&self) -> Facts {
-        let waiters = self.table.oldest_waiters(Facts::WAITERS_MAX);
+    fn facts(&self, waiters_max: usize) -> Facts {
+        let waiters = self.table.oldest_waiters(waiters_max);
         let operations =
             Operation::ALL.into_iter().zip(self.counters.operations).filter(|(_, count)| *count > 0);
         Facts {
@@ -563,11 +667,17 @@ impl Loop {
             bytes_in: self.counters.bytes_in,
             bytes_out: self.counters.bytes_out,
             keys: self.table.keys(),
+            keys_max: self.limits.table.keys,
             queue_items: self.table.queue_items(),
+            queue_items_max: self.limits.table.queue_items,
             table_bytes: self.table.bytes(),
             buffer_bytes: self.buffered,
             memory_max: self.limits.table.bytes,
             waiters_count: self.table.waiters_count(),
+            oldest_wait_seconds: self
+                .table
+                .oldest_wait()
+                .map_or(0.0, |since| self.now.duration_since(since).as_secs_f64()),
             waiters: waiters
                 .into_iter()
                 .map(|waiter| WaiterFacts {
@@ -642,6 +752,21 @@ fn overdue(connection: &Connection, limits: &Limits, now: Instant) -> Option<End
 /// Can it cost far more than the bytes it came in? All others cost about as much as their bytes, or as the reply.
 fn is_dear(command: &Command<'_>) -> bool {
     matches!(command, Command::Info | Command::Call(Request::Append { .. } | Request::ListKeys))
+}
+
+/// Has it so many bytes or keys that it may take a while?
+fn is_heavy(command: &Command<'_>) -> bool {
+    let Command::Call(request) = command else { return false };
+    let is_long = |bytes: &[u8]| bytes.len() >= SHARED_VALUE;
+    match request {
+        Request::Set { value, .. } | Request::QueuePush { value, .. } => is_long(value),
+        Request::CompareSet { expected, desired, .. } => is_long(expected) || is_long(desired),
+        Request::Check { keys } | Request::MultiGet { keys } | Request::Wait { keys } => {
+            keys.len() > KEYS_LIGHT
+        }
+        Request::MultiSet { pairs } => pairs.len() > KEYS_LIGHT,
+        _ => false,
+    }
 }
 
 #[cold]
