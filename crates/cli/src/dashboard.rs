@@ -1,4 +1,4 @@
 //! What the dashboard shows.
 
-#[expect(dead_code, reason = "its callers come with the API and `top`")]
+#[allow(dead_code, reason = "the API calls the rest of it")]
 pub(crate) mod verdict;
