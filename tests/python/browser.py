@@ -77,7 +77,9 @@ class Browser:
 
     def _ask(self, method: str, path: str, body: dict | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"}, method=method)  # noqa: S310
+        request = urllib.request.Request(
+            self.url + path, data, {"Content-Type": "application/json"}, method=method
+        )  # noqa: S310
         try:
             with urllib.request.urlopen(request, timeout=2 * PATIENCE) as answer:  # noqa: S310
                 return json.load(answer)["value"]
@@ -111,7 +113,9 @@ class Browser:
         self._ask("POST", f"{self.session}/timeouts", {"script": int(patience * 1000) + 10_000})
         body = {"script": script, "args": [condition, list(arguments), patience * 1000]}
         found = self._ask("POST", f"{self.session}/execute/async", body)
-        assert found, f"in {patience} s this did not become true: {condition}\nthe page says:\n{self.text()[:3000]}"
+        assert found, (
+            f"in {patience} s this did not become true: {condition}\nthe page says:\n{self.text()[:3000]}"
+        )
         return found
 
     def text(self) -> str:

@@ -204,7 +204,16 @@ class Facts:
     def keys(self, prefix: str) -> dict:
         answer = {"prefix": prefix, "queue_items": 0, "truncated": False, "seconds_ago": 0.0}
         if not prefix:
-            names = ["default_pg/", "worker/", "tenfold/", "<script>alert(1)<\u2044script>/"]
+            group = {
+                "prefix": "/",
+                "keys": 5120,
+                "bytes": 90_000_000,
+                "newest_seconds": 0,
+                "oldest_seconds": 290,
+            }
+            return {**answer, "keys": 5120, "bytes": 90_000_000, "groups": [group], "entries": []}
+        if prefix == "/":
+            names = ["/default_pg/", "/worker/", "/tenfold/", "/<script>alert(1)<\u2044script>/"]
             groups = [
                 {
                     "prefix": name,
@@ -216,11 +225,11 @@ class Facts:
                 for at, name in enumerate(names)
             ]
             entries = [
-                {"key": "<img src=x onerror=alert(1)>", "bytes": 4, "age_seconds": 0, "kind": "value", "items": 0}
+                {"key": "/<img src=x onerror=alert(1)>", "bytes": 4, "age_seconds": 0, "kind": "value"}
             ]
             return {**answer, "keys": 5120, "bytes": 90_000_000, "groups": groups, "entries": entries}
         entries = [
-            {"key": f"{prefix}{at:05}", "bytes": 17 * at, "age_seconds": at, "kind": "value", "items": 0}
+            {"key": f"{prefix}{at:05}", "bytes": 17 * at, "age_seconds": at, "kind": "value"}
             for at in range(500)
         ]
         group = {

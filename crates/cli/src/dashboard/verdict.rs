@@ -55,6 +55,10 @@ pub(crate) fn verdict(run: &Value) -> Verdict {
     let job = format!("job {}", run["id"].as_str().unwrap_or("?"));
     let state = &run["state"];
     let (level, text) = match (state["outcome"].as_str(), state["phase"].as_str()) {
+        _ if run["error"].is_string() => {
+            let error = run["error"].as_str().unwrap_or_default();
+            (Level::Bad, format!(" cannot be shown: {}", first_line(error)))
+        }
         (Some("success"), _) => (Level::Ok, ended_well(run)),
         (Some("failed"), _) => (Level::Bad, failed(state)),
         (Some("closed"), _) => (Level::Bad, closed(state)),
@@ -518,6 +522,8 @@ mod tests {
         for strange in [json!(null), json!(3), json!([]), json!({"id": 5, "nodes": "?", "state": []})] {
             assert_eq!(says(&strange), (Level::Ok, "job ?: no rank has been started yet".into()));
         }
+        let unreadable = json!({"id": "x", "state": null, "nodes": [], "error": "it has no state in the store"});
+        assert_eq!(says(&unreadable), (Level::Bad, "job x cannot be shown: it has no state in the store".into()));
         let mut untouched = json!(7);
         annotate(&mut untouched);
         assert_eq!(untouched, json!(7));

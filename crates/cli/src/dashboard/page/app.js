@@ -790,15 +790,28 @@ function showOverview(overview) {
 
 // ---- Keys, slow operations, clients: asked for less often, and only while they can be seen --------------------------
 
-/** Which part of the keys is looked at: kept in the address, so that "back" goes back and a link can be sent. */
+// A prefix is any bytes. Here it is percent-encoded, the same in the page's address and in a question to the API, so that
+// "back" goes back, a link can be sent, and a key that is no text can be reached.
+const SLASH = "%2F";
+
+/** The prefix that is looked at. Clients put a `/` in front of every key, so the top of the tree is below that. */
 function prefix() {
-  const wanted = new URLSearchParams(location.hash.slice(1)).get("keys");
-  return wanted ?? "";
+  const wanted = /^#keys=(.*)$/.exec(location.hash)?.[1] ?? "";
+  return wanted === SLASH ? "" : wanted;
+}
+
+function encoded(text, hex) {
+  return hex ? hex.replace(/../g, (pair) => (pair === "2f" ? SLASH : `%${pair.toUpperCase()}`)) : encodeURIComponent(text);
+}
+
+function readable(encodedText) {
+  const parts = encodedText.match(/%[0-9a-f]{2}|[^%]/gi) ?? [];
+  const bytes = parts.flatMap((part) => (part.length === 3 ? parseInt(part.slice(1), 16) : [...new TextEncoder().encode(part)]));
+  return new TextDecoder().decode(new Uint8Array(bytes));
 }
 
 function goTo(wanted) {
-  const hash = wanted === "" ? "" : `#${new URLSearchParams({ keys: wanted })}`;
-  history.pushState(null, "", hash || location.pathname);
+  history.pushState(null, "", wanted === "" ? location.pathname : `#keys=${wanted}`);
   prefixChanged();
 }
 
@@ -809,9 +822,9 @@ function prefixChanged() {
 }
 
 function showCrumbs(current) {
-  const parts = current.match(/[^/]*\/|[^/]+$/g) ?? [];
+  const parts = current.match(/^%2F.*?(%2F|$)|.*?%2F|.+$/gi) ?? [];
   const crumbs = [{ name: "all keys", to: "" }];
-  for (const part of parts) crumbs.push({ name: part, to: crumbs.at(-1).to + part });
+  for (const part of parts) crumbs.push({ name: readable(part), to: crumbs.at(-1).to + part });
   $("crumbs").replaceChildren(...crumbs.map((crumb, index) => {
     if (index === crumbs.length - 1) {
       const here = make("li", "", crumb.name);
@@ -827,25 +840,34 @@ function showCrumbs(current) {
 
 async function askKeys() {
   const wanted = prefix();
-  const survey = await ask(`api/keys?prefix=${encodeURIComponent(wanted)}`);
-  if (wanted !== prefix()) return;
+  const survey = await ask(`api/keys?prefix=${wanted}`);
+  const rows = keyRows(survey);
+  const slash = wanted === "" ? rows.findIndex((row) => row.isGroup && row.text === "/") : -1;
+  if (slash >= 0) rows.splice(slash, 1, ...keyRows(await ask(`api/keys?prefix=${SLASH}`)));
+  if (wanted !== prefix()) return; // somebody has gone elsewhere meanwhile
   view.survey = survey;
-  showKeys(survey, wanted);
+  view.keyRows = rows;
+  showKeys();
 }
 
-function showKeys(survey, wanted) {
-  const rows = [
-    ...list(survey.groups).map((group) => ({ kind: "group", text: group.prefix, ...group })),
-    ...list(survey.entries).map((entry) => ({ kind: "entry", text: entry.key, ...entry })),
-  ];
+function keyRows(survey) {
+  const from = String(survey.prefix ?? "");
+  const name = (text) => (text.startsWith(from) && text.length > from.length ? text.slice(from.length) : text);
+  const groups = list(survey.groups).map((group) => ({ ...group, isGroup: true, text: group.prefix, name: name(group.prefix), encoded: encoded(group.prefix, group.prefix_hex) }));
+  const entries = list(survey.entries).map((entry) => ({ ...entry, isGroup: false, text: entry.key, name: name(entry.key), encoded: encoded(entry.key, entry.key_hex) }));
+  return [...groups, ...entries];
+}
+
+function showKeys() {
+  const { survey, keyRows: rows } = view;
+  if (!survey) return;
   const queue = number(survey.queue_items) ? `, ${plural(survey.queue_items, "queue item")}` : "";
   write($("keys-count"), `${count(survey.keys)}, ${bytes(survey.bytes)}${queue}`);
   const limit = shown.get("keys") ?? ROWS;
   $("keys-table").classList.toggle("no-values", !view.overview?.values_allowed);
   show($("keys-table"), rows.length > 0);
   show($("keys-none"), rows.length === 0);
-  sync($("keys-table").tBodies[0], rows.slice(0, limit), (one) => `${one.kind} ${wanted} ${one.key_hex ?? one.prefix_hex ?? one.text}`,
-    makeKeyRow, (tr, one) => showKeyRow(tr, one, wanted));
+  sync($("keys-table").tBodies[0], rows.slice(0, limit), (one) => `${one.isGroup} ${one.kind} ${one.encoded}`, makeKeyRow, showKeyRow);
   more("keys", rows.length - limit, limit);
   const notes = [];
   if (survey.truncated) notes.push("There are more keys here than are listed.");
@@ -856,24 +878,23 @@ function showKeys(survey, wanted) {
 
 function makeKeyRow(one) {
   const tr = row("key", "number", "number", "number", "number wide", "values");
-  if (one.kind === "group") {
+  if (one.isGroup) {
     const button = make("button", "");
     button.type = "button";
-    button.addEventListener("click", () => goTo(one.prefix));
+    button.addEventListener("click", () => goTo(one.encoded));
     tr.cells[0].append(button);
   }
   return tr;
 }
 
-function showKeyRow(tr, one, wanted) {
-  const relative = one.text.startsWith(wanted) && one.text.length > wanted.length ? one.text.slice(wanted.length) : one.text;
-  const isGroup = one.kind === "group";
-  write(isGroup ? tr.cells[0].firstChild : tr.cells[0], relative);
-  write(tr.cells[1], isGroup ? count(one.keys) : one.kind === "entry" && number(one.items) !== null && one.items > 0 ? plural(one.items, "item") : "");
+function showKeyRow(tr, one) {
+  const { isGroup } = one;
+  write(isGroup ? tr.cells[0].firstChild : tr.cells[0], one.name);
+  write(tr.cells[1], isGroup ? count(one.keys) : one.kind === "queue" ? plural(one.items ?? 0, "item") : "");
   write(tr.cells[2], bytes(one.bytes));
   write(tr.cells[3], age(isGroup ? one.newest_seconds : one.age_seconds));
   write(tr.cells[4], isGroup ? age(one.oldest_seconds) : "");
-  const allowed = Boolean(view.overview?.values_allowed) && !isGroup;
+  const allowed = Boolean(view.overview?.values_allowed) && !isGroup && one.kind !== "queue";
   if (allowed === (tr.cells[5].childElementCount > 0)) return;
   tr.cells[5].replaceChildren();
   if (!allowed) return;
@@ -889,9 +910,8 @@ async function showValue(entry) {
   write($("value-note"), "asking …");
   write($("value-text"), "");
   $("value").showModal();
-  const query = entry.key_hex ? `key_hex=${encodeURIComponent(entry.key_hex)}` : `key=${encodeURIComponent(entry.key)}`;
   try {
-    const answer = await ask(`api/value?${query}`);
+    const answer = await ask(`api/value?key=${entry.encoded}`);
     const isText = typeof answer.text === "string";
     write($("value-note"), `${bytes(answer.bytes)}, as ${isText ? "text" : "hexadecimal"}${answer.truncated ? "; only its beginning is shown" : ""}`);
     write($("value-text"), isText ? answer.text : hexDump(String(answer.hex ?? "")));
@@ -934,7 +954,7 @@ async function askClients() {
 
 // ---- Asking --------------------------------------------------------------------------------------------------------
 
-const view = { runs: [], waiters: [], overview: null, history: null, survey: null, said: null, lastAnswer: null };
+const view = { runs: [], waiters: [], overview: null, history: null, survey: null, keyRows: [], said: null, lastAnswer: null };
 
 class NoAnswer extends Error {}
 
@@ -1080,7 +1100,7 @@ for (const id of Object.keys(polls)) {
   observer.observe($(id));
   $(id).addEventListener("toggle", () => polls[id].now());
 }
-for (const [id, redraw] of [["waiting", () => showWaiters(view.waiters, view.overview?.server)], ["keys", () => showKeys(view.survey, prefix())], ["slow", () => polls.slow.now()], ["clients", () => polls.clients.now()]]) {
+for (const [id, redraw] of [["waiting", () => showWaiters(view.waiters, view.overview?.server)], ["keys", showKeys], ["slow", () => polls.slow.now()], ["clients", () => polls.clients.now()]]) {
   $(`${id}-more`).addEventListener("click", () => {
     shown.set(id, Math.min(1000, (shown.get(id) ?? FIRST[id] ?? ROWS) * 5));
     redraw();
