@@ -10,18 +10,21 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tenfold_store::{Limits, Server, ServerOptions};
 
+use crate::dashboard::{self, Dashboard};
 use crate::units::{parse_duration, parse_size, show_size};
 use crate::{Outcome, SUCCESS};
 
 /// Runs a store server that PyTorch's TCPStore and tenfold's clients can use.
 ///
-/// The first line on standard output is `listening on HOST:PORT`. Ctrl-C or SIGTERM: no new clients, those that are
+/// The first line on standard output is `listening on HOST:PORT`; with a dashboard, the one after it is `dashboard on
+/// http://HOST:PORT/`. Ctrl-C or SIGTERM: no new clients, those that are
 /// there are served until they leave or the drain time is over; a second signal ends at once.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Examples:
   tenfold serve                                   on 127.0.0.1:29500, for this machine only
   tenfold serve --host 10.0.0.1 --port 0          on one address, a port that is free
   tenfold serve --host 0.0.0.0 --max-memory 4G    on every address: anybody who reaches it can read and write
+  tenfold serve --dashboard                       with a page on http://127.0.0.1:29580/ that shows what it does
   # a stock PyTorch rank that uses it:
   #   TCPStore(\"127.0.0.1\", 29500, is_master=False)")]
 pub(crate) struct Args {
@@ -34,6 +37,9 @@ pub(crate) struct Args {
     /// After a signal, serve clients that are still here for up to this long
     #[arg(long, default_value = "5s", value_parser = parse_duration)]
     drain: Duration,
+
+    #[command(flatten)]
+    dashboard: dashboard::Flags,
 
     /// Memory for keys, values and buffers; beyond it writes are refused and reads go on
     #[arg(long, default_value = "1G", value_parser = parse_size, help_heading = "Limits")]
@@ -76,11 +82,16 @@ pub(crate) struct Args {
 pub(crate) fn run(args: Args) -> Outcome {
     let options = ServerOptions::new(args.host.clone(), args.port).limits(limits(&args));
     let mut signals = Signals::new([SIGINT, SIGTERM])?; // before anybody is told that we listen
-    let server = Server::start(options)?;
+    let server = Arc::new(Server::start(options)?);
+    let dashboard = args.dashboard.options(DASHBOARD_PORT);
+    let dashboard = dashboard.map(|options| dashboard::start(options, server.clone())).transpose()?;
     let mut out = std::io::stdout().lock();
     writeln!(out, "listening on {}", server.address())?;
     for further in &server.addresses()[1..] {
         writeln!(out, "listening on {further}")?;
+    }
+    if let Some(dashboard) = &dashboard {
+        writeln!(out, "{dashboard}")?;
     }
     out.flush()?;
     if !server.is_private() {
@@ -89,6 +100,9 @@ pub(crate) fn run(args: Args) -> Outcome {
              what they read there",
             server.address()
         );
+    }
+    if let Some(warning) = dashboard.as_ref().and_then(Dashboard::warning) {
+        eprintln!("warning: {warning}");
     }
 
     signals.forever().next();
@@ -126,13 +140,18 @@ fn limits(args: &Args) -> Limits {
     limits.table.keys = args.max_keys;
     limits.table.bytes = args.max_memory;
     limits.table.queue_items = args.max_queue_items;
-    limits.connections = args.max_connections.min(descriptors().saturating_sub(DESCRIPTORS_KEPT));
+    let is_shown = args.dashboard.options(DASHBOARD_PORT).is_some();
+    let kept = DESCRIPTORS_KEPT + if is_shown { dashboard::DESCRIPTORS } else { 0 };
+    limits.connections = args.max_connections.min(descriptors().saturating_sub(kept));
     limits.output = args.max_output;
     limits.handshake_timeout = args.handshake_timeout;
     limits.message_timeout = args.message_timeout;
     limits.write_timeout = args.write_timeout;
     limits
 }
+
+/// Where the dashboard is unless told; a number that people can remember, next to the store's.
+const DASHBOARD_PORT: u16 = 29580;
 
 /// Descriptors that are not clients: standard streams, the poll, listeners, and room to turn somebody away.
 const DESCRIPTORS_KEPT: usize = 64;

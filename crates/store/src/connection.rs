@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use mio::net::TcpStream;
 
+use crate::request::Operation;
 use crate::table::SHARED_VALUE;
 use crate::value::Value;
 use crate::wire::{ReplySink, Scan};
@@ -43,6 +44,11 @@ pub(crate) struct Connection {
     pub(crate) ended: bool,
     pub(crate) output: Output,
     pub(crate) stalled_since: Option<Instant>,
+    /// What it asked for last, and when it last sent something.
+    pub(crate) last_operation: Option<Operation>,
+    pub(crate) last_heard: Instant,
+    pub(crate) bytes_in: u64,
+    pub(crate) bytes_out: u64,
     /// What this connection was last counted with in the server's total.
     pub(crate) counted: usize,
 }
@@ -64,6 +70,10 @@ impl Connection {
             ended: false,
             output: Output::default(),
             stalled_since: None,
+            last_operation: None,
+            last_heard: now,
+            bytes_in: 0,
+            bytes_out: 0,
             counted: 0,
         }
     }
@@ -107,6 +117,7 @@ impl Connection {
             match self.output.write_to(&mut self.stream, pool) {
                 Ok(length) => {
                     *written += length as u64;
+                    self.bytes_out += length as u64;
                     progress += length;
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {

@@ -152,6 +152,16 @@ impl Error {
     }
 }
 
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)?;
+        match &self.hint {
+            Some(hint) => write!(f, "\n  hint: {hint}"),
+            None => Ok(()),
+        }
+    }
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (scene, fault) = &*self.inner;
@@ -160,11 +170,7 @@ impl fmt::Display for Error {
         if scene.elapsed >= Duration::from_millis(1) || fault.kind == FaultKind::Timeout {
             write!(f, " after {}", show_duration(scene.elapsed))?;
         }
-        write!(f, ": {}", fault.message)?;
-        match &fault.hint {
-            Some(hint) => write!(f, "\n  hint: {hint}"),
-            None => Ok(()),
-        }
+        write!(f, ": {fault}")
     }
 }
 

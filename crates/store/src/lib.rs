@@ -9,10 +9,12 @@ mod error;
 mod file;
 mod hash;
 mod listen;
+mod map;
 mod ops;
 mod prefix;
 mod request;
 mod server;
+mod survey;
 mod table;
 mod value;
 pub mod wire;
@@ -23,10 +25,14 @@ pub use deadline::Deadline;
 pub use error::{Error, Fault, FaultKind, Result, Scene, show_duration};
 pub use file::{FileStore, FileStoreOptions};
 pub use hash::HashStore;
+pub use listen::listen;
 pub use ops::{DEFAULT_TIMEOUT, Store, StoreExt};
 pub use prefix::PrefixStore;
 pub use request::{Bytes, Operation, Request, Response, show_keys};
-pub use server::{Closed, Facts, Limits, Server, ServerOptions, WaiterFacts};
+pub use server::{
+    ClientFacts, Clients, Closed, Facts, Limits, Server, ServerOptions, SlowOperation, WaiterFacts,
+};
+pub use survey::{KeyKind, Survey, SurveyEntry, SurveyGroup};
 pub use table::{ClientId, Refusal, Replies, Table, TableLimits, Waiter};
 pub use value::Value;
 pub use wire::MessageLimits;

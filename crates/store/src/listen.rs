@@ -16,8 +16,9 @@ const KEEPALIVE_TIME: Duration = Duration::from_secs(20);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEPALIVE_RETRIES: u32 = 3;
 
-/// Listens on every address of `host`; port 0 picks one that is free on all of them.
-pub(crate) fn listen(host: &str, port: u16) -> Result<Vec<TcpListener>, Fault> {
+/// Listens on every address of `host` and nowhere else; port 0 picks one that is free on all of them. The sockets do not
+/// block. A taken port is an error that names the process which holds it.
+pub fn listen(host: &str, port: u16) -> Result<Vec<TcpListener>, Fault> {
     let mut addresses: Vec<SocketAddr> = (host, port)
         .to_socket_addrs()
         .map_err(|error| {

@@ -198,6 +198,18 @@ impl<'a> Request<'a> {
         }
     }
 
+    /// The first key it names, and how many it names.
+    pub(crate) fn first_key(&self) -> (Option<&[u8]>, usize) {
+        match self {
+            Request::Check { keys } | Request::MultiGet { keys } | Request::Wait { keys } => {
+                (keys.first().map(AsRef::as_ref), keys.len())
+            }
+            Request::MultiSet { pairs } => (pairs.first().map(|(key, _)| key.as_ref()), pairs.len()),
+            Request::ListKeys | Request::NumKeys => (None, 0),
+            one => (one.keys().first().copied(), 1),
+        }
+    }
+
     fn for_each_key(&mut self, mut change: impl FnMut(&mut Bytes<'a>)) {
         match self {
             Request::Append { key, .. }

@@ -8,6 +8,9 @@
 
 #![expect(clippy::disallowed_methods, reason = "owns the server's thread")]
 
+mod roll;
+mod slow;
+mod surveys;
 mod turns;
 
 use std::collections::BTreeMap;
@@ -22,9 +25,21 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Fault, FaultKind};
 use crate::listen;
+use crate::survey::Survey;
 use crate::table::TableLimits;
+use crate::value::Value;
 use crate::wire::MessageLimits;
+use roll::Rolled;
+use surveys::Surveyed;
 use turns::{Loop, WAKE};
+
+pub use roll::{ClientFacts, Clients};
+pub use slow::SlowOperation;
+
+/// How long somebody who looks at the server waits for an answer.
+const ANSWER_MAX: Duration = Duration::from_secs(2);
+/// The same for facts, which are told at once by any server that is alive.
+const FACTS_MAX: Duration = Duration::from_secs(10);
 
 /// What one server may be made to hold and to wait for. Each refusal closes the connection that caused it, with a line
 /// in the log and a counter in [`Facts::closed`].
@@ -121,8 +136,10 @@ pub enum Closed {
     WriteTimeout,
 }
 
-/// What a server can tell about itself.
+/// What a server can tell about itself. As JSON it is what INFO is answered with on the wire: fields are only ever added,
+/// and those that an older server does not tell are zero.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 #[non_exhaustive]
 pub struct Facts {
     pub address: String,
@@ -138,13 +155,17 @@ pub struct Facts {
     pub bytes_in: u64,
     pub bytes_out: u64,
     pub keys: usize,
+    pub keys_max: usize,
     pub queue_items: usize,
+    pub queue_items_max: usize,
     /// Bytes of keys, values, queues and waiters.
     pub table_bytes: usize,
     /// Bytes of half messages and unsent replies.
     pub buffer_bytes: usize,
     pub memory_max: usize,
     pub waiters_count: usize,
+    /// How long the one who waits longest has waited; zero if nobody waits.
+    pub oldest_wait_seconds: f64,
     /// Who waits for what, since when: the longest first, at most [`Facts::WAITERS_MAX`].
     pub waiters: Vec<WaiterFacts>,
 }
@@ -187,7 +208,11 @@ pub struct Server {
 }
 
 enum Order {
-    Tell(mpsc::Sender<Facts>),
+    Tell { waiters: usize, answer: mpsc::Sender<Facts> },
+    Value { key: Value, answer: mpsc::Sender<Option<Value>> },
+    Slowest(mpsc::Sender<Vec<SlowOperation>>),
+    Clients { limit: usize, answer: mpsc::Sender<Rolled> },
+    Survey { prefix: Value, answer: mpsc::Sender<Surveyed> },
     Stop { grace: Duration },
 }
 
@@ -241,9 +266,49 @@ impl Server {
 
     /// What it can tell about itself now; all zero after the end.
     pub fn facts(&self) -> Facts {
-        let (answer, facts) = mpsc::channel();
-        let asked = self.orders.send(Order::Tell(answer)).is_ok() && self.waker.wake().is_ok();
-        if asked { facts.recv().unwrap_or_default() } else { Facts::default() }
+        self.facts_with(Facts::WAITERS_MAX)
+    }
+
+    /// The same with no more than `waiters` waiters listed one by one, which is most of the work.
+    pub fn facts_with(&self, waiters: usize) -> Facts {
+        let waiters = waiters.min(Facts::WAITERS_MAX);
+        self.ask(FACTS_MAX, |answer| Order::Tell { waiters, answer }).unwrap_or_default()
+    }
+
+    /// Who is connected: the most recently active first, at most `limit` and [`Clients::LIMIT_MAX`]. Nothing if the
+    /// server has ended, or is too busy to answer within two seconds.
+    pub fn clients(&self, limit: usize) -> Option<Clients> {
+        let limit = limit.min(Clients::LIMIT_MAX);
+        self.ask(ANSWER_MAX, |answer| Order::Clients { limit, answer }).map(Rolled::show)
+    }
+
+    /// The slowest operations of the last five to ten minutes, the slowest first. Empty as `clients` is.
+    pub fn slowest(&self) -> Vec<SlowOperation> {
+        self.ask(ANSWER_MAX, Order::Slowest).unwrap_or_default()
+    }
+
+    /// Keys under a prefix. Nothing as `clients`, or if it takes longer than two seconds: with millions of keys and busy
+    /// clients, or with many prefixes asked for at once. It is then made all the same, and there for the next who asks.
+    pub fn survey(&self, prefix: &[u8]) -> Option<Survey> {
+        self.survey_within(prefix, ANSWER_MAX)
+    }
+
+    /// As [`Server::survey`], for those who can wait longer or less long.
+    pub fn survey_within(&self, prefix: &[u8], patience: Duration) -> Option<Survey> {
+        let surveyed = self.ask(patience, |answer| Order::Survey { prefix: prefix.into(), answer })?;
+        Some(surveyed.show(prefix))
+    }
+
+    /// The value of a key; nothing if there is none, or as `clients`.
+    pub fn value(&self, key: &[u8]) -> Option<Value> {
+        self.ask(ANSWER_MAX, |answer| Order::Value { key: key.into(), answer }).flatten()
+    }
+
+    /// Asks the loop something and waits for the answer, for a while.
+    fn ask<T>(&self, patience: Duration, order: impl FnOnce(mpsc::Sender<T>) -> Order) -> Option<T> {
+        let (answer, answers) = mpsc::channel();
+        let asked = self.orders.send(order(answer)).is_ok() && self.waker.wake().is_ok();
+        if asked { answers.recv_timeout(patience).ok() } else { None }
     }
 
     /// Accepts nobody new, serves those that are there until they have left or `grace` has passed, answers what has

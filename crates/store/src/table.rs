@@ -20,6 +20,7 @@ use std::time::Instant;
 use foldhash::HashMap;
 
 use crate::error::{Fault, FaultKind};
+use crate::map::Map;
 use crate::request::{Bytes, Operation, Request, Response, show_keys};
 use crate::value::Value;
 
@@ -110,9 +111,9 @@ pub struct Waiter {
 /// State of a store.
 #[derive(Debug, Default)]
 pub struct Table {
-    map: HashMap<Value, Value>,
+    map: Map<Value>,
     /// No queue in here is empty.
-    queues: HashMap<Value, VecDeque<Value>>,
+    queues: Map<Queue>,
     /// Clients registered under a key, oldest first. No list in here is empty.
     waiting: HashMap<Value, VecDeque<ClientId>>,
     waits: HashMap<ClientId, Wait>,
@@ -123,6 +124,15 @@ pub struct Table {
     limits: TableLimits,
     bytes: usize,
     queue_items: usize,
+    /// What writes are dated with.
+    seconds: u32,
+}
+
+/// A queue and what its items weigh together.
+#[derive(Debug)]
+pub(crate) struct Queue {
+    pub(crate) items: VecDeque<Value>,
+    pub(crate) bytes: usize,
 }
 
 /// Replies that a request causes, to the client that asked or to parked ones.
@@ -131,6 +141,13 @@ pub type Replies = Vec<(ClientId, Response)>;
 impl Table {
     pub fn new(limits: TableLimits) -> Self {
         Table { limits, ..Table::default() }
+    }
+
+    /// What writes are dated with from now on: seconds since whenever the owner likes. A store whose owner never says has
+    /// keys without an age.
+    #[inline]
+    pub fn set_seconds(&mut self, seconds: u32) {
+        self.seconds = seconds;
     }
 
     /// Applies `request`; appends every reply it causes. A `Wait` or `Barrier` that must wait causes none yet.
@@ -145,7 +162,7 @@ impl Table {
             self.settle_promise(client, &request, replies);
         }
         let response = match request {
-            Request::Get { key } => Response::Value(self.map.get(&*key).cloned()),
+            Request::Get { key } => Response::Value(self.map.get(&key).cloned()),
             Request::Set { key, value } => {
                 self.write(&key, &value, replies)?;
                 Response::Done
@@ -166,28 +183,28 @@ impl Table {
                 Response::Value(Some(self.compare_set(&key, expected, &desired, replies)?))
             }
             Request::Append { key, value } => {
-                let old = self.map.get(&*key).map_or(&[][..], AsRef::as_ref);
+                let old = self.map.get(&key).map_or(&[][..], AsRef::as_ref);
                 let longer = [old, &value].concat();
                 self.write(&key, &longer, replies)?;
                 Response::Done
             }
             Request::Delete { key } => Response::Deleted(self.delete(&key)),
             Request::MultiGet { keys } => {
-                Response::Values(keys.iter().map(|key| self.map.get(&**key).cloned()).collect())
+                Response::Values(keys.iter().map(|key| self.map.get(key).cloned()).collect())
             }
             Request::MultiSet { pairs } => {
                 self.multi_set(&pairs, replies)?;
                 Response::Done
             }
             Request::NumKeys => Response::Number(as_number(self.map.len())),
-            Request::ListKeys => Response::Keys(self.map.keys().cloned().collect()),
+            Request::ListKeys => Response::Keys(self.map.iter().map(|slot| slot.key.clone()).collect()),
             Request::QueuePush { key, value } => {
                 self.push(&key, &value, replies)?;
                 Response::Done
             }
             Request::QueuePop { key } => Response::Popped(self.pop(&key)),
             Request::QueueLen { key } => {
-                Response::Number(as_number(self.queues.get(&*key).map_or(0, VecDeque::len)))
+                Response::Number(as_number(self.queues.get(&key).map_or(0, |queue| queue.items.len())))
             }
             Request::Barrier { key, world } => {
                 if !self.arrive(client, &key, world, now, replies)? {
@@ -213,7 +230,7 @@ impl Table {
 
     /// Is there such a key, or a queue of that name with something in it?
     pub fn has(&self, key: &[u8]) -> bool {
-        self.map.contains_key(key) || (!self.queues.is_empty() && self.queues.contains_key(key))
+        self.map.contains(key) || (!self.queues.is_empty() && self.queues.contains(key))
     }
 
     /// Keys in the map.
@@ -229,6 +246,36 @@ impl Table {
     /// Items in all queues.
     pub fn queue_items(&self) -> usize {
         self.queue_items
+    }
+
+    /// The value of a key, for the server's own use.
+    pub(crate) fn value(&self, key: &[u8]) -> Option<Value> {
+        self.map.get(key).cloned()
+    }
+
+    /// The map, for those who walk it.
+    pub(crate) fn values(&self) -> &Map<Value> {
+        &self.map
+    }
+
+    /// The queues, for those who walk them.
+    pub(crate) fn queues(&self) -> &Map<Queue> {
+        &self.queues
+    }
+
+    /// What writes are dated with now.
+    pub(crate) fn seconds(&self) -> u32 {
+        self.seconds
+    }
+
+    /// Does this client wait?
+    pub(crate) fn is_waiting(&self, client: ClientId) -> bool {
+        self.waits.contains_key(&client)
+    }
+
+    /// Since when the one who waits longest has waited.
+    pub(crate) fn oldest_wait(&self) -> Option<Instant> {
+        self.waits.values().map(|wait| wait.since).min()
     }
 
     /// How many clients wait.
@@ -248,8 +295,14 @@ impl Table {
             self.waiting.get(key).is_some_and(|clients| clients.contains(&client))
         };
         let mut oldest: Vec<_> = self.waits.iter().collect();
+        if count == 0 {
+            return Vec::new();
+        }
+        if count < oldest.len() {
+            oldest.select_nth_unstable_by_key(count - 1, |(client, wait)| (wait.since, **client));
+            oldest.truncate(count);
+        }
         oldest.sort_unstable_by_key(|(client, wait)| (wait.since, **client));
-        oldest.truncate(count);
         oldest
             .into_iter()
             .map(|(&client, wait)| Waiter {
@@ -278,27 +331,30 @@ impl Table {
 
     /// Puts a value in place and wakes nobody.
     fn store(&mut self, key: &[u8], value: &[u8]) -> Result<(), Refusal> {
-        let Some(old) = self.map.get_mut(key) else {
+        let Some(slot) = self.map.get_mut(key) else {
             if self.map.len() >= self.limits.keys {
                 return Err(Refusal::Full { what: "keys", limit: self.limits.keys });
             }
             let size = ENTRY + key.len() + value.len();
             self.make_room(size)?;
             self.bytes += size;
-            self.map.insert(key.into(), value.into());
+            self.map.insert(key, value.into(), self.seconds);
             return Ok(());
         };
+        let old = &mut slot.held;
         // Counters and flags are rewritten where they are; a few bytes more must still be within the limit.
         let others = self.bytes - old.len();
         if others + value.len() <= self.limits.bytes && old.rewrite(value) {
+            slot.written = self.seconds;
             self.bytes = others + value.len();
             return Ok(());
         }
         // What a reply still holds stays in memory beside what takes its place.
         let gone = if is_held(old) { 0 } else { old.len() };
         self.make_room(value.len().saturating_sub(gone))?;
-        let old = self.map.get_mut(key).expect("it was there above");
-        let old = std::mem::replace(old, value.into());
+        let slot = self.map.get_mut(key).expect("it was there above");
+        slot.written = self.seconds;
+        let old = std::mem::replace(&mut slot.held, value.into());
         self.bytes += value.len();
         self.release(old);
         Ok(())
@@ -307,7 +363,7 @@ impl Table {
     fn multi_set(&mut self, pairs: &[(Bytes<'_>, Bytes<'_>)], replies: &mut Replies) -> Result<(), Refusal> {
         // The worst case is checked first, so that nothing is written if not everything can be.
         if self.map.len() + pairs.len() > self.limits.keys {
-            let fresh = pairs.iter().filter(|(key, _)| !self.map.contains_key(&**key)).count();
+            let fresh = pairs.iter().filter(|(key, _)| !self.map.contains(key)).count();
             if self.map.len() + fresh > self.limits.keys {
                 return Err(Refusal::Full { what: "keys", limit: self.limits.keys });
             }
@@ -346,14 +402,16 @@ impl Table {
 
     /// Adds to a counter, with one look into the map: counters are the busiest keys there are.
     fn count(&mut self, key: &[u8], delta: i64) -> Result<i64, Refusal> {
-        let Some(text) = self.map.get_mut(key) else {
+        let Some(slot) = self.map.get_mut(key) else {
             self.store(key, Decimal::new(delta).text())?;
             return Ok(delta);
         };
+        let text = &mut slot.held;
         let old = parse_number(text).ok_or_else(|| Refusal::NotANumber { key: key.into() })?;
         let sum = Decimal::new(old.wrapping_add(delta));
         let others = self.bytes - text.len();
         if others + sum.text().len() <= self.limits.bytes && text.rewrite(sum.text()) {
+            slot.written = self.seconds;
             self.bytes = others + sum.text().len();
         } else {
             self.store(key, sum.text())?; // at the limit, or no counter but text that begins with a number
@@ -375,23 +433,33 @@ impl Table {
         if self.queue_items >= self.limits.queue_items {
             return Err(Refusal::Full { what: "queue items", limit: self.limits.queue_items });
         }
-        let size = ENTRY + value.len() + if self.queues.contains_key(key) { 0 } else { ENTRY + key.len() };
+        let size = ENTRY + value.len() + if self.queues.contains(key) { 0 } else { ENTRY + key.len() };
         self.make_room(size)?;
         self.bytes += size;
         self.queue_items += 1;
         match self.queues.get_mut(key) {
-            Some(queue) => queue.push_back(value.into()),
-            None => drop(self.queues.insert(key.into(), VecDeque::from([value.into()]))),
+            Some(slot) => {
+                slot.held.items.push_back(value.into());
+                slot.held.bytes += value.len();
+                slot.written = self.seconds;
+            }
+            None => {
+                let queue = Queue { items: VecDeque::from([value.into()]), bytes: value.len() };
+                self.queues.insert(key, queue, self.seconds);
+            }
         }
         self.wake_one(key, replies);
         Ok(())
     }
 
     fn pop(&mut self, key: &[u8]) -> Option<(Value, usize)> {
-        let queue = self.queues.get_mut(key)?;
-        let length = queue.len();
-        let item = queue.pop_front().expect("no queue in the table is empty");
-        if queue.is_empty() {
+        let slot = self.queues.get_mut(key)?;
+        slot.written = self.seconds;
+        let queue = &mut slot.held;
+        let length = queue.items.len();
+        let item = queue.items.pop_front().expect("no queue in the table is empty");
+        queue.bytes -= item.len();
+        if queue.items.is_empty() {
             self.queues.remove(key);
             self.bytes -= ENTRY + key.len();
         }
@@ -541,7 +609,7 @@ impl Table {
     /// Offers what was pushed for this client to the next one in line, if it is still there.
     fn pass_promise_on(&mut self, client: ClientId, replies: &mut Replies) {
         if let Some(queue) = self.take_promise(client)
-            && self.queues.contains_key(&queue)
+            && self.queues.contains(&queue)
         {
             self.wake_one(&queue, replies);
         }

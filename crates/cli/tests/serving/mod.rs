@@ -9,7 +9,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -52,6 +52,7 @@ impl Process {
 pub struct Serve {
     pub process: Process,
     pub address: SocketAddr,
+    output: BufReader<ChildStdout>,
     log: mpsc::Receiver<String>,
 }
 
@@ -68,7 +69,8 @@ impl Serve {
             command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut process = Process(child);
         let mut line = String::new();
-        BufReader::new(process.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let mut output = BufReader::new(process.0.stdout.take().unwrap());
+        output.read_line(&mut line).unwrap();
         let log = BufReader::new(process.0.stderr.take().unwrap());
         let Some(address) = line.trim().strip_prefix("listening on ") else {
             panic!("{line:?}: {:?}", log.lines().collect::<Vec<_>>());
@@ -79,7 +81,14 @@ impl Serve {
             // A test that ended does not listen any more.
             log.lines().map_while(Result::ok).all(|line| lines.send(line).is_ok());
         });
-        Serve { process, address, log: inbox }
+        Serve { process, address, output, log: inbox }
+    }
+
+    /// The next line on standard output.
+    pub fn next_line(&mut self) -> String {
+        let mut line = String::new();
+        self.output.read_line(&mut line).unwrap();
+        line.trim_end().into()
     }
 
     /// Waits for a line on standard error that begins like this.

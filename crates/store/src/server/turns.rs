@@ -9,7 +9,7 @@
 
 #![expect(clippy::disallowed_methods, reason = "the edge: reads the clock once a round")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::mpsc;
@@ -17,11 +17,14 @@ use std::time::{Duration, Instant};
 
 use mio::{Events, Interest, Poll, Token};
 
+use super::roll::Roll;
+use super::slow::{Slowest, Suspect};
+use super::surveys::Surveys;
 use super::{Closed, Facts, Limits, Order, WaiterFacts};
 use crate::connection::{Connection, Pool};
 use crate::error::{Fault, show_duration};
 use crate::request::{Operation, Request, Response, show_keys};
-use crate::table::{ClientId, Refusal, Replies, Table};
+use crate::table::{ClientId, Refusal, Replies, SHARED_VALUE, Table};
 use crate::wire::{self, Command, Decoded, Malformed};
 
 /// What wakes the loop for an order.
@@ -40,6 +43,10 @@ const READS_OF_LONG_MESSAGE: usize = 16;
 const ACCEPTS: usize = 128;
 /// An idle connection keeps an input buffer up to this size for its next message.
 const INPUT_KEPT: usize = 256;
+/// A request with more keys than this is timed.
+const KEYS_LIGHT: usize = 16;
+/// Who may wait to be told who is connected.
+const ROLLS_MAX: usize = 8;
 /// How often deadlines are looked at, unless a limit is shorter than that.
 const TICK: Duration = Duration::from_secs(1);
 /// How long accepting rests when there are no descriptors.
@@ -73,6 +80,10 @@ pub(super) struct Loop {
     stop_at: Option<Instant>,
     counters: Counters,
     log: LogBudget,
+    slowest: Slowest,
+    surveys: Surveys,
+    /// Who wants to know who is connected.
+    rolls: VecDeque<Roll>,
 }
 
 #[derive(Debug, Default)]
@@ -130,6 +141,9 @@ impl Loop {
             stop_at: None,
             counters: Counters::default(),
             log: LogBudget::new(now),
+            slowest: Slowest::new(now),
+            surveys: Surveys::default(),
+            rolls: VecDeque::new(),
         })
     }
 
@@ -145,6 +159,7 @@ impl Loop {
                 return;
             }
             self.now = Instant::now();
+            self.table.set_seconds(self.seconds());
             let mut orders = false;
             for event in &events {
                 match event.token() {
@@ -174,6 +189,9 @@ impl Loop {
             if orders {
                 self.obey();
             }
+            if self.surveys.is_pending() || !self.rolls.is_empty() {
+                self.look_around(events.is_empty());
+            }
             if self.now >= next_tick {
                 next_tick = self.now + self.tick;
                 self.tick();
@@ -187,7 +205,7 @@ impl Loop {
 
     /// How long there is nothing to do unless something happens.
     fn patience(&self, next_tick: Instant) -> Option<Duration> {
-        if !self.again.is_empty() {
+        if !self.again.is_empty() || self.surveys.is_pending() || !self.rolls.is_empty() {
             return Some(Duration::ZERO);
         }
         let tick = (self.count > 0 || self.log.suppressed > 0).then_some(next_tick);
@@ -240,6 +258,8 @@ impl Loop {
                 break;
             }
             self.counters.bytes_in += length as u64;
+            turn.connection.bytes_in += length as u64;
+            turn.connection.last_heard = self.now;
             let bytes = &buffer[..length];
             if turn.connection.input.is_empty() {
                 let used = self.serve_bytes(turn, bytes)?;
@@ -281,9 +301,10 @@ impl Loop {
                 Ok(Decoded::Whole(command, length)) => {
                     at += length;
                     turn.connection.message_since = None;
-                    let is_dear = is_dear(&command);
-                    self.execute(turn, command)?;
-                    turn.is_over = is_dear && self.now.elapsed() > SHARE;
+                    match weight(&command) {
+                        Weight::Light => self.execute(turn, command)?,
+                        weight => self.execute_timed(turn, command, length, weight)?,
+                    }
                 }
                 Ok(Decoded::Needs(needs)) => {
                     turn.connection.needs = needs;
@@ -300,12 +321,38 @@ impl Loop {
         Ok(at)
     }
 
+    /// As `execute`, for what can take long.
+    #[inline(never)]
+    fn execute_timed(
+        &mut self,
+        turn: &mut Turn,
+        command: Command<'_>,
+        length: usize,
+        weight: Weight,
+    ) -> Result<(), End> {
+        let (operation, (key, keys_count)) = match &command {
+            Command::Call(request) => (request.operation().name(), request.first_key()),
+            _ => ("info", (None, 0)),
+        };
+        let suspect = Suspect::new(operation, key.unwrap_or_default(), keys_count, turn.connection.peer);
+        let unsent = turn.connection.output.len();
+        let start = Instant::now();
+        let result = self.execute(turn, command);
+        let end = Instant::now();
+        let bytes = length + turn.connection.output.len() - unsent;
+        self.slowest.note(suspect, bytes, end.duration_since(start), end);
+        turn.is_over = weight == Weight::Dear && end.duration_since(self.now) > SHARE;
+        result
+    }
+
     #[inline]
     fn execute(&mut self, turn: &mut Turn, command: Command<'_>) -> Result<(), End> {
         let client = ClientId(turn.slot);
         match command {
             Command::Call(request) => {
-                self.counters.operations[request.operation() as usize] += 1;
+                let operation = request.operation();
+                self.counters.operations[operation as usize] += 1;
+                turn.connection.last_operation = Some(operation);
                 let applied = self.table.apply(client, request, self.now, &mut self.replies);
                 self.deliver(Some(turn));
                 applied.map_err(|refusal| match &refusal {
@@ -342,7 +389,8 @@ impl Loop {
             }
             Command::Validate { .. } => Err(refuse(Closed::UnknownOpcode, "it said hello twice".into())),
             Command::Info => {
-                let facts = serde_json::to_vec(&self.facts()).expect("facts are plain data");
+                let facts =
+                    serde_json::to_vec(&self.facts(Facts::WAITERS_MAX)).expect("facts are plain data");
                 let response = Response::Value(Some(facts.into()));
                 wire::encode_response(&response, &mut turn.connection.output.sink(&mut self.pool));
                 Ok(())
@@ -501,6 +549,7 @@ impl Loop {
 
     fn tick(&mut self) {
         self.table.sweep();
+        self.surveys.tidy(self.now);
         if let Some(line) = self.log.renew(self.now) {
             tracing::warn!("{line}");
         }
@@ -517,7 +566,16 @@ impl Loop {
     fn obey(&mut self) {
         while let Ok(order) = self.inbox.try_recv() {
             match order {
-                Order::Tell(answer) => drop(answer.send(self.facts())), // an asker that left is fine
+                // An asker that left is fine, here and below.
+                Order::Tell { waiters, answer } => drop(answer.send(self.facts(waiters))),
+                Order::Value { key, answer } => drop(answer.send(self.table.value(&key))),
+                Order::Slowest(answer) => drop(answer.send(self.slowest.list(self.now))),
+                Order::Clients { limit, answer } => {
+                    if self.rolls.len() < ROLLS_MAX {
+                        self.rolls.push_back(Roll::new(limit, answer));
+                    }
+                }
+                Order::Survey { prefix, answer } => self.surveys.ask(prefix, answer, &self.table, self.now),
                 Order::Stop { grace } => {
                     self.stop_at = Some(self.now + grace);
                     for mut listener in self.listeners.drain(..) {
@@ -526,6 +584,26 @@ impl Loop {
                 }
             }
         }
+    }
+
+    /// A little of what those who look at the server want to know; then clients have their turns again.
+    #[cold]
+    fn look_around(&mut self, is_idle: bool) {
+        if let Some(roll) = self.rolls.front_mut()
+            && roll.step(&self.connections, &self.table)
+        {
+            let roll = self.rolls.pop_front().expect("it was just looked at");
+            roll.answer(self.count, self.now);
+        }
+        if self.surveys.is_due(is_idle, self.now) {
+            self.surveys.step(&self.table, Instant::now);
+        }
+    }
+
+    /// Whole seconds since the start, for the table.
+    #[inline]
+    fn seconds(&self) -> u32 {
+        self.now.duration_since(self.started).as_secs() as u32 // 136 years
     }
 
     /// What has arrived is answered before the end, as far as the sockets take it.
@@ -548,8 +626,8 @@ impl Loop {
         }
     }
 
-    fn facts(&self) -> Facts {
-        let waiters = self.table.oldest_waiters(Facts::WAITERS_MAX);
+    fn facts(&self, waiters_max: usize) -> Facts {
+        let waiters = self.table.oldest_waiters(waiters_max);
         let operations =
             Operation::ALL.into_iter().zip(self.counters.operations).filter(|(_, count)| *count > 0);
         Facts {
@@ -563,11 +641,17 @@ impl Loop {
             bytes_in: self.counters.bytes_in,
             bytes_out: self.counters.bytes_out,
             keys: self.table.keys(),
+            keys_max: self.limits.table.keys,
             queue_items: self.table.queue_items(),
+            queue_items_max: self.limits.table.queue_items,
             table_bytes: self.table.bytes(),
             buffer_bytes: self.buffered,
             memory_max: self.limits.table.bytes,
             waiters_count: self.table.waiters_count(),
+            oldest_wait_seconds: self
+                .table
+                .oldest_wait()
+                .map_or(0.0, |since| self.now.duration_since(since).as_secs_f64()),
             waiters: waiters
                 .into_iter()
                 .map(|waiter| WaiterFacts {
@@ -639,9 +723,37 @@ fn overdue(connection: &Connection, limits: &Limits, now: Instant) -> Option<End
     None
 }
 
-/// Can it cost far more than the bytes it came in? All others cost about as much as their bytes, or as the reply.
-fn is_dear(command: &Command<'_>) -> bool {
-    matches!(command, Command::Info | Command::Call(Request::Append { .. } | Request::ListKeys))
+/// What a request can cost.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Weight {
+    /// Too little for a look at the clock.
+    Light,
+    /// About as much as its bytes, or as the reply; but these may be many.
+    Heavy,
+    /// Far more than the bytes it came in.
+    Dear,
+}
+
+#[inline]
+fn weight(command: &Command<'_>) -> Weight {
+    let heavy_if = |is_heavy: bool| if is_heavy { Weight::Heavy } else { Weight::Light };
+    let Command::Call(request) = command else {
+        return if matches!(command, Command::Info) { Weight::Dear } else { Weight::Light };
+    };
+    match request {
+        Request::Append { .. } | Request::ListKeys => Weight::Dear,
+        Request::Set { value, .. } | Request::QueuePush { value, .. } => {
+            heavy_if(value.len() >= SHARED_VALUE)
+        }
+        Request::CompareSet { expected, desired, .. } => {
+            heavy_if(expected.len() >= SHARED_VALUE || desired.len() >= SHARED_VALUE)
+        }
+        Request::Check { keys } | Request::MultiGet { keys } | Request::Wait { keys } => {
+            heavy_if(keys.len() > KEYS_LIGHT)
+        }
+        Request::MultiSet { pairs } => heavy_if(pairs.len() > KEYS_LIGHT),
+        _ => Weight::Light,
+    }
 }
 
 #[cold]

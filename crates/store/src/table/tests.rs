@@ -140,8 +140,13 @@ impl Table {
 
     /// Everything a client could find out, to show that a refusal changed nothing.
     fn picture(&self) -> impl PartialEq + std::fmt::Debug + use<> {
-        let mut map: Vec<_> = self.map.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
-        let mut queues: Vec<_> = self.queues.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
+        let mut map: Vec<_> =
+            self.map.iter().map(|slot| (slot.key.clone(), slot.held.clone(), slot.written)).collect();
+        let mut queues: Vec<_> = self
+            .queues
+            .iter()
+            .map(|slot| (slot.key.clone(), slot.held.items.clone(), slot.held.bytes))
+            .collect();
         map.sort();
         queues.sort();
         let counts = [self.bytes, self.queue_items, self.waiting.len(), self.promised.len()];

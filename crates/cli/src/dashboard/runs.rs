@@ -1,0 +1,514 @@
+//! What the store's keys tell about the jobs that use it: who has joined, who is missing, lost or stuck.
+//!
+//! The launchers keep a state for each job and a beat for each node there (see `run/rendezvous`), each beat with what is
+//! known of the node's ranks. To that we add what only the server sees: which rank waits for which key, by the address it
+//! comes from; and what only somebody who looks again and again sees: a beat that does not move any more.
+//!
+//! Everything in these keys was written by others, perhaps by nobody's friend: sizes are bounded, unknown fields are left
+//! out, known ones may be missing, and what cannot be read is shown as such.
+//!
+//! Pure but for [`read`]; the time comes in as an argument.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::marker::PhantomData;
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use serde::de::{Error as _, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
+use tenfold_store::{Server, Value, WaiterFacts};
+
+/// Clients put a `/` in front of every key.
+const RUNS: &str = "/tenfold/runs";
+
+/// Jobs that are shown: the last ones that were begun.
+const RUNS_MAX: usize = 32;
+/// Bytes of the list of jobs that are read; its end, where the last ones are.
+const LIST_MAX: usize = 64 << 10;
+const ID_MAX: usize = 256;
+/// Bytes of one job's state; the launcher writes no longer ones.
+const STATE_MAX: usize = 2 << 20;
+/// Bytes of one node's beat.
+const NODE_MAX: usize = 256 << 10;
+/// Nodes of all jobs together, the bytes of their beats, and the ranks in them.
+const NODES_MAX: usize = 4096;
+const BEATS_MAX: usize = 16 << 20;
+const RANKS_MAX: usize = 64 << 10;
+/// Ranks that are listed though nothing is known of them.
+const UNKNOWN_MAX: usize = 16 << 10;
+
+/// A beat that has not moved for this long is that of a lost node: three beats, as the launcher counts.
+const LOST_AFTER: f64 = 15.0;
+/// A rank that waits in the store for longer than this is called stuck.
+const STUCK_AFTER: f64 = 10.0;
+
+// ── what is read ───────────────────────────────────────────────────────────────────────────────────────────
+
+/// What the store holds about one job.
+#[derive(Debug)]
+pub(super) struct Raw {
+    id: String,
+    state: Result<State, String>,
+    /// By node id.
+    nodes: HashMap<String, Beat>,
+}
+
+/// What a node last said, and how long ago it said something new.
+#[derive(Debug)]
+struct Beat {
+    seconds: f64,
+    ranks: Vec<RankStatus>,
+}
+
+/// When each node's beat was last seen to move.
+#[derive(Debug, Default)]
+pub(super) struct Beats {
+    /// By job and node.
+    seen: HashMap<(String, String), (u64, Instant)>,
+}
+
+impl Beats {
+    /// How long ago this beat was new.
+    fn age(&mut self, run: &str, node: &str, beat: u64, now: Instant) -> f64 {
+        let seen = self.seen.entry((run.into(), node.into())).or_insert((beat, now));
+        if seen.0 != beat {
+            *seen = (beat, now);
+        }
+        now.saturating_duration_since(seen.1).as_secs_f64()
+    }
+
+    fn forget_others(&mut self, runs: &[Raw]) {
+        let is_there = |run: &String, node: &String| {
+            runs.iter().any(|raw| raw.id == *run && raw.nodes.contains_key(node))
+        };
+        self.seen.retain(|(run, node), _| is_there(run, node));
+    }
+}
+
+/// Reads what there is about all jobs.
+pub(super) fn read(server: &Server, beats: &mut Beats, now: Instant) -> Vec<Raw> {
+    let Some(list) = server.value(RUNS.as_bytes()) else { return Vec::new() };
+    let mut runs = Vec::new();
+    let mut left = Left { nodes: NODES_MAX, bytes: BEATS_MAX, ranks: RANKS_MAX };
+    for id in ids(&list) {
+        let key = format!("/tenfold/run/{id}/state");
+        let state = server.value(key.as_bytes()).ok_or_else(|| "it has no state in the store".to_owned());
+        let state = state.and_then(|state| parse_state(&state, &mut left));
+        let mut nodes = HashMap::new();
+        for node in state.iter().flat_map(State::nodes).map(|node| &node.id) {
+            if left.bytes == 0 {
+                break;
+            }
+            let beat = server.value(format!("/tenfold/run/{id}/node/{node}").as_bytes());
+            let Some(beat) = beat.filter(|beat| beat.len() <= NODE_MAX) else { continue };
+            left.bytes = left.bytes.saturating_sub(beat.len());
+            let NodeText { beat, mut ranks } = parse_beat(&beat);
+            ranks.truncate(left.ranks);
+            left.ranks -= ranks.len();
+            nodes.insert(node.clone(), Beat { seconds: beats.age(&id, node, beat, now), ranks });
+        }
+        runs.push(Raw { id, state, nodes });
+    }
+    beats.forget_others(&runs);
+    runs
+}
+
+/// What may still be read for one answer.
+struct Left {
+    nodes: usize,
+    bytes: usize,
+    ranks: usize,
+}
+
+/// The ids of the last jobs in the list, each once, in the order in which they were begun.
+fn ids(list: &Value) -> Vec<String> {
+    let list = &list[list.len().saturating_sub(LIST_MAX)..];
+    let text = String::from_utf8_lossy(list);
+    let mut ids: Vec<String> = Vec::new();
+    for id in text.lines().rev().filter(|id| !id.is_empty() && id.len() <= ID_MAX) {
+        if ids.len() < RUNS_MAX && !ids.iter().any(|known| known == id) {
+            ids.push(id.into());
+        }
+    }
+    ids.reverse();
+    ids
+}
+
+fn parse_state(text: &[u8], left: &mut Left) -> Result<State, String> {
+    if text.len() > STATE_MAX {
+        return Err(format!("its state has {} bytes, more than the {STATE_MAX} that are read", text.len()));
+    }
+    let state: State =
+        serde_json::from_slice(text).map_err(|error| format!("its state cannot be read: {error}"))?;
+    let count = state.nodes().count();
+    left.nodes = left.nodes.checked_sub(count).ok_or_else(|| {
+        format!("its {count} nodes are more than are shown: {NODES_MAX} of all jobs together")
+    })?;
+    Ok(state)
+}
+
+fn parse_beat(text: &[u8]) -> NodeText {
+    serde_json::from_slice(text).unwrap_or_default()
+}
+
+/// A job's state, as much of it as is shown.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+struct State {
+    version: u64,
+    job: u64,
+    round: u64,
+    phase: String,
+    nodes_min: usize,
+    nodes_max: usize,
+    max_restarts: u64,
+    restarts_used: u64,
+    #[serde(deserialize_with = "bounded")]
+    members: Vec<Member>,
+    #[serde(deserialize_with = "bounded")]
+    spares: Vec<NodeInfo>,
+    failure: Option<Failure>,
+    outcome: Option<String>,
+    reason: String,
+}
+
+impl State {
+    fn nodes(&self) -> impl Iterator<Item = &NodeInfo> {
+        self.members.iter().map(|member| &member.node).chain(&self.spares)
+    }
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+struct Member {
+    node: NodeInfo,
+    rank: Option<usize>,
+    ready: bool,
+    done: bool,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+struct NodeInfo {
+    id: String,
+    host: String,
+    ranks: usize,
+    role: String,
+    fixed_rank: Option<usize>,
+    worker_store: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+struct Failure {
+    round: u64,
+    node_rank: usize,
+    host: String,
+    rank: usize,
+    summary: String,
+    text: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct NodeText {
+    beat: u64,
+    #[serde(deserialize_with = "lenient")]
+    ranks: Vec<RankStatus>,
+}
+
+/// What a launcher knows of one of its ranks.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+struct RankStatus {
+    rank: Option<usize>,
+    local_rank: Option<usize>,
+    pid: Option<u64>,
+    state: String,
+    end: Option<String>,
+    store_connections: Vec<String>,
+    cpu_seconds: Option<f64>,
+    memory_bytes: Option<u64>,
+    last_output_seconds: Option<f64>,
+    started_unix: Option<f64>,
+}
+
+/// A list that is refused as soon as it is too long: two bytes of text may become hundreds in memory.
+fn bounded<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Vec<T>, D::Error> {
+    struct Bounded<T>(PhantomData<T>);
+    impl<'de, T: Deserialize<'de>> Visitor<'de> for Bounded<T> {
+        type Value = Vec<T>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write!(f, "a list of at most {NODES_MAX} nodes")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<T>, A::Error> {
+            let mut items = Vec::new();
+            while let Some(item) = list.next_element()? {
+                if items.len() == NODES_MAX {
+                    return Err(A::Error::invalid_length(NODES_MAX + 1, &self));
+                }
+                items.push(item);
+            }
+            Ok(items)
+        }
+    }
+    deserializer.deserialize_seq(Bounded(PhantomData))
+}
+
+/// Ranks that can be read, whatever stands between them.
+fn lenient<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<RankStatus>, D::Error> {
+    let ranks = Option::<Vec<serde_json::Value>>::deserialize(deserializer)?.unwrap_or_default();
+    Ok(ranks.into_iter().filter_map(|rank| serde_json::from_value(rank).ok()).collect())
+}
+
+// ── what is made of it ─────────────────────────────────────────────────────────────────────────────────────
+
+/// One job of `/api/runs`.
+#[derive(Debug, PartialEq, Serialize)]
+pub(super) struct Run {
+    pub(super) id: String,
+    state: Option<State>,
+    pub(super) nodes: Vec<Node>,
+    /// Why there is no state.
+    error: Option<String>,
+}
+
+#[derive(Debug, PartialEq, Serialize)]
+pub(super) struct Node {
+    /// Nothing for one that has not come.
+    node: Option<NodeInfo>,
+    rank: Option<usize>,
+    pub(super) status: NodeStatus,
+    beat_seconds: Option<f64>,
+    pub(super) ranks: Vec<Rank>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum NodeStatus {
+    /// It takes part in the round that runs, or in the last one.
+    Joined,
+    /// It is here, and the round has not begun.
+    Waiting,
+    /// Its beat does not move.
+    Lost,
+    /// There is no room for it.
+    Spare,
+    /// It has not come.
+    Missing,
+}
+
+impl NodeStatus {
+    pub(super) const ALL: [NodeStatus; 5] =
+        [NodeStatus::Joined, NodeStatus::Waiting, NodeStatus::Lost, NodeStatus::Spare, NodeStatus::Missing];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            NodeStatus::Joined => "joined",
+            NodeStatus::Waiting => "waiting",
+            NodeStatus::Lost => "lost",
+            NodeStatus::Spare => "spare",
+            NodeStatus::Missing => "missing",
+        }
+    }
+}
+
+#[derive(Debug, PartialEq, Serialize)]
+pub(super) struct Rank {
+    #[serde(flatten)]
+    status: RankStatus,
+    pub(super) joined: bool,
+    pub(super) stuck: bool,
+    why: String,
+    store_operation: Option<StoreOperation>,
+}
+
+impl Rank {
+    pub(super) fn state(&self) -> &str {
+        &self.status.state
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct StoreOperation {
+    operation: String,
+    keys: String,
+    seconds: f64,
+}
+
+impl Run {
+    pub(super) fn round(&self) -> u64 {
+        self.state.as_ref().map_or(0, |state| state.round)
+    }
+
+    pub(super) fn restarts_used(&self) -> u64 {
+        self.state.as_ref().map_or(0, |state| state.restarts_used)
+    }
+
+    /// The rank behind each connection to the store.
+    pub(super) fn ranks_by_peer(&self) -> impl Iterator<Item = (String, usize)> {
+        let ranks = self.nodes.iter().flat_map(|node| &node.ranks);
+        let ranks = ranks.filter_map(|rank| Some((rank.status.rank?, &rank.status.store_connections)));
+        ranks.flat_map(|(rank, peers)| peers.iter().map(move |peer| (canonical(peer), rank)))
+    }
+}
+
+/// What the jobs look like, given who waits in the store.
+pub(super) fn describe(runs: Vec<Raw>, waiters: &[WaiterFacts]) -> Vec<Run> {
+    let waits = longest_waits(waiters);
+    let mut unknown_left = UNKNOWN_MAX;
+    runs.into_iter().map(|raw| describe_one(raw, &waits, &mut unknown_left)).collect()
+}
+
+fn describe_one(raw: Raw, waits: &Waits, unknown_left: &mut usize) -> Run {
+    let Raw { id, state, nodes: mut beats } = raw;
+    let state = match state {
+        Ok(state) => state,
+        Err(error) => return Run { id, state: None, nodes: Vec::new(), error: Some(error) },
+    };
+    let first_ranks = first_ranks(&state);
+    let mut nodes: Vec<Node> = Vec::new();
+    for member in &state.members {
+        let beat = beats.remove(&member.node.id);
+        let status = match state.phase.as_str() {
+            "over" => NodeStatus::Joined, // its launcher has gone home, and its beat with it
+            _ if is_lost(beat.as_ref()) => NodeStatus::Lost,
+            "running" if member.rank.is_some() => NodeStatus::Joined,
+            _ => NodeStatus::Waiting,
+        };
+        let beat_seconds = beat.as_ref().map(|beat| beat.seconds);
+        let mut known = beat.map_or_else(Vec::new, |beat| beat.ranks);
+        if state.phase != "over" {
+            let first_rank = member.rank.and_then(|rank| first_ranks.get(&rank).copied());
+            let unknown = unknown_ranks(&known, member.node.ranks, first_rank, *unknown_left);
+            *unknown_left -= unknown.len();
+            known.extend(unknown);
+        }
+        known.sort_by_key(|rank| rank.local_rank);
+        let ranks = known.into_iter().map(|rank| judge(rank, waits)).collect();
+        nodes.push(Node { node: Some(member.node.clone()), rank: member.rank, status, beat_seconds, ranks });
+    }
+    nodes.sort_by_key(|node| (node.rank.is_none(), node.rank));
+    for spare in &state.spares {
+        let beat = beats.remove(&spare.id);
+        let status = if is_lost(beat.as_ref()) { NodeStatus::Lost } else { NodeStatus::Spare };
+        let beat_seconds = beat.map(|beat| beat.seconds);
+        nodes.push(Node { node: Some(spare.clone()), rank: None, status, beat_seconds, ranks: Vec::new() });
+    }
+    nodes.extend(missing(&state));
+    Run { id, state: Some(state), nodes, error: None }
+}
+
+/// A node that wrote no beat yet has just come.
+fn is_lost(beat: Option<&Beat>) -> bool {
+    beat.is_some_and(|beat| beat.seconds > LOST_AFTER)
+}
+
+/// Nodes that must come and have not: with the ranks that nobody else claims.
+fn missing(state: &State) -> Vec<Node> {
+    if state.phase == "over" {
+        return Vec::new();
+    }
+    let count = state.nodes_min.min(NODES_MAX).saturating_sub(state.members.len());
+    let claims = state.members.iter().map(|member| member.rank.or(member.node.fixed_rank));
+    let taken: HashSet<usize> = claims.clone().flatten().collect();
+    // Those who are here and have no rank yet will take the first free ones.
+    let unranked = claims.filter(Option::is_none).count();
+    let free = (0..state.nodes_min).filter(|rank| !taken.contains(rank)).skip(unranked).take(count);
+    let missing = |rank| Node {
+        node: None,
+        rank: Some(rank),
+        status: NodeStatus::Missing,
+        beat_seconds: None,
+        ranks: Vec::new(),
+    };
+    free.map(missing).collect()
+}
+
+/// By node rank, the number of the node's first rank in the world. Nobody knows while nodes are joining, nor after one
+/// that has no node.
+fn first_ranks(state: &State) -> HashMap<usize, usize> {
+    let sizes: HashMap<usize, usize> =
+        state.members.iter().filter_map(|member| Some((member.rank?, member.node.ranks))).collect();
+    let mut first_ranks = HashMap::new();
+    let mut first = 0_usize;
+    for rank in (0..NODES_MAX).filter(|_| state.phase != "joining") {
+        first_ranks.insert(rank, first);
+        let next = sizes.get(&rank).and_then(|size| first.checked_add(*size));
+        let Some(next) = next else { break };
+        first = next;
+    }
+    first_ranks
+}
+
+/// Ranks that a node should have and of which it has said nothing.
+fn unknown_ranks(
+    known: &[RankStatus],
+    expected: usize,
+    first_rank: Option<usize>,
+    most: usize,
+) -> Vec<RankStatus> {
+    let known: HashSet<Option<usize>> = known.iter().map(|rank| rank.local_rank).collect();
+    let unknown = (0..expected).filter(|local_rank| !known.contains(&Some(*local_rank))).take(most);
+    unknown
+        .map(|local_rank| RankStatus {
+            rank: first_rank.and_then(|first| first.checked_add(local_rank)),
+            local_rank: Some(local_rank),
+            state: "missing".into(),
+            ..RankStatus::default()
+        })
+        .collect()
+}
+
+fn judge(status: RankStatus, waits: &Waits) -> Rank {
+    let own = status.store_connections.iter().filter_map(|peer| waits.get(&canonical(peer)));
+    let longest = own.max_by(|a, b| a.seconds.total_cmp(&b.seconds)).cloned();
+    let why = match &longest {
+        _ if status.state == "stopped" => {
+            "stopped by a signal (SIGSTOP or Ctrl-Z); SIGCONT lets it go on".into()
+        }
+        Some(wait) if wait.seconds > STUCK_AFTER => {
+            format!("waits in the store for {} since {:.0} s ({})", wait.keys, wait.seconds, wait.operation)
+        }
+        _ => String::new(),
+    };
+    // One that has ended has left the store too, but it was there.
+    let joined = !status.store_connections.is_empty() || status.state == "ended";
+    Rank { joined, stuck: !why.is_empty(), why, store_operation: longest, status }
+}
+
+/// By peer, its longest wait.
+type Waits = HashMap<String, StoreOperation>;
+
+fn longest_waits(waiters: &[WaiterFacts]) -> Waits {
+    let mut longest = Waits::new();
+    for waiter in waiters {
+        let operation = waiter.operation.clone();
+        let wait = StoreOperation { operation, keys: waiter.keys.clone(), seconds: waiter.seconds };
+        let known = longest.entry(canonical(&waiter.peer)).or_insert_with(|| wait.clone());
+        if known.seconds < wait.seconds {
+            *known = wait;
+        }
+    }
+    longest
+}
+
+/// One spelling for each address: a server that listens on `::` sees a v4 client as a v6 one.
+pub(super) fn canonical(peer: &str) -> String {
+    match peer.parse::<SocketAddr>() {
+        Ok(address) => SocketAddr::new(address.ip().to_canonical(), address.port()).to_string(),
+        Err(_) => peer.to_owned(),
+    }
+}
+
+/// A job of which nothing can be said.
+#[cfg(test)]
+pub(super) fn unreadable(id: &str) -> Run {
+    Run { id: id.into(), state: None, nodes: Vec::new(), error: Some("nonsense".into()) }
+}
+
+#[cfg(test)]
+mod tests;

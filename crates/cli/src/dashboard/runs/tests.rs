@@ -1,0 +1,243 @@
+#![expect(clippy::disallowed_methods, reason = "some instant to count from")]
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+
+fn node(id: &str, ranks: usize) -> serde_json::Value {
+    json!({"id": id, "host": format!("host-{id}"), "ranks": ranks, "role": "default", "fixed_rank": null,
+        "worker_store": null})
+}
+
+fn state(phase: &str, members: &[(&str, Option<usize>)]) -> serde_json::Value {
+    let members: Vec<_> = members
+        .iter()
+        .map(|(id, rank)| json!({"node": node(id, 2), "rank": rank, "ready": true, "done": false}))
+        .collect();
+    json!({"version": 3, "round": 0, "phase": phase, "nodes_min": 2, "nodes_max": 4, "max_restarts": 3,
+        "restarts_used": 1, "members": members, "spares": [], "failure": null, "outcome": null, "reason": ""})
+}
+
+fn rank(local_rank: usize, rank: usize, state: &str, peer: &str) -> serde_json::Value {
+    let connections: Vec<&str> = Some(peer).into_iter().filter(|peer| !peer.is_empty()).collect();
+    json!({"rank": rank, "local_rank": local_rank, "pid": 4711, "state": state, "end": null,
+        "store_connections": connections, "cpu_seconds": 12.5, "memory_bytes": 1048576,
+        "last_output_seconds": null, "started_unix": 1763280000.0})
+}
+
+fn left() -> Left {
+    Left { nodes: NODES_MAX, bytes: BEATS_MAX, ranks: RANKS_MAX }
+}
+
+fn raw(state: &serde_json::Value, beats: &[(&str, f64, Vec<serde_json::Value>)]) -> Raw {
+    let beat = |(id, seconds, ranks): &(&str, f64, Vec<serde_json::Value>)| {
+        let text = json!({"beat": 17, "node": node(id, 2), "ranks": ranks}).to_string();
+        (id.to_string(), Beat { seconds: *seconds, ranks: parse_beat(text.as_bytes()).ranks })
+    };
+    let state = parse_state(state.to_string().as_bytes(), &mut left());
+    Raw { id: "job".into(), state, nodes: beats.iter().map(beat).collect() }
+}
+
+fn waiter(peer: &str, keys: &str, seconds: f64) -> WaiterFacts {
+    let waiter =
+        json!({"peer": peer, "operation": "wait", "keys": keys, "keys_count": 1, "seconds": seconds});
+    serde_json::from_value(waiter).unwrap()
+}
+
+fn one(raw: Raw, waiters: &[WaiterFacts]) -> Run {
+    describe(vec![raw], waiters).remove(0)
+}
+
+/// `host:status` of each node.
+fn nodes(run: &Run) -> Vec<String> {
+    let show = |node: &Node| {
+        let id = node.node.as_ref().map_or("-", |node| &node.id);
+        let rank = node.rank.map_or("-".into(), |rank| rank.to_string());
+        format!("{rank} {id} {}", node.status.name())
+    };
+    run.nodes.iter().map(show).collect()
+}
+
+#[test]
+fn nodes_are_joined_waiting_lost_spare_or_missing() {
+    let running = state("running", &[("b", Some(1)), ("a", Some(0))]);
+    let beats = [("a", 1.0, vec![]), ("b", 15.5, vec![])];
+    assert_eq!(nodes(&one(raw(&running, &beats), &[])), ["0 a joined", "1 b lost"]);
+
+    let mut with_spare = running.clone();
+    with_spare["spares"] = json!([node("c", 2), node("d", 2)]);
+    let beats = [("a", 1.0, vec![]), ("c", 2.0, vec![]), ("d", 60.0, vec![])];
+    let expected = ["0 a joined", "1 b joined", "- c spare", "- d lost"];
+    assert_eq!(nodes(&one(raw(&with_spare, &beats), &[])), expected);
+
+    let joining = state("joining", &[("a", None)]);
+    assert_eq!(nodes(&one(raw(&joining, &[]), &[])), ["- a waiting", "1 - missing"]);
+
+    let mut fixed = joining.clone();
+    fixed["members"][0]["node"]["fixed_rank"] = json!(1);
+    assert_eq!(nodes(&one(raw(&fixed, &[]), &[])), ["- a waiting", "0 - missing"]);
+
+    let over = state("over", &[("a", Some(0))]);
+    let beats = [("a", 900.0, vec![])];
+    assert_eq!(nodes(&one(raw(&over, &beats), &[])), ["0 a joined"], "who went home is not lost");
+}
+
+#[test]
+fn ranks_that_have_not_joined_are_shown_with_their_numbers() {
+    let running = state("running", &[("a", Some(0)), ("b", Some(1))]);
+    let known = vec![rank(1, 3, "running", "10.0.0.2:40112"), rank(0, 2, "running", "")];
+    let run = one(raw(&running, &[("b", 1.0, known)]), &[]);
+    let seen = |node: usize| -> Vec<(Option<usize>, &str, bool)> {
+        let ranks = run.nodes[node].ranks.iter();
+        ranks.map(|rank| (rank.status.rank, rank.status.state.as_str(), rank.joined)).collect()
+    };
+    assert_eq!(seen(0), [(Some(0), "missing", false), (Some(1), "missing", false)]);
+    assert_eq!(seen(1), [(Some(2), "running", false), (Some(3), "running", true)]);
+
+    // Before the round begins nobody knows the numbers; after its end nobody is missing.
+    let run = one(raw(&state("joining", &[("a", None)]), &[]), &[]);
+    assert_eq!(run.nodes[0].ranks.len(), 2);
+    assert_eq!(run.nodes[0].ranks[0].status.rank, None);
+    let ended = vec![rank(0, 0, "ended", "")];
+    let run = one(raw(&state("over", &[("a", Some(0))]), &[("a", 99.0, ended)]), &[]);
+    assert_eq!(run.nodes[0].ranks.len(), 1);
+    assert!(run.nodes[0].ranks[0].joined, "it was there");
+}
+
+#[test]
+fn a_rank_is_stuck_when_stopped_or_when_it_waits_long() {
+    let running = state("running", &[("a", Some(0)), ("b", Some(1))]);
+    let known = |first: usize, peers: [&str; 2], state: &str| {
+        vec![rank(0, first, state, peers[0]), rank(1, first + 1, "running", peers[1])]
+    };
+    let beats = [
+        ("a", 1.0, known(0, ["10.0.0.1:1", "10.0.0.1:2"], "stopped")),
+        ("b", 1.0, known(2, ["10.0.0.2:1", "10.0.0.2:2"], "running")),
+    ];
+    let waiters = [
+        waiter("[::ffff:10.0.0.2]:1", "`/a/b`", 41.0), // as a server on `::` sees it
+        waiter("10.0.0.2:1", "`/c`", 3.0),
+        waiter("10.0.0.2:2", "`/d`", 10.0),
+        waiter("10.0.0.9:9", "`/x`", 99.0),
+    ];
+    let run = one(raw(&running, &beats), &waiters);
+    let whys: Vec<(bool, &str)> =
+        run.nodes.iter().flat_map(|node| &node.ranks).map(|rank| (rank.stuck, rank.why.as_str())).collect();
+    let expected = [
+        (true, "stopped by a signal (SIGSTOP or Ctrl-Z); SIGCONT lets it go on"),
+        (false, ""),
+        (true, "waits in the store for `/a/b` since 41 s (wait)"),
+        (false, ""),
+    ];
+    assert_eq!(whys, expected);
+    let operation = run.nodes[1].ranks[1].store_operation.as_ref().unwrap();
+    assert_eq!((operation.keys.as_str(), operation.seconds), ("`/d`", 10.0), "shown, but not yet stuck");
+    let peers: Vec<(String, usize)> = run.ranks_by_peer().collect();
+    assert_eq!(peers[2], ("10.0.0.2:1".into(), 2));
+}
+
+#[test]
+fn a_state_that_cannot_be_read_is_an_error_text() {
+    let error = |text: &str| {
+        let state = parse_state(text.as_bytes(), &mut left());
+        let run = one(Raw { id: "job".into(), state, nodes: HashMap::new() }, &[]);
+        assert_eq!((run.state, run.nodes), (None, Vec::new()));
+        run.error.unwrap()
+    };
+    let expected = "its state cannot be read: EOF while parsing an object at line 1 column 1";
+    assert_eq!(error("{"), expected);
+    let long = format!("{{\"members\": [{}]}}", vec!["{}"; NODES_MAX + 1].join(","));
+    assert!(error(&long).contains("invalid length 4097, expected a list of at most 4096 nodes"));
+    let expected = "its state has 2097153 bytes, more than the 2097152 that are read";
+    assert_eq!(error(&" ".repeat(STATE_MAX + 1)), expected);
+    let both = format!("{{\"members\": [{0}], \"spares\": [{0}]}}", vec!["{}"; 2049].join(","));
+    let expected = "its 4098 nodes are more than are shown: 4096 of all jobs together";
+    assert_eq!(error(&both), expected);
+}
+
+#[test]
+fn what_strangers_claim_is_bounded() {
+    let mut boastful = state("running", &[("a", Some(0)), ("b", Some(usize::MAX))]);
+    boastful["nodes_min"] = json!(u64::MAX);
+    boastful["members"][0]["node"]["ranks"] = json!(u64::MAX);
+    let run = one(raw(&boastful, &[]), &[]);
+    assert_eq!(run.nodes[0].ranks.len(), UNKNOWN_MAX);
+    assert_eq!(run.nodes.len(), 2 + NODES_MAX - 2);
+
+    let list = (0..100).map(|index| format!("job{index}\n")).collect::<String>() + "job50\n\n";
+    let ids = ids(&Value::from(list.into_bytes()));
+    assert_eq!((ids.len(), ids[0].as_str(), ids[31].as_str()), (RUNS_MAX, "job69", "job50"));
+}
+
+#[test]
+fn ranks_between_nonsense_are_still_read() {
+    let text = json!({"beat": 3, "more": 1, "ranks": [7, null, {"rank": "x"}, rank(0, 5, "running", "")]});
+    let NodeText { beat, ranks } = parse_beat(text.to_string().as_bytes());
+    assert_eq!((beat, ranks.len(), ranks[0].rank), (3, 1, Some(5)));
+    assert_eq!(parse_beat(b"nonsense").beat, 0);
+    assert_eq!(parse_beat(b"{\"beat\": 4, \"ranks\": null}").beat, 4);
+}
+
+#[test]
+fn a_beat_is_as_old_as_its_last_move() {
+    let (mut beats, start) = (Beats::default(), Instant::now());
+    let at = |seconds: u64| start + Duration::from_secs(seconds);
+    assert_eq!(beats.age("job", "a", 7, at(0)), 0.0);
+    assert_eq!(beats.age("job", "a", 7, at(20)), 20.0);
+    assert_eq!(beats.age("other", "a", 7, at(20)), 0.0, "a node of the same name in another job");
+    assert_eq!(beats.age("job", "a", 8, at(21)), 0.0);
+    assert_eq!(beats.age("job", "a", 8, at(23)), 2.0);
+    assert_eq!(beats.age("job", "a", 1, at(24)), 0.0, "one that began anew");
+    beats.forget_others(&[]);
+    assert!(beats.seen.is_empty());
+}
+
+/// Any JSON, often with the fields that are looked for.
+fn any_json() -> impl Strategy<Value = serde_json::Value> {
+    let leaf = prop_oneof![
+        Just(json!(null)),
+        any::<bool>().prop_map(|value| json!(value)),
+        any::<u64>().prop_map(|value| json!(value)),
+        (0_u64..4).prop_map(|value| json!(value)),
+        any::<f64>().prop_map(|value| json!(value)),
+        prop::sample::select(vec!["running", "joining", "over", "stopped", "a", "127.0.0.1:1"])
+            .prop_map(|value| json!(value)),
+    ];
+    let names = vec![
+        "members",
+        "spares",
+        "node",
+        "rank",
+        "ranks",
+        "id",
+        "phase",
+        "nodes_min",
+        "state",
+        "local_rank",
+        "failure",
+        "fixed_rank",
+        "store_connections",
+        "beat",
+    ];
+    leaf.prop_recursive(5, 60, 6, move |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..5).prop_map(|list| json!(list)),
+            prop::collection::btree_map(prop::sample::select(names.clone()), inner, 0..8)
+                .prop_map(|fields| json!(fields)),
+        ]
+    })
+}
+
+proptest! {
+    #[test]
+    fn nothing_that_is_written_there_harms_the_reader(state in any_json(), beat in any_json()) {
+        let ranks = parse_beat(beat.to_string().as_bytes()).ranks;
+        let state = parse_state(state.to_string().as_bytes(), &mut left());
+        let nodes = [("a".to_owned(), Beat { seconds: 1.0, ranks })].into();
+        let run = one(Raw { id: "job".into(), state, nodes }, &[waiter("127.0.0.1:1", "`k`", 20.0)]);
+        serde_json::to_string(&run).unwrap();
+    }
+}

@@ -1,0 +1,135 @@
+//! One client: its socket, what it has sent, what it has still to be sent.
+
+use std::borrow::Cow;
+use std::io::{self, IoSlice, Read as _, Write as _};
+use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr};
+use std::time::Instant;
+
+use mio::net::TcpStream;
+
+use crate::head::{HeadLimits, HeadParser};
+use crate::response::Response;
+
+/// What a connection is about, and since when. Each phase has its deadline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// The head of a request is awaited, of which nothing or a part is here.
+    Asking,
+    /// All requests were answered.
+    Idle,
+    /// An answer is being taken.
+    Answering,
+    /// The last answer was taken and our side is shut. What the client was still sending is swallowed: if the socket
+    /// were closed under it, the system would take the answer back.
+    Leaving,
+}
+
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) stream: TcpStream,
+    pub(crate) peer: SocketAddr,
+    /// The address of ours that it came to.
+    pub(crate) local: IpAddr,
+    pub(crate) phase: Phase,
+    pub(crate) since: Instant,
+    pub(crate) input: Vec<u8>,
+    pub(crate) parser: HeadParser,
+    output: Output,
+    /// Is the answer under way the last one?
+    pub(crate) closes: bool,
+}
+
+#[derive(Debug, Default)]
+struct Output {
+    head: Vec<u8>,
+    body: Cow<'static, [u8]>,
+    /// Bytes of head and body that were taken.
+    written: usize,
+}
+
+/// What became of a try.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tried {
+    Done,
+    /// Not now; an event will say when.
+    Blocked,
+}
+
+impl Connection {
+    pub(crate) fn new(stream: TcpStream, peer: SocketAddr, limits: HeadLimits, now: Instant) -> Self {
+        let _ = stream.set_nodelay(true); // only slower without
+        // Without an address of our own it can still be asked by one of loopback.
+        let local = stream.local_addr().map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |address| address.ip());
+        Connection {
+            stream,
+            peer,
+            local,
+            phase: Phase::Asking,
+            since: now,
+            input: Vec::new(),
+            parser: HeadParser::new(limits),
+            output: Output::default(),
+            closes: false,
+        }
+    }
+
+    pub(crate) fn enter(&mut self, phase: Phase, now: Instant) {
+        self.phase = phase;
+        self.since = now;
+    }
+
+    /// Bytes of unsent output that only this connection holds.
+    pub(crate) fn held(&self) -> usize {
+        let body = match &self.output.body {
+            Cow::Borrowed(_) => 0,
+            Cow::Owned(body) => body.capacity(),
+        };
+        self.output.head.capacity() + body
+    }
+
+    /// Reads once into `buffer`; nothing if there is nothing now, 0 at the end of the stream.
+    pub(crate) fn poll_read(&mut self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+        loop {
+            match self.stream.read(buffer) {
+                Ok(length) => return Ok(Some(length)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    pub(crate) fn answer(&mut self, response: Response, with_body: bool, closes: bool, now: Instant) {
+        let (head, body) = response.into_parts(!closes);
+        let body = if with_body { body } else { Cow::Borrowed(&[][..]) };
+        self.output = Output { head: head.into_bytes(), body, written: 0 };
+        self.closes = closes;
+        self.enter(Phase::Answering, now);
+    }
+
+    /// Writes what the client takes.
+    pub(crate) fn poll_write(&mut self) -> io::Result<Tried> {
+        loop {
+            let Output { head, body, written } = &mut self.output;
+            let head_left = head.get(*written..).unwrap_or_default();
+            let body_left = &body[written.saturating_sub(head.len())..];
+            if head_left.is_empty() && body_left.is_empty() {
+                self.output = Output::default();
+                return Ok(Tried::Done);
+            }
+            // Both at once: a small answer is one packet.
+            match self.stream.write_vectored(&[IoSlice::new(head_left), IoSlice::new(body_left)]) {
+                Ok(length) => *written += length,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Tried::Blocked),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Says that nothing more will come.
+    pub(crate) fn shut(&mut self) {
+        let _ = self.stream.shutdown(Shutdown::Write); // fails only if the peer has gone
+        self.input = Vec::new();
+    }
+}

@@ -1,0 +1,378 @@
+//! The head of a request, from bytes: no socket, no clock.
+//!
+//! The parser is handed everything that has arrived since the last request and says whether that is a whole head, the
+//! beginning of one, or none. Its verdict depends only on the bytes and not on how they were cut on the way: each error
+//! is decided by a whole line, or by the byte that goes over a limit.
+//!
+//! It is strict, since what two programs read differently is how one request is smuggled inside another: lines end in
+//! CR LF and nothing else, names are tokens, there is one `Host`, no line goes on in the next, and nothing follows the
+//! head. A control plane that takes bodies will read the length in [`finish`] and nowhere else.
+
+use std::fmt;
+
+use crate::request::{Header, Method, Request};
+
+/// How long the parts of a head may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadLimits {
+    /// Bytes of the first line.
+    pub request_line: usize,
+    /// Bytes of all headers together.
+    pub headers: usize,
+    /// Number of headers.
+    pub headers_count: usize,
+}
+
+impl Default for HeadLimits {
+    fn default() -> Self {
+        HeadLimits { request_line: 8 << 10, headers: 32 << 10, headers_count: 100 }
+    }
+}
+
+/// Why a request is not answered. The connection ends with it, for nobody knows where the next request would begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// Not HTTP as it should be; the words say what.
+    Malformed(&'static str),
+    /// A body, where none is taken.
+    Body,
+    /// No method that is answered here.
+    Method,
+    /// Neither HTTP/1.1 nor HTTP/1.0.
+    Version,
+    LongRequestLine,
+    LongHeaders,
+    /// The `Host` is none of ours.
+    Host,
+    /// The head did not come in time.
+    Slow,
+    /// The handler panicked.
+    Handler,
+}
+
+impl Refusal {
+    pub fn status(self) -> u16 {
+        match self {
+            Refusal::Malformed(_) | Refusal::Body => 400,
+            Refusal::Method => 405,
+            Refusal::Slow => 408,
+            Refusal::LongRequestLine => 414,
+            Refusal::Host => 421,
+            Refusal::LongHeaders => 431,
+            Refusal::Handler => 500,
+            Refusal::Version => 505,
+        }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Refusal::Malformed(what) => what,
+            Refusal::Body => "a request here has no body",
+            Refusal::Method => "only GET and HEAD are answered here",
+            Refusal::Version => "only HTTP/1.1 and HTTP/1.0 are spoken here",
+            Refusal::LongRequestLine => "the request line is too long",
+            Refusal::LongHeaders => "the headers are too many or too long",
+            Refusal::Host => "the Host header names no host that this server answers to",
+            Refusal::Slow => "the request did not come in time",
+            Refusal::Handler => "the answer to this request failed, which is a bug; the log says more",
+        })
+    }
+}
+
+/// Reads one head from bytes that arrive little by little. Every byte is looked at once.
+#[derive(Debug, Default)]
+pub struct HeadParser {
+    limits: HeadLimits,
+    /// Where the line begins that is not whole yet.
+    line: usize,
+    /// No line end before this.
+    searched: usize,
+    /// Where the headers begin, and the request so far.
+    begun: Option<(usize, Request)>,
+}
+
+impl HeadParser {
+    pub fn new(limits: HeadLimits) -> Self {
+        HeadParser { limits, ..HeadParser::default() }
+    }
+
+    /// `input` is all that has arrived since the last request. A whole head comes with the number of bytes it took, and
+    /// ends this parser's life; so does a refusal.
+    pub fn advance(&mut self, input: &[u8]) -> Result<Option<(Request, usize)>, Refusal> {
+        // Somebody who speaks TLS to us would wait for our answer, and we for the end of his line.
+        if input.first().is_some_and(|&byte| !is_token(&[byte])) {
+            return Err(Refusal::Malformed("this is no HTTP request"));
+        }
+        loop {
+            let end = input[self.searched..].iter().position(|&byte| byte == b'\n');
+            let end = end.map(|at| self.searched + at);
+            self.check_length(end.unwrap_or(input.len()))?;
+            let Some(end) = end else {
+                self.searched = input.len();
+                return Ok(None);
+            };
+            let Some(line) = input[self.line..end].strip_suffix(b"\r") else {
+                return Err(Refusal::Malformed("a line ends without a carriage return"));
+            };
+            self.line = end + 1;
+            self.searched = end + 1;
+            match self.begun.take() {
+                None => self.begun = Some((self.line, request_line(line)?)),
+                Some((_, request)) if line.is_empty() => return Ok(Some((finish(request)?, self.line))),
+                Some((start, mut request)) => {
+                    if request.headers.len() == self.limits.headers_count {
+                        return Err(Refusal::LongHeaders);
+                    }
+                    request.headers.push(header_line(line)?);
+                    self.begun = Some((start, request));
+                }
+            }
+        }
+    }
+
+    fn check_length(&self, end: usize) -> Result<(), Refusal> {
+        match &self.begun {
+            None if end > self.limits.request_line => Err(Refusal::LongRequestLine),
+            Some((start, _)) if end - start > self.limits.headers => Err(Refusal::LongHeaders),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn request_line(line: &[u8]) -> Result<Request, Refusal> {
+    const SHAPE: Refusal = Refusal::Malformed("the request line is not `METHOD TARGET VERSION`");
+    let mut words = line.split(|&byte| byte == b' ');
+    let (Some(method), Some(target), Some(version), None) =
+        (words.next(), words.next(), words.next(), words.next())
+    else {
+        return Err(SHAPE);
+    };
+    if !is_token(method) {
+        return Err(SHAPE);
+    }
+    let method = match method {
+        b"GET" => Method::Get,
+        b"HEAD" => Method::Head,
+        _ => return Err(Refusal::Method),
+    };
+    let keep_alive = match version {
+        b"HTTP/1.1" => true,
+        b"HTTP/1.0" => false,
+        _ if version.starts_with(b"HTTP/") => return Err(Refusal::Version),
+        _ => return Err(SHAPE),
+    };
+    if target.first() != Some(&b'/') {
+        return Err(Refusal::Malformed("the target does not begin with `/`"));
+    }
+    let target = std::str::from_utf8(target).ok().filter(|target| target.bytes().all(is_in_target));
+    let target = target.ok_or(Refusal::Malformed("the target has characters that must be escaped"))?;
+    let (path, query) = target.split_once('?').unwrap_or((target, ""));
+    Ok(Request { method, path: path.into(), query: query.into(), headers: Vec::new(), keep_alive })
+}
+
+fn header_line(line: &[u8]) -> Result<Header, Refusal> {
+    if line.starts_with(b" ") || line.starts_with(b"\t") {
+        return Err(Refusal::Malformed("a header goes on in a second line"));
+    }
+    let colon = line.iter().position(|&byte| byte == b':');
+    let colon = colon.ok_or(Refusal::Malformed("a header has no colon"))?;
+    let (name, value) = (&line[..colon], &line[colon + 1..]);
+    if !is_token(name) {
+        return Err(Refusal::Malformed("the name of a header is no token"));
+    }
+    // A tab is the only control character that means something.
+    if value.iter().any(|&byte| byte != b'\t' && byte.is_ascii_control()) {
+        return Err(Refusal::Malformed("the value of a header has control characters"));
+    }
+    let name = name.iter().map(|&byte| byte.to_ascii_lowercase() as char).collect();
+    Ok(Header { name, value: value.trim_ascii().to_vec() })
+}
+
+/// What can be said only when all headers are here.
+fn finish(mut request: Request) -> Result<Request, Refusal> {
+    match request.values("host").count() {
+        0 => return Err(Refusal::Malformed("the request has no Host header")),
+        1 => {}
+        _ => return Err(Refusal::Malformed("the request has several Host headers")),
+    }
+    let has_length = request.values("content-length").any(|value| value != b"0");
+    if has_length || request.values("transfer-encoding").next().is_some() {
+        return Err(Refusal::Body);
+    }
+    let says_close = |value: &[u8]| {
+        value.split(|&byte| byte == b',').any(|wish| wish.trim_ascii().eq_ignore_ascii_case(b"close"))
+    };
+    let closes = request.values("connection").any(says_close);
+    request.keep_alive &= !closes;
+    Ok(request)
+}
+
+/// Is this a token of RFC 9110: a name of a method or a header?
+fn is_token(bytes: &[u8]) -> bool {
+    let is_in_token = |byte: &u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(byte);
+    !bytes.is_empty() && bytes.iter().all(is_in_token)
+}
+
+/// More than RFC 3986 allows, for browsers do not escape all that they should, but nothing that needs care later.
+fn is_in_target(byte: u8) -> bool {
+    byte.is_ascii_graphic() && byte != b'#'
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    type Verdict = Result<Option<(Request, usize)>, Refusal>;
+
+    fn whole(input: &[u8]) -> Verdict {
+        HeadParser::default().advance(input)
+    }
+
+    /// The verdict when the bytes come in pieces of these sizes, over and over.
+    fn in_pieces(input: &[u8], sizes: &[usize]) -> Verdict {
+        let mut parser = HeadParser::default();
+        let mut end = 0;
+        for size in sizes.iter().cycle() {
+            end = input.len().min(end + size);
+            let verdict = parser.advance(&input[..end]);
+            if verdict != Ok(None) || end == input.len() {
+                return verdict;
+            }
+        }
+        unreachable!("a cycle of sizes above zero reaches the end")
+    }
+
+    fn refusal(input: &str) -> Refusal {
+        whole(input.as_bytes()).expect_err(input)
+    }
+
+    #[test]
+    fn a_request_is_read_with_its_path_query_and_headers() {
+        let input =
+            b"GET /api/keys?prefix=a%2Fb HTTP/1.1\r\nHost: localhost:80\r\nX-Some: \t a b \r\n\r\nGET";
+        let (request, length) = whole(input).unwrap().unwrap();
+        assert_eq!(length, input.len() - 3);
+        assert_eq!((request.method(), request.path()), (Method::Get, "/api/keys"));
+        assert_eq!(request.parameter("prefix"), Ok(Some(b"a/b".to_vec())));
+        assert_eq!(request.header("hOST"), Some("localhost:80"));
+        assert_eq!(request.header("x-some"), Some("a b"));
+        assert_eq!(request.header("x-none"), None);
+        assert!(request.keep_alive);
+    }
+
+    #[test]
+    fn a_connection_ends_when_the_client_says_so_or_speaks_http_1_0() {
+        let keeps = |input: &str| whole(input.as_bytes()).unwrap().unwrap().0.keep_alive;
+        assert!(keeps("GET / HTTP/1.1\r\nHost: a\r\nConnection: keep-alive\r\n\r\n"));
+        assert!(!keeps("GET / HTTP/1.1\r\nHost: a\r\nConnection: x , Close\r\n\r\n"));
+        assert!(!keeps("HEAD / HTTP/1.0\r\nHost: a\r\nConnection: keep-alive\r\n\r\n"));
+    }
+
+    #[test]
+    fn what_can_be_read_in_two_ways_is_refused() {
+        let after_line = |headers: &str| refusal(&format!("GET / HTTP/1.1\r\n{headers}\r\n"));
+        let malformed = [
+            ("", "the request has no Host header"),
+            ("Host: a\r\nHost: a\r\n", "the request has several Host headers"),
+            ("Host: a\nX: b\r\n", "a line ends without a carriage return"),
+            ("Host: a\r\n b\r\n", "a header goes on in a second line"),
+            ("Host : a\r\n", "the name of a header is no token"),
+            (": a\r\n", "the name of a header is no token"),
+            ("Host\r\n", "a header has no colon"),
+            ("Host: a\r\nX: \0\r\n", "the value of a header has control characters"),
+            ("Host: a\r\nX: b\rc\r\n", "the value of a header has control characters"),
+        ];
+        for (headers, expected) in malformed {
+            assert_eq!(after_line(headers), Refusal::Malformed(expected), "{headers:?}");
+        }
+        for body in
+            ["Content-Length: 1", "Content-Length: 0, 0", "Content-Length: +0", "Transfer-Encoding: chunked"]
+        {
+            assert_eq!(after_line(&format!("Host: a\r\n{body}\r\n")), Refusal::Body, "{body}");
+        }
+        assert!(whole(b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n").unwrap().is_some());
+        let shape = Refusal::Malformed("the request line is not `METHOD TARGET VERSION`");
+        let target = Refusal::Malformed("the target does not begin with `/`");
+        let escaped = Refusal::Malformed("the target has characters that must be escaped");
+        let lines = [
+            ("GET  / HTTP/1.1", shape),
+            ("GET /", shape),
+            ("GET / HTTP/1.1 ", shape),
+            ("GET / http/1.1", shape),
+            ("G(T / HTTP/1.1", shape),
+            ("GET / HTTP/2.0", Refusal::Version),
+            ("GET / HTTP/1.10", Refusal::Version),
+            ("get / HTTP/1.1", Refusal::Method),
+            ("POST / HTTP/1.1", Refusal::Method),
+            ("CONNECT a:80 HTTP/1.1", Refusal::Method),
+            ("GET http://a/ HTTP/1.1", target),
+            ("GET * HTTP/1.1", target),
+            ("GET /#a HTTP/1.1", escaped),
+            ("GET /\t HTTP/1.1", escaped),
+            ("GET /\u{e4} HTTP/1.1", escaped),
+        ];
+        for (line, expected) in lines {
+            assert_eq!(refusal(&format!("{line}\r\nHost: a\r\n\r\n")), expected, "{line}");
+        }
+        for beginning in ["\x16\x03\x01", "\r\n", " GET", "\0"] {
+            assert_eq!(refusal(beginning), Refusal::Malformed("this is no HTTP request"), "{beginning:?}");
+        }
+    }
+
+    #[test]
+    fn limits_hold_to_the_byte_and_need_no_line_end() {
+        let limits = HeadLimits { request_line: 20, headers: 30, headers_count: 3 };
+        let verdict = |input: &str| HeadParser::new(limits).advance(input.as_bytes());
+        let line = |length: usize| format!("GET /{} HTTP/1.1\r", "a".repeat(length - 15));
+        assert_eq!(verdict(&line(20)), Ok(None));
+        assert_eq!(verdict(&line(21)), Err(Refusal::LongRequestLine));
+        assert_eq!(verdict(&"G".repeat(21)), Err(Refusal::LongRequestLine));
+        let headers = |length: usize| format!("GET / HTTP/1.1\r\nHost: {}", "a".repeat(length - 6));
+        assert_eq!(verdict(&headers(30)), Ok(None));
+        assert_eq!(verdict(&headers(31)), Err(Refusal::LongHeaders));
+        assert!(verdict("GET / HTTP/1.1\r\nHost:a\r\nA:\r\nB:\r\n\r\n").unwrap().is_some());
+        assert_eq!(verdict("GET / HTTP/1.1\r\nHost:a\r\nA:\r\nB:\r\nC:\r\n\r\n"), Err(Refusal::LongHeaders));
+    }
+
+    /// Bytes that look like HTTP often enough to get far.
+    fn almost_http() -> impl Strategy<Value = Vec<u8>> {
+        let piece = prop_oneof![
+            4 => prop::sample::select(vec![
+                "GET / HTTP/1.1\r\n", "HEAD /a?b=c HTTP/1.0\r\n", "POST / HTTP/1.1\r\n", "Host: a\r\n", "X: y\r\n",
+                "Connection: close\r\n", "Content-Length: 0\r\n", "Content-Length: 5\r\n", "\r\n", "\n", " ", ":",
+            ]).prop_map(|text| text.as_bytes().to_vec()),
+            1 => prop::collection::vec(any::<u8>(), 0..8),
+            1 => (1_usize..9000).prop_map(|length| vec![b'a'; length]),
+        ];
+        prop::collection::vec(piece, 0..12).prop_map(|pieces| pieces.concat())
+    }
+
+    proptest! {
+        #[test]
+        fn a_request_means_the_same_however_it_is_cut(
+            input in almost_http(),
+            sizes in prop::collection::vec(1_usize..3000, 1..4),
+        ) {
+            prop_assert_eq!(in_pieces(&input, &sizes), whole(&input));
+        }
+
+        #[test]
+        fn a_request_means_the_same_byte_by_byte_and_whatever_follows(input in almost_http(), more in almost_http()) {
+            let verdict = whole(&input);
+            prop_assert_eq!(&in_pieces(&input, &[1]), &verdict);
+            if verdict != Ok(None) {
+                prop_assert_eq!(whole(&[input, more].concat()), verdict);
+            }
+        }
+
+        #[test]
+        fn no_bytes_whatever_harm_the_parser(input in prop::collection::vec(any::<u8>(), 0..2000)) {
+            let _ = whole(&input);
+            let _ = whole(&[b"GET / HTTP/1.1\r\nHost: a\r\n", input.as_slice()].concat());
+        }
+    }
+}

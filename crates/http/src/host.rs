@@ -1,0 +1,79 @@
+//! Which hosts a request may name.
+//!
+//! A web page can make its own name resolve to our address (DNS rebinding) and then read our answers as its own. The
+//! browser still says that name in `Host`, so a name that nobody gave us is refused. An address is no name: a page that
+//! was loaded from our address is ours.
+
+use std::net::IpAddr;
+
+/// May `host`, the value of a `Host` header, be answered on a connection that came to `local`?
+pub(crate) fn is_ours(host: &str, local: IpAddr, names: &[String]) -> bool {
+    let Some(name) = name_of(host) else { return false };
+    if let Ok(address) = name.parse::<IpAddr>() {
+        let address = address.to_canonical();
+        if address.is_loopback() || address == local.to_canonical() {
+            return true;
+        }
+    }
+    let name = name.strip_suffix('.').unwrap_or(name);
+    name.eq_ignore_ascii_case("localhost") || names.iter().any(|ours| ours.eq_ignore_ascii_case(name))
+}
+
+/// The name or address in `name`, `name:port`, `[v6]` or `[v6]:port`. The port may be any: somebody may forward his own.
+fn name_of(host: &str) -> Option<&str> {
+    let (name, rest) = match host.strip_prefix('[') {
+        Some(v6) => v6.split_once(']')?,
+        None => host.split_at(host.find(':').unwrap_or(host.len())),
+    };
+    let port_is_fine = match rest.strip_prefix(':') {
+        Some(port) => port.len() <= 5 && port.bytes().all(|byte| byte.is_ascii_digit()),
+        None => rest.is_empty(),
+    };
+    (port_is_fine && !name.is_empty()).then_some(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn our_address_loopback_and_names_given_are_ours_and_nothing_else() {
+        let local = IpAddr::from([10, 0, 0, 5]);
+        let names = ["node-7.cluster".to_owned()];
+        let ours = |host: &str| is_ours(host, local, &names);
+        for host in [
+            "10.0.0.5",
+            "10.0.0.5:8080",
+            "127.0.0.1:1",
+            "127.9.9.9",
+            "[::1]:29580",
+            "[::1]",
+            "[::ffff:10.0.0.5]",
+            "localhost",
+            "LocalHost:65535",
+            "localhost.",
+            "Node-7.Cluster:80",
+        ] {
+            assert!(ours(host), "{host}");
+        }
+        for host in [
+            "",
+            ":80",
+            "10.0.0.6",
+            "evil.example",
+            "localhost.evil.example",
+            "evil.localhost",
+            "localhost:80:80",
+            "localhost:http",
+            "localhost:123456",
+            "[::1",
+            "::1",
+            "[::1]80",
+            "10.0.0.5.evil.example",
+            "localhost ",
+            "0.0.0.0",
+        ] {
+            assert!(!ours(host), "{host}");
+        }
+    }
+}

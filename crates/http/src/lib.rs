@@ -1,0 +1,34 @@
+//! A small HTTP/1.1 responder for tools that want to be looked into: one thread, bounded memory, no configuration.
+//!
+//! It is meant to be left open on a developer's machine or a cluster's host, so it assumes that everybody who reaches it
+//! is hostile, web pages in the same browser included. It answers `GET` and `HEAD` only, to requests whose `Host` it
+//! knows, with headers that keep other sites from reading or framing the answer; and nobody can keep an honest request
+//! waiting by being slow.
+//!
+//! Three layers, each of which can be read alone: [`HeadParser`] knows bytes and no sockets, the server's loop knows
+//! sockets and no routes, and the handler is a function from [`Request`] to [`Response`].
+//!
+//! ```
+//! use tenfold_http::{Options, Response, Server};
+//!
+//! let server = Server::start(Options::default(), |request| match request.path() {
+//!     "/" => Response::text(200, "hello"),
+//!     _ => Response::text(404, "nothing here"),
+//! })?;
+//! assert!(server.address().ip().is_loopback());
+//! # Ok::<(), std::io::Error>(())
+//! ```
+//!
+//! Not here: bodies of requests (a request that brings one is refused), TLS, compression.
+
+mod connection;
+mod head;
+mod host;
+mod request;
+mod response;
+mod server;
+
+pub use head::{HeadLimits, HeadParser, Refusal};
+pub use request::{Method, QueryError, Request};
+pub use response::Response;
+pub use server::{Limits, Options, Server};

@@ -1,0 +1,160 @@
+//! A request as a handler sees it: whole, checked, and decoded no further than it was.
+
+use std::fmt;
+
+/// What is asked for. Everything else is refused before a handler sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    Get,
+    /// As [`Method::Get`]; the server leaves the body out.
+    Head,
+}
+
+/// One request without a body.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    pub(crate) method: Method,
+    pub(crate) path: String,
+    pub(crate) query: String,
+    pub(crate) headers: Vec<Header>,
+    pub(crate) keep_alive: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Header {
+    /// In lower case.
+    pub(crate) name: String,
+    /// Without the white space around it; any bytes but control characters.
+    pub(crate) value: Vec<u8>,
+}
+
+/// More parameters than this in one query are somebody's mistake.
+const PARAMETERS_MAX: usize = 32;
+
+impl Request {
+    pub fn method(&self) -> Method {
+        self.method
+    }
+
+    /// The path as it was sent, not decoded: routes are exact matches, so `..` and `%2e` lead nowhere.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// The first header of this name, whatever its case; nothing if it is not text.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.values(name).next().and_then(|value| std::str::from_utf8(value).ok())
+    }
+
+    pub(crate) fn values(&self, name: &str) -> impl Iterator<Item = &[u8]> {
+        self.headers
+            .iter()
+            .filter(move |header| header.name.eq_ignore_ascii_case(name))
+            .map(|header| header.value.as_slice())
+    }
+
+    /// The bytes of the parameter `name` of the query (`?name=value&…`): `%41` is `A`, `+` is a space.
+    ///
+    /// Anything doubtful is an error: a broken escape, the same name twice, too many names.
+    pub fn parameter(&self, name: &str) -> Result<Option<Vec<u8>>, QueryError> {
+        let mut found = None;
+        let pairs = self.query.split('&').filter(|pair| !pair.is_empty());
+        for (index, pair) in pairs.enumerate() {
+            if index >= PARAMETERS_MAX {
+                return Err(QueryError("it has more than 32 parameters"));
+            }
+            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let (key, value) = (decode(key)?, decode(value)?);
+            if key == name.as_bytes() && found.replace(value).is_some() {
+                return Err(QueryError("it names a parameter twice"));
+            }
+        }
+        Ok(found)
+    }
+}
+
+fn decode(text: &str) -> Result<Vec<u8>, QueryError> {
+    let digit = |byte: u8| (byte as char).to_digit(16).map(|digit| digit as u8);
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&first, tail)) = rest.split_first() {
+        rest = tail;
+        bytes.push(match (first, tail) {
+            (b'+', _) => b' ',
+            (b'%', &[high, low, ..]) => {
+                rest = &tail[2..];
+                match (digit(high), digit(low)) {
+                    (Some(high), Some(low)) => high << 4 | low,
+                    _ => return Err(BROKEN_ESCAPE),
+                }
+            }
+            (b'%', _) => return Err(BROKEN_ESCAPE),
+            _ => first,
+        });
+    }
+    Ok(bytes)
+}
+
+const BROKEN_ESCAPE: QueryError = QueryError("a `%` is not followed by two hexadecimal digits");
+
+/// What is wrong with a query.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueryError(&'static str);
+
+impl fmt::Display for QueryError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the query cannot be read: {}", self.0)
+    }
+}
+
+impl std::error::Error for QueryError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn asking(query: &str) -> Request {
+        let (path, query) = ("/".into(), query.into());
+        Request { method: Method::Get, path, query, headers: Vec::new(), keep_alive: true }
+    }
+
+    fn parameter(query: &str) -> Result<Option<String>, QueryError> {
+        let found = asking(query).parameter("key")?;
+        Ok(found.map(|value| String::from_utf8_lossy(&value).into_owned()))
+    }
+
+    #[test]
+    fn a_parameter_is_decoded_once_and_strictly() {
+        let good = [
+            ("key=a/b", "a/b"),
+            ("other=1&key=a%2Fb", "a/b"),
+            ("key=a+b%2B", "a b+"),
+            ("key=%2541", "%41"),
+            ("k%65y=1", "1"),
+            ("key=a=b", "a=b"),
+            ("key", ""),
+            ("&&key=1&", "1"),
+        ];
+        for (query, value) in good {
+            assert_eq!(parameter(query), Ok(Some(value.into())), "{query}");
+        }
+        assert_eq!(parameter(""), Ok(None));
+        assert_eq!(parameter("Key=1"), Ok(None));
+        for query in ["key=%", "key=%4", "key=%4g", "key=%+1", "other=%zz&key=1"] {
+            assert_eq!(parameter(query), Err(BROKEN_ESCAPE), "{query}");
+        }
+        let error = parameter("key=1&key=2").unwrap_err();
+        assert_eq!(error.to_string(), "the query cannot be read: it names a parameter twice");
+        let error = parameter(&"a=1&".repeat(33)).unwrap_err();
+        assert_eq!(error.to_string(), "the query cannot be read: it has more than 32 parameters");
+    }
+
+    proptest! {
+        #[test]
+        fn every_byte_survives_being_escaped(bytes in prop::collection::vec(any::<u8>(), 0..50)) {
+            let escaped: String = bytes.iter().map(|byte| format!("%{byte:02x}")).collect();
+            prop_assert_eq!(asking(&format!("key={escaped}")).parameter("key"), Ok(Some(bytes)));
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! The responder from outside: what it may be told, how it starts and ends.
+//!
+//! Not here: the work (`server/turns`), what bytes mean (`head`).
+
+#![expect(clippy::disallowed_methods, reason = "owns the responder's thread")]
+
+mod turns;
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use mio::{Poll, Waker};
+
+use crate::head::HeadLimits;
+use crate::request::Request;
+use crate::response::Response;
+use turns::{Loop, WAKE};
+
+/// What strangers may make the responder hold and wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Limits {
+    pub head: HeadLimits,
+    /// Clients at a time. One more, and the one that has kept us waiting for its request for longest is closed.
+    pub connections: usize,
+    /// Unsent bytes of all answers together; beyond it the oldest unread answer is given up.
+    pub output: usize,
+    /// From connecting, or the first byte of a later request, to the end of its head.
+    pub head_timeout: Duration,
+    /// Between an answer and the next request.
+    pub idle_timeout: Duration,
+    /// For the client to take an answer whole.
+    pub write_timeout: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits {
+            head: HeadLimits::default(),
+            connections: 256,
+            output: 16 << 20,
+            head_timeout: Duration::from_secs(5),
+            idle_timeout: Duration::from_secs(30),
+            write_timeout: Duration::from_secs(10),
+        }
+    }
+}
+
+/// Where and for whom to answer.
+#[derive(Debug, Default)]
+#[non_exhaustive]
+pub struct Options {
+    /// Sockets that listen already. None: a free port of 127.0.0.1, for this machine only.
+    pub listeners: Vec<TcpListener>,
+    /// Names by which it may be asked, besides `localhost`, loopback addresses, and the address that was connected to.
+    pub names: Vec<String>,
+    /// What somebody who asked by another name is told to do.
+    pub name_hint: String,
+    pub limits: Limits,
+}
+
+impl Options {
+    #[must_use]
+    pub fn listeners(mut self, listeners: Vec<TcpListener>) -> Self {
+        self.listeners = listeners;
+        self
+    }
+
+    #[must_use]
+    pub fn names(mut self, names: Vec<String>, hint: impl Into<String>) -> Self {
+        self.names = names;
+        self.name_hint = hint.into();
+        self
+    }
+
+    #[must_use]
+    pub fn limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
+    }
+}
+
+/// A running responder. Dropping it ends it, with whatever answers are under way.
+#[derive(Debug)]
+pub struct Server {
+    addresses: Vec<SocketAddr>,
+    stop: Arc<AtomicBool>,
+    waker: Waker,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Answers on a thread of its own. `handler` runs there too: while it works, others wait. If it panics, that request
+    /// is answered with status 500 and the others go on.
+    pub fn start(
+        options: Options,
+        handler: impl Fn(&Request) -> Response + Send + 'static,
+    ) -> io::Result<Server> {
+        let mut listeners = options.listeners;
+        if listeners.is_empty() {
+            listeners.push(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?);
+        }
+        listeners.iter().try_for_each(|listener| listener.set_nonblocking(true))?;
+        let addresses = listeners.iter().map(TcpListener::local_addr).collect::<io::Result<Vec<_>>>()?;
+        let poll = Poll::new()?;
+        let waker = Waker::new(poll.registry(), WAKE)?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let policy = turns::Policy {
+            limits: options.limits,
+            names: options.names,
+            name_hint: options.name_hint,
+            handler: Box::new(handler),
+        };
+        let server = Loop::new(poll, listeners, policy, stop.clone())?;
+        let thread = std::thread::Builder::new().name("tenfold-http".into()).spawn(move || server.run())?;
+        tracing::debug!(address = %addresses[0], "answering HTTP");
+        Ok(Server { addresses, stop, waker, thread: Some(thread) })
+    }
+
+    /// The first address it answers on.
+    pub fn address(&self) -> SocketAddr {
+        self.addresses[0]
+    }
+
+    /// Every address it answers on.
+    pub fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        let woken = self.waker.wake().is_ok();
+        if let Some(thread) = self.thread.take().filter(|_| woken) {
+            let _ = thread.join(); // a panic there was printed there
+        }
+    }
+}

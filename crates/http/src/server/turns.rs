@@ -1,0 +1,334 @@
+//! The responder's loop: each connection has its turn when its socket is ready, and a deadline for what it is about.
+//!
+//! One request of a connection is answered at a time, in order, and the next is read when the answer was taken; so a
+//! client that sends many at once gets them all, and holds no more than one answer and one head.
+//!
+//! When there are too many connections, those that keep us waiting go first: whoever sends a whole request at once is
+//! answered, however many others have sent half of one.
+
+#![expect(clippy::disallowed_methods, reason = "the edge: reads the clock once a round")]
+
+use std::io;
+use std::net::TcpListener;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use mio::{Events, Interest, Poll, Token};
+
+use super::Limits;
+use crate::connection::{Connection, Phase, Tried};
+use crate::head::{HeadParser, Refusal};
+use crate::host;
+use crate::request::{Method, Request};
+use crate::response::Response;
+
+/// What wakes the loop to end.
+pub(super) const WAKE: Token = Token(usize::MAX);
+/// Listeners' tokens count down from here.
+const LISTENERS: usize = usize::MAX - 1;
+const LISTENERS_MAX: usize = 64;
+
+/// One read. Heads are shorter than this as a rule.
+const READ: usize = 4 << 10;
+/// Requests of one connection that are answered before others have their turn.
+const SHARE: usize = 8;
+/// Reads in a row of a connection that is leaving.
+const SWALLOWS: usize = 64;
+/// Connections accepted before those that are here have their turn again.
+const ACCEPTS: usize = 64;
+/// How long somebody who was told to go may take to hear it.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long accepting rests when there are no descriptors.
+const ACCEPT_REST: Duration = Duration::from_millis(50);
+
+/// What decides about answers.
+pub(super) struct Policy {
+    pub(super) limits: Limits,
+    pub(super) names: Vec<String>,
+    pub(super) name_hint: String,
+    pub(super) handler: Box<dyn Fn(&Request) -> Response + Send>,
+}
+
+pub(super) struct Loop {
+    poll: Poll,
+    listeners: Vec<mio::net::TcpListener>,
+    policy: Policy,
+    stop: Arc<AtomicBool>,
+    connections: Vec<Option<Box<Connection>>>,
+    /// Connections that had more to say than one turn allows.
+    again: Vec<usize>,
+    accept_again: Option<Instant>,
+    now: Instant,
+}
+
+/// What becomes of a connection after its turn.
+enum Fate {
+    Stays,
+    StaysAndGoesOn,
+    Ends,
+}
+
+impl Loop {
+    pub(super) fn new(
+        poll: Poll,
+        listeners: Vec<TcpListener>,
+        policy: Policy,
+        stop: Arc<AtomicBool>,
+    ) -> io::Result<Self> {
+        let mut listeners: Vec<_> = listeners.into_iter().map(mio::net::TcpListener::from_std).collect();
+        assert!(listeners.len() <= LISTENERS_MAX, "a name has fewer addresses than that");
+        assert!(policy.limits.connections > 0, "somebody may connect");
+        for (index, listener) in listeners.iter_mut().enumerate() {
+            poll.registry().register(listener, Token(LISTENERS - index), Interest::READABLE)?;
+        }
+        let connections = Vec::new();
+        let now = Instant::now();
+        Ok(Loop { poll, listeners, policy, stop, connections, again: Vec::new(), accept_again: None, now })
+    }
+
+    pub(super) fn run(mut self) {
+        let mut events = Events::with_capacity(256);
+        loop {
+            if let Err(error) = self.poll.poll(&mut events, self.patience())
+                && error.kind() != io::ErrorKind::Interrupted
+            {
+                tracing::error!(%error, "the HTTP responder cannot poll and ends");
+                return;
+            }
+            if self.stop.load(Ordering::SeqCst) {
+                return;
+            }
+            self.now = Instant::now();
+            let again = std::mem::take(&mut self.again);
+            for event in &events {
+                match event.token() {
+                    WAKE => {}
+                    Token(token) if token > LISTENERS - LISTENERS_MAX => self.accept_again = Some(self.now),
+                    Token(slot) => self.serve(slot),
+                }
+            }
+            again.into_iter().for_each(|slot| self.serve(slot));
+            if self.accept_again.is_some_and(|at| at <= self.now) {
+                self.accept();
+            }
+            self.end_overdue();
+        }
+    }
+
+    /// How long there is nothing to do unless something happens.
+    fn patience(&self) -> Option<Duration> {
+        if !self.again.is_empty() {
+            return Some(Duration::ZERO);
+        }
+        let deadlines = self.connections.iter().flatten().map(|connection| self.deadline(connection));
+        let next = deadlines.chain(self.accept_again).min();
+        // A poll counts in whole milliseconds; one more, so that what is due then has passed.
+        next.map(|at| at.saturating_duration_since(self.now) + Duration::from_millis(1))
+    }
+
+    fn deadline(&self, connection: &Connection) -> Instant {
+        let limits = &self.policy.limits;
+        connection.since
+            + match connection.phase {
+                Phase::Asking => limits.head_timeout,
+                Phase::Idle => limits.idle_timeout,
+                Phase::Answering => limits.write_timeout,
+                Phase::Leaving => LEAVE_TIMEOUT,
+            }
+    }
+
+    // ── one connection's turn ──────────────────────────────────────────────────────────────────────────
+
+    fn serve(&mut self, slot: usize) {
+        let Some(mut connection) = self.connections.get_mut(slot).and_then(Option::take) else { return };
+        match self.take_turn(&mut connection) {
+            Ok(Fate::Stays) => {}
+            Ok(Fate::StaysAndGoesOn) => self.again.push(slot),
+            Ok(Fate::Ends) | Err(_) => return, // dropped, and so closed
+        }
+        let answers = connection.phase == Phase::Answering;
+        self.connections[slot] = Some(connection);
+        if answers {
+            self.bound_output();
+        }
+    }
+
+    fn take_turn(&mut self, connection: &mut Connection) -> io::Result<Fate> {
+        let mut buffer = [0; READ];
+        let mut answered = 0;
+        loop {
+            match connection.phase {
+                Phase::Answering => {
+                    if connection.poll_write()? == Tried::Blocked {
+                        return Ok(Fate::Stays);
+                    }
+                    answered += 1;
+                    if connection.closes {
+                        connection.shut();
+                        connection.enter(Phase::Leaving, self.now);
+                    } else if connection.input.is_empty() {
+                        connection.input = Vec::new(); // an idle connection holds next to nothing
+                        connection.enter(Phase::Idle, self.now);
+                    } else {
+                        connection.enter(Phase::Asking, self.now);
+                    }
+                }
+                Phase::Leaving => return swallow(connection, &mut buffer),
+                Phase::Asking | Phase::Idle if answered == SHARE => return Ok(Fate::StaysAndGoesOn),
+                Phase::Asking | Phase::Idle => match connection.parser.advance(&connection.input) {
+                    Ok(Some((request, length))) => {
+                        connection.input.drain(..length);
+                        connection.parser = HeadParser::new(self.policy.limits.head);
+                        self.answer(connection, &request);
+                    }
+                    Err(refusal) => self.refuse(connection, refusal, Method::Get),
+                    Ok(None) => match connection.poll_read(&mut buffer)? {
+                        None => return Ok(Fate::Stays),
+                        Some(0) => return Ok(Fate::Ends),
+                        Some(length) => {
+                            connection.input.extend_from_slice(&buffer[..length]);
+                            if connection.phase == Phase::Idle {
+                                connection.enter(Phase::Asking, self.now);
+                            }
+                        }
+                    },
+                },
+            }
+        }
+    }
+
+    fn answer(&self, connection: &mut Connection, request: &Request) {
+        let named = request.header("host").unwrap_or_default();
+        if !host::is_ours(named, connection.local, &self.policy.names) {
+            return self.refuse(connection, Refusal::Host, request.method());
+        }
+        // The handler is ours to call again after a panic: it is `Fn`, so what it changes it changes behind locks of its
+        // own, and those are poisoned.
+        let answer = catch_unwind(AssertUnwindSafe(|| (self.policy.handler)(request)));
+        let Ok(response) = answer else {
+            return self.refuse(connection, Refusal::Handler, request.method());
+        };
+        // Not the query: it has names of keys, which are not for the log.
+        tracing::debug!(peer = %connection.peer, path = request.path(), status = response.status(), "answered");
+        connection.answer(response, request.method() == Method::Get, !request.keep_alive, self.now);
+    }
+
+    fn refuse(&self, connection: &mut Connection, refusal: Refusal, method: Method) {
+        tracing::debug!(peer = %connection.peer, status = refusal.status(), %refusal, "refused");
+        let response = Response::refusal(refusal, &self.policy.name_hint);
+        connection.answer(response, method == Method::Get, true, self.now);
+    }
+
+    // ── who comes and who goes ─────────────────────────────────────────────────────────────────────────
+
+    fn accept(&mut self) {
+        self.accept_again = None;
+        for index in 0..self.listeners.len() {
+            for turn in 0.. {
+                if turn == ACCEPTS {
+                    self.accept_again = Some(self.now);
+                    break;
+                }
+                match self.listeners[index].accept() {
+                    Ok((stream, peer)) => {
+                        let limits = self.policy.limits.head;
+                        self.welcome(Connection::new(stream, peer, limits, self.now));
+                    }
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    // A connection that went away while it waited, or no descriptor for it: others go on meanwhile.
+                    Err(error) => {
+                        tracing::debug!(%error, "cannot accept a connection");
+                        self.accept_again = Some(self.now + ACCEPT_REST);
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Its request is here already as a rule, and answered before anybody else can push it out.
+    fn welcome(&mut self, connection: Connection) {
+        let mut connection = Box::new(connection);
+        let free = self.connections.iter().position(Option::is_none);
+        let slot = match free {
+            Some(slot) => slot,
+            None if self.connections.len() < self.policy.limits.connections => {
+                self.connections.push(None);
+                self.connections.len() - 1
+            }
+            None => self.make_room(),
+        };
+        let interest = Interest::READABLE | Interest::WRITABLE;
+        if let Err(error) = self.poll.registry().register(&mut connection.stream, Token(slot), interest) {
+            tracing::debug!(%error, "cannot watch a connection");
+            return;
+        }
+        self.connections[slot] = Some(connection);
+        self.serve(slot);
+    }
+
+    /// Closes the one that deserves its place least, and returns the place.
+    fn make_room(&mut self) -> usize {
+        let rank = |connection: &Connection| match connection.phase {
+            Phase::Leaving => 0,
+            Phase::Asking => 1,
+            Phase::Idle => 2,
+            Phase::Answering => 3,
+        };
+        let present = self.connections.iter().enumerate();
+        let present = present.filter_map(|(slot, connection)| Some((slot, connection.as_deref()?)));
+        let victim = present.min_by_key(|(_, connection)| (rank(connection), connection.since));
+        let (slot, connection) = victim.expect("every place is taken");
+        tracing::debug!(peer = %connection.peer, phase = ?connection.phase, "closed to make room");
+        self.connections[slot] = None;
+        slot
+    }
+
+    /// Gives up the oldest unread answers when all of them together are too much.
+    fn bound_output(&mut self) {
+        loop {
+            let unread = self.connections.iter().enumerate();
+            let unread = unread.filter_map(|(slot, connection)| Some((slot, connection.as_deref()?)));
+            let unread = unread.filter(|(_, connection)| connection.phase == Phase::Answering);
+            let held: usize = unread.clone().map(|(_, connection)| connection.held()).sum();
+            if held <= self.policy.limits.output {
+                return;
+            }
+            let Some((slot, _)) = unread.min_by_key(|(_, connection)| connection.since) else { return };
+            tracing::debug!(held, "gave up an answer that was not read");
+            self.connections[slot] = None;
+        }
+    }
+
+    fn end_overdue(&mut self) {
+        for slot in 0..self.connections.len() {
+            let Some(connection) = &self.connections[slot] else { continue };
+            if self.deadline(connection) > self.now {
+                continue;
+            }
+            tracing::debug!(peer = %connection.peer, phase = ?connection.phase, "closed, its time was up");
+            // Somebody in the middle of a request may still learn why; a silent one is just closed.
+            let is_told = connection.phase == Phase::Asking && !connection.input.is_empty();
+            if let Some(mut connection) = self.connections[slot].take().filter(|_| is_told) {
+                self.refuse(&mut connection, Refusal::Slow, Method::Get);
+                self.connections[slot] = Some(connection);
+                self.serve(slot);
+            }
+        }
+    }
+}
+
+/// Reads what a client sends that was told to go, until it goes.
+fn swallow(connection: &mut Connection, buffer: &mut [u8]) -> io::Result<Fate> {
+    for _ in 0..SWALLOWS {
+        match connection.poll_read(buffer)? {
+            None => return Ok(Fate::Stays),
+            Some(0) => return Ok(Fate::Ends),
+            Some(_) => {}
+        }
+    }
+    Ok(Fate::StaysAndGoesOn)
+}

@@ -1,0 +1,149 @@
+//! When the server surveys its keys (see `survey`), and for how long an answer is good.
+//!
+//! Everybody who asks for the same prefix gets the same answer, and one that took the server `t` is given for 100 `t`
+//! before it is made again: who looks costs about a hundredth of the server, however many look. While a survey is made,
+//! a step of it is followed by nine times as long without one, unless nobody wanted anything meanwhile.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use crate::survey::{STEP, Survey, Tally, Walk};
+use crate::table::Table;
+use crate::value::Value;
+
+/// An answer is good for this many times what it took.
+const GOOD_FOR: u32 = 100;
+/// After a step that took `t` others have this many `t`, if they want them.
+const REST: u32 = 9;
+/// Prefixes that are being surveyed or wait for it; who asks for one more is told nothing.
+const WAITING_MAX: usize = 16;
+/// Who waits for the same answer.
+const ASKERS_MAX: usize = 64;
+/// Answers kept, and for how long at most.
+const KEPT_MAX: usize = 16;
+const KEPT_FOR: Duration = Duration::from_secs(300);
+/// A survey that takes longer than this is given as it last was, while a new one is made.
+const PATIENCE: Duration = Duration::from_millis(20);
+
+/// What an asker gets: to be made readable by its own thread.
+#[derive(Clone, Debug)]
+pub(super) struct Surveyed {
+    tally: Arc<Tally>,
+    cost: Duration,
+    age: Duration,
+    seconds: u32,
+}
+
+impl Surveyed {
+    pub(super) fn show(&self, prefix: &[u8]) -> Survey {
+        Survey {
+            seconds_ago: self.age.as_secs_f64(),
+            cost_microseconds: u64::try_from(self.cost.as_micros()).unwrap_or(u64::MAX),
+            ..self.tally.show(prefix, self.seconds)
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Pending {
+    walk: Walk,
+    askers: Vec<mpsc::Sender<Surveyed>>,
+    cost: Duration,
+}
+
+#[derive(Debug)]
+struct Done {
+    prefix: Value,
+    tally: Arc<Tally>,
+    cost: Duration,
+    at: Instant,
+}
+
+/// The surveys of one server.
+#[derive(Debug, Default)]
+pub(super) struct Surveys {
+    /// The first one is being made.
+    pending: VecDeque<Pending>,
+    /// The newest last.
+    done: VecDeque<Done>,
+    /// When the next step may be made though others want something.
+    next: Option<Instant>,
+}
+
+impl Surveys {
+    /// Answers now or later; drops `asker` if there is no answer to be had.
+    pub(super) fn ask(&mut self, prefix: Value, asker: mpsc::Sender<Surveyed>, table: &Table, now: Instant) {
+        let mut askers = vec![asker];
+        if let Some(done) = self.done.iter().find(|done| done.prefix == prefix) {
+            let age = now.duration_since(done.at);
+            let is_good = age < done.cost * GOOD_FOR;
+            if is_good || done.cost > PATIENCE && age < KEPT_FOR {
+                done.tell(&mut askers, table, now);
+            }
+            if is_good {
+                return;
+            }
+        }
+        if let Some(pending) = self.pending.iter_mut().find(|pending| *pending.walk.prefix() == prefix) {
+            if pending.askers.len() + askers.len() <= ASKERS_MAX {
+                pending.askers.append(&mut askers);
+            }
+        } else if self.pending.len() < WAITING_MAX {
+            self.pending.push_back(Pending { walk: Walk::new(prefix), askers, cost: Duration::ZERO });
+        }
+    }
+
+    /// Is there a step to be made?
+    #[inline]
+    pub(super) fn is_pending(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
+    /// May it be made now? `is_idle`: nobody wanted anything of the server.
+    pub(super) fn is_due(&self, is_idle: bool, now: Instant) -> bool {
+        self.is_pending() && (is_idle || self.next.is_none_or(|at| at <= now))
+    }
+
+    /// Makes a step.
+    pub(super) fn step(&mut self, table: &Table, clock: impl Fn() -> Instant) {
+        let Some(pending) = self.pending.front_mut() else { return };
+        let start = clock();
+        let is_whole = pending.walk.step(table, STEP);
+        let end = clock();
+        let took = end.duration_since(start);
+        pending.cost += took;
+        self.next = Some(end + took * REST);
+        if is_whole {
+            let mut pending = self.pending.pop_front().expect("it was just looked at");
+            let prefix = pending.walk.prefix().clone();
+            let done = Done { tally: Arc::new(pending.walk.finish()), prefix, cost: pending.cost, at: end };
+            done.tell(&mut pending.askers, table, end);
+            self.keep(done);
+        }
+    }
+
+    /// Forgets what is too old.
+    pub(super) fn tidy(&mut self, now: Instant) {
+        self.done.retain(|done| now.duration_since(done.at) < KEPT_FOR);
+    }
+
+    fn keep(&mut self, done: Done) {
+        self.done.retain(|other| other.prefix != done.prefix);
+        if self.done.len() == KEPT_MAX {
+            self.done.pop_front();
+        }
+        self.done.push_back(done);
+    }
+}
+
+impl Done {
+    fn tell(&self, askers: &mut Vec<mpsc::Sender<Surveyed>>, table: &Table, now: Instant) {
+        for asker in askers.drain(..) {
+            let age = now.duration_since(self.at);
+            let answer =
+                Surveyed { tally: Arc::clone(&self.tally), cost: self.cost, age, seconds: table.seconds() };
+            let _ = asker.send(answer); // one that left is fine
+        }
+    }
+}
