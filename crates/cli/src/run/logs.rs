@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use signal_hook::consts::SIGXFSZ;
 use tempfile::TempDir;
 
 use super::failure::first_bytes;
@@ -208,6 +209,8 @@ impl Logs {
     /// Makes the run's folder. The error is for people, and comes before anything is started.
     pub(super) fn open(options: LogOptions, run_id: &str) -> Result<Self, String> {
         let place = if options.wants_files() {
+            // With `ulimit -f` a file that is long enough would end the launcher; now it is like a full disk.
+            let _is_told_by_the_write = signal_hook::flag::register(SIGXFSZ, Arc::default());
             Place::Kept(make_run_folder(options.folder.as_deref(), run_id)?)
         } else {
             TempDir::with_prefix("tenfold-run-").map_or(Place::Nowhere, Place::Private)
