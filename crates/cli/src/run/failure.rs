@@ -173,11 +173,6 @@ pub(super) fn stubborn(ranks: &[usize]) -> String {
     }
 }
 
-/// For the console, when ranks are started again: `rank 5 failed (exit code 1): restart 1 of 3`.
-pub(super) fn restart_note(rank: usize, summary: &str, restart: u64, restarts_max: u64) -> String {
-    format!("rank {rank} failed ({summary}): restart {restart} of {restarts_max}")
-}
-
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Cause {
     words: String,
@@ -591,7 +586,6 @@ mod tests {
         );
         let alone = Failure { world_size: 1, rank: 0, ..failure(End::Exit(5), &[]) };
         assert_eq!(alone.text(), "the rank failed: exit code 5 after 12.3 s (pid 4711)");
-        assert_eq!(restart_note(5, "exit code 1", 1, 3), "rank 5 failed (exit code 1): restart 1 of 3");
     }
 
     #[test]
