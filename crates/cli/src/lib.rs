@@ -45,7 +45,7 @@ enum Command {
     DemoWorker(demo::WorkerArgs),
     Run(run::Args),
     #[command(hide = true)]
-    RunRank(run::RankArgs),
+    RunGuard,
     Serve(serve::Args),
     Store(store::Args),
 }
@@ -86,7 +86,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>, program: Program) -> 
         Command::Demo(args) => demo::run(&args),
         Command::DemoWorker(args) => demo::run_worker(&args),
         Command::Run(args) => run::run(&args),
-        Command::RunRank(args) => run::become_program(&args),
+        Command::RunGuard => run::stand_guard(),
         Command::Serve(args) => serve::run(args),
         Command::Store(args) => store::run(args),
     };

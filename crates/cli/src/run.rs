@@ -1,132 +1,97 @@
-//! `tenfold run`: starts the ranks of a program on this machine, and sees to it that all of them end.
+//! `tenfold run`: starts the ranks of a program, on this node and together with other nodes, and sees to it that all of
+//! them end.
 //!
-//! One thread does everything. It waits for the first of: a signal (a child's end is one), something in a rank's pipe,
-//! room to write. The store server, with its own thread, lives in this process: a rank that dies takes no store with it.
+//! One thread does everything that concerns ranks. It waits for the first of: a signal (a child's end is one), something
+//! in a rank's pipe, room to write, news. News come from a thread that finds the store, and then from the rendezvous: a
+//! round begins with these nodes, stop, the job is over. One node alone takes the same path, with a store of its own. The
+//! store server, with its own thread, lives in the launcher of one node: a rank that dies takes no store with it.
 //!
-//! A run is in one of three phases: ranks run; they were asked to end and have some time for it; they were killed. The
-//! first failure, or a signal to the launcher, begins the second.
+//! The ranks of a round are in one of three phases: they run; they were asked to end and have some time for it; they were
+//! killed. The first failure here, the rendezvous or a signal to the launcher begins the second. When the last has ended,
+//! what they left behind is ended too, and only then the rendezvous is told: no two rounds ever run at once.
 //!
-//! `program` finds what to run, `environment` tells a rank its place, `rank` is its process, `output` what it writes.
+//! `args` is what was typed and what follows from it, `endpoint` finds the store, `program` what to run; `environment`
+//! tells a rank its place, `numa` its processors, `rank` is its process, `pipes` and `output` what it writes; `guard` leaves
+//! nobody behind; `inspect` is what the dashboard is told.
 #![expect(clippy::disallowed_methods, reason = "ranks have some time to end, and are told how long they ran")]
 
+mod args;
+mod endpoint;
 mod environment;
-#[allow(dead_code, reason = "until the flags are wired")]
 mod failure;
-#[allow(dead_code, reason = "until the flags are wired")]
+mod guard;
+mod inspect;
 mod lines;
-#[allow(dead_code, reason = "until the flags are wired")]
 mod logs;
-#[allow(dead_code, reason = "until the flags are wired")]
+mod numa;
 mod output;
-#[allow(dead_code, reason = "until the flags are wired")]
 mod pipes;
 mod program;
 mod rank;
-#[allow(dead_code, reason = "until the flags are wired")]
+mod rendezvous;
 mod status;
 
 use std::ffi::OsString;
-use std::io::{self, Write as _};
+use std::io::{self, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::{Duration, Instant, SystemTime};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
-use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::consts::SIGCHLD;
 use signal_hook::iterator::backend::SignalDelivery;
 use signal_hook::iterator::exfiltrator::SignalOnly;
-use tenfold_store::{Server, ServerOptions};
+use tenfold_store::{Server, StoreExt as _};
 
-use crate::units::parse_duration;
 use crate::{FAILURE, Outcome, Program, SUCCESS};
-use environment::Job;
-use logs::{LogOptions, Logs};
-use output::{Outlet, Prefix, Speaker, Stream};
-use rank::{End, Rank, signal_code, signal_name};
-pub(crate) use rank::{RankArgs, become_program};
+pub(crate) use args::Args;
+use args::{Endpoint, Meeting, Plan};
+use endpoint::Home;
+use environment::{Job, Place, environment};
+use failure::{Failure, MemoryWatch, Words};
+pub(crate) use guard::stand_guard;
+use guard::{Finder, Guard, Mark};
+use inspect::{Connections, RankStatus, Usage};
+use logs::{Logs, RankLogs};
+use output::{Outlet, Prefix, Speaker};
+use rank::{Birth, End, Rank, signal_name};
+use rendezvous::{Assignment, Event, JobFailure, NodeInfo, Order, Rendezvous};
+use status::Status;
 
-/// Exit codes of a shell for a program that is not there, or may not be run.
-const NOT_FOUND: u8 = 127;
-const NOT_RUNNABLE: u8 = 126;
-
+/// Exit code of a command that cannot mean anything.
+const USAGE: u8 = 2;
 /// Open files that a rank costs the launcher: two pipes, and its connections to the store.
 const FILES_A_RANK: usize = 16;
-
-/// Starts the ranks of a program on this machine, as torchrun does.
-///
-/// Every rank finds torchrun's variables in its environment (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, …)
-/// and a store at MASTER_ADDR:MASTER_PORT, which the launcher hosts. PYTHONUNBUFFERED and, with several ranks,
-/// OMP_NUM_THREADS are 1 unless they are set. What ranks write passes through line by line behind `[rank]`; they read
-/// nothing from standard input.
-///
-/// The first rank that fails ends the others: SIGTERM, and SIGKILL for those that are still there after the shutdown
-/// timeout. Ctrl-C and SIGTERM are passed on to the ranks once; a second one kills them. Processes that ranks started and
-/// left behind end with the run. A launcher that is killed takes its ranks along, though not what they started.
-///
-/// The exit code is that of the rank that failed first: its own, or 128 plus the signal that killed it (torchrun's is
-/// always 1). After Ctrl-C or SIGTERM it is 128 plus that signal; 127 and 126 mean that the program was not there or
-/// could not be run.
-#[derive(clap::Args, Debug)]
-#[command(after_help = "Examples:
-  tenfold run -n 4 train.py --epochs 3         a Python program, under the python3 on PATH
-  tenfold run -n 2 --python .venv/bin/python train.py
-  tenfold run -n 2 -- ./simulation --steps 10  any other program
-  tenfold run -n 2 sh -c 'echo $RANK of $WORLD_SIZE at $MASTER_ADDR:$MASTER_PORT'")]
-pub(crate) struct Args {
-    /// Ranks to start
-    #[arg(
-        short = 'n',
-        long = "nproc-per-node",
-        alias = "nproc_per_node",
-        value_name = "N",
-        default_value_t = 1
-    )]
-    #[arg(value_parser = clap::value_parser!(u16).range(1..=1024))]
-    ranks: u16,
-    /// From asking ranks to end to killing them
-    #[arg(long, alias = "shutdown_timeout", value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
-    shutdown_timeout: Duration,
-    /// Python for a program that ends in .py; if not given, the one that tenfold was installed with by pip, else the
-    /// first of python3 and python on PATH
-    #[arg(long, value_name = "PATH")]
-    python: Option<PathBuf>,
-    /// Program and its arguments
-    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
-    program: Vec<OsString>,
-}
+/// For the others to read how the job ended, when this node hosts the store.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+/// For the rendezvous to say that the job is over, when this node leaves.
+const LEAVING: Duration = Duration::from_secs(5);
+/// For the launcher of group rank 0 to say where its store is.
+const RANKS_STORE: Duration = Duration::from_secs(10);
+/// From the start of ranks to the first look at what they do.
+const FIRST_LOOK: Duration = Duration::from_secs(1);
 
 pub(crate) fn run(args: &Args) -> Outcome {
-    let program = match program::resolve(&args.program, args.python.as_deref().or(Program::own().python())) {
-        Ok(program) => program,
-        Err(missing) => {
-            eprintln!("error: {missing}");
-            return Ok(missing.code());
+    let plan = match args.plan() {
+        Ok(plan) => plan,
+        Err(text) => {
+            eprintln!("error: {text}");
+            return Ok(USAGE);
         }
     };
-    let ranks = usize::from(args.ranks);
-    make_room_for_files(ranks * FILES_A_RANK);
-    let mut launch = Launch::new(args.shutdown_timeout)?; // listens for signals before there is anybody to protect
-    let server = Server::start(ServerOptions::new("127.0.0.1", 0))?;
-    let store_port = server.address().port();
-    let job = Job { ranks, store_port, id: format!("tenfold-{}-{store_port}", std::process::id()) };
-    let mut logs = Logs::open(LogOptions::default(), &job.id)?;
-    for (number, logs) in logs.start_round(0, ranks)?.into_iter().enumerate() {
-        let speaker = Speaker {
-            rank: number,
-            local_rank: number,
-            world_size: ranks,
-            role: "default",
-            host: "localhost",
-        };
-        let prefix = (ranks > 1).then(|| Prefix::new(&speaker, None, &launch.outlet));
-        let rank = Rank::start(number, &job, &program, logs, prefix);
-        launch.ranks.push(rank.map_err(|error| format!("cannot start rank {number}: {error}"))?);
+    for warning in &plan.warnings {
+        eprintln!("tenfold: warning: {warning}");
     }
-    launch.watch()?;
-    rank::end_leftovers(&mut launch.ranks);
-    launch.drain()?;
-    Ok(launch.report())
+    let python = plan.python.as_deref().or(Program::own().python());
+    let program =
+        program::resolve(&plan.program, plan.kind, python).map_err(|missing| missing.to_string())?;
+    let processors = plan.binding.map(|binding| numa::processors(binding, plan.ranks)).transpose()?;
+    make_room_for_files(plan.ranks * FILES_A_RANK);
+    let mut launch = Launch::new(Arc::new(plan), program, processors)?;
+    let outcome = launch.work();
+    launch.finish(outcome)
 }
 
 /// Raises the limit of open files if it is too low. Ranks inherit it, so it is left alone where it will do.
@@ -148,6 +113,37 @@ fn parse_ignored(status: &str) -> Option<u64> {
     u64::from_str_radix(mask.trim(), 16).ok()
 }
 
+/// What other threads tell the main one.
+enum News {
+    /// A line for people.
+    Note(String),
+    /// The store is found.
+    Arrived(Home),
+    /// It is not.
+    Lost(String),
+    /// A round begins; the ranks' store is there.
+    Start(Assignment, Endpoint),
+    Stop {
+        round: u64,
+        reason: String,
+    },
+    Over(rendezvous::Outcome),
+}
+
+/// Brings news to the main thread, and wakes it.
+#[derive(Clone)]
+struct Herald {
+    news: mpsc::Sender<News>,
+    bell: Arc<UnixStream>,
+}
+
+impl Herald {
+    fn tell(&self, news: News) {
+        let _it_has_ended = self.news.send(news);
+        let _rings_already = (&*self.bell).write(&[0]); // a full socket wakes as well
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Running,
@@ -156,92 +152,209 @@ enum Phase {
     Killed,
 }
 
-/// Why ranks were asked to end.
+/// One start of this node's ranks.
 #[derive(Debug)]
-enum Cause {
-    Failure {
-        first: usize,
-        /// Had ended too when the first was noticed, before anybody was asked to.
-        together: Vec<usize>,
-        after: Duration,
-    },
-    Signal(i32),
+struct Round {
+    assignment: Assignment,
+    ranks: Vec<Rank>,
+    phase: Phase,
+    /// It ended because of a failure, here or elsewhere.
+    failed: bool,
+    started: Instant,
+    store: Endpoint,
+    /// All have ended, with what they left behind, and the rendezvous was told.
+    closed: bool,
 }
 
-#[derive(Debug)]
+impl Round {
+    fn is_running(&self) -> bool {
+        self.ranks.iter().any(Rank::is_running)
+    }
+}
+
 struct Launch {
-    ranks: Vec<Rank>,
+    plan: Arc<Plan>,
+    program: Vec<OsString>,
+    processors: Option<Vec<Vec<usize>>>,
+    job: Job,
+    node_id: String,
     signals: SignalDelivery<UnixStream, SignalOnly>,
+    herald: Herald,
+    news: mpsc::Receiver<News>,
+    bell: UnixStream,
     outlet: Outlet,
-    phase: Phase,
-    cause: Option<Cause>,
+    logs: Logs,
+    memory: MemoryWatch,
+    started: Instant,
+    restarts_used: u64,
+    guard: Guard,
+    /// Everybody whom ranks started becomes a child of ours at last.
+    is_foster_parent: bool,
+    mark: Mark,
+    home: Option<Home>,
+    rendezvous: Option<Rendezvous>,
+    round: Option<Round>,
+    /// The signal that ended the run, and until when the rendezvous is waited for.
+    leaving: Option<(i32, Instant)>,
+    over: Option<rendezvous::Outcome>,
     /// Somebody told us to end more than once.
     impatient: bool,
-    started: Instant,
-    shutdown_timeout: Duration,
+    status_at: Option<Instant>,
 }
 
 /// What can go on without waiting.
 #[derive(Debug, Default)]
 struct Ready {
     write: bool,
-    /// Rank and which of its pipes.
+    /// Local rank and which of its pipes.
     read: Vec<(usize, usize)>,
 }
 
 impl Launch {
-    fn new(shutdown_timeout: Duration) -> io::Result<Self> {
+    fn new(
+        plan: Arc<Plan>,
+        program: Vec<OsString>,
+        processors: Option<Vec<Vec<usize>>>,
+    ) -> Result<Self, Box<dyn std::error::Error>> {
         let (wake, waker) = UnixStream::pair()?;
-        let heard = [SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM];
         let ignored = ignored_signals();
-        let heard = heard.into_iter().filter(|&signal| signal == SIGCHLD || ignored >> (signal - 1) & 1 == 0);
+        let heard = plan.signals.iter().copied().filter(|&signal| ignored >> (signal - 1) & 1 == 0);
+        let signals = SignalDelivery::with_pipe(wake, waker, SignalOnly, heard.chain([SIGCHLD]))?;
+        let is_foster_parent = guard::become_foster_parent(); // before there are children
+        let mark = Mark::new()?;
+        let guard = Guard::start(&mark)?;
+        let (bell, ringer) = UnixStream::pair()?;
+        bell.set_nonblocking(true)?;
+        ringer.set_nonblocking(true)?;
+        let (sender, news) = mpsc::channel();
+        let host = plan.local_address.clone().unwrap_or_else(host_name);
+        let node_id = format!("{host}-{}-{}", std::process::id(), mark.short());
+        let run_id = plan.run_id.clone().unwrap_or_else(|| format!("tenfold-{node_id}"));
+        let logs = Logs::open(plan.logs.clone(), &run_id)?;
+        let job = Job {
+            run_id,
+            role: plan.role.clone(),
+            max_restarts: plan.max_restarts,
+            signals: plan.signals_named.clone(),
+            virtual_local_rank: plan.virtual_local_rank,
+            mark: mark.variable(),
+        };
         Ok(Launch {
-            ranks: Vec::new(),
-            signals: SignalDelivery::with_pipe(wake, waker, SignalOnly, heard)?,
+            plan,
+            program,
+            processors,
+            job,
+            node_id,
+            signals,
+            herald: Herald { news: sender, bell: Arc::new(ringer) },
+            news,
+            bell,
             outlet: Outlet::standard()?,
-            phase: Phase::Running,
-            cause: None,
-            impatient: false,
+            logs,
+            memory: MemoryWatch::begin(),
             started: Instant::now(),
-            shutdown_timeout,
+            restarts_used: 0,
+            guard,
+            is_foster_parent,
+            mark,
+            home: None,
+            rendezvous: None,
+            round: None,
+            leaving: None,
+            over: None,
+            impatient: false,
+            status_at: None,
         })
     }
 
-    /// Until the last rank has ended.
-    fn watch(&mut self) -> io::Result<()> {
-        while self.ranks.iter().any(Rank::is_running) {
-            let now = Instant::now();
-            self.ranks.iter_mut().for_each(|rank| rank.pipes.wake(now, &mut self.outlet));
-            self.outlet.tick(now);
-            let kill_at = if let Phase::Stopping(kill_at) = self.phase { kill_at } else { None };
-            let words = self.ranks.iter().filter_map(|rank| rank.pipes.next_wake());
-            let wakes = words.chain(self.outlet.next_wake()).chain(kill_at);
-            let ready = self.wait(wakes.min())?;
+    /// Until the job is over here. The error is one of the launcher's own; then nobody of ours may stay either.
+    fn work(&mut self) -> Result<(), Box<dyn std::error::Error>> {
+        if let Some(folder) = self.logs.folder() {
+            let line = format!("log files are in {}", folder.display());
+            self.outlet.note(&line);
+        }
+        self.find_store()?;
+        while !self.is_over() {
+            self.show_status();
+            self.outlet.tick(Instant::now());
+            let ready = self.wait(self.next_time())?;
             if ready.write {
                 self.outlet.write();
             }
+            let now = Instant::now();
             for (rank, pipe) in ready.read {
-                self.ranks[rank].pipes.read(pipe, Instant::now(), &mut self.outlet);
+                if let Some(round) = &mut self.round {
+                    round.ranks[rank].pipes.read(pipe, now, &mut self.outlet);
+                }
             }
             let signals: Vec<i32> = self.signals.pending().collect();
             for signal in signals {
                 if signal == SIGCHLD { self.notice_ends()? } else { self.told_to_end(signal) }
             }
-            if matches!(self.phase, Phase::Stopping(Some(kill_at)) if Instant::now() >= kill_at) {
-                self.kill();
+            while let Ok(news) = self.news.try_recv() {
+                self.learn(news)?;
             }
+            self.keep_time(Instant::now());
+            self.close_round()?;
         }
         Ok(())
     }
 
+    fn is_over(&self) -> bool {
+        let is_closed = self.round.as_ref().is_none_or(|round| round.closed);
+        let left =
+            self.leaving.is_some_and(|(_, until)| self.rendezvous.is_none() || Instant::now() >= until);
+        is_closed && (self.over.is_some() || left)
+    }
+
+    /// On a thread of its own: another node may host it, and come late.
+    fn find_store(&self) -> io::Result<()> {
+        let (plan, herald) = (self.plan.clone(), self.herald.clone());
+        let find = move || {
+            let note = |line| herald.tell(News::Note(line));
+            match endpoint::open(&plan, &note) {
+                Ok(home) => herald.tell(News::Arrived(home)),
+                Err(text) => herald.tell(News::Lost(text)),
+            }
+        };
+        std::thread::Builder::new().name("run-endpoint".into()).spawn(find).map(drop)
+    }
+
+    /// When to go on even if nothing happens.
+    fn next_time(&self) -> Option<Instant> {
+        let kill_at = self.round.as_ref().and_then(|round| match round.phase {
+            Phase::Stopping(kill_at) if round.is_running() => kill_at,
+            _ => None,
+        });
+        let leave_at = self.leaving.map(|(_, until)| until);
+        let words =
+            self.round.iter().flat_map(|round| &round.ranks).filter_map(|rank| rank.pipes.next_wake());
+        let times = [kill_at, leave_at, self.status_at, self.outlet.next_wake()];
+        times.into_iter().flatten().chain(words).min()
+    }
+
+    fn keep_time(&mut self, now: Instant) {
+        let Some(round) = &mut self.round else { return };
+        round.ranks.iter_mut().for_each(|rank| rank.pipes.wake(now, &mut self.outlet));
+        if matches!(round.phase, Phase::Stopping(Some(kill_at)) if now >= kill_at) {
+            self.kill();
+        }
+        if self.status_at.is_some_and(|at| now >= at) {
+            self.report_status(now);
+        }
+    }
+
     /// Asleep until there is something to do, or it is time.
     fn wait(&self, until: Option<Instant>) -> io::Result<Ready> {
-        let mut watched = vec![PollFd::new(self.signals.get_read(), PollFlags::IN)];
-        let pipes_from = 1 + usize::from(!self.outlet.is_empty());
+        let mut watched =
+            vec![PollFd::new(self.signals.get_read(), PollFlags::IN), PollFd::new(&self.bell, PollFlags::IN)];
+        let fixed = watched.len();
         watched.extend(self.outlet.next_file().map(|file| PollFd::from_borrowed_fd(file, PollFlags::OUT)));
+        let pipes_from = watched.len();
         let mut pipes = Vec::new();
+        let ranks = self.round.iter().flat_map(|round| &round.ranks);
         if !self.outlet.is_full() {
-            for (number, rank) in self.ranks.iter().enumerate() {
+            for (number, rank) in ranks.enumerate() {
                 for (pipe, source) in rank.pipes.open() {
                     pipes.push((number, pipe));
                     watched.push(PollFd::from_borrowed_fd(source, PollFlags::IN));
@@ -255,57 +368,324 @@ impl Launch {
             Err(rustix::io::Errno::INTR) => return Ok(Ready::default()),
             Err(error) => return Err(error.into()),
         }
+        let mut rung = [0; 64];
+        while matches!((&self.bell).read(&mut rung), Ok(count) if count == rung.len()) {}
         let is_ready = |watched: &PollFd<'_>| !watched.revents().is_empty();
         let read = pipes.into_iter().zip(&watched[pipes_from..]).filter(|(_, watched)| is_ready(watched));
         Ok(Ready {
-            write: watched[1..pipes_from].iter().any(is_ready),
+            write: watched[fixed..pipes_from].iter().any(is_ready),
             read: read.map(|(pipe, _)| pipe).collect(),
         })
     }
 
-    fn notice_ends(&mut self) -> io::Result<()> {
-        let mut failed = Vec::new();
-        for rank in &mut self.ranks {
-            if rank.poll_end()? {
-                failed.extend(rank.end.filter(|end| end.is_failure()).map(|end| (rank.number, end)));
+    fn learn(&mut self, news: News) -> Result<(), Box<dyn std::error::Error>> {
+        match news {
+            News::Note(line) => self.outlet.note(&line),
+            News::Arrived(home) => self.join(home)?,
+            News::Lost(text) => {
+                self.over.get_or_insert(rendezvous::Outcome::Closed(text));
             }
-        }
-        if self.phase == Phase::Running
-            && let Some(&(first, end)) = failed.first()
-        {
-            let together = failed[1..].iter().map(|&(rank, _)| rank).collect();
-            self.cause = Some(Cause::Failure { first, together, after: self.started.elapsed() });
-            self.stop(Signal::TERM, &format!("rank {first} failed ({end}): the others are asked to end"));
+            News::Start(assignment, store) => self.start_round(assignment, store)?,
+            News::Stop { round, reason } => self.told_to_stop(round, &reason),
+            News::Over(outcome) => {
+                self.over.get_or_insert(outcome);
+                self.stop(Signal::TERM, "the job is over: all ranks are asked to end");
+            }
         }
         Ok(())
     }
 
+    fn join(&mut self, home: Home) -> Result<(), Box<dyn std::error::Error>> {
+        let plan = &self.plan;
+        let settings = rendezvous::Settings {
+            run_id: self.job.run_id.clone(),
+            nodes_min: plan.nodes.min,
+            nodes_max: plan.nodes.max,
+            max_restarts: plan.max_restarts,
+            join_timeout: plan.settings.join_timeout,
+            last_call: plan.settings.last_call,
+            beat_interval: plan.settings.beat_interval,
+            beats_missed_max: plan.settings.beats_missed_max,
+        };
+        let fixed_rank = match plan.meeting {
+            Meeting::Static { node_rank, .. } => Some(node_rank),
+            Meeting::Alone | Meeting::Elastic { .. } => None,
+        };
+        let node = NodeInfo {
+            id: self.node_id.clone(),
+            host: plan.local_address.clone().unwrap_or_else(host_name),
+            ranks: plan.ranks,
+            role: plan.role.clone(),
+            fixed_rank,
+            worker_store: home.server.as_ref().map(|_| home.endpoint.to_string()),
+        };
+        let (store, herald) = (home.store.clone(), self.herald.clone());
+        let ranks_store = RanksStore {
+            store: store.clone(),
+            met_at: home.endpoint.clone(),
+            local_address: plan.local_address.clone(),
+            prefix: format!("tenfold/run/{}/store", self.job.run_id),
+            own: Mutex::new(None),
+        };
+        let tell = move |event| {
+            herald.tell(match event {
+                Event::Start(assignment) => match ranks_store.of(&assignment) {
+                    Ok(endpoint) => News::Start(assignment, endpoint),
+                    Err(text) => News::Lost(text),
+                },
+                Event::Stop { round, reason } => News::Stop { round, reason },
+                Event::Over(outcome) => News::Over(outcome),
+                Event::Note(line) => News::Note(line),
+            });
+        };
+        self.rendezvous = Some(Rendezvous::join(store, settings, node, tell)?);
+        self.home = Some(home);
+        Ok(())
+    }
+
+    fn tell(&self, order: Order) {
+        if let Some(rendezvous) = &self.rendezvous {
+            rendezvous.tell(order);
+        }
+    }
+
+    fn start_round(
+        &mut self,
+        assignment: Assignment,
+        store: Endpoint,
+    ) -> Result<(), Box<dyn std::error::Error>> {
+        if self.leaving.is_some() || self.over.is_some() {
+            return Ok(());
+        }
+        let (first, local, world) = (assignment.first_rank(), self.plan.ranks, assignment.world_size());
+        let number = assignment.round;
+        let mut beginning = String::new();
+        if self.round.as_ref().is_some_and(|round| round.failed) {
+            self.restarts_used += 1;
+            beginning = format!("restart {} of {}: ", self.restarts_used, self.plan.max_restarts);
+        }
+        if assignment.nodes.len() > 1 || number > 0 {
+            let Assignment { node_rank, nodes, .. } = &assignment;
+            let last = first + local - 1;
+            let own = if local == 1 { format!("rank {first}") } else { format!("ranks {first} to {last}") };
+            let nodes = if nodes.len() == 1 { "1 node".into() } else { format!("{} nodes", nodes.len()) };
+            self.outlet.note(&format!(
+                "{beginning}round {number} begins with {nodes}: this one is node {node_rank}, with {own} of {world}"
+            ));
+        }
+        let mut round = Round {
+            assignment,
+            ranks: Vec::with_capacity(local),
+            phase: Phase::Running,
+            failed: false,
+            started: Instant::now(),
+            store,
+            closed: false,
+        };
+        let mut unstarted = None;
+        for (local_rank, logs) in self.logs.start_round(number, local)?.into_iter().enumerate() {
+            match self.start_rank(local_rank, logs, &round) {
+                Ok(rank) => round.ranks.push(rank),
+                Err(error) => {
+                    unstarted = Some((first + local_rank, error));
+                    break;
+                }
+            }
+        }
+        self.round = Some(round);
+        self.report_status(Instant::now());
+        if let Some((rank, error)) = unstarted {
+            self.fail(rank, "could not be started".into(), format!("cannot start rank {rank}: {error}"));
+            self.kill();
+        }
+        Ok(())
+    }
+
+    fn start_rank(&self, local_rank: usize, logs: RankLogs, round: &Round) -> Result<Rank, String> {
+        let Round { assignment, store, .. } = round;
+        let (number, world_size) = (assignment.first_rank() + local_rank, assignment.world_size());
+        let error_file = logs.traces.error_file.as_deref();
+        let place = Place { local_rank, assignment, store: (&store.host, store.port), error_file };
+        let environment = environment(&self.job, place, |name| std::env::var_os(name))?;
+        let (role, host) = (&*self.plan.role, &*assignment.node().host);
+        let speaker = Speaker { rank: number, local_rank, world_size, role, host };
+        let template = self.plan.template.as_deref();
+        let has_prefix = world_size > 1 || template.is_some();
+        let birth = Birth {
+            local_rank,
+            number,
+            program: &program::fill_in(&self.program, local_rank),
+            environment,
+            processors: self.processors.as_ref().map(|lists| lists[local_rank].as_slice()),
+            prefix: has_prefix.then(|| Prefix::new(&speaker, template, &self.outlet)),
+            logs,
+            now: SystemTime::now(),
+        };
+        Rank::start(birth).map_err(|error| format!("cannot run `{}`: {error}", self.program[0].display()))
+    }
+
+    fn notice_ends(&mut self) -> io::Result<()> {
+        let ended = rank::reap();
+        if ended.iter().any(|&(process, _)| process == self.guard.process()) {
+            self.replace_guard();
+        }
+        let Some(round) = &mut self.round else { return Ok(()) };
+        let mut failed = Vec::new();
+        for rank in &mut round.ranks {
+            if let Some(&(_, end)) =
+                ended.iter().find(|&&(process, _)| rank.is_running() && process == rank.process())
+            {
+                rank.end = Some(end);
+                failed.extend(end.is_failure().then_some(rank.local_rank));
+            }
+        }
+        if round.phase != Phase::Running || failed.is_empty() {
+            return Ok(());
+        }
+        let now = Instant::now();
+        for &rank in &failed {
+            round.ranks[rank].pipes.catch_up(now, &mut self.outlet); // what it said last is wanted in the report
+        }
+        round.failed = true;
+        let failure = self.describe(&failed);
+        let (rank, summary) = (failure.rank, failure.summary());
+        self.fail(rank, summary.clone(), failure.text());
+        self.stop(Signal::TERM, &format!("rank {rank} failed ({summary}): the others are asked to end"));
+        Ok(())
+    }
+
+    /// What is known of ranks that were found to have failed in one look. The first is the one that wrote down its error
+    /// first, else the lowest.
+    fn describe(&self, failed: &[usize]) -> Failure {
+        let round = self.round.as_ref().expect("its ranks failed");
+        let mut ranks: Vec<(&Rank, Words)> =
+            failed.iter().map(|&rank| (&round.ranks[rank], round.ranks[rank].pipes.words())).collect();
+        let written = |words: &Words| match &words.error_file {
+            Some(Ok(file)) => file.timestamp.unwrap_or(u64::MAX),
+            _ => u64::MAX,
+        };
+        ranks.sort_by_key(|(rank, words)| (written(words), rank.number));
+        let ended = |rank: &Rank| rank.end.expect("it failed by ending");
+        let together = ranks[1..].iter().map(|(rank, _)| (rank.number, ended(rank))).collect();
+        let (rank, words) = ranks.swap_remove(0);
+        let Round { assignment, started, .. } = round;
+        Failure {
+            rank: rank.number,
+            world_size: assignment.world_size(),
+            local_rank: rank.local_rank,
+            host: (assignment.nodes.len() > 1).then(|| assignment.node().host.clone()),
+            process: rank.process().as_raw_pid().cast_unsigned(),
+            end: ended(rank),
+            ran: started.elapsed(),
+            words,
+            memory: self.memory.kills(),
+            program: self.program[0].to_string_lossy().into_owned(),
+            together,
+        }
+    }
+
+    /// Tells the others of a failure here.
+    fn fail(&self, rank: usize, summary: String, text: String) {
+        let Some(Round { assignment, .. }) = &self.round else { return };
+        let host = assignment.node().host.clone();
+        let (round, node_rank) = (assignment.round, assignment.node_rank);
+        self.tell(Order::Failed {
+            round,
+            failure: JobFailure { round, node_rank, host, rank, summary, text },
+        });
+    }
+
+    fn replace_guard(&mut self) {
+        if let Err(error) = self.guard.replace() {
+            self.outlet.note(&format!(
+                "warning: the guard process ended and cannot be replaced ({error}): if this launcher is killed now, \
+                 processes that ranks started may stay"
+            ));
+        }
+    }
+
     fn told_to_end(&mut self, signal: i32) {
-        if self.phase != Phase::Running {
+        if self.leaving.is_some() {
             self.impatient = true;
+            self.leaving = Some((signal, Instant::now()));
             self.kill();
             return;
         }
-        self.cause = Some(Cause::Signal(signal));
-        let seconds = self.shutdown_timeout.as_secs_f64();
-        let note = format!("{}: passed on to all ranks, which have {seconds} s", signal_name(signal));
+        let name = signal_name(signal);
+        self.tell(Order::Leave { reason: name.clone() });
+        let until = Instant::now() + LEAVING;
+        self.leaving = Some((signal, until));
+        let seconds = self.plan.shutdown_timeout.as_secs_f64();
+        let note = format!("{name}: passed on to all ranks, which have {seconds} s");
         self.stop(Signal::from_named_raw(signal).unwrap_or(Signal::TERM), &note);
     }
 
-    fn stop(&mut self, signal: Signal, note: &str) {
-        self.phase = Phase::Stopping(Instant::now().checked_add(self.shutdown_timeout));
-        let running = || self.ranks.iter().filter(|rank| rank.is_running());
-        if self.ranks.len() > 1 && running().next().is_some() {
-            self.outlet.push(Stream::Error, &[b"tenfold: ", note.as_bytes(), b"\n"]);
+    fn told_to_stop(&mut self, number: u64, reason: &str) {
+        match &mut self.round {
+            Some(round) if round.assignment.round == number && !round.closed => {
+                round.failed |= reason.contains(" failed");
+                self.stop(Signal::TERM, &format!("{reason}: the ranks are asked to end"));
+            }
+            _ => self.tell(Order::Stopped { round: number }), // they have ended by themselves
         }
-        running().for_each(|rank| rank.signal(signal));
+    }
+
+    /// Asks ranks to end, once.
+    fn stop(&mut self, signal: Signal, note: &str) {
+        let Some(round) = &mut self.round else { return };
+        if round.phase != Phase::Running {
+            return;
+        }
+        round.phase = Phase::Stopping(Instant::now().checked_add(self.plan.shutdown_timeout));
+        let running: Vec<&Rank> = round.ranks.iter().filter(|rank| rank.is_running()).collect();
+        running.iter().for_each(|rank| rank.signal(signal));
+        if round.assignment.world_size() > 1 && !running.is_empty() {
+            self.outlet.note(note);
+        }
     }
 
     fn kill(&mut self) {
-        self.phase = Phase::Killed;
-        for rank in self.ranks.iter_mut().filter(|rank| rank.is_running()) {
+        let Some(round) = &mut self.round else { return };
+        round.phase = Phase::Killed;
+        for rank in round.ranks.iter_mut().filter(|rank| rank.is_running()) {
             rank.killed = true;
             rank.signal(Signal::KILL);
+        }
+    }
+
+    /// When the last rank of a round has ended: ends what they left behind, shows what they left in their pipes, and tells
+    /// the others.
+    fn close_round(&mut self) -> io::Result<()> {
+        let Some(round) = &self.round else { return Ok(()) };
+        if round.closed || round.is_running() {
+            return Ok(());
+        }
+        self.end_leftovers();
+        self.drain()?;
+        let Some(round) = &mut self.round else { return Ok(()) };
+        round.closed = true;
+        let number = round.assignment.round;
+        let is_done = round.phase == Phase::Running;
+        self.report_status(Instant::now());
+        self.status_at = None;
+        self.tell(if is_done { Order::Done { round: number } } else { Order::Stopped { round: number } });
+        if let Some((_, until)) = &mut self.leaving {
+            *until = Instant::now() + if self.impatient { Duration::ZERO } else { LEAVING };
+        }
+        Ok(())
+    }
+
+    fn end_leftovers(&mut self) {
+        let finder = if self.is_foster_parent {
+            Finder::Tree { without: Some(self.guard.process()) }
+        } else {
+            Finder::Marked(self.mark.clone())
+        };
+        let left = guard::end_leftovers(&finder);
+        if left > 0 {
+            self.outlet.note(&format!(
+                "warning: {left} processes that ranks started do not end, not even when killed"
+            ));
         }
     }
 
@@ -313,8 +693,9 @@ impl Launch {
     fn drain(&mut self) -> io::Result<()> {
         loop {
             let mut all = true;
-            for rank in &mut self.ranks {
-                all &= rank.pipes.drain(Instant::now(), &mut self.outlet);
+            let now = Instant::now();
+            for rank in self.round.iter_mut().flat_map(|round| &mut round.ranks) {
+                all &= rank.pipes.drain(now, &mut self.outlet);
             }
             if all && self.outlet.is_empty() {
                 return Ok(());
@@ -325,59 +706,176 @@ impl Launch {
             } else if self.impatient {
                 return Ok(());
             }
-            self.impatient |= self.signals.pending().any(|signal| signal != SIGCHLD);
+            let signals: Vec<i32> = self.signals.pending().filter(|&signal| signal != SIGCHLD).collect();
+            for signal in signals {
+                self.impatient |= self.leaving.is_some();
+                self.told_to_end(signal);
+            }
         }
     }
 
-    /// Says who failed; the exit code.
-    fn report(&self) -> u8 {
-        let (message, code) = match &self.cause {
-            None => return SUCCESS,
-            Some(Cause::Signal(signal)) => {
-                (format!("ended by {}", signal_name(*signal)), signal_code(*signal))
-            }
-            Some(Cause::Failure { first, together, after }) => {
-                let code = self.ranks[*first].end.map_or(FAILURE, End::code);
-                (self.describe(*first, together, *after), code)
+    /// What the dashboard is told, with the next beat.
+    fn report_status(&mut self, now: Instant) {
+        let Some(round) = &self.round else { return };
+        let is_first = self.status_at.is_none();
+        self.status_at = Some(now + if is_first { FIRST_LOOK } else { self.plan.settings.beat_interval });
+        // Nobody has connected to anything when ranks were just started, nor when they have ended.
+        let looks = !is_first && round.is_running();
+        let connections = if looks { Connections::to(round.store.port) } else { Connections::default() };
+        let statuses: Vec<RankStatus> =
+            round.ranks.iter().map(|rank| status(rank, now, &connections)).collect();
+        if let Ok(statuses) = serde_json::to_value(statuses) {
+            self.tell(Order::Status(statuses));
+        }
+    }
+
+    /// Ends everybody, the rendezvous and the store; says what there is to say. The exit code.
+    fn finish(mut self, outcome: Result<(), Box<dyn std::error::Error>>) -> Outcome {
+        self.outlet.set_status(None);
+        if let Some(line) = self.logs.reminder() {
+            self.outlet.note(&line);
+        }
+        self.drain()?;
+        let report = self.report();
+        if self.round.as_ref().is_some_and(|round| !round.closed) {
+            self.round = None; // an error of our own: whoever still runs is killed
+            self.end_leftovers();
+        }
+        outcome?;
+        let code = match report {
+            None => SUCCESS,
+            Some(message) => {
+                // Not `eprintln!`, which panics where nobody reads.
+                let _nobody_reads = writeln!(io::stderr(), "error: {message}");
+                FAILURE
             }
         };
-        // Not `eprintln!`, which panics where nobody reads.
-        let _nobody_reads = writeln!(io::stderr(), "error: {message}{}", self.stubborn());
-        code
+        self.guard.end();
+        let hosts_others =
+            self.plan.nodes.max > 1 && self.home.as_ref().is_some_and(|home| home.server.is_some());
+        if hosts_others && !self.impatient {
+            let impatient = Arc::new(AtomicBool::new(false));
+            for &signal in &self.plan.signals {
+                signal_hook::flag::register_conditional_shutdown(signal, FAILURE.into(), impatient.clone())?;
+            }
+            impatient.store(true, Ordering::SeqCst); // from here on a signal ends at once
+            if let Some(rendezvous) = &self.rendezvous {
+                rendezvous.settle(LAST_WORDS);
+            }
+        }
+        drop(self.rendezvous);
+        if let Some(Home { server: Some(server), store, .. }) = self.home {
+            drop(store);
+            server.shutdown(Duration::ZERO);
+        }
+        Ok(code)
     }
 
-    fn describe(&self, first: usize, together: &[usize], after: Duration) -> String {
-        let ended = |rank: usize| self.ranks[rank].end.expect("it failed by ending");
-        let (all, end, process) = (self.ranks.len(), ended(first), self.ranks[first].process());
-        let seconds = after.as_secs_f64();
-        let who =
-            if all > 1 { format!("rank {first} of {all} failed first") } else { "the rank failed".into() };
-        let mut text = format!("{who}: {end} after {seconds:.1} s (pid {process})");
-        let words = self.ranks[first].pipes.words();
-        for line in words.last_lines.iter().filter(|_| !words.are_on_screen) {
-            text += &format!("\n  | {line}");
-        }
-        for &rank in together {
-            text += &format!("\n  rank {rank} failed at the same time: {}", ended(rank));
-        }
-        text
+    /// What went wrong, if something did.
+    fn report(&self) -> Option<String> {
+        let message = match (self.leaving, &self.over) {
+            (Some((signal, _)), _) => format!("ended by {}", signal_name(signal)),
+            (None, None | Some(rendezvous::Outcome::Success)) => return None,
+            (None, Some(rendezvous::Outcome::Closed(text))) => text.clone(),
+            (None, Some(rendezvous::Outcome::Failed(failure))) => failure.text.clone(),
+        };
+        Some(format!("{message}{}", self.stubborn()))
     }
 
     /// Ranks that had to be killed.
     fn stubborn(&self) -> String {
-        let killed: Vec<String> =
-            self.ranks.iter().filter(|rank| rank.killed).map(|rank| rank.number.to_string()).collect();
-        match killed.as_slice() {
-            [] => String::new(),
-            [one] => format!("\n  rank {one} did not end when asked, and was killed"),
-            several => format!("\n  ranks {} did not end when asked, and were killed", several.join(", ")),
+        let ranks = self.round.iter().flat_map(|round| &round.ranks);
+        let killed: Vec<usize> = ranks.filter(|rank| rank.killed).map(|rank| rank.number).collect();
+        failure::stubborn(&killed)
+    }
+
+    /// The line at the bottom of a terminal.
+    fn show_status(&mut self) {
+        let Some(round) = self.round.as_ref().filter(|round| round.assignment.world_size() > 1) else {
+            return;
+        };
+        let status = Status {
+            round: round.assignment.round,
+            nodes: round.assignment.nodes.len(),
+            ranks_running: round.ranks.iter().filter(|rank| rank.is_running()).count(),
+            ranks: round.ranks.len(),
+            stopping: round.phase != Phase::Running,
+            restarts_used: self.restarts_used,
+            restarts_max: self.plan.max_restarts,
+            ..Status::new(self.started)
+        };
+        self.outlet.set_status(Some(status));
+    }
+}
+
+fn status(rank: &Rank, now: Instant, connections: &Connections) -> RankStatus {
+    let process = rank.process().as_raw_pid().cast_unsigned();
+    let usage = if rank.is_running() { Usage::of(process) } else { None };
+    let usage = usage.unwrap_or_default();
+    let state = match (rank.end, usage.is_stopped) {
+        (Some(_), _) => "ended",
+        (None, true) => "stopped",
+        (None, false) => "running",
+    };
+    let started = rank.started.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    RankStatus {
+        rank: rank.number,
+        local_rank: rank.local_rank,
+        pid: process,
+        state,
+        end: rank.end.as_ref().map(End::to_string),
+        store_connections: if rank.is_running() { connections.of_group(process) } else { Vec::new() },
+        cpu_seconds: usage.cpu_seconds,
+        memory_bytes: usage.memory_bytes,
+        last_output_seconds: rank
+            .pipes
+            .last_output()
+            .map(|at| now.saturating_duration_since(at).as_secs_f64()),
+        started_unix: started.as_secs_f64(),
+    }
+}
+
+fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// Where the ranks of a round find their store.
+struct RanksStore {
+    store: Arc<tenfold_store::TcpStore>,
+    met_at: Endpoint,
+    local_address: Option<String>,
+    /// Of the keys by which group rank 0 says where its own is.
+    prefix: String,
+    own: Mutex<Option<(Server, Endpoint)>>,
+}
+
+impl RanksStore {
+    /// That of the launcher that hosts the store; if nobody of this job does, one that group rank 0's launcher opens.
+    fn of(&self, assignment: &Assignment) -> Result<Endpoint, String> {
+        if let Some(address) = assignment.nodes.iter().find_map(|node| node.worker_store.as_deref()) {
+            return Endpoint::parse(address, 0);
         }
+        let key = format!("{}/{}", self.prefix, assignment.round);
+        let failed = |error: tenfold_store::Error| format!("cannot agree on a store for the ranks: {error}");
+        if assignment.node_rank > 0 {
+            self.store.wait_for(&[&key], RANKS_STORE).map_err(failed)?;
+            let address = self.store.get(&key).map_err(failed)?;
+            return Endpoint::parse(&String::from_utf8_lossy(&address), 0);
+        }
+        let mut own = self.own.lock().expect("nothing panics while holding it");
+        if own.is_none() {
+            *own = Some(endpoint::open_for_ranks(&self.met_at, self.local_address.as_deref())?);
+        }
+        let (_, endpoint) = own.as_ref().expect("it was just opened");
+        self.store.set(&key, endpoint.to_string()).map_err(failed)?;
+        Ok(endpoint.clone())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use signal_hook::consts::SIGHUP;
 
     #[test]
     fn the_kernel_tells_which_signals_are_ignored() {

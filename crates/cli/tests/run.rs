@@ -1,4 +1,4 @@
-//! `tenfold run` with real processes: what ranks are given, what people see, how it ends, and that nobody is left.
+//! `tenfold run` with real processes: what ranks are given, what people see, how it ends.
 
 #![cfg(target_os = "linux")]
 #![expect(
@@ -7,118 +7,17 @@
     reason = "tests: helpers that may fail, and read the clock"
 )]
 
+mod launching;
 mod serving;
 
-use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Read as _};
-use std::os::fd::OwnedFd;
-use std::path::Path;
-use std::process::{Command, ExitStatus, Stdio};
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
-use serving::{Process, TENFOLD};
-
-/// Nothing in these tests takes this long unless it hangs.
-const HANG: Duration = Duration::from_secs(40);
-
-/// `tenfold run` with what one would type behind it; the last word is a script for `sh`.
-fn command(words: &[&str]) -> Command {
-    let (script, options) = words.split_last().unwrap();
-    let mut command = Command::new(TENFOLD);
-    command.arg("run").args(options).args(["sh", "-c", script]).stdin(Stdio::null());
-    for name in ["OMP_NUM_THREADS", "PYTHONUNBUFFERED", "TORCH_NCCL_ASYNC_ERROR_HANDLING"] {
-        command.env_remove(name);
-    }
-    command
-}
-
-/// Standard output, standard error and exit code of a run that ends by itself.
-fn finished(words: &[&str]) -> (String, String, Option<i32>) {
-    let output = command(words).output().unwrap();
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    (text(output.stdout), text(output.stderr), output.status.code())
-}
-
-/// A message without what differs from run to run: `after 0.1 s (pid 7)`.
-fn without_numbers(text: &str) -> String {
-    let Some((before, rest)) = text.split_once(" after ") else { return text.into() };
-    let (_, rest) = rest.split_once(" s (pid ").unwrap();
-    let (_, rest) = rest.split_once(')').unwrap();
-    format!("{before}{rest}")
-}
-
-/// A run whose standard output the test reads line by line.
-struct Run {
-    launcher: Process,
-    output: BufReader<std::process::ChildStdout>,
-}
-
-impl Run {
-    fn start(words: &[&str]) -> Run {
-        Run::spawn(&mut command(words))
-    }
-
-    fn spawn(command: &mut Command) -> Run {
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let output = BufReader::new(child.stdout.take().unwrap());
-        Run { launcher: Process(child), output }
-    }
-
-    /// The next line of each rank, by rank.
-    fn lines(&mut self, ranks: usize) -> Vec<String> {
-        let lines = (0..ranks).map(|_| {
-            let mut line = String::new();
-            self.output.read_line(&mut line).unwrap();
-            let (rank, text) = line.trim_end().strip_prefix('[').unwrap().split_once("] ").unwrap();
-            (rank.parse::<usize>().unwrap(), text.to_string())
-        });
-        let by_rank: BTreeMap<usize, String> = lines.collect();
-        assert_eq!(by_rank.len(), ranks, "one line of each");
-        by_rank.into_values().collect()
-    }
-
-    /// The next line, of whichever rank.
-    fn any_line(&mut self) -> String {
-        let mut line = String::new();
-        self.output.read_line(&mut line).unwrap();
-        line.trim_end().split_once("] ").unwrap().1.to_string()
-    }
-
-    fn ended(self) -> (String, ExitStatus) {
-        ended(self.launcher)
-    }
-}
-
-/// Waits for a launcher's end; standard error and how it ended.
-fn ended(mut launcher: Process) -> (String, ExitStatus) {
-    wait_until_gone(&handle(&launcher.0.id().to_string()));
-    let mut text = String::new();
-    launcher.0.stderr.take().unwrap().read_to_string(&mut text).unwrap();
-    (text, launcher.0.wait().unwrap())
-}
-
-/// Of a process by its number, which stays the same process's as long as it is held.
-fn handle(process: &str) -> OwnedFd {
-    pidfd_open(pid(process), PidfdFlags::empty()).unwrap()
-}
-
-fn pid(process: &str) -> Pid {
-    Pid::from_raw(process.parse().unwrap()).unwrap()
-}
-
-fn wait_until_gone(handle: &OwnedFd) {
-    let limit = Timespec { tv_sec: HANG.as_secs() as i64, tv_nsec: 0 };
-    let ended = poll(&mut [PollFd::new(handle, PollFlags::IN)], Some(&limit)).unwrap();
-    assert_eq!(ended, 1, "it does not end");
-}
-
-fn make_fifo(folder: &Path) -> String {
-    let path = folder.join("fifo");
-    assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
-    path.to_str().unwrap().to_string()
-}
+use launching::{HANG, Run, ended, finished, handle, make_fifo, wait_until_gone, without_numbers};
+use rustix::process::Signal;
+use serving::TENFOLD;
 
 #[test]
 fn every_rank_finds_the_environment_that_torchrun_sets() {
@@ -165,11 +64,48 @@ fn the_store_is_there_for_all_and_outlives_rank_0() {
         r#"store() {{ {TENFOLD} store $MASTER_ADDR:$MASTER_PORT "$@"; }}
         if [ $RANK = 0 ]; then store set pid $$; exit; fi
         pid=$(store get pid)
-        until grep -q 'State:.Z' /proc/$pid/status; do :; done # it has ended
+        while kill -0 $pid 2>/dev/null; do :; done # it has ended
         store set after-rank-0 yes && store get after-rank-0"#
     );
     let (output, error, code) = finished(&["--nproc_per_node", "2", &script]);
     assert_eq!((output.as_str(), code), ("[1] yes\n", Some(0)), "{error}");
+}
+
+#[test]
+fn a_signal_that_is_not_listed_keeps_its_default_action() {
+    let mut run =
+        Run::start(&["-n", "2", "--signals-to-handle", "SIGUSR1,SIGINT", "echo $$; exec sleep 1000"]);
+    let ranks: Vec<_> = run.lines(2).iter().map(|process| handle(process)).collect();
+    run.launcher.signal(Signal::TERM);
+    let (error, status) = run.ended();
+    assert_eq!((error.as_str(), status.signal()), ("", Some(15)));
+    ranks.iter().for_each(wait_until_gone);
+    let script = "trap 'echo asked; exit 0' USR1; echo ready; while :; do sleep 1000 & wait; done";
+    let mut run = Run::start(&["-n", "2", "--signals_to_handle=SIGUSR1", script]);
+    assert_eq!(run.lines(2), ["ready", "ready"]);
+    run.launcher.signal(Signal::USR1);
+    assert_eq!(run.lines(2), ["asked", "asked"]);
+    let (error, status) = run.ended();
+    assert_eq!(status.code(), Some(1));
+    assert!(error.ends_with("error: ended by SIGUSR1\n"), "{error}");
+}
+
+#[test]
+fn options_are_read_from_torchruns_variables_too() {
+    let mut command = launching::command(&["echo $LOCAL_RANK of $LOCAL_WORLD_SIZE in $ROLE_NAME"]);
+    let output =
+        command.env("PET_NPROC_PER_NODE", "2").env("PET_ROLE", "trainer").env("PET_STANDALONE", "1").output();
+    let text = String::from_utf8(output.unwrap().stdout).unwrap();
+    let mut lines: Vec<&str> = text.lines().collect();
+    lines.sort_unstable();
+    assert_eq!(lines, ["[0] 0 of 2 in trainer", "[1] 1 of 2 in trainer"]);
+}
+
+#[test]
+fn ranks_run_on_the_processors_that_they_are_bound_to() {
+    let (output, error, code) =
+        finished(&["--numa-binding", "node", "grep -c Cpus_allowed_list: /proc/self/status"]);
+    assert_eq!((output.as_str(), error.as_str(), code), ("1\n", "", Some(0)));
 }
 
 #[test]
@@ -183,63 +119,26 @@ fn torchruns_spellings_and_arguments_with_hyphens_are_understood() {
 }
 
 #[test]
-fn the_exit_code_is_that_of_the_rank_that_failed_first() {
+fn the_exit_code_is_torchruns() {
     assert_eq!(finished(&["-n", "2", "exit 0"]), (String::new(), String::new(), Some(0)));
     let (_, error, code) = finished(&["exit 5"]);
-    assert_eq!((without_numbers(&error).as_str(), code), ("error: the rank failed: exit code 5\n", Some(5)));
+    assert_eq!((without_numbers(&error).as_str(), code), ("error: the rank failed: exit code 5\n", Some(1)));
     let (_, error, code) = finished(&["kill -SEGV $$"]);
     assert_eq!(
         (without_numbers(&error).as_str(), code),
-        ("error: the rank failed: killed by SIGSEGV\n", Some(139))
+        (
+            "error: the rank failed: killed by SIGSEGV\n  cause: it used memory that is not its own: a bug in native \
+             code\n  hint: PYTHONFAULTHANDLER=1 shows where a Python program was\n",
+            Some(1)
+        )
     );
 }
 
 #[test]
-fn a_rank_that_fails_ends_the_others_and_is_named_with_its_last_lines() {
-    let script = "if [ $RANK = 1 ]; then echo about to fail; echo why >&2; exit 3; fi; exec sleep 1000";
-    let (output, error, code) = finished(&["-n", "3", script]);
-    assert_eq!((output.as_str(), code), ("[1] about to fail\n", Some(3)));
-    let (said, report) = error.split_once("error: ").unwrap();
-    for line in ["[1] why\n", "tenfold: rank 1 failed (exit code 3): the others are asked to end\n"] {
-        assert!(said.contains(line), "{error}");
-    }
-    let mut lines: Vec<String> = without_numbers(report).lines().map(str::to_string).collect();
-    lines[1..].sort(); // two streams: the order in which they are read is not known
-    assert_eq!(lines, ["rank 1 of 3 failed first: exit code 3", "  | about to fail", "  | why"]);
-}
-
-#[test]
-fn a_rank_that_is_killed_is_named_with_the_signal() {
-    let mut run = Run::start(&["-n", "2", "echo $$; exec sleep 1000"]);
-    let pids = run.lines(2);
-    let other = handle(&pids[0]);
-    kill_process(pid(&pids[1]), Signal::KILL).unwrap();
-    let (error, status) = run.ended();
-    assert_eq!(status.code(), Some(137));
-    assert!(error.contains("error: rank 1 of 2 failed first: killed by SIGKILL after "), "{error}");
-    wait_until_gone(&other);
-}
-
-#[test]
-fn a_rank_that_ignores_sigterm_is_killed_when_its_time_is_up() {
-    let folder = tempfile::tempdir().unwrap();
-    let fifo = make_fifo(folder.path());
-    let script = format!(
-        "if [ $RANK = 1 ]; then read ready < {fifo}; exit 3; fi
-        trap '' TERM; echo ready > {fifo}; exec sleep 1000"
-    );
-    let (_, error, code) = finished(&["-n", "2", "--shutdown-timeout", "100ms", &script]);
-    assert_eq!(code, Some(3));
-    let (_, report) = error.split_once("error: ").unwrap();
-    assert_eq!(
-        without_numbers(report),
-        "rank 1 of 2 failed first: exit code 3\n  rank 0 did not end when asked, and was killed\n"
-    );
-}
-
-#[test]
-fn a_signal_is_passed_on_once_and_told_by_the_exit_code() {
-    for (signal, name, code) in [(Signal::TERM, "TERM", 143), (Signal::INT, "INT", 130)] {
+fn a_signal_is_passed_on_once() {
+    for (signal, name) in
+        [(Signal::TERM, "TERM"), (Signal::INT, "INT"), (Signal::HUP, "HUP"), (Signal::QUIT, "QUIT")]
+    {
         let script =
             format!("trap 'echo asked; exit 0' {name}; echo ready; while :; do sleep 1000 & wait; done");
         let mut run = Run::start(&["-n", "2", &script]);
@@ -251,7 +150,7 @@ fn a_signal_is_passed_on_once_and_told_by_the_exit_code() {
         lines.sort_unstable();
         assert_eq!(lines, ["[0] asked", "[1] asked"]);
         let (error, status) = run.ended();
-        assert_eq!(status.code(), Some(code));
+        assert_eq!(status.code(), Some(1));
         assert!(error.ends_with(&format!("error: ended by SIG{name}\n")), "{error}");
     }
 }
@@ -270,7 +169,7 @@ fn a_second_signal_kills_at_once() {
     let mut rest = String::new();
     error.read_to_string(&mut rest).unwrap();
     assert_eq!(rest, "error: ended by SIGTERM\n  ranks 0, 1 did not end when asked, and were killed\n");
-    assert_eq!(run.launcher.0.wait().unwrap().code(), Some(143));
+    assert_eq!(run.launcher.0.wait().unwrap().code(), Some(1));
 }
 
 #[test]
@@ -286,51 +185,6 @@ fn a_launcher_under_nohup_does_not_mind_a_closed_terminal() {
     std::fs::write(&go, "go\n").unwrap(); // a rank that ends now is noticed after the signal
     let (error, status) = run.ended();
     assert_eq!((error.as_str(), status.code()), ("", Some(0)));
-}
-
-#[test]
-fn a_launcher_that_is_killed_leaves_no_rank() {
-    let mut run = Run::start(&["-n", "3", "trap '' TERM HUP INT; echo $$; exec sleep 1000"]);
-    let ranks: Vec<OwnedFd> = run.lines(3).iter().map(|process| handle(process)).collect();
-    run.launcher.signal(Signal::KILL);
-    ranks.iter().for_each(wait_until_gone);
-}
-
-#[test]
-fn what_a_rank_left_behind_ends_with_the_run() {
-    let folder = tempfile::tempdir().unwrap();
-    let go = make_fifo(folder.path());
-    let script = format!(
-        "sleep 1000 & echo $!; sh -c 'trap \"\" TERM; echo $$; exec sleep 1000' &
-        if [ $RANK = 0 ]; then read word < {go}; fi"
-    );
-    let mut run = Run::start(&["-n", "2", &script]);
-    let left: Vec<OwnedFd> = (0..4).map(|_| handle(&run.any_line())).collect();
-    std::fs::write(&go, "go\n").unwrap();
-    let (error, status) = run.ended();
-    assert_eq!((error.as_str(), status.code()), ("", Some(0)));
-    left.iter().for_each(wait_until_gone);
-}
-
-#[test]
-fn what_cannot_be_run_is_told_before_anything_starts() {
-    let says = |words: &[&str]| {
-        let output = Command::new(TENFOLD).arg("run").args(words).output().unwrap();
-        (String::from_utf8(output.stderr).unwrap(), output.status.code())
-    };
-    assert_eq!(
-        says(&["-n", "2", "./no-such-program"]),
-        ("error: there is no program `./no-such-program`\n".into(), Some(127))
-    );
-    assert_eq!(
-        says(&["-n", "2", "no-such-file.py"]),
-        ("error: there is no file `no-such-file.py`\n".into(), Some(127))
-    );
-    let (error, code) = says(&["--nproc-per-nod", "2", "true"]);
-    assert!(error.contains("a similar argument exists: '--nproc-per-node'"), "{error}");
-    assert_eq!(code, Some(2));
-    let output = Command::new(TENFOLD).args(["run", "/proc/version"]).output().unwrap();
-    assert_eq!(output.status.code(), Some(126));
 }
 
 #[test]
@@ -397,7 +251,7 @@ fn ranks_whose_output_nobody_reads_can_still_be_stopped() {
     ranks.iter().for_each(wait_until_gone);
     run.launcher.signal(Signal::TERM); // what was not shown by now is not worth waiting for
     let (_, status) = run.ended();
-    assert_eq!(status.code(), Some(143));
+    assert_eq!(status.code(), Some(1));
 }
 
 #[test]

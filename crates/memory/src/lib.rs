@@ -11,6 +11,7 @@ mod room;
 mod segment;
 pub mod socket;
 mod span;
+pub mod spawn;
 mod sync;
 mod tensor;
 

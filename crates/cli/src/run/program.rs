@@ -6,24 +6,49 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, access};
 
-/// The words that every rank executes: a `.py` file under a Python, anything else as it is.
-pub(super) fn resolve(words: &[OsString], python: Option<&Path>) -> Result<Vec<OsString>, Missing> {
+use super::args::Kind;
+
+/// What torchrun fills in wherever it stands in a word.
+const LOCAL_RANK: &str = "${local_rank}";
+
+/// The words that every rank executes.
+pub(super) fn resolve(
+    words: &[OsString],
+    kind: Kind,
+    python: Option<&Path>,
+) -> Result<Vec<OsString>, Missing> {
     let program = &words[0];
-    if Path::new(program).extension() != Some(OsStr::new("py")) {
+    let is_python_file = Path::new(program).extension() == Some(OsStr::new("py"));
+    if kind == Kind::Plain || kind == Kind::ByName && !is_python_file {
         find(program)?;
         return Ok(words.to_vec());
     }
-    if !Path::new(program).is_file() {
+    if kind == Kind::PythonFile && !Path::new(program).is_absolute() {
+        return Err(Missing::Absolute(program.clone()));
+    }
+    if kind != Kind::Module && !Path::new(program).is_file() {
         return Err(Missing::File(program.clone()));
     }
-    let interpreter = match python {
-        Some(python) => find(python.as_os_str())?,
-        None => ["python3", "python"]
+    let chosen = std::env::var_os("PYTHON_EXEC").filter(|python| !python.is_empty());
+    let interpreter = match (python, &chosen) {
+        (Some(python), _) => find(python.as_os_str())?,
+        (None, Some(python)) => find(python)?,
+        (None, None) => ["python3", "python"]
             .into_iter()
             .find_map(|name| find(OsStr::new(name)).ok())
             .ok_or_else(|| Missing::Python(program.clone()))?,
     };
-    Ok(std::iter::once(interpreter.into()).chain(words.iter().cloned()).collect())
+    let options = ["-u"].into_iter().chain((kind == Kind::Module).then_some("-m")).map(OsString::from);
+    Ok(std::iter::once(interpreter.into()).chain(options).chain(words.iter().cloned()).collect())
+}
+
+/// The words of one rank.
+pub(super) fn fill_in(words: &[OsString], local_rank: usize) -> Vec<OsString> {
+    let fill_in = |word: &OsString| match word.to_str() {
+        Some(text) if text.contains(LOCAL_RANK) => text.replace(LOCAL_RANK, &local_rank.to_string()).into(),
+        _ => word.clone(),
+    };
+    words.iter().map(fill_in).collect()
 }
 
 /// A program as a shell finds it.
@@ -47,18 +72,10 @@ fn find(name: &OsStr) -> Result<PathBuf, Missing> {
 pub(super) enum Missing {
     Program(OsString),
     File(OsString),
+    /// `--run-path` wants the whole path, as torchrun does.
+    Absolute(OsString),
     Python(OsString),
     Permission(PathBuf),
-}
-
-impl Missing {
-    /// As a shell tells it.
-    pub(super) fn code(&self) -> u8 {
-        match self {
-            Missing::Program(_) | Missing::File(_) | Missing::Python(_) => super::NOT_FOUND,
-            Missing::Permission(_) => super::NOT_RUNNABLE,
-        }
-    }
 }
 
 impl fmt::Display for Missing {
@@ -73,6 +90,10 @@ impl fmt::Display for Missing {
                     f,
                     "there is no program `{name}` on PATH\n  hint: for a file of this folder write `./{name}`"
                 )
+            }
+            Missing::Absolute(name) => {
+                let name = name.display();
+                write!(f, "--run-path: `{name}` is no absolute path\n  hint: write `$PWD/{name}`")
             }
             Missing::File(name) => write!(f, "there is no file `{}`", name.display()),
             Missing::Python(program) => {
@@ -104,32 +125,44 @@ mod tests {
     #[test]
     fn a_program_runs_as_it_is_and_a_python_file_under_python() {
         let plain = words(&["sh", "-c", "true"]);
-        assert_eq!(resolve(&plain, None), Ok(plain));
+        assert_eq!(resolve(&plain, Kind::ByName, None), Ok(plain.clone()));
         let folder = tempfile::tempdir().unwrap();
         let script = folder.path().join("train.py");
         std::fs::write(&script, "").unwrap();
         let script = script.into_os_string();
-        let resolved = resolve(&[script.clone(), "--lr".into()], Some(Path::new("/bin/sh")));
-        assert_eq!(resolved, Ok(vec!["/bin/sh".into(), script, "--lr".into()]));
+        let python = Some(Path::new("/bin/sh"));
+        let typed = [script.clone(), "--lr".into()];
+        let under_python = Ok(vec!["/bin/sh".into(), "-u".into(), script.clone(), "--lr".into()]);
+        assert_eq!(resolve(&typed, Kind::ByName, python), under_python);
+        assert_eq!(resolve(&typed, Kind::PythonFile, python), under_python);
+        assert_eq!(resolve(&typed, Kind::Plain, python), Err(Missing::Permission(script.into())));
+        let module = resolve(&words(&["package.train", "-v"]), Kind::Module, python);
+        assert_eq!(module, Ok(words(&["/bin/sh", "-u", "-m", "package.train", "-v"])));
+    }
+
+    #[test]
+    fn the_local_rank_is_filled_in_where_torchrun_does() {
+        let typed = words(&["train.py", "--device=cuda:${local_rank}", "$local_rank", "${rank}"]);
+        assert_eq!(fill_in(&typed, 3), words(&["train.py", "--device=cuda:3", "$local_rank", "${rank}"]));
     }
 
     #[test]
     fn what_cannot_run_is_told_with_what_to_do() {
-        let says = |word: &str| {
-            let missing = resolve(&words(&[word]), Some(Path::new("/nowhere/python"))).unwrap_err();
-            (missing.to_string(), missing.code())
+        let says_of = |word: &str, kind| {
+            resolve(&words(&[word]), kind, Some(Path::new("/nowhere/python"))).unwrap_err().to_string()
         };
+        let says = |word: &str| says_of(word, Kind::ByName);
         assert_eq!(
             says("no-such-program"),
-            (
-                "there is no program `no-such-program` on PATH\n  hint: for a file of this folder write \
-                 `./no-such-program`"
-                    .into(),
-                127
-            )
+            "there is no program `no-such-program` on PATH\n  hint: for a file of this folder write \
+             `./no-such-program`"
         );
-        assert_eq!(says("./no-such-program"), ("there is no program `./no-such-program`".into(), 127));
-        assert_eq!(says("no-such-file.py"), ("there is no file `no-such-file.py`".into(), 127));
+        assert_eq!(says("./no-such-program"), "there is no program `./no-such-program`");
+        assert_eq!(says("no-such-file.py"), "there is no file `no-such-file.py`");
+        assert_eq!(
+            says_of("train.py", Kind::PythonFile),
+            "--run-path: `train.py` is no absolute path\n  hint: write `$PWD/train.py`"
+        );
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("data");
         std::fs::write(&file, "").unwrap();
@@ -137,9 +170,9 @@ mod tests {
         let expected = format!(
             "`{file}` may not be executed\n  hint: `chmod +x {file}`, or name the program that reads it first"
         );
-        assert_eq!(says(&file.to_string()), (expected, 126));
+        assert_eq!(says(&file.to_string()), expected);
         let script = folder.path().join("train.py");
         std::fs::write(&script, "").unwrap();
-        assert_eq!(says(script.to_str().unwrap()), ("there is no program `/nowhere/python`".into(), 127));
+        assert_eq!(says(script.to_str().unwrap()), "there is no program `/nowhere/python`");
     }
 }

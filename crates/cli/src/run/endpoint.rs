@@ -1,0 +1,308 @@
+//! Where the store is: does this node host it, or does it connect?
+//!
+//! Decided by binding, not by comparing names: a machine can listen on an address if and only if the address is its own.
+//! Who cannot bind it connects; who finds the port taken connects too if a store answers there, which may be that of
+//! another launcher of this job or a `tenfold serve`.
+//!
+//! Opening may take as long as the other nodes do, so it happens on a thread of its own, see `run`.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs, UdpSocket};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tenfold_store::{Deadline, Server, ServerOptions, TcpStore, TcpStoreOptions, show_duration};
+
+use super::args::{Endpoint, Meeting, Plan};
+
+const LOOPBACK: &str = "127.0.0.1";
+/// One attempt to connect; between two of them people may be told.
+const ATTEMPT: Duration = Duration::from_secs(3);
+/// A store on this machine has answered by then.
+const ANSWER: Duration = Duration::from_secs(3);
+/// Between two lines that say that we wait.
+const NEWS_INTERVAL: Duration = Duration::from_secs(10);
+/// The port may be left by one program and taken by the next while we look.
+const LOOKS_MAX: usize = 5;
+
+/// The store, as this node has it.
+pub(super) struct Home {
+    /// If this node hosts it.
+    pub(super) server: Option<Server>,
+    pub(super) store: Arc<TcpStore>,
+    /// By which this node's ranks, and those of others, reach it.
+    pub(super) endpoint: Endpoint,
+}
+
+/// Opens the store; `note` is called with lines for people.
+pub(super) fn open(plan: &Plan, note: &dyn Fn(String)) -> Result<Home, String> {
+    let home = match &plan.meeting {
+        Meeting::Alone => {
+            let server = start(LOOPBACK, 0)?;
+            host(server, &Endpoint { host: LOOPBACK.into(), port: 0 }, plan)?
+        }
+        Meeting::Static { endpoint, node_rank: 0 } => {
+            check_port(endpoint, plan)?;
+            let (server, why) = insist(endpoint, plan)?;
+            tell(note, plan, &server, endpoint, why);
+            host(server, endpoint, plan)?
+        }
+        Meeting::Static { endpoint, node_rank } => {
+            check_port(endpoint, plan)?;
+            if plan.tells_where {
+                note(format!(
+                    "node {node_rank} of {} connects to the store of node 0 at {endpoint}",
+                    plan.nodes.max
+                ));
+            }
+            connect(endpoint, plan, note)?
+        }
+        Meeting::Elastic { endpoint } => {
+            check_port(endpoint, plan)?;
+            match decide(endpoint, plan)? {
+                Decision::Host(server, why) => {
+                    tell(note, plan, &server, endpoint, why);
+                    host(server, endpoint, plan)?
+                }
+                Decision::Guest(why) => {
+                    note(format!("this node connects to the store at {endpoint} ({why})"));
+                    connect(endpoint, plan, note)?
+                }
+            }
+        }
+    };
+    Ok(home)
+}
+
+enum Decision {
+    Host(Server, &'static str),
+    Guest(&'static str),
+}
+
+const BOUND: &str = "the address could be bound here";
+
+fn decide(endpoint: &Endpoint, plan: &Plan) -> Result<Decision, String> {
+    match plan.settings.is_host {
+        Some(false) => return Ok(Decision::Guest("is_host=false")),
+        Some(true) => return insist(endpoint, plan).map(|(server, why)| Decision::Host(server, why)),
+        None => {}
+    }
+    let (listen, why) = listen_where(endpoint, plan);
+    let mut refused = String::new();
+    for _ in 0..LOOKS_MAX {
+        match start(listen, endpoint.port) {
+            Ok(server) => return Ok(Decision::Host(server, why)),
+            Err(error) => refused = error,
+        }
+        match look(endpoint) {
+            Look::Free => {} // it was taken, and is not any more
+            Look::Elsewhere => return Ok(Decision::Guest("the address is not one of this machine's")),
+            Look::Taken if answers(endpoint) => return Ok(Decision::Guest("a store answers there already")),
+            Look::Taken | Look::Refused => break,
+        }
+    }
+    Err(refused)
+}
+
+/// Hosts, also where the address is not one of this machine's: it may be translated on the way.
+fn insist(endpoint: &Endpoint, plan: &Plan) -> Result<(Server, &'static str), String> {
+    let (listen, why) = listen_where(endpoint, plan);
+    match start(listen, endpoint.port) {
+        Ok(server) => Ok((server, why)),
+        Err(_) if look(endpoint) == Look::Elsewhere => {
+            let is_v6 = endpoint.host.parse().is_ok_and(|address: IpAddr| address.is_ipv6());
+            let server = start(if is_v6 { "::" } else { "0.0.0.0" }, endpoint.port)?;
+            Ok((server, "told to; the address is not one of this machine's, so it listens on all of them"))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// A machine's name often means 127.0.1.1 on the machine itself, where nobody else can reach it.
+fn listen_where<'a>(endpoint: &'a Endpoint, plan: &Plan) -> (&'a str, &'static str) {
+    let is_name = endpoint.host.parse::<IpAddr>().is_err() && endpoint.host != "localhost";
+    let only_here = || {
+        resolve(endpoint).is_ok_and(|addresses| {
+            !addresses.is_empty() && addresses.iter().all(|address| address.ip().is_loopback())
+        })
+    };
+    if is_name && plan.nodes.max > 1 && only_here() {
+        return ("0.0.0.0", "the name means a loopback address here, so it listens on all addresses");
+    }
+    (&endpoint.host, BOUND)
+}
+
+fn start(listen: &str, port: u16) -> Result<Server, String> {
+    Server::start(ServerOptions::new(listen, port)).map_err(|error| {
+        let hint = error.hint().map_or(String::new(), |hint| format!("\n  hint: {hint}"));
+        format!("cannot host the store: {}{hint}", error.fault().message())
+    })
+}
+
+fn resolve(endpoint: &Endpoint) -> io::Result<Vec<SocketAddr>> {
+    Ok((endpoint.host.as_str(), endpoint.port).to_socket_addrs()?.collect())
+}
+
+/// What binding says about an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Look {
+    Free,
+    Elsewhere,
+    Taken,
+    Refused,
+}
+
+fn look(endpoint: &Endpoint) -> Look {
+    let Ok(mut addresses) = resolve(endpoint) else { return Look::Elsewhere }; // a name that may still appear
+    if addresses.iter().any(SocketAddr::is_ipv4) {
+        addresses.retain(SocketAddr::is_ipv4); // a machine without IPv6 still has names that resolve to it
+    }
+    let errors = addresses.iter().filter_map(|address| TcpListener::bind(address).err());
+    errors.map(|error| judge(&error)).next().unwrap_or(Look::Free)
+}
+
+fn judge(error: &io::Error) -> Look {
+    match error.kind() {
+        io::ErrorKind::AddrNotAvailable => Look::Elsewhere,
+        io::ErrorKind::AddrInUse => Look::Taken,
+        _ => Look::Refused,
+    }
+}
+
+fn answers(endpoint: &Endpoint) -> bool {
+    TcpStore::open(TcpStoreOptions::new(&endpoint.host, endpoint.port).timeout(ANSWER)).is_ok()
+}
+
+fn tell(note: &dyn Fn(String), plan: &Plan, server: &Server, endpoint: &Endpoint, why: &str) {
+    if plan.tells_where {
+        let port = server.address().port();
+        let endpoint = Endpoint { port, ..endpoint.clone() };
+        note(format!("this node hosts the store at {endpoint} ({why})"));
+    }
+    if !server.is_private() {
+        note(format!(
+            "warning: no authentication: whoever reaches {} can read and write this store, and ranks trust what they \
+             read there",
+            server.address()
+        ));
+    }
+}
+
+fn check_port(endpoint: &Endpoint, plan: &Plan) -> Result<(), String> {
+    if endpoint.port == 0 && plan.nodes.max > 1 {
+        return Err(format!(
+            "{endpoint}: a port that is picked cannot be known to the other nodes\n  hint: give one"
+        ));
+    }
+    Ok(())
+}
+
+/// Connects to the server of this very process.
+fn host(server: Server, endpoint: &Endpoint, plan: &Plan) -> Result<Home, String> {
+    let own = server.address();
+    let reached = match own.ip() {
+        ip if !ip.is_unspecified() => ip.to_string(),
+        ip if ip.is_ipv6() => "::1".into(),
+        _ => LOOPBACK.into(),
+    };
+    let options = TcpStoreOptions::new(reached, own.port()).timeout(plan.settings.read_timeout);
+    let store = TcpStore::open(options).map_err(|error| error.to_string())?;
+    let endpoint = Endpoint { port: own.port(), ..endpoint.clone() };
+    Ok(Home { server: Some(server), store: Arc::new(store), endpoint })
+}
+
+/// Connects to another node's server, which may not be there yet.
+fn connect(endpoint: &Endpoint, plan: &Plan, note: &dyn Fn(String)) -> Result<Home, String> {
+    let deadline = Deadline::after(plan.settings.join_timeout);
+    let mut told = deadline.elapsed();
+    loop {
+        let limit = deadline.left().unwrap_or(ATTEMPT).min(ATTEMPT);
+        match TcpStore::open(TcpStoreOptions::new(&endpoint.host, endpoint.port).timeout(limit)) {
+            Ok(store) => {
+                tenfold_store::Store::set_timeout(&store, plan.settings.read_timeout);
+                return Ok(Home { server: None, store: Arc::new(store), endpoint: endpoint.clone() });
+            }
+            Err(error) if deadline.passed() => {
+                let waited = show_duration(deadline.elapsed());
+                return Err(format!(
+                    "no store answered at {endpoint} within {waited}: {}\n  hint: is the node that hosts it up, and does a \
+                     firewall let this one reach it? join_timeout in --rdzv-conf is how long to wait",
+                    error.fault().message()
+                ));
+            }
+            Err(error) => {
+                if told.is_zero() || deadline.elapsed() - told >= NEWS_INTERVAL {
+                    told = deadline.elapsed();
+                    let (waited, limit) = (show_duration(told), show_duration(plan.settings.join_timeout));
+                    note(format!(
+                        "no store at {endpoint} for {waited}, trying for up to {limit}: {}",
+                        error.fault().message()
+                    ));
+                }
+            }
+        }
+    }
+}
+
+/// A store of this node's own for the ranks, where the nodes met in one that belongs to nobody of this job.
+pub(super) fn open_for_ranks(
+    met_at: &Endpoint,
+    local_address: Option<&str>,
+) -> Result<(Server, Endpoint), String> {
+    let host = match local_address {
+        Some(address) => address.to_string(),
+        None => own_address(met_at)
+            .map_err(|error| format!("cannot tell by which address {met_at} reaches this node: {error}"))?
+            .to_string(),
+    };
+    let server = match start(&host, 0) {
+        Ok(server) => server,
+        Err(_) if local_address.is_some() => start("0.0.0.0", 0)?, // a name that others know and we do not
+        Err(error) => return Err(error),
+    };
+    let port = server.address().port();
+    Ok((server, Endpoint { host, port }))
+}
+
+/// The address from which this machine would talk to another; nothing is sent.
+fn own_address(other: &Endpoint) -> io::Result<IpAddr> {
+    let other = resolve(other)?.into_iter().next().ok_or(io::ErrorKind::NotFound)?;
+    let any: SocketAddr =
+        if other.is_ipv6() { (IpAddr::from([0; 16]), 0) } else { (IpAddr::from([0; 4]), 0) }.into();
+    let socket = UdpSocket::bind(any)?;
+    socket.connect(other)?;
+    Ok(socket.local_addr()?.ip())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(host: &str, port: u16) -> Endpoint {
+        Endpoint { host: host.into(), port }
+    }
+
+    #[test]
+    fn binding_tells_whose_address_it_is() {
+        let holder = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = holder.local_addr().unwrap().port();
+        assert_eq!(look(&at("127.0.0.1", port)), Look::Taken);
+        drop(holder);
+        assert_eq!(look(&at("127.0.0.1", port)), Look::Free);
+        assert_eq!(look(&at("192.0.2.1", 29400)), Look::Elsewhere); // reserved for documentation
+        assert_eq!(look(&at("no-such-name.invalid", 29400)), Look::Elsewhere);
+    }
+
+    #[test]
+    fn only_a_store_answers_as_one() {
+        let server = start(LOOPBACK, 0).unwrap();
+        assert!(answers(&at(LOOPBACK, server.address().port())));
+    }
+
+    #[test]
+    fn a_store_for_ranks_is_where_the_others_can_reach_it() {
+        let (server, endpoint) = open_for_ranks(&at("127.0.0.2", 29400), None).unwrap();
+        assert_eq!(endpoint.to_string(), server.address().to_string());
+        assert!(server.is_private());
+    }
+}

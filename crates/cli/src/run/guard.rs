@@ -1,0 +1,320 @@
+//! Nobody is left behind: not when a run ends, and not when its launcher is killed.
+//!
+//! Whatever a rank starts is found in two ways. While the launcher lives it is its descendants' foster parent: a process
+//! that loses its own parent becomes the launcher's child, so the tree below the launcher holds everybody. When the
+//! launcher is gone the tree is gone with it, but every process of the run still has a mark in its environment, which is
+//! inherited by default.
+//!
+//! The guard is a process that does nothing but wait for the launcher's end, which it sees by a pipe that only the
+//! launcher holds open, and then kills everybody who has the mark. It has a session of its own and none of the launcher's
+//! files. A launcher that ends in order has ended everybody itself, and kills the guard.
+//!
+//! No stranger is hit: a process is opened by its number, then looked at again; from there on the handle means it alone.
+
+#![expect(clippy::disallowed_methods, reason = "leftovers have some time to end")]
+
+use std::collections::HashSet;
+use std::io::{self, PipeWriter, Read as _, Write as _};
+use std::os::fd::OwnedFd;
+use std::process::{Child, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal, set_child_subreaper};
+
+use crate::{Outcome, Program, SUCCESS};
+
+/// The variable that holds the marks of all runs that a process belongs to, the outermost first.
+pub(super) const VARIABLE: &str = "TENFOLD_RUN_MARK";
+
+/// From asking leftovers to end to killing them.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// How long to go on killing: a process that hangs in the kernel does not go, whatever one does.
+const KILLING_MAX: Duration = Duration::from_secs(10);
+/// A guard that is killed is started again, this often.
+const STARTS_MAX: u32 = 20;
+
+/// What tells the processes of one run from all others: 128 random bits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Mark(String);
+
+impl Mark {
+    pub(super) fn new() -> io::Result<Mark> {
+        let mut bits = [0; 16];
+        std::fs::File::open("/dev/urandom")?.read_exact(&mut bits)?;
+        Ok(Mark(bits.iter().map(|byte| format!("{byte:02x}")).collect()))
+    }
+
+    /// The variable's value for ranks: who runs within a rank of another run belongs to that one too.
+    pub(super) fn variable(&self) -> String {
+        match std::env::var(VARIABLE) {
+            Ok(outer) if !outer.is_empty() => format!("{outer},{}", self.0),
+            _ => self.0.clone(),
+        }
+    }
+
+    /// The first digits, for names that must differ.
+    pub(super) fn short(&self) -> &str {
+        &self.0[..8]
+    }
+
+    fn is_in(&self, environment: &[u8]) -> bool {
+        let variables = environment.split(|&byte| byte == 0);
+        let beginning = VARIABLE.as_bytes();
+        let mut values = variables
+            .filter_map(|variable| variable.strip_prefix(beginning).and_then(|rest| rest.strip_prefix(b"=")));
+        values.any(|value| value.split(|&byte| byte == b',').any(|mark| mark == self.0.as_bytes()))
+    }
+}
+
+/// Makes this process the foster parent of all its descendants, so that [`Finder::Tree`] finds them. False where that
+/// cannot be had, or where it already has children: those are not ours to end.
+pub(super) fn become_foster_parent() -> bool {
+    let own = getpid();
+    let is_told = std::path::Path::new(&format!("/proc/{own}/task/{own}/children")).exists();
+    is_told && children(own).is_empty() && set_child_subreaper(Some(own)).is_ok()
+}
+
+/// A process as it was when it was found; its start tells it from a later one with the same number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Found {
+    process: Pid,
+    started: u64,
+}
+
+/// Who belongs to a run, found anew each time.
+#[derive(Debug)]
+pub(super) enum Finder {
+    /// The tree below this process, without one child and what is below it.
+    Tree { without: Option<Pid> },
+    /// All that have the mark.
+    Marked(Mark),
+}
+
+impl Finder {
+    fn find(&self) -> Vec<Found> {
+        let processes = match self {
+            Finder::Tree { without } => tree(getpid(), *without),
+            Finder::Marked(mark) => marked(mark),
+        };
+        let found = processes.into_iter().filter_map(|process| {
+            let stat = Stat::read(process)?;
+            stat.is_alive().then_some(Found { process, started: stat.started })
+        });
+        found.collect()
+    }
+}
+
+/// Everybody below a process, as far as the kernel tells.
+fn tree(root: Pid, without: Option<Pid>) -> Vec<Pid> {
+    let (mut all, mut next) = (Vec::new(), vec![root]);
+    let mut seen: HashSet<Pid> = without.into_iter().chain([root]).collect(); // it changes while we look
+    while let Some(process) = next.pop() {
+        for child in children(process) {
+            if seen.insert(child) {
+                all.push(child);
+                next.push(child);
+            }
+        }
+    }
+    all
+}
+
+fn children(process: Pid) -> Vec<Pid> {
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{process}/task")) else { return Vec::new() };
+    let lists =
+        threads.flatten().filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
+    lists.flat_map(|list| list.split_whitespace().filter_map(parse_pid).collect::<Vec<_>>()).collect()
+}
+
+/// Processes with the mark that we may look at, except ourselves.
+fn marked(mark: &Mark) -> Vec<Pid> {
+    let Ok(processes) = std::fs::read_dir("/proc") else { return Vec::new() };
+    let own = getpid();
+    let processes = processes.flatten().filter_map(|entry| parse_pid(entry.file_name().to_str()?));
+    let is_marked =
+        |process: &Pid| std::fs::read(format!("/proc/{process}/environ")).is_ok_and(|text| mark.is_in(&text));
+    processes.filter(|&process| process != own).filter(is_marked).collect()
+}
+
+fn parse_pid(text: &str) -> Option<Pid> {
+    text.parse().ok().and_then(Pid::from_raw)
+}
+
+/// What is needed of `/proc/PID/stat`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stat {
+    state: u8,
+    started: u64,
+}
+
+impl Stat {
+    fn read(process: Pid) -> Option<Stat> {
+        Stat::parse(&std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?)
+    }
+
+    fn parse(text: &str) -> Option<Stat> {
+        let (_, fields) = text.rsplit_once(") ")?; // the name before it may hold anything
+        let mut fields = fields.split(' ');
+        let state = *fields.next()?.as_bytes().first()?;
+        const STARTED: usize = 21 - 3; // fields that lie between
+        Some(Stat { state, started: fields.nth(STARTED)?.trim_end().parse().ok()? })
+    }
+
+    /// In a container the first process often reaps nobody: the dead stay.
+    fn is_alive(self) -> bool {
+        !matches!(self.state, b'Z' | b'X')
+    }
+}
+
+/// A handle on the process that was found, if it is still that one.
+fn open(found: Found) -> Option<OwnedFd> {
+    let handle = pidfd_open(found.process, PidfdFlags::empty()).ok()?;
+    let is_same =
+        Stat::read(found.process).is_some_and(|stat| stat.started == found.started && stat.is_alive());
+    is_same.then_some(handle)
+}
+
+/// Ends everybody whom `finder` finds: asks, waits a little, kills; until nobody is found. How many were still there when
+/// it gave up.
+pub(super) fn end_all(finder: &Finder, patience: Duration) -> usize {
+    let start = Instant::now();
+    let (kill_at, give_up_at) = (start + patience, start + patience + KILLING_MAX);
+    let mut asked: HashSet<Found> = HashSet::new();
+    loop {
+        let found = finder.find();
+        let now = Instant::now();
+        if found.is_empty() || now >= give_up_at {
+            return found.len();
+        }
+        let handles: Vec<OwnedFd> = found
+            .iter()
+            .filter_map(|&found| {
+                let handle = open(found)?;
+                if now >= kill_at {
+                    let _gone_meanwhile = pidfd_send_signal(&handle, Signal::KILL);
+                } else if asked.insert(found) {
+                    let _gone_meanwhile = pidfd_send_signal(&handle, Signal::TERM);
+                }
+                Some(handle)
+            })
+            .collect();
+        // Who started more children before it was killed is not the last to go: look again soon.
+        let until = if now >= kill_at { now + Duration::from_millis(100) } else { kill_at };
+        wait_for_any(&handles, until.saturating_duration_since(now));
+    }
+}
+
+/// Asks leftovers to end and gives them some time.
+pub(super) fn end_leftovers(finder: &Finder) -> usize {
+    end_all(finder, PATIENCE)
+}
+
+fn wait_for_any(handles: &[OwnedFd], limit: Duration) {
+    let mut watched: Vec<PollFd<'_>> =
+        handles.iter().map(|handle| PollFd::new(handle, PollFlags::IN)).collect();
+    let limit = Timespec::try_from(limit).ok();
+    let _interrupted = poll(&mut watched, limit.as_ref()); // the caller looks again anyway
+}
+
+/// The launcher's hold on its guard.
+#[derive(Debug)]
+pub(super) struct Guard {
+    mark: Mark,
+    child: Child,
+    /// Closed by the launcher's end, however it comes.
+    _lifeline: PipeWriter,
+    starts: u32,
+}
+
+impl Guard {
+    /// Starts it, and does not wait for it: what it must know is in the pipe when it comes to read.
+    pub(super) fn start(mark: &Mark) -> io::Result<Guard> {
+        Guard::start_again(mark, 1)
+    }
+
+    fn start_again(mark: &Mark, starts: u32) -> io::Result<Guard> {
+        let (reader, mut writer) = io::pipe()?;
+        writer.write_all(mark.0.as_bytes())?;
+        let mut command = Program::own().command();
+        command.arg("run-guard").stdin(reader).stdout(Stdio::null()).stderr(Stdio::null());
+        command.current_dir("/"); // a folder can be removed, a disk unmounted
+        tenfold_memory::spawn::lead_session(&mut command);
+        let child = command.spawn()?;
+        Ok(Guard { mark: mark.clone(), child, _lifeline: writer, starts })
+    }
+
+    pub(super) fn process(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    /// Called when it has ended, which it does not do by itself.
+    pub(super) fn replace(&mut self) -> io::Result<()> {
+        if self.starts >= STARTS_MAX {
+            return Err(io::Error::other(format!("it ended {STARTS_MAX} times")));
+        }
+        *self = Guard::start_again(&self.mark, self.starts + 1)?;
+        Ok(())
+    }
+
+    /// When there is nobody left to guard against.
+    pub(super) fn end(mut self) {
+        let _ended_already = self.child.kill();
+        let _reaped_already = self.child.wait();
+    }
+}
+
+/// The hidden command `tenfold run-guard`: reads the mark, waits for the end of the pipe, kills who has the mark.
+pub(crate) fn stand_guard() -> Outcome {
+    let signals = (1..=31).filter(|signal| !signal_hook::consts::FORBIDDEN.contains(signal));
+    for signal in signals {
+        // Not ignored but of no effect, and SIGHUP, SIGTERM and the like are meant for the launcher.
+        let _not_for_us = signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)));
+    }
+    let mut text = String::new();
+    io::stdin().lock().take(1 << 10).read_to_string(&mut text)?; // to the end, which is the launcher's
+    let is_mark = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    if !is_mark {
+        return Err("run-guard is started by `tenfold run`, and by nobody else".into());
+    }
+    end_all(&Finder::Marked(Mark(text)), Duration::ZERO);
+    Ok(SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mark_is_found_alone_and_among_others_and_nowhere_else() {
+        let mark = Mark("00ff".into());
+        assert!(mark.is_in(b"A=1\0TENFOLD_RUN_MARK=00ff\0"));
+        assert!(mark.is_in(b"TENFOLD_RUN_MARK=aa,00ff,bb\0B=2"));
+        for other in [
+            &b"TENFOLD_RUN_MARK=00ff0"[..],
+            b"TENFOLD_RUN_MARKS=00ff",
+            b"X=TENFOLD_RUN_MARK=00ff",
+            b"",
+            b"\0\0",
+        ] {
+            assert!(!mark.is_in(other), "{}", other.escape_ascii());
+        }
+    }
+
+    #[test]
+    fn marks_differ() {
+        assert_ne!(Mark::new().unwrap(), Mark::new().unwrap());
+    }
+
+    #[test]
+    fn the_state_and_the_start_are_read_whatever_the_name_is() {
+        let stat = "7 (a ) Z b) S 1 7 7 0 -1 4194304 93 0 0 0 0 0 0 0 20 0 1 0 481 2400256 218\n";
+        assert_eq!(Stat::parse(stat), Some(Stat { state: b'S', started: 481 }));
+        assert_eq!(Stat::parse("7 (sh) Z 1"), None);
+        assert_eq!(Stat::parse(""), None);
+        let own = Stat::read(getpid()).unwrap();
+        assert!(own.is_alive() && own.started > 0);
+    }
+}

@@ -1,0 +1,713 @@
+//! One scenario for each rule.
+
+use super::member::Member;
+use super::state::{Phase, State};
+use super::*;
+
+pub(super) fn settings(nodes_min: usize, nodes_max: usize) -> Settings {
+    Settings {
+        run_id: "job".into(),
+        nodes_min,
+        nodes_max,
+        max_restarts: 3,
+        join_timeout: Duration::from_secs(600),
+        last_call: Duration::from_secs(30),
+        beat_interval: Duration::from_secs(5),
+        beats_missed_max: 3,
+    }
+}
+
+pub(super) fn node(id: &str) -> NodeInfo {
+    let (id, host, role) = (id.into(), id.into(), "default".into());
+    NodeInfo { id, host, ranks: 1, role, fixed_rank: None, worker_store: None }
+}
+
+pub(super) fn failure(round: u64, host: &str, rank: usize) -> JobFailure {
+    let (host, summary, text) = (host.into(), "exit code 3".into(), "exit code 3\n  | oh no".into());
+    JobFailure { round, node_rank: rank, host, rank, summary, text }
+}
+
+/// Members around one state, which look at it in turn; nothing is lost or late.
+struct Job {
+    settings: Settings,
+    state: Option<State>,
+    members: Vec<Option<Member>>,
+    told: Vec<Vec<String>>,
+    now: Duration,
+    beats: u64,
+}
+
+impl Job {
+    fn new(settings: Settings) -> Job {
+        Job { settings, state: None, members: Vec::new(), told: Vec::new(), now: Duration::ZERO, beats: 0 }
+    }
+
+    /// With nodes `a`, `b`… that have looked.
+    fn of(nodes: usize, settings: Settings) -> Job {
+        let mut job = Job::new(settings);
+        for _ in 0..nodes {
+            job.join();
+        }
+        job.turn();
+        job
+    }
+
+    fn join(&mut self) {
+        let id = char::from(b'a' + self.members.len() as u8).to_string();
+        self.join_as(node(&id), self.settings.clone());
+    }
+
+    fn join_fixed(&mut self, rank: usize) {
+        let id = char::from(b'a' + self.members.len() as u8).to_string();
+        self.join_as(NodeInfo { fixed_rank: Some(rank), ..node(&id) }, self.settings.clone());
+    }
+
+    fn join_as(&mut self, node: NodeInfo, settings: Settings) {
+        self.members.push(Some(Member::new(settings, node)));
+        self.told.push(Vec::new());
+    }
+
+    /// Everybody looks and writes until there is nothing to change.
+    fn turn(&mut self) {
+        for at in (0..self.members.len()).cycle() {
+            if self.members.iter().flatten().count() == 0 || !self.look(at) && !self.anybody_looks() {
+                return;
+            }
+        }
+    }
+
+    fn anybody_looks(&mut self) -> bool {
+        (0..self.members.len()).any(|at| self.look(at))
+    }
+
+    /// One member looks; did it change something?
+    fn look(&mut self, at: usize) -> bool {
+        let Some(member) = &mut self.members[at] else { return false };
+        let decision = member.decide(self.state.as_ref(), self.now);
+        let changed = decision.write.is_some();
+        self.told[at].extend(decision.events.iter().map(show));
+        if changed {
+            self.state = decision.write;
+        }
+        changed || !decision.events.is_empty()
+    }
+
+    fn say(&mut self, at: usize, order: Order) {
+        self.members[at].as_mut().expect("it is alive").obey(order);
+        self.turn();
+    }
+
+    fn stopped(&mut self, at: usize, round: u64) {
+        self.say(at, Order::Stopped { round });
+    }
+
+    fn done(&mut self, at: usize, round: u64) {
+        self.say(at, Order::Done { round });
+    }
+
+    fn fails(&mut self, at: usize, round: u64) {
+        let failure = failure(round, &node_id(at), at);
+        self.say(at, Order::Failed { round, failure });
+    }
+
+    fn leaves(&mut self, at: usize) {
+        self.say(at, Order::Leave { reason: "SIGTERM".into() });
+    }
+
+    fn dies(&mut self, at: usize) {
+        self.members[at] = None;
+    }
+
+    /// One interval passes: the living beat, and all listen.
+    fn interval(&mut self) {
+        self.now += self.settings.beat_interval;
+        self.beats += 1;
+        let alive: Vec<String> =
+            (0..self.members.len()).filter(|&at| self.members[at].is_some()).map(node_id).collect();
+        let Some(state) = &self.state else { return };
+        for member in self.members.iter_mut().flatten() {
+            for id in member.listens_to(state) {
+                member.hear(&id, alive.contains(&id).then_some(self.beats), self.now);
+            }
+        }
+        self.turn();
+    }
+
+    fn intervals(&mut self, count: u64) {
+        (0..count).for_each(|_| self.interval());
+    }
+
+    /// What a node was told since the last time, without notes.
+    fn told(&mut self, at: usize) -> Vec<String> {
+        let mut told = std::mem::take(&mut self.told[at]);
+        told.retain(|text| !text.starts_with("note"));
+        told
+    }
+
+    fn notes(&self, at: usize) -> Vec<&str> {
+        self.told[at].iter().filter_map(|text| text.strip_prefix("note: ")).collect()
+    }
+
+    fn state(&self) -> &State {
+        self.state.as_ref().expect("somebody came")
+    }
+}
+
+fn node_id(at: usize) -> String {
+    char::from(b'a' + at as u8).to_string()
+}
+
+fn show(event: &Event) -> String {
+    match event {
+        Event::Start(start) => {
+            let hosts: Vec<&str> = start.nodes.iter().map(|node| node.host.as_str()).collect();
+            format!("start {} as {} of {}", start.round, start.node_rank, hosts.join(" "))
+        }
+        Event::Stop { round, reason } => format!("stop {round}: {reason}"),
+        Event::Over(Outcome::Success) => "success".into(),
+        Event::Over(Outcome::Failed(failure)) => format!("failed: {} on {}", failure.summary, failure.host),
+        Event::Over(Outcome::Closed(text)) => format!("closed: {text}"),
+        Event::Note(text) => format!("note: {text}"),
+    }
+}
+
+#[test]
+fn the_first_round_starts_at_once_when_all_are_there() {
+    let mut job = Job::of(2, settings(1, 2));
+    assert_eq!(job.told(0), ["start 0 as 0 of a b"]);
+    assert_eq!(job.told(1), ["start 0 as 1 of a b"]);
+}
+
+#[test]
+fn with_enough_nodes_the_first_round_starts_after_the_last_call() {
+    let mut job = Job::of(1, settings(2, 3));
+    job.join();
+    job.turn();
+    assert_eq!(
+        job.notes(0),
+        [
+            "1 of 2 nodes are here; waiting for the rest for up to 600 s",
+            "2 nodes are here; waiting for up to 1 more for 30 s"
+        ]
+    );
+    job.intervals(5);
+    assert!(job.told(0).is_empty());
+    job.interval();
+    assert_eq!(job.told(0), ["start 0 as 0 of a b"]);
+}
+
+#[test]
+fn when_everybody_is_done_the_job_is_a_success() {
+    let mut job = Job::of(2, settings(2, 2));
+    job.done(0, 0);
+    assert_eq!(job.state().phase, Phase::Running);
+    job.done(1, 0);
+    assert_eq!(job.told(0), ["start 0 as 0 of a b", "success"]);
+    assert_eq!(job.told(1), ["start 0 as 1 of a b", "success"]);
+    assert!(job.state().is_settled());
+}
+
+#[test]
+fn a_failure_stops_all_and_starts_them_again_with_the_same_ranks_without_last_call() {
+    let mut job = Job::of(2, Settings { last_call: Duration::ZERO, ..settings(2, 3) });
+    job.fails(1, 0);
+    assert_eq!(job.told(0), ["start 0 as 0 of a b", "stop 0: rank 1 on node b failed: exit code 3"]);
+    job.stopped(1, 0);
+    assert_eq!(job.told(1), ["start 0 as 1 of a b", "stop 0: rank 1 on node b failed: exit code 3"]);
+    job.stopped(0, 0);
+    assert_eq!(job.told(0), ["start 1 as 0 of a b"]);
+    assert_eq!(job.told(1), ["start 1 as 1 of a b"]);
+    assert_eq!(job.state().restarts_used, 1);
+}
+
+#[test]
+fn of_several_failures_in_a_round_the_first_counts() {
+    let mut job = Job::of(2, settings(2, 2));
+    let late = failure(0, "a", 0);
+    job.members[0].as_mut().unwrap().obey(Order::Failed { round: 0, failure: late.clone() });
+    job.fails(1, 0);
+    job.say(0, Order::Failed { round: 0, failure: late });
+    assert_eq!((job.state().round, job.state().restarts_used), (1, 1));
+}
+
+#[test]
+fn what_is_said_of_a_round_that_has_passed_is_ignored() {
+    let mut job = Job::of(1, settings(1, 1));
+    job.fails(0, 0);
+    job.stopped(0, 0);
+    assert_eq!(job.told(0).last().unwrap(), "start 1 as 0 of a");
+    job.fails(0, 0);
+    job.done(0, 0);
+    job.stopped(0, 0);
+    assert_eq!((job.state().round, job.state().phase, job.state().restarts_used), (1, Phase::Running, 1));
+}
+
+#[test]
+fn a_failure_without_restarts_left_is_told_to_everybody() {
+    let mut job = Job::of(3, Settings { max_restarts: 0, ..settings(2, 2) });
+    job.fails(0, 0);
+    let end = ["stop 0: rank 0 on node a failed: exit code 3", "failed: exit code 3 on a"];
+    assert_eq!(job.told(0)[1..], end);
+    assert_eq!(job.told(1)[1..], end);
+    assert_eq!(job.told(2), ["failed: exit code 3 on a"], "a spare has nothing to stop");
+    assert_eq!(job.state().restarts_used, 0);
+}
+
+#[test]
+fn what_is_told_of_a_failure_is_cut_to_size() {
+    let mut job = Job::of(1, settings(1, 1));
+    let long = JobFailure { text: "ä".repeat(FAILURE_TEXT_MAX), ..failure(0, "a", 0) };
+    job.say(0, Order::Failed { round: 0, failure: long });
+    assert_eq!(job.state().failure.as_ref().unwrap().text.len(), FAILURE_TEXT_MAX);
+}
+
+#[test]
+fn after_a_failure_those_that_were_done_run_again() {
+    let mut job = Job::of(2, settings(2, 2));
+    job.done(0, 0);
+    job.fails(1, 0);
+    job.stopped(1, 0);
+    assert_eq!(
+        job.told(0),
+        ["start 0 as 0 of a b", "stop 0: rank 1 on node b failed: exit code 3", "start 1 as 0 of a b"]
+    );
+    assert!(job.state().members.iter().all(|seat| !seat.done));
+}
+
+#[test]
+fn a_newcomer_opens_the_next_round_where_there_is_room() {
+    let mut job = Job::of(1, Settings { last_call: Duration::ZERO, ..settings(1, 2) });
+    job.join();
+    job.turn();
+    assert_eq!(job.told(0), ["start 0 as 0 of a", "stop 0: node b joined"]);
+    job.stopped(0, 0);
+    assert_eq!(job.told(1), ["start 1 as 1 of a b"]);
+    assert_eq!(job.state().restarts_used, 0, "it costs no restart");
+}
+
+#[test]
+fn a_newcomer_does_not_disturb_a_job_that_is_about_to_end() {
+    let mut job = Job::of(2, Settings { last_call: Duration::ZERO, ..settings(2, 3) });
+    job.done(0, 0);
+    job.join();
+    job.turn();
+    assert_eq!(job.notes(2), ["the job is about to end; this node waits as a spare"]);
+    job.done(1, 0);
+    assert_eq!(job.told(0)[1..], ["success"]);
+    assert_eq!(job.told(2), ["success"]);
+}
+
+#[test]
+fn without_room_a_newcomer_is_a_spare_until_somebody_leaves() {
+    let mut job = Job::of(3, settings(2, 2));
+    assert_eq!(job.notes(2), ["2 nodes are there already; this one waits as a spare"]);
+    job.leaves(0);
+    assert_eq!(job.told(0)[1..], ["stop 0: node a left: SIGTERM", "closed: this node left the job: SIGTERM"]);
+    job.stopped(1, 0);
+    assert_eq!(job.told(1)[1..], ["stop 0: node a left: SIGTERM", "start 1 as 1 of c b"]);
+    assert_eq!(job.told(2), ["start 1 as 0 of c b"]);
+    assert_eq!(job.state().restarts_used, 0, "there are as many as before");
+}
+
+#[test]
+fn ranks_are_kept_and_newcomers_fill_the_gaps_in_order_of_arrival() {
+    let mut job = Job::of(4, settings(2, 4));
+    job.leaves(1);
+    job.leaves(2);
+    job.join();
+    job.join();
+    job.turn();
+    job.stopped(3, 0);
+    job.stopped(0, 0);
+    assert_eq!(job.told(3).last().unwrap(), "start 1 as 3 of a e f d");
+}
+
+#[test]
+fn a_rank_that_is_too_high_for_fewer_nodes_is_given_up() {
+    let mut job = Job::of(4, settings(2, 4));
+    job.leaves(0);
+    job.leaves(2);
+    job.stopped(1, 0);
+    job.stopped(3, 0);
+    assert_eq!(job.told(1).last().unwrap(), "start 1 as 1 of d b");
+}
+
+#[test]
+fn leaving_below_the_least_number_costs_a_restart_and_the_rest_wait() {
+    let mut job = Job::of(2, settings(2, 2));
+    job.leaves(0);
+    job.stopped(1, 0);
+    assert_eq!((job.state().round, job.state().restarts_used), (1, 1));
+    job.join();
+    job.turn();
+    assert_eq!(job.told(1)[2..], ["start 1 as 1 of c b"]);
+}
+
+#[test]
+fn leaving_below_the_least_number_without_restarts_closes_the_job() {
+    let mut job = Job::of(2, Settings { max_restarts: 0, ..settings(2, 2) });
+    job.leaves(0);
+    let text = "node a left: SIGTERM; 1 of the 2 nodes that it takes are left, and no restart (0 used)";
+    assert_eq!(job.told(1)[1..], [format!("stop 0: {text}"), format!("closed: {text}")]);
+}
+
+#[test]
+fn a_node_that_leaves_when_it_is_done_disturbs_nobody() {
+    let mut job = Job::of(2, settings(2, 2));
+    job.done(0, 0);
+    job.leaves(0);
+    assert_eq!(job.told(0).last().unwrap(), "closed: this node left the job: SIGTERM");
+    job.done(1, 0);
+    assert_eq!(job.told(1), ["start 0 as 1 of a b", "success"]);
+}
+
+#[test]
+fn when_the_last_node_leaves_the_job_is_over_and_another_may_begin() {
+    let mut job = Job::of(1, settings(1, 1));
+    job.leaves(0);
+    assert_eq!(job.state().phase, Phase::Over);
+    job.join_as(node("z"), Settings { max_restarts: 7, ..settings(1, 1) });
+    job.turn();
+    assert_eq!(job.told(1), ["start 0 as 0 of z"]);
+    assert_eq!((job.state().job, job.state().max_restarts), (1, 7));
+}
+
+#[test]
+fn a_node_whose_beat_does_not_move_is_dead() {
+    let mut job = Job::of(3, settings(2, 3));
+    job.interval();
+    job.dies(1);
+    job.intervals(3);
+    assert_eq!(job.told(0), ["start 0 as 0 of a b c"], "not yet");
+    job.interval();
+    assert_eq!(job.told(0), ["stop 0: node b was not heard of for 15 s"]);
+    job.stopped(0, 0);
+    job.stopped(2, 0);
+    assert_eq!(job.told(0), ["start 1 as 0 of a c"]);
+    assert_eq!(job.state().restarts_used, 0);
+}
+
+#[test]
+fn a_dead_node_that_was_done_is_not_missed() {
+    let mut job = Job::of(2, settings(2, 2));
+    job.done(0, 0);
+    job.dies(0);
+    job.intervals(10);
+    job.done(1, 0);
+    assert_eq!(job.told(1), ["start 0 as 1 of a b", "success"]);
+}
+
+#[test]
+fn who_was_frozen_itself_does_not_take_the_others_for_dead() {
+    let mut member = Member::new(settings(2, 2), node("a"));
+    let mut state = State::new(&settings(2, 2), &node("a"));
+    state.join(&node("b"));
+    state.begin();
+    member.decide(Some(&state), Duration::ZERO);
+    member.hear("b", Some(1), Duration::from_secs(1));
+    member.hear("b", Some(1), Duration::from_secs(3600));
+    assert_eq!(member.decide(Some(&state), Duration::from_secs(3600)).write, None);
+}
+
+#[test]
+fn a_node_that_was_given_up_stops_its_ranks_and_joins_again() {
+    let mut job = Job::of(2, settings(1, 2));
+    job.interval();
+    let frozen = job.members[1].take();
+    job.intervals(4);
+    job.stopped(0, 0);
+    assert_eq!(job.told(0)[2..], ["start 1 as 0 of a"]);
+    job.members[1] = frozen;
+    job.turn();
+    let gave_up = "the others gave this node up, since it was not heard of for some time; it joins again";
+    assert_eq!(job.told(1), ["start 0 as 1 of a b".to_string(), format!("stop 0: {gave_up}")]);
+    job.stopped(1, 0);
+    assert_eq!(job.told(0), ["stop 1: node b joined"]);
+    job.stopped(0, 1);
+    assert_eq!(job.told(1), ["start 2 as 1 of a b"]);
+}
+
+#[test]
+fn too_few_nodes_wait_for_the_join_timeout_and_say_who_came() {
+    let mut job = Job::of(2, settings(3, 3));
+    job.now += Duration::from_secs(599);
+    job.turn();
+    assert!(job.told(0).is_empty());
+    job.now += Duration::from_secs(1);
+    job.turn();
+    let hint = "hint: are the others started, with the same run id and endpoint? else raise the join timeout";
+    assert_eq!(job.told(0), [format!("closed: 2 of 3 nodes came within 600 s: a, b\n  {hint}")]);
+    assert_eq!(job.told(1), [format!("closed: 1 of 3 nodes came within 600 s: b\n  {hint}")]);
+}
+
+#[test]
+fn ranks_that_never_end_on_a_node_are_named_after_the_join_timeout() {
+    let mut job = Job::of(2, settings(1, 2));
+    job.fails(1, 0);
+    job.stopped(1, 0);
+    job.now += Duration::from_secs(600);
+    job.turn();
+    let text = "closed: the ranks of the round before did not end within 600 s on a";
+    assert_eq!(job.told(0).last().unwrap(), text);
+    assert_eq!(job.told(1).last().unwrap(), "start 1 as 0 of b");
+}
+
+#[test]
+fn different_settings_are_an_error_for_the_later_node_as_soon_as_another_is_known_to_live() {
+    let mut job = Job::of(1, settings(2, 2));
+    job.join_as(node("b"), settings(2, 3));
+    job.turn();
+    assert!(job.told(1).is_empty());
+    job.intervals(2);
+    assert_eq!(
+        job.told(1),
+        [
+            "closed: this node was started for 2 to 3 nodes and 3 restarts, but the job `job` that is there already \
+          has 2 to 2 nodes and 3 restarts\n  \
+          hint: give every node the same settings, or this one another run id"
+        ]
+    );
+}
+
+#[test]
+fn settings_that_dead_nodes_left_behind_are_no_error() {
+    let mut job = Job::of(1, settings(2, 2));
+    job.dies(0);
+    job.join_as(node("b"), settings(1, 1));
+    job.intervals(4);
+    assert_eq!(job.told(1), ["start 0 as 0 of b"]);
+}
+
+#[test]
+fn fixed_ranks_are_as_they_were_given() {
+    let mut job = Job::new(settings(3, 3));
+    [2, 0, 1].into_iter().for_each(|rank| job.join_fixed(rank));
+    job.turn();
+    assert_eq!(job.told(0), ["start 0 as 2 of b c a"]);
+}
+
+#[test]
+fn the_second_node_with_a_fixed_rank_is_told_who_has_it() {
+    let mut job = Job::new(settings(2, 2));
+    job.join_fixed(0);
+    job.join_fixed(0);
+    job.turn();
+    job.intervals(2);
+    assert_eq!(
+        job.told(1),
+        [
+            "closed: node rank 0 is taken: the launcher on a has it\n  hint: every node needs a node rank of its own"
+        ]
+    );
+}
+
+#[test]
+fn a_node_that_was_launched_again_takes_its_fixed_rank_when_the_dead_one_is_noticed() {
+    let mut job = Job::new(settings(2, 2));
+    job.join_fixed(0);
+    job.join_fixed(1);
+    job.turn();
+    job.dies(1);
+    job.join_fixed(1);
+    job.intervals(4);
+    job.stopped(0, 0);
+    assert_eq!(job.told(2), ["start 1 as 1 of a c"]);
+}
+
+#[test]
+fn fixed_ranks_that_cannot_be_are_errors() {
+    let mut job = Job::new(settings(2, 2));
+    job.join_fixed(2);
+    job.turn();
+    assert_eq!(job.told(0), ["closed: node rank 2 is too high: of 2 nodes the last one has rank 1"]);
+    let mut job = Job::new(settings(1, 2));
+    job.join_fixed(0);
+    job.turn();
+    assert_eq!(
+        job.told(0),
+        ["closed: 1 to 2 nodes cannot have node ranks that were given\n  \
+          hint: leave the node rank out, or say one number of nodes"]
+    );
+    let mut job = Job::of(1, settings(2, 2));
+    job.join_fixed(1);
+    job.intervals(2);
+    assert_eq!(
+        job.told(1),
+        [
+            "closed: this node has a node rank that was given, but the one on a has no node rank of its own\n  \
+          hint: give all nodes a node rank, or none"
+        ]
+    );
+}
+
+#[test]
+fn a_newcomer_waits_until_all_know_that_the_job_before_is_over() {
+    let mut job = Job::of(2, settings(2, 2));
+    let unaware = job.members[1].take();
+    job.done(0, 0);
+    // The other's last word, then it is slow to look.
+    let mut over = job.state().clone();
+    over.done("b", 0);
+    over.version += 1;
+    job.state = Some(over);
+    job.join_as(node("c"), settings(2, 2));
+    job.turn();
+    assert_eq!(
+        job.notes(2),
+        ["the job before under this run id is not over for all its nodes; waiting for them"]
+    );
+    assert_eq!(job.state().job, 0);
+    job.members[1] = unaware;
+    job.members[1].as_mut().unwrap().obey(Order::Done { round: 0 });
+    job.turn();
+    assert_eq!(job.told(1), ["start 0 as 1 of a b", "success"]);
+    assert_eq!((job.state().job, job.state().round, job.state().members.len()), (1, 0, 1));
+}
+
+#[test]
+fn a_newcomer_does_not_wait_for_the_dead_of_the_job_before() {
+    let mut job = Job::of(2, settings(1, 2));
+    job.dies(1);
+    let mut over = job.state().clone();
+    over.done("a", 0);
+    over.done("b", 0);
+    over.version += 1;
+    job.state = Some(over);
+    job.dies(0);
+    job.join_as(node("c"), Settings { last_call: Duration::ZERO, ..settings(1, 2) });
+    job.intervals(5);
+    assert_eq!(job.told(2), ["start 0 as 0 of c"]);
+    assert_eq!(job.state().job, 1);
+}
+
+#[test]
+fn a_node_that_slept_through_the_end_into_the_next_job_is_told_so() {
+    let mut job = Job::of(2, settings(1, 2));
+    let frozen = job.members[1].take();
+    job.intervals(5);
+    job.stopped(0, 0);
+    job.done(0, 1);
+    job.join();
+    job.turn();
+    job.members[1] = frozen;
+    job.turn();
+    let text = "the job `job` ended while this node was not heard of";
+    assert_eq!(job.told(1)[1..], [format!("stop 0: {text}"), format!("closed: {text}")]);
+}
+
+#[test]
+fn a_store_that_has_lost_the_state_ends_the_job() {
+    let mut job = Job::of(1, settings(1, 1));
+    job.state = None;
+    job.turn();
+    let text = "the store has forgotten the job `job`";
+    let hint = "hint: was its server started anew? then start all nodes again";
+    assert_eq!(job.told(0)[1..], [format!("stop 0: {text}"), format!("closed: {text}\n  {hint}")]);
+}
+
+#[test]
+fn a_proposal_whose_answer_was_lost_is_not_made_twice() {
+    let mut member = Member::new(settings(1, 1), node("a"));
+    let now = Duration::ZERO;
+    let state = member.decide(None, now).write.unwrap();
+    let state = member.decide(Some(&state), now).write.unwrap();
+    assert!(matches!(member.decide(Some(&state), now).events[..], [Event::Start(_)]));
+    member.obey(Order::Failed { round: 0, failure: failure(0, "a", 0) });
+    // Proposed, not known to be written, and found to be.
+    let written = member.decide(Some(&state), now).write.unwrap();
+    let next = member.decide(Some(&written), now);
+    assert!(matches!(next.events[..], [Event::Stop { .. }]));
+    assert_eq!((next.write, written.restarts_used), (None, 1));
+}
+
+#[test]
+fn a_node_listens_to_a_bounded_number_of_others_and_somebody_to_each() {
+    let mut state = State::new(&settings(1, 100), &node("0"));
+    (1..100).for_each(|number| state.join(&node(&number.to_string())));
+    let mut heard: Vec<String> = Vec::new();
+    for number in 0..100 {
+        let others = Member::new(settings(1, 100), node(&number.to_string())).listens_to(&state);
+        assert_eq!(others.len(), 32);
+        assert!(!others.contains(&number.to_string()));
+        heard.extend(others);
+    }
+    heard.sort();
+    heard.dedup();
+    assert_eq!(heard.len(), 100);
+}
+
+#[test]
+fn four_thousand_nodes_fit_into_a_state() {
+    let settings = settings(1, NODES_MAX);
+    let info = |number: usize| {
+        let name = format!("a-host-with-a-rather-long-name-{number:04}.cluster.example.org");
+        NodeInfo {
+            host: name.clone(),
+            worker_store: Some(format!("{name}:29500")),
+            ..node(&format!("{name}-12345-0123456789abcdef"))
+        }
+    };
+    let mut state = State::new(&settings, &info(0));
+    for number in 1..NODES_MAX {
+        state.spares.push(info(number));
+    }
+    state.join(&info(NODES_MAX)); // one too many, which takes the others along
+    assert_eq!(State::from_text(&state.to_text().unwrap()).unwrap_err(), "it makes no sense: too many nodes");
+    state.remove(&info(NODES_MAX).id, "");
+    assert!(state.can_begin());
+    state.begin();
+    assert_eq!(State::from_text(&state.to_text().unwrap()), Ok(state));
+}
+
+#[test]
+fn a_state_reads_as_the_dashboard_knows_it_and_fields_of_later_versions_are_ignored() {
+    let mut state = State::new(&settings(1, 1), &node("a"));
+    state.begin();
+    let text = concat!(
+        r#"{"version":1,"job":0,"round":0,"phase":"running","nodes_min":1,"nodes_max":1,"max_restarts":3,"#,
+        r#""restarts_used":0,"members":[{"node":{"id":"a","host":"a","ranks":1,"role":"default","#,
+        r#""fixed_rank":null,"worker_store":null},"rank":0,"ready":true,"done":false}],"spares":[],"#,
+        r#""failure":null,"outcome":null,"reason":""}"#
+    );
+    assert_eq!(String::from_utf8(state.to_text().unwrap()).unwrap(), text);
+    let later = text.replace(r#""version":1"#, r#""version":1,"color":"blue""#);
+    assert_eq!(State::from_text(later.as_bytes()), Ok(state));
+}
+
+#[test]
+fn a_state_that_makes_no_sense_is_refused_with_the_reason() {
+    let mut good = State::new(&settings(1, 2), &node("a"));
+    good.join(&node("b"));
+    good.begin();
+    let error = |change: fn(&mut State)| {
+        let mut state = good.clone();
+        change(&mut state);
+        State::from_text(&state.to_text().unwrap()).unwrap_err()
+    };
+    assert_eq!(
+        error(|state| state.members[1].node.id = "a".into()),
+        "it makes no sense: a node is there twice"
+    );
+    assert_eq!(
+        error(|state| state.members[1].rank = Some(0)),
+        "it makes no sense: two nodes have the same rank"
+    );
+    assert_eq!(
+        error(|state| state.members[1].rank = None),
+        "it makes no sense: a round runs without all its ranks"
+    );
+    assert_eq!(error(|state| state.nodes_max = 1), "it makes no sense: more members than there may be");
+    assert_eq!(error(|state| state.nodes_min = 0), "it makes no sense: the least and most nodes");
+    assert_eq!(error(|state| state.phase = Phase::Over), "it makes no sense: phase and outcome do not fit");
+    assert_eq!(error(|state| state.version = u64::MAX), "it makes no sense: it has no room to go on");
+    good.reason = "x".repeat(1 << 21);
+    let text = serde_json::to_vec(&good).unwrap();
+    assert_eq!(
+        State::from_text(&text).unwrap_err(),
+        format!("it has {} bytes, more than the 2097152 that are allowed", text.len())
+    );
+    assert_eq!(
+        good.to_text().unwrap_err(),
+        format!("it would have {} bytes, more than the 2097152 that are allowed", text.len())
+    );
+}

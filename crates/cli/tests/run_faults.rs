@@ -1,0 +1,216 @@
+//! What goes wrong under `tenfold run`: each with its exit code, its message, and nobody left.
+
+#![cfg(target_os = "linux")]
+#![expect(clippy::unwrap_used, reason = "tests: helpers that may fail")]
+
+mod launching;
+mod serving;
+
+use std::net::TcpListener;
+use std::os::fd::OwnedFd;
+use std::process::Command;
+
+use launching::{Run, finished, handle, make_fifo, pid, wait_until_gone, without_numbers};
+use rustix::process::{Signal, kill_process};
+use serving::TENFOLD;
+
+#[test]
+fn a_rank_that_fails_ends_the_others_and_is_named_with_its_last_lines() {
+    let script = "if [ $RANK = 1 ]; then echo about to fail; echo why >&2; exit 3; fi; exec sleep 1000";
+    let (output, error, code) = finished(&["-n", "3", script]);
+    assert_eq!((output.as_str(), code), ("[1] about to fail\n", Some(1)));
+    let (said, report) = error.split_once("error: ").unwrap();
+    for line in ["[1] why\n", "tenfold: rank 1 failed (exit code 3): the others are asked to end\n"] {
+        assert!(said.contains(line), "{error}");
+    }
+    let mut lines: Vec<String> = without_numbers(report).lines().map(str::to_string).collect();
+    lines[1..].sort(); // two streams: the order in which they are read is not known
+    assert_eq!(lines, ["rank 1 of 3 failed first: exit code 3", "  | about to fail", "  | why"]);
+}
+
+#[test]
+fn a_rank_that_is_killed_is_named_with_the_signal() {
+    let mut run = Run::start(&["-n", "2", "echo $$; exec sleep 1000"]);
+    let pids = run.lines(2);
+    let other = handle(&pids[0]);
+    kill_process(pid(&pids[1]), Signal::KILL).unwrap();
+    let (error, status) = run.ended();
+    assert_eq!(status.code(), Some(1));
+    assert!(error.contains("error: rank 1 of 2 failed first: killed by SIGKILL after "), "{error}");
+    wait_until_gone(&other);
+}
+
+#[test]
+fn a_rank_that_ignores_sigterm_is_killed_when_its_time_is_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let fifo = make_fifo(folder.path());
+    let script = format!(
+        "if [ $RANK = 1 ]; then read ready < {fifo}; exit 3; fi
+        trap '' TERM; echo ready > {fifo}; exec sleep 1000"
+    );
+    let (_, error, code) = finished(&["-n", "2", "--shutdown-timeout", "100ms", &script]);
+    assert_eq!(code, Some(1));
+    let (_, report) = error.split_once("error: ").unwrap();
+    assert_eq!(
+        without_numbers(report),
+        "rank 1 of 2 failed first: exit code 3\n  rank 0 did not end when asked, and was killed\n"
+    );
+}
+
+/// A rank that ignores what it is asked, with a child in its group, and one that has left group, session and parent.
+const FAMILY: &str = "trap '' TERM HUP INT; sleep 1000 & echo $!
+    sh -c 'setsid sh -c \"trap : TERM; echo \\$\\$; while :; do sleep 1000 & wait; done\" &'
+    echo $$; exec sleep 1001";
+
+#[test]
+fn a_launcher_that_is_killed_leaves_nobody() {
+    let mut run = Run::start(&["-n", "2", FAMILY]);
+    let all: Vec<OwnedFd> = (0..6).map(|_| handle(&run.any_line())).collect();
+    run.launcher.signal(Signal::KILL);
+    all.iter().for_each(wait_until_gone);
+}
+
+#[test]
+fn a_guard_that_is_killed_is_replaced() {
+    let mut run = Run::start(&["-n", "1", "sleep 1000 & echo $!; echo $PPID; exec sleep 1001"]);
+    let mut line = || {
+        let mut line = String::new();
+        std::io::BufRead::read_line(&mut run.output, &mut line).unwrap();
+        line.trim_end().to_string()
+    };
+    let (child, launcher) = (handle(&line()), line());
+    let guard = || {
+        let children = std::fs::read_to_string(format!("/proc/{launcher}/task/{launcher}/children")).unwrap();
+        let is_guard = |process: &&str| {
+            let words = std::fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
+            words.ends_with(b"run-guard\0")
+        };
+        children.split_whitespace().find(is_guard).map(str::to_string)
+    };
+    let first = guard().unwrap();
+    kill_process(pid(&first), Signal::KILL).unwrap();
+    while guard().is_none_or(|next| next == first) {
+        std::thread::yield_now();
+    }
+    run.launcher.signal(Signal::KILL);
+    wait_until_gone(&child);
+}
+
+#[test]
+fn whoever_runs_within_a_rank_ends_with_the_outer_run() {
+    // The inner launcher is killed as well: the outer guard alone is left.
+    let inner =
+        format!("exec {TENFOLD} run -n 2 sh -c 'setsid sleep 1000 & echo $!; echo $PPID; exec sleep 1001'");
+    for kill_inner_first in [false, true] {
+        let mut run = Run::start(&["-n", "1", &inner]);
+        let mut line = || {
+            let mut line = String::new();
+            std::io::BufRead::read_line(&mut run.output, &mut line).unwrap();
+            line.trim_end().split_once("] ").unwrap().1.to_string()
+        };
+        let processes: Vec<String> = (0..4).map(|_| line()).collect();
+        let handles: Vec<OwnedFd> = processes.iter().map(|process| handle(process)).collect();
+        if kill_inner_first {
+            run.launcher.signal(Signal::STOP); // or it would end everybody itself
+            let inner = processes
+                .iter()
+                .find(|process| processes.iter().filter(|other| other == process).count() == 2);
+            kill_process(pid(inner.unwrap()), Signal::KILL).unwrap();
+        }
+        run.launcher.signal(Signal::KILL);
+        handles.iter().for_each(wait_until_gone);
+    }
+}
+
+#[test]
+fn a_process_that_left_its_group_and_its_environment_ends_with_the_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let go = make_fifo(folder.path());
+    let script =
+        format!("env -i setsid sh -c 'trap \"\" TERM; echo $$; exec sleep 1000' & read word < {go}; exit 3");
+    let mut run = Run::start(&["-n", "2", &script]);
+    let left: Vec<OwnedFd> = (0..2).map(|_| handle(&run.any_line())).collect();
+    std::fs::write(&go, "go\ngo\n").unwrap();
+    let (error, status) = run.ended();
+    assert_eq!(status.code(), Some(1), "{error}");
+    left.iter().for_each(wait_until_gone);
+}
+
+#[test]
+fn children_that_the_launcher_had_before_are_left_alone() {
+    let script = format!("sleep 1000 > /dev/null 2>&1 & echo $!; exec {TENFOLD} run -n 1 true");
+    let mut run = Run::spawn(Command::new("sh").args(["-c", &script]));
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut run.output, &mut line).unwrap();
+    let stranger = handle(line.trim_end());
+    let (error, status) = run.ended();
+    assert_eq!((error.as_str(), status.code()), ("", Some(0)));
+    rustix::process::pidfd_send_signal(&stranger, Signal::KILL).expect("it still lives");
+    wait_until_gone(&stranger);
+}
+
+#[test]
+fn a_port_that_is_taken_is_told_with_its_holder() {
+    let holder = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = holder.local_addr().unwrap().port().to_string();
+    let own = std::process::id();
+    let name = std::fs::read_to_string("/proc/self/comm").unwrap();
+    let (output, error, code) = finished(&["-n", "2", "--master-port", &port, "echo started"]);
+    assert_eq!(
+        error,
+        format!(
+            "error: cannot host the store: cannot listen on 127.0.0.1:{port}: address already in use by process {own} \
+             ({})\n  hint: stop that program, choose another port, or give port 0 to have one picked\n",
+            name.trim()
+        )
+    );
+    assert_eq!((output.as_str(), code), ("", Some(1)));
+    let endpoint = format!("127.0.0.1:{port}");
+    let (_, error, code) = finished(&["--rdzv-backend", "c10d", "--rdzv-endpoint", &endpoint, "true"]);
+    assert!(error.contains(&format!("address already in use by process {own} ")), "{error}");
+    assert_eq!(code, Some(1));
+}
+
+#[test]
+fn what_a_rank_left_behind_ends_with_the_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let go = make_fifo(folder.path());
+    let script = format!(
+        "sleep 1000 & echo $!; sh -c 'trap \"\" TERM; echo $$; exec sleep 1000' &
+        if [ $RANK = 0 ]; then read word < {go}; fi"
+    );
+    let mut run = Run::start(&["-n", "2", &script]);
+    let left: Vec<OwnedFd> = (0..4).map(|_| handle(&run.any_line())).collect();
+    std::fs::write(&go, "go\n").unwrap();
+    let (error, status) = run.ended();
+    assert_eq!((error.as_str(), status.code()), ("", Some(0)));
+    left.iter().for_each(wait_until_gone);
+}
+
+#[test]
+fn what_cannot_be_run_is_told_before_anything_starts() {
+    let says = |words: &[&str]| {
+        let output = Command::new(TENFOLD).arg("run").args(words).output().unwrap();
+        (String::from_utf8(output.stderr).unwrap(), output.status.code())
+    };
+    assert_eq!(
+        says(&["-n", "2", "./no-such-program"]),
+        ("error: there is no program `./no-such-program`\n".into(), Some(1))
+    );
+    assert_eq!(
+        says(&["-n", "2", "no-such-file.py"]),
+        ("error: there is no file `no-such-file.py`\n".into(), Some(1))
+    );
+    let (error, code) = says(&["--nproc-per-nod", "2", "true"]);
+    assert!(error.contains("a similar argument exists: '--nproc-per-node'"), "{error}");
+    assert_eq!(code, Some(2));
+    assert_eq!(
+        says(&["/proc/version"]),
+        (
+            "error: `/proc/version` may not be executed\n  hint: `chmod +x /proc/version`, or name the program that reads \
+             it first\n"
+                .into(),
+            Some(1)
+        )
+    );
+}
