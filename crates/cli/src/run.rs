@@ -289,7 +289,7 @@ impl Launch {
             }
             let signals: Vec<i32> = self.signals.pending().collect();
             for signal in signals {
-                if signal == SIGCHLD { self.notice_ends()? } else { self.told_to_end(signal) }
+                if signal == SIGCHLD { self.notice_ends() } else { self.told_to_end(signal) }
             }
             while let Ok(news) = self.news.try_recv() {
                 self.learn(news)?;
@@ -326,7 +326,8 @@ impl Launch {
             Phase::Stopping(kill_at) if round.is_running() => kill_at,
             _ => None,
         });
-        let leave_at = self.leaving.map(|(_, until)| until);
+        let is_closed = self.round.as_ref().is_none_or(|round| round.closed);
+        let leave_at = self.leaving.map(|(_, until)| until).filter(|_| is_closed);
         let words =
             self.round.iter().flat_map(|round| &round.ranks).filter_map(|rank| rank.pipes.next_wake());
         let times = [kill_at, leave_at, self.status_at, self.outlet.next_wake()];
@@ -524,12 +525,12 @@ impl Launch {
         Rank::start(birth).map_err(|error| format!("cannot run `{}`: {error}", self.program[0].display()))
     }
 
-    fn notice_ends(&mut self) -> io::Result<()> {
+    fn notice_ends(&mut self) {
         let ended = rank::reap();
         if ended.iter().any(|&(process, _)| process == self.guard.process()) {
             self.replace_guard();
         }
-        let Some(round) = &mut self.round else { return Ok(()) };
+        let Some(round) = &mut self.round else { return };
         let mut failed = Vec::new();
         for rank in &mut round.ranks {
             if let Some(&(_, end)) =
@@ -540,7 +541,7 @@ impl Launch {
             }
         }
         if round.phase != Phase::Running || failed.is_empty() {
-            return Ok(());
+            return;
         }
         let now = Instant::now();
         for &rank in &failed {
@@ -551,7 +552,6 @@ impl Launch {
         let (rank, summary) = (failure.rank, failure.summary());
         self.fail(rank, summary.clone(), failure.text());
         self.stop(Signal::TERM, &format!("rank {rank} failed ({summary}): the others are asked to end"));
-        Ok(())
     }
 
     /// What is known of ranks that were found to have failed in one look. The first is the one that wrote down its error
@@ -617,6 +617,9 @@ impl Launch {
         self.leaving = Some((signal, until));
         let seconds = self.plan.shutdown_timeout.as_secs_f64();
         let note = format!("{name}: passed on to all ranks, which have {seconds} s");
+        if self.hosts_others() {
+            self.outlet.note("this node hosts the store: the job ends for the other nodes, too");
+        }
         self.stop(Signal::from_named_raw(signal).unwrap_or(Signal::TERM), &note);
     }
 
@@ -706,10 +709,9 @@ impl Launch {
             } else if self.impatient {
                 return Ok(());
             }
-            let signals: Vec<i32> = self.signals.pending().filter(|&signal| signal != SIGCHLD).collect();
+            let signals: Vec<i32> = self.signals.pending().collect();
             for signal in signals {
-                self.impatient |= self.leaving.is_some();
-                self.told_to_end(signal);
+                if signal == SIGCHLD { self.notice_ends() } else { self.told_to_end(signal) }
             }
         }
     }
@@ -731,29 +733,24 @@ impl Launch {
 
     /// Ends everybody, the rendezvous and the store; says what there is to say. The exit code.
     fn finish(mut self, outcome: Result<(), Box<dyn std::error::Error>>) -> Outcome {
-        self.outlet.set_status(None);
-        if let Some(line) = self.logs.reminder() {
-            self.outlet.note(&line);
-        }
-        self.drain()?;
-        let report = self.report();
-        if self.round.as_ref().is_some_and(|round| !round.closed) {
-            self.round = None; // an error of our own: whoever still runs is killed
+        if let Err(error) = &outcome {
+            self.tell(Order::Leave { reason: error.to_string() });
+            self.kill();
             self.end_leftovers();
         }
-        outcome?;
-        let code = match report {
-            None => SUCCESS,
-            Some(message) => {
-                // Not `eprintln!`, which panics where nobody reads.
-                let _nobody_reads = writeln!(io::stderr(), "error: {message}");
-                FAILURE
-            }
-        };
+        let Launch { outlet, logs, .. } = &mut self;
+        outlet.set_status(None);
+        if let Some(line) = logs.reminder() {
+            outlet.note(&line);
+        }
+        self.drain()?;
         self.guard.end();
-        let hosts_others =
-            self.plan.nodes.max > 1 && self.home.as_ref().is_some_and(|home| home.server.is_some());
-        if hosts_others && !self.impatient {
+        let report = self.report();
+        if let (Ok(()), Some(message)) = (&outcome, &report) {
+            // Not `eprintln!`, which panics where nobody reads.
+            let _nobody_reads = writeln!(io::stderr(), "error: {message}");
+        }
+        if self.hosts_others() && !self.impatient {
             let impatient = Arc::new(AtomicBool::new(false));
             for &signal in &self.plan.signals {
                 signal_hook::flag::register_conditional_shutdown(signal, FAILURE.into(), impatient.clone())?;
@@ -763,12 +760,16 @@ impl Launch {
                 rendezvous.settle(LAST_WORDS);
             }
         }
-        drop(self.rendezvous);
-        if let Some(Home { server: Some(server), store, .. }) = self.home {
+        drop(self.rendezvous.take());
+        if let Some(Home { server: Some(server), store, .. }) = self.home.take() {
             drop(store);
             server.shutdown(Duration::ZERO);
         }
-        Ok(code)
+        outcome.map(|()| if report.is_some() { FAILURE } else { SUCCESS })
+    }
+
+    fn hosts_others(&self) -> bool {
+        self.plan.nodes.max > 1 && self.home.as_ref().is_some_and(|home| home.server.is_some())
     }
 
     /// What went wrong, if something did.

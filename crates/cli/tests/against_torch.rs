@@ -3,6 +3,8 @@
 //! Needs a Python with PyTorch 2.15 in TENFOLD_TORCH_PYTHON; `./test` sets that up. Without it nextest leaves this file
 //! out (see `.config/nextest.toml`), and says so.
 
+use std::collections::BTreeMap;
+use std::path::Path;
 use std::process::Command;
 
 const PROGRAM: &str = "
@@ -24,6 +26,50 @@ def main():
 
 main()
 ";
+
+/// What a rank is given besides what the launcher itself was given.
+const SHOW_ENVIRONMENT: &str = "
+import json, os, sys
+with open(sys.argv[1] + os.environ['RANK'], 'w') as file:
+    json.dump(dict(os.environ), file)
+";
+
+fn environments(launcher: &mut Command, folder: &Path, options: &[&str]) -> Vec<BTreeMap<String, String>> {
+    let program = folder.join("environment.py");
+    std::fs::write(&program, SHOW_ENVIRONMENT).expect("a folder of ours");
+    let target = folder.join("rank");
+    launcher.args(options).arg(&program).arg(&target).env_clear();
+    let output = launcher.env("PATH", "/usr/bin:/bin").output().expect("it can be started");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let read = |rank: usize| {
+        let file = std::fs::read(format!("{}{rank}", target.display())).expect("every rank wrote one");
+        serde_json::from_slice(&file).expect("it is JSON")
+    };
+    (0..2).map(read).collect()
+}
+
+#[test]
+fn ranks_find_what_they_would_find_under_torchrun() {
+    let python = std::env::var("TENFOLD_TORCH_PYTHON")
+        .expect("run `./test`, or set TENFOLD_TORCH_PYTHON to a Python with PyTorch 2.15");
+    let folder = tempfile::tempdir().unwrap();
+    let options =
+        ["--nproc_per_node=2", "--role=trainer", "--max_restarts=3", "--signals_to_handle=SIGTERM,SIGINT"];
+    let mut torchrun = Command::new(&python);
+    let expected = environments(torchrun.args(["-m", "torch.distributed.run"]), folder.path(), &options);
+    let mut tenfold = Command::new(env!("CARGO_BIN_EXE_tenfold"));
+    let found = environments(tenfold.args(["run", "--python", &python]), folder.path(), &options);
+    // Differ from run to run, or hold what differs.
+    let own = ["MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"];
+    for (expected, mut found) in expected.into_iter().zip(found) {
+        for (name, value) in expected {
+            let other = found.remove(&name).unwrap_or_else(|| panic!("no {name}"));
+            assert!(own.contains(&name.as_str()) || other == value, "{name}: {other}, torchrun: {value}");
+        }
+        let more: Vec<String> = found.into_keys().collect();
+        assert_eq!(more, ["PYTHONUNBUFFERED", "TENFOLD_RUN_MARK"]);
+    }
+}
 
 #[test]
 fn a_gloo_program_meets_through_the_launchers_store_and_its_traceback_is_shown() {

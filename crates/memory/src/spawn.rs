@@ -52,10 +52,6 @@ pub fn run_on(command: &mut Command, processors: &[usize]) {
 mod tests {
     use super::*;
 
-    fn output(command: &mut Command) -> String {
-        String::from_utf8(command.output().unwrap().stdout).unwrap()
-    }
-
     #[test]
     fn a_child_leads_a_session_runs_where_it_is_told_and_still_runs_its_program() {
         let mut command = Command::new("sh");
@@ -66,7 +62,7 @@ mod tests {
         die_with_parent(&mut command);
         lead_session(&mut command);
         run_on(&mut command, &[first, usize::MAX]);
-        let text = output(&mut command);
+        let text = String::from_utf8(command.output().unwrap().stdout).unwrap();
         let (session, processors) = text.split_once('\n').unwrap();
         let (process, session) = session.split_once(' ').unwrap();
         assert_eq!(process, session);

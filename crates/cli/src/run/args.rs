@@ -526,6 +526,12 @@ impl Args {
                     .into(),
             );
         }
+        // The value of --dashboard needs `=`, since the program may follow it.
+        if let (Some(_), Some(address)) = (&self.dashboard, self.program[0].to_str())
+            && address.parse::<std::net::SocketAddr>().is_ok()
+        {
+            return Err(format!("`{address}` is no program\n  hint: write --dashboard={address}"));
+        }
         let mut warnings = Vec::new();
         let meeting = self.meeting(&mut warnings)?;
         for (flag, is_given) in [
@@ -786,6 +792,11 @@ mod tests {
         assert!(
             says("--rdzv-conf join_timeut=5")
                 .contains("there is no setting `join_timeut`; is it `join_timeout`?")
+        );
+        let words = ["run", "--dashboard", "127.0.0.1:80", "train.py"];
+        assert_eq!(
+            Cli::try_parse_from(words).unwrap().args.plan().unwrap_err(),
+            "`127.0.0.1:80` is no program\n  hint: write --dashboard=127.0.0.1:80"
         );
         assert!(says("--nnodes 3:2").contains("write a number of nodes such as 2, or a range such as 1:4"));
     }

@@ -225,7 +225,7 @@ fn connect(endpoint: &Endpoint, plan: &Plan, note: &dyn Fn(String)) -> Result<Ho
             Err(error) if deadline.passed() => {
                 let waited = show_duration(deadline.elapsed());
                 return Err(format!(
-                    "no store answered at {endpoint} within {waited}: {}\n  hint: is the node that hosts it up, and does a \
+                    "cannot reach the store at {endpoint} within {waited}: {}\n  hint: is the node that hosts it up, and does a \
                      firewall let this one reach it? join_timeout in --rdzv-conf is how long to wait",
                     error.fault().message()
                 ));

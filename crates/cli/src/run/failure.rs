@@ -20,6 +20,7 @@ use serde_json::Value;
 use signal_hook::consts::{SIGABRT, SIGBUS, SIGFPE, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGPIPE, SIGQUIT};
 use signal_hook::consts::{SIGSEGV, SIGSYS, SIGTERM, SIGXCPU, SIGXFSZ};
 
+use super::output::command_len;
 use super::rank::{End, signal_name};
 use crate::units::show_size;
 
@@ -389,16 +390,13 @@ pub(super) fn tail(path: &Path) -> Vec<String> {
 
 /// Without terminal commands: a summary is read in files, and far from where its colours began.
 fn printable(line: &str) -> String {
-    let (mut kept, mut characters) = (String::new(), line.chars());
-    while let Some(character) = characters.next() {
-        if character == '\x1b' {
-            if characters.as_str().starts_with('[') {
-                characters.next();
-                let _last = characters.find(|c| ('\x40'..='\x7e').contains(c));
-            }
-        } else if !character.is_control() || character == '\t' {
+    let (mut kept, mut rest) = (String::new(), line);
+    while let Some(character) = rest.chars().next() {
+        let is_command = character == '\x1b';
+        if !character.is_control() || character == '\t' {
             kept.push(character);
         }
+        rest = &rest[if is_command { command_len(rest.as_bytes()) } else { character.len_utf8() }..];
     }
     kept
 }
@@ -540,5 +538,350 @@ impl MemoryKills {
                 ),
             },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failure(end: End, last_lines: &[&str]) -> Failure {
+        Failure {
+            rank: 5,
+            world_size: 8,
+            local_rank: 1,
+            host: None,
+            process: 4711,
+            end,
+            ran: Duration::from_millis(12_345),
+            words: Words {
+                last_lines: last_lines.iter().map(|line| line.to_string()).collect(),
+                ..Words::default()
+            },
+            memory: None,
+            program: "/opt/venv/bin/python3".into(),
+            together: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_failure_is_told_with_the_last_lines_the_logs_and_who_else_failed() {
+        let mut failed = failure(End::Exit(1), &["loading", "\x1b[31mgiving up\x1b[0m\x07"]);
+        failed.words.log_files = vec!["/logs/job_x/attempt_0/1/stderr.log".into()];
+        failed.together = vec![(6, End::Signal(SIGKILL))];
+        assert_eq!(failed.summary(), "exit code 1");
+        let text = "rank 5 of 8 failed first: exit code 1 after 12.3 s (pid 4711)\n  | loading\n  | giving up\n  \
+                    log: /logs/job_x/attempt_0/1/stderr.log\n  rank 6 failed at the same time: killed by SIGKILL";
+        assert_eq!(failed.text() + &stubborn(&[]), text);
+        assert_eq!(stubborn(&[0]), "\n  rank 0 did not end when asked, and was killed");
+        assert_eq!(stubborn(&[0, 1]), "\n  ranks 0, 1 did not end when asked, and were killed");
+        failed.host = Some("b7".into());
+        failed.words.are_on_screen = true;
+        assert_eq!(
+            failed.text(),
+            "rank 5 of 8 on host b7 failed first: exit code 1 after 12.3 s (local rank 1, pid 4711)\n  log: \
+             /logs/job_x/attempt_0/1/stderr.log\n  rank 6 failed at the same time: killed by SIGKILL"
+        );
+        let alone = Failure { world_size: 1, rank: 0, ..failure(End::Exit(5), &[]) };
+        assert_eq!(alone.text(), "the rank failed: exit code 5 after 12.3 s (pid 4711)");
+    }
+
+    #[test]
+    fn a_traceback_takes_the_place_of_the_last_lines() {
+        let json = r#"{"message": {"message": "ValueError: no", "extraInfo": {
+            "py_callstack": "Traceback (most recent call last):\n  File \"a.py\", line 1\nValueError: no\n",
+            "timestamp": "1763280000"}}}"#;
+        let mut failed = failure(End::Exit(1), &["seen"]);
+        failed.words.error_file = Some(Ok(ErrorFile::parse(json.as_bytes()).unwrap()));
+        assert_eq!(
+            failed.text(),
+            "rank 5 of 8 failed first: exit code 1 after 12.3 s (pid 4711)\n  Traceback (most recent call last):\n    \
+             File \"a.py\", line 1\n  ValueError: no"
+        );
+        let plain = ErrorFile::parse(br#"{"message": "two\nlines"}"#).unwrap();
+        failed.words.error_file = Some(Ok(plain));
+        assert!(failed.text().ends_with("(pid 4711)\n  | two\n  | lines"), "{}", failed.text());
+        failed.words.error_file = Some(Err("its error file x is not what `record` writes".into()));
+        let text = failed.text();
+        assert!(
+            text.ends_with("(pid 4711)\n  its error file x is not what `record` writes\n  | seen"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn an_error_file_may_hold_anything() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("error.json");
+        let read = |bytes: &[u8]| {
+            fs::write(&path, bytes).unwrap();
+            ErrorFile::read(&path)
+        };
+        assert_eq!(ErrorFile::read(&folder.path().join("none")), None);
+        assert_eq!(read(b""), None);
+        let strange = format!("its error file {} is not what `record` writes", path.display());
+        for bytes in
+            [&b"{"[..], b"[]", b"7", b"{\"message\": {}}", b"{\"message\": {\"message\": 7}}", b"\xff"]
+        {
+            assert_eq!(read(bytes), Some(Err(strange.clone())), "{}", String::from_utf8_lossy(bytes));
+        }
+        assert_eq!(read("[".repeat(200_000).as_bytes()), Some(Err(strange)));
+        let long = format!("its error file {} is longer than 256 KiB", path.display());
+        assert_eq!(read(&vec![b' '; (256 << 10) + 1]), Some(Err(long)));
+        let odd =
+            read(br#"{"message": {"message": "m", "extraInfo": {"py_callstack": "", "timestamp": 7}}}"#);
+        let expected = ErrorFile { message: "m".into(), traceback: None, timestamp: Some(7) };
+        assert_eq!(odd, Some(Ok(expected)));
+        assert_eq!(
+            ErrorFile::read(folder.path()),
+            Some(Err(format!(
+                "its error file {} cannot be read: Is a directory (os error 21)",
+                folder.path().display()
+            )))
+        );
+    }
+
+    #[track_caller]
+    fn assert_cause(end: End, line: &str, words: &str, hint: &str) {
+        let found = failure(end, &["before", line, "after"]).cause();
+        let expected = Cause { words: words.into(), hint: (!hint.is_empty()).then(|| hint.into()) };
+        assert_eq!(found, Some(expected), "{line}");
+    }
+
+    #[test]
+    fn what_programs_say_tells_the_cause() {
+        let failed = End::Exit(1);
+        let torch = "RuntimeError: The server socket has failed to listen on any local network address. port: 29500, \
+                     useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use";
+        for (line, port) in [
+            (torch, Some(29500)),
+            (
+                "OSError: [Errno 98] error while attempting to bind on ('0.0.0.0', 8000): address already in use",
+                Some(8000),
+            ),
+            ("listen tcp 127.0.0.1:6006: bind: address already in use", Some(6006)),
+            ("cannot bind [::]:7000: Address already in use (os error 98)", Some(7000)),
+            ("[12:30:45] OSError: [Errno 98] Address already in use", None),
+        ] {
+            let hint = "tells by whom; use another port";
+            match port {
+                Some(port) => assert_cause(
+                    failed,
+                    line,
+                    &format!("port {port} is taken"),
+                    &format!("`ss -ltnp 'sport = :{port}'` {hint}"),
+                ),
+                None => assert_cause(failed, line, "a port is taken", &format!("`ss -ltnp` {hint}")),
+            }
+        }
+        for line in [
+            "ModuleNotFoundError: No module named 'numpy.core'",
+            "/usr/bin/python3: No module named numpy.core",
+        ] {
+            assert_cause(
+                failed,
+                line,
+                "the Python module `numpy.core` is missing in /opt/venv/bin/python3",
+                "`/opt/venv/bin/python3 -m pip install numpy`, or name another Python with `--python`",
+            );
+        }
+        assert_cause(
+            failed,
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB",
+            "the GPU's memory is full",
+            "a smaller batch; `nvidia-smi` tells who uses the GPU",
+        );
+        assert_cause(
+            failed,
+            "OSError: [Errno 24] Too many open files: 'x'",
+            "the limit of open files was reached",
+            "`ulimit -n` tells and raises it",
+        );
+        assert_cause(
+            End::Signal(SIGBUS),
+            "ERROR: Unexpected bus error. This might be caused by insufficient shared memory (shm).",
+            "shared memory is full",
+            "`df -h /dev/shm`; in Docker, `--shm-size` or `--ipc=host`",
+        );
+        assert_cause(
+            failed,
+            "OSError: [Errno 28] No space left on device",
+            "a disk is full",
+            "`df -h`, and `df -h /dev/shm` for shared memory",
+        );
+        assert_cause(
+            failed,
+            "sh: fork: Cannot allocate memory",
+            "the system gave it no more memory",
+            "`free -m`, and `ulimit -v`",
+        );
+        let mut told = failure(failed, &[]);
+        told.program = "sh".into();
+        told.words.error_file = Some(Ok(ErrorFile {
+            message: "ModuleNotFoundError: No module named 'apex'".into(),
+            traceback: None,
+            timestamp: None,
+        }));
+        assert_eq!(told.cause().unwrap().words, "the Python module `apex` is missing");
+        assert_eq!(failure(failed, &["ValueError: no"]).cause(), None);
+    }
+
+    #[test]
+    fn signals_and_the_exit_codes_of_shells_tell_the_cause() {
+        assert_cause(
+            End::Signal(SIGKILL),
+            "",
+            "killed by somebody, or by the kernel for lack of memory",
+            "`dmesg | grep -i oom` tells if it was the kernel",
+        );
+        assert_cause(
+            End::Signal(SIGBUS),
+            "",
+            "memory that it was promised is not there: shared memory may be full",
+            "`df -h /dev/shm`; in Docker, `--shm-size` or `--ipc=host`",
+        );
+        assert_cause(
+            End::Signal(SIGSEGV),
+            "",
+            "it used memory that is not its own: a bug in native code",
+            "PYTHONFAULTHANDLER=1 shows where a Python program was",
+        );
+        for signal in
+            [SIGILL, SIGFPE, SIGABRT, SIGTERM, SIGINT, SIGQUIT, SIGHUP, SIGPIPE, SIGXCPU, SIGXFSZ, SIGSYS]
+        {
+            assert!(failure(End::Signal(signal), &[]).cause().is_some(), "{signal}");
+        }
+        assert_cause(
+            End::Exit(126),
+            "",
+            "a program that it wanted to start may not be executed",
+            "see its last lines",
+        );
+        assert_cause(
+            End::Exit(127),
+            "",
+            "a program that it wanted to start was not found",
+            "see its last lines",
+        );
+        assert_cause(
+            End::Exit(139),
+            "",
+            "a program that it had started was probably killed by SIGSEGV: shells tell it so",
+            "PYTHONFAULTHANDLER=1 shows where a Python program was",
+        );
+        for code in [1, 2, 128, 160, 255] {
+            assert_eq!(failure(End::Exit(code), &[]).cause(), None, "{code}");
+        }
+    }
+
+    #[test]
+    fn a_kill_by_the_memory_limit_is_told_with_the_limit() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        write("job/step/memory.events", "low 0\nmax 4\noom 1\noom_kill 2\noom_group_kill 0\n");
+        write("job/step/memory.max", "max\n");
+        write("job/memory.max", "536870912\n");
+        let watch = MemoryWatch::at("0::/job/step\n", root.path());
+        assert_eq!(watch.kills(), None);
+        write("job/step/memory.events", "oom 2\noom_kill 3\n");
+        let kills = watch.kills();
+        assert_eq!(kills, Some(MemoryKills { limit: Some(512 << 20) }));
+        let mut failed = failure(End::Signal(SIGKILL), &["no space left on device"]);
+        failed.memory = kills;
+        assert_eq!(
+            failed.text().lines().skip(1).take(2).collect::<Vec<_>>(),
+            [
+                "  cause: killed by the memory limit (512.0 MiB) of its control group",
+                "  hint: raise the limit of the container or the job, or use less memory in each rank"
+            ]
+        );
+        failed.end = End::Exit(137); // told by a shell
+        assert!(failed.text().contains("cause: killed by the memory limit"));
+        failed.end = End::Exit(1); // it was somebody else
+        assert!(failed.text().contains("cause: a disk is full"));
+        write("job/memory.max", "max\n");
+        let cause = watch.kills().unwrap().cause();
+        assert_eq!(cause.words, "killed by the kernel for lack of memory");
+    }
+
+    #[test]
+    fn control_groups_are_found_in_both_versions_and_in_containers() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        write("memory/docker/x/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 0\n");
+        write("memory/docker/x/memory.limit_in_bytes", "1048576\n");
+        write("memory/memory.limit_in_bytes", "9223372036854771712\n");
+        let watch = MemoryWatch::at("7:cpu,cpuacct:/docker/x\n5:memory:/docker/x\n0::/\n", root.path());
+        write("memory/docker/x/memory.oom_control", "oom_kill 1\n");
+        assert_eq!(watch.kills(), Some(MemoryKills { limit: Some(1 << 20) }));
+        write("memory.events", "oom_kill 0\n");
+        write("memory.max", "4096\n");
+        let watch = MemoryWatch::at("0::/../a/path/of/the/host\n", root.path());
+        write("memory.events", "oom_kill 1\n");
+        assert_eq!(watch.kills(), Some(MemoryKills { limit: Some(4096) }));
+        for nothing in ["", "nonsense", "1:name=systemd:/x\n"] {
+            assert_eq!(MemoryWatch::at(nothing, root.path()).kills(), None);
+        }
+        assert_eq!(MemoryWatch::at("0::/\n", &root.path().join("nowhere")).kills(), None);
+    }
+
+    #[test]
+    fn a_long_text_loses_its_middle_and_keeps_its_end() {
+        let lines: Vec<String> = (0..2000).map(|i| format!("  line {i} ä")).collect();
+        for room in (0..6000).step_by(97).chain([TEXT_MAX]) {
+            let text = leave_out_middle(&lines, room);
+            assert!(text.len() <= room.max(40), "{room}: {}", text.len());
+            if room > 100 {
+                assert!(
+                    text.starts_with("\n  line 0 ä") && text.ends_with("\n  line 1999 ä"),
+                    "{room}: {text}"
+                );
+                assert!(text.contains(" lines left out …\n"), "{text}");
+            }
+        }
+        let long = vec!["ä".repeat(TEXT_MAX) + "end"];
+        let text = leave_out_middle(&long, 1000);
+        assert!(
+            text.len() <= 1000 && text.starts_with("\n  … ä") && text.ends_with("äend"),
+            "{}",
+            text.len()
+        );
+
+        let line = "x".repeat(1000);
+        let mut failed = failure(End::Exit(1), &[line.as_str(); 12]);
+        failed.words.last_lines.push("ValueError: no".into());
+        failed.together = (6..1000).map(|rank| (rank, End::Exit(1))).collect();
+        let text = failed.text();
+        assert!(text.len() <= TEXT_MAX && text.len() > TEXT_MAX - 2100, "{}", text.len());
+        assert!(
+            text.contains("\n  | ValueError: no\n") && text.ends_with("\n  and 978 more ranks"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_summary_has_no_terminal_commands() {
+        assert_eq!(
+            printable("\x1b[31mred\x1b(B\x1b[m\t\x07ä\x1bä\x1b[2ä\x1b]0;title\x07 b\x1b"),
+            "red\täää b"
+        );
+    }
+
+    #[test]
+    fn the_end_of_a_file_is_its_last_lines() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("stderr.log");
+        assert_eq!(tail(&path), Vec::<String>::new());
+        fs::write(&path, (0..5000).map(|i| format!("line {i}\n")).collect::<String>()).unwrap();
+        let expected: Vec<String> = (4988..5000).map(|i| format!("line {i}")).collect();
+        assert_eq!(tail(&path), expected);
     }
 }

@@ -260,7 +260,7 @@ impl Guard {
     }
 
     /// When there is nobody left to guard against.
-    pub(super) fn end(mut self) {
+    pub(super) fn end(&mut self) {
         let _ended_already = self.child.kill();
         let _reaped_already = self.child.wait();
     }

@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use signal_hook::consts::SIGXFSZ;
 use tempfile::TempDir;
 
 use super::failure::first_bytes;
@@ -208,6 +209,8 @@ impl Logs {
     /// Makes the run's folder. The error is for people, and comes before anything is started.
     pub(super) fn open(options: LogOptions, run_id: &str) -> Result<Self, String> {
         let place = if options.wants_files() {
+            // With `ulimit -f` a file that is long enough would end the launcher; now it is like a full disk.
+            let _is_told_by_the_write = signal_hook::flag::register(SIGXFSZ, Arc::default());
             Place::Kept(make_run_folder(options.folder.as_deref(), run_id)?)
         } else {
             TempDir::with_prefix("tenfold-run-").map_or(Place::Nowhere, Place::Private)
@@ -480,4 +483,231 @@ fn copy(piece: Piece<'_>, prefix: &[u8], words: &[String], file: &mut LogFile) -
     let Piece::Line(line) = piece else { return None };
     let is_in = |word: &String| line.windows(word.len()).any(|window| window == word.as_bytes());
     words.iter().any(is_in).then(|| file.write(&[prefix, line, b"\n"].concat()))?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn streams(number: usize) -> Streams {
+        Streams { output: number & 1 == 1, error: number & 2 == 2 }
+    }
+
+    #[test]
+    fn streams_are_chosen_as_torchrun_reads_them() {
+        for number in 0..4 {
+            assert_eq!(parse_selection(&number.to_string()), Ok(Selection::All(streams(number))));
+        }
+        let some = parse_selection("0:3,1:0,12:1,3:2").unwrap();
+        let of: Vec<Streams> = [0, 1, 2, 3, 12].map(|rank| some.of(rank)).to_vec();
+        assert_eq!(of, [3, 0, 0, 2, 1].map(streams));
+        for wrong in [
+            "",
+            "4",
+            "-1",
+            "a",
+            "0:",
+            ":3",
+            "0:4",
+            "0:3,",
+            "0:3 ,1:1",
+            "+0:3",
+            "0:3:1",
+            "99999999999999999999:1",
+        ] {
+            assert_eq!(
+                parse_selection(wrong),
+                Err(format!(
+                    "`{wrong}` names no streams: write 0 for none, 1 for standard output, 2 for standard error, 3 for \
+                     both, or such a number for some local ranks: 0:3,1:2"
+                ))
+            );
+        }
+        assert_eq!(parse_ranks("0,2"), Ok(BTreeSet::from([0, 2])));
+        for wrong in ["", "x", "0,", "-1"] {
+            let error =
+                format!("`{wrong}` names no ranks: write local ranks with commas between them, such as 0,2");
+            assert_eq!(parse_ranks(wrong), Err(error));
+        }
+        assert_eq!(parse_words("apple,orange"), ["apple", "orange"]);
+        assert_eq!(parse_words("a,,b,c"), ["a,b", "c"]);
+        assert_eq!(parse_words(""), Vec::<String>::new());
+    }
+
+    /// Where each stream of a rank goes: to a file that it holds, or `console`, `file` and `filter` by the launcher.
+    fn fate(destination: &Destination) -> String {
+        let Destination::Pipe(copies) = destination else { return "its own file".into() };
+        let places = [
+            ("console", copies.on_console),
+            ("file", copies.file.is_some()),
+            ("filter", copies.filter.is_some()),
+        ];
+        places.iter().filter(|(_, is_so)| *is_so).map(|(name, _)| *name).collect::<Vec<_>>().join("+")
+    }
+
+    fn fates(options: LogOptions, ranks: usize) -> Vec<(String, String)> {
+        let folder = tempfile::tempdir().unwrap();
+        let options = LogOptions { folder: Some(folder.path().into()), ..options };
+        let mut logs = Logs::open(options, "job").unwrap();
+        let round = logs.start_round(0, ranks).unwrap();
+        round.iter().map(|rank| (fate(&rank.output), fate(&rank.error))).collect()
+    }
+
+    fn pair(output: &str, error: &str) -> (String, String) {
+        (output.into(), error.into())
+    }
+
+    #[test]
+    fn each_stream_goes_where_the_flags_say() {
+        let select = |text| Some(parse_selection(text).unwrap());
+        let none = LogOptions::default;
+        assert_eq!(fates(none(), 1), [pair("console+file", "console+file")]);
+        assert_eq!(
+            fates(LogOptions { redirects: select("3"), ..none() }, 1),
+            [pair("its own file", "its own file")]
+        );
+        assert_eq!(
+            fates(LogOptions { redirects: select("1"), ..none() }, 1),
+            [pair("its own file", "console")]
+        );
+        assert_eq!(
+            fates(LogOptions { redirects: select("3"), tee: select("0:1"), ..none() }, 2),
+            [pair("console+file", "its own file"), pair("its own file", "its own file")]
+        );
+        assert_eq!(fates(LogOptions { tee: select("0"), ..none() }, 1), [pair("console", "console")]);
+        assert_eq!(
+            fates(LogOptions { tee: select("2"), shown: Some(BTreeSet::from([1])), ..none() }, 2),
+            [pair("", "its own file"), pair("console", "console+file")]
+        );
+        assert_eq!(
+            fates(LogOptions { redirects: select("1"), output_words: vec!["a".into()], ..none() }, 1),
+            [pair("file+filter", "console")]
+        );
+    }
+
+    #[test]
+    fn the_layout_is_torchruns() {
+        let folder = tempfile::tempdir().unwrap();
+        let base = folder.path().join("new/logs");
+        let options = LogOptions { folder: Some(base.clone()), ..LogOptions::default() };
+        let mut logs = Logs::open(options, "my/job").unwrap();
+        let run = logs.folder().unwrap().to_path_buf();
+        assert_eq!(run.parent(), Some(base.as_path()));
+        let name = run.file_name().unwrap().to_str().unwrap();
+        assert!(name.starts_with("my_job_") && name.len() == "my_job_".len() + 8, "{name}");
+        for round in [0, 3] {
+            let ranks = logs.start_round(round, 2).unwrap();
+            let place = run.join(format!("attempt_{round}/1"));
+            assert_eq!(ranks[1].traces.error_file, Some(place.join("error.json")));
+            assert_eq!(ranks[1].traces.log_files, [place.join("stderr.log"), place.join("stdout.log")]);
+            assert!(ranks[1].traces.log_files.iter().all(|file| file.is_file()));
+        }
+        assert_eq!(logs.reminder(), None);
+    }
+
+    #[test]
+    fn an_error_file_has_a_place_without_log_files_and_none_is_left_behind() {
+        for options in [
+            LogOptions::default(),
+            LogOptions { folder: Some("/dev/null".into()), ..LogOptions::default() },
+            LogOptions { redirects: Some(Selection::All(Streams::NONE)), ..LogOptions::default() },
+        ] {
+            let mut logs = Logs::open(options, "job").unwrap();
+            assert_eq!(logs.folder(), None);
+            let rank = logs.start_round(0, 1).unwrap().remove(0);
+            assert_eq!((fate(&rank.output), fate(&rank.error)), pair("console", "console"));
+            assert!(rank.traces.log_files.is_empty());
+            let file = rank.traces.error_file.unwrap();
+            assert!(file.ends_with("attempt_0/0/error.json"), "{}", file.display());
+            fs::write(&file, "{}").unwrap();
+            drop(logs);
+            assert!(!file.exists());
+        }
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_made_is_told_before_anything_starts() {
+        let folder = tempfile::tempdir().unwrap();
+        let in_the_way = folder.path().join("file");
+        fs::write(&in_the_way, "").unwrap();
+        for (path, why) in [(in_the_way.clone(), "File exists"), (in_the_way.join("logs"), "Not a directory")]
+        {
+            let options = LogOptions { folder: Some(path.clone()), ..LogOptions::default() };
+            assert_eq!(
+                Logs::open(options, "job").unwrap_err(),
+                format!(
+                    "cannot make the log folder `{}`: {why}\n  hint: name another one with `--log-dir`",
+                    path.display()
+                )
+            );
+        }
+    }
+
+    #[test]
+    fn a_later_round_goes_on_without_files_if_there_can_be_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let options = LogOptions { folder: Some(folder.path().into()), ..LogOptions::default() };
+        let mut logs = Logs::open(options, "job").unwrap();
+        logs.start_round(0, 2).unwrap();
+        let next = logs.folder().unwrap().join("attempt_1");
+        fs::write(&next, "in the way").unwrap();
+        let ranks = logs.start_round(1, 2).unwrap();
+        assert_eq!((fate(&ranks[1].output), fate(&ranks[1].error)), pair("console", "console"));
+        assert_eq!(ranks[1].traces.error_file, None);
+        assert_eq!(
+            logs.reminder().unwrap(),
+            format!("{} is not complete: it could not be written", next.display())
+        );
+    }
+
+    #[test]
+    fn a_full_disk_is_told_once_for_each_file_and_again_at_the_end() {
+        let incomplete = Incomplete::default();
+        let full = || LogFile::open("/dev/full".into(), &incomplete).unwrap();
+        let mut copies = Copies { file: Some(full()), filter: None, on_console: true };
+        assert_eq!(
+            copies.write(b"words", b"", 3),
+            ["cannot write /dev/full: No space left on device; rank 3's words go to the console only"]
+        );
+        assert_eq!(copies.write(b"words", b"", 3), Vec::<String>::new());
+        let filter = Filter { words: vec!["a".into()], cutter: Cutter::default(), file: full() };
+        let mut copies = Copies { file: Some(full()), filter: Some(filter), on_console: false };
+        assert_eq!(
+            copies.write(b"b\na\na\n", b"", 4),
+            [
+                "cannot write /dev/full: No space left on device; rank 4's words are lost",
+                "cannot write /dev/full: No space left on device; rank 4 is missing there"
+            ]
+        );
+        let logs = |incomplete| Logs {
+            options: LogOptions::default(),
+            place: Place::Nowhere,
+            begun: true,
+            incomplete,
+        };
+        let reminder = logs(incomplete.clone()).reminder().unwrap();
+        assert_eq!(reminder, "/dev/full is not complete: it could not be written");
+        add(&incomplete, Path::new("/other"));
+        let reminder = logs(incomplete).reminder().unwrap();
+        assert_eq!(reminder, "2 log files are not complete, /dev/full among them: they could not be written");
+    }
+
+    #[test]
+    fn matching_lines_are_copied_whole_however_they_arrive() {
+        let folder = tempfile::tempdir().unwrap();
+        let text = "an apple\npear\n90 % apple\rorange, late\nlast apple";
+        for size in 1..=text.len() {
+            let path = folder.path().join(size.to_string());
+            let file = LogFile::open(path.clone(), &Incomplete::default()).unwrap();
+            let words = parse_words("apple,orange");
+            let filter = Some(Filter { words, cutter: Cutter::default(), file });
+            let mut copies = Copies { file: None, filter, on_console: true };
+            for part in text.as_bytes().chunks(size) {
+                assert_eq!(copies.write(part, b"[7] ", 7), Vec::<String>::new());
+            }
+            copies.finish(b"[7] ");
+            let found = fs::read_to_string(path).unwrap();
+            assert_eq!(found, "[7] an apple\n[7] orange, late\n[7] last apple\n", "in parts of {size}");
+        }
+    }
 }

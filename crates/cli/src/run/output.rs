@@ -13,6 +13,7 @@ use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, IsTerminal as _};
+use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 
@@ -76,7 +77,7 @@ impl Outlet {
         Ok(Outlet::to(output, error, |name| std::env::var_os(name)))
     }
 
-    fn to(output: File, error: File, variable: impl Fn(&str) -> Option<OsString>) -> Self {
+    pub(super) fn to(output: File, error: File, variable: impl Fn(&str) -> Option<OsString>) -> Self {
         let is_set = |name| variable(name).is_some_and(|value| !value.is_empty());
         let is_dumb = variable("TERM").is_some_and(|terminal| terminal == "dumb");
         let is_forced = variable("CLICOLOR_FORCE").is_some_and(|value| !value.is_empty() && value != "0");
@@ -316,7 +317,7 @@ pub(super) fn without_cursor_moves(line: &[u8]) -> Cow<'_, [u8]> {
     while let Some(at) = rest.iter().position(|&byte| byte == 0x1b) {
         kept.extend_from_slice(&rest[..at]);
         let command = &rest[at..at + command_len(&rest[at..])];
-        if command.ends_with(b"m") && command.starts_with(b"\x1b[") {
+        if is_harmless(command) {
             kept.extend_from_slice(command);
         }
         rest = &rest[at + command.len()..];
@@ -330,16 +331,30 @@ pub(super) fn without_cursor_moves(line: &[u8]) -> Cow<'_, [u8]> {
 
 const RESET: &[u8] = b"\x1b[0m";
 
-/// How many bytes the terminal command at the beginning of `bytes` has.
-fn command_len(bytes: &[u8]) -> usize {
+/// How many bytes the terminal command has that `bytes` begin with; the byte behind it never is within a character.
+pub(super) fn command_len(bytes: &[u8]) -> usize {
+    let run = |from: usize, of: RangeInclusive<u8>| {
+        let rest = bytes.get(from..).unwrap_or_default();
+        from + rest.iter().take_while(|byte| of.contains(byte)).count()
+    };
+    let with_last = |end: usize, of: RangeInclusive<u8>| {
+        end + usize::from(bytes.get(end).is_some_and(|byte| of.contains(byte)))
+    };
     match bytes.get(1) {
-        Some(b'[') => {
-            let last = bytes[2..].iter().position(|byte| (0x40..=0x7e).contains(byte));
-            last.map_or(bytes.len(), |last| 2 + last + 1)
+        Some(b'[') => with_last(run(2, 0x20..=0x3f), 0x40..=0x7e),
+        Some(b']') => {
+            let end = |at: &usize| bytes[*at] == 0x07 || bytes[*at..].starts_with(b"\x1b\\");
+            let end = (2..bytes.len()).find(end);
+            end.map_or(bytes.len(), |at| if bytes[at] == 0x07 { at + 1 } else { at + 2 })
         }
-        Some(_) => 2,
-        None => 1,
+        _ => with_last(run(1, 0x20..=0x2f), 0x30..=0x7e),
     }
+}
+
+/// Colours, and what is between `ESC ]` and its end, as in links: they leave the cursor where it is.
+fn is_harmless(command: &[u8]) -> bool {
+    let is_colour = command.starts_with(b"\x1b[") && command.ends_with(b"m");
+    is_colour || command.starts_with(b"\x1b]") && (command.ends_with(b"\x07") || command.ends_with(b"\x1b\\"))
 }
 
 #[cfg(test)]
@@ -401,5 +416,157 @@ mod tests {
         errors.read_to_string(&mut text).unwrap();
         let note = "tenfold: cannot write to standard output: Broken pipe (os error 32); what ranks say there is lost\n";
         assert_eq!(text, format!("kept\n{note}kept\nkept\n"));
+    }
+
+    fn speaker(rank: usize, world_size: usize) -> Speaker<'static> {
+        Speaker { rank, local_rank: rank % 2, world_size, role: "trainer", host: "b7" }
+    }
+
+    #[test]
+    fn a_prefix_is_as_wide_as_the_widest_and_says_what_the_template_asks_for() {
+        let outlet = both_to(&tempfile::tempfile().unwrap());
+        let prefix = |rank, world_size, template| {
+            let prefix = Prefix::new(&speaker(rank, world_size), template, &outlet);
+            assert_eq!(
+                (prefix.on(Stream::Output), prefix.on(Stream::Error)),
+                (&*prefix.plain, &*prefix.plain)
+            );
+            String::from_utf8(prefix.plain).unwrap()
+        };
+        assert_eq!(prefix(3, 10, None), "[3] ");
+        assert_eq!(prefix(3, 11, None), "[3]  ");
+        assert_eq!(prefix(10, 11, None), "[10] ");
+        assert_eq!(
+            prefix(3, 4, Some("${hostname}:[${role_name}${local_rank}] $rank: ")),
+            "b7:[trainer1] 3: "
+        );
+        assert_eq!(
+            prefix(3, 4, Some("$$rank $other ${rank $ ${} $ranks")),
+            "$rank $other ${rank $ ${} $ranks"
+        );
+    }
+
+    #[test]
+    fn prefixes_are_coloured_on_terminals_unless_the_user_says_otherwise() {
+        let file = || tempfile::tempfile().unwrap();
+        let (_controller, terminal) = terminal();
+        let coloured = |variables: &[(&str, &str)]| {
+            let find = |name: &str| {
+                variables.iter().find(|(known, _)| *known == name).map(|(_, value)| OsString::from(value))
+            };
+            let outlet = Outlet::to(file(), terminal.try_clone().unwrap(), find);
+            let prefix = Prefix::new(&speaker(1, 2), None, &outlet);
+            assert_eq!(prefix.plain, b"[1] ");
+            [Stream::Output, Stream::Error].map(|stream| match prefix.on(stream) {
+                b"[1] " => false,
+                b"\x1b[33m[1]\x1b[0m " => true,
+                other => panic!("{}", String::from_utf8_lossy(other)),
+            })
+        };
+        assert_eq!(coloured(&[("TERM", "xterm")]), [false, true]);
+        assert_eq!(coloured(&[("NO_COLOR", "1")]), [false, false]);
+        assert_eq!(coloured(&[("NO_COLOR", "")]), [false, true]);
+        assert_eq!(coloured(&[("TERM", "dumb")]), [false, false]);
+        assert_eq!(coloured(&[("CLICOLOR_FORCE", "1")]), [true, true]);
+        assert_eq!(coloured(&[("CLICOLOR_FORCE", "0")]), [false, true]);
+        assert_eq!(coloured(&[("CLICOLOR_FORCE", "1"), ("NO_COLOR", "1")]), [false, false]);
+    }
+
+    #[test]
+    fn a_rank_cannot_write_into_lines_of_others() {
+        let cleaned = |line: &[u8]| String::from_utf8(without_cursor_moves(line).into_owned()).unwrap();
+        assert_eq!(cleaned(b"plain"), "plain");
+        assert_eq!(cleaned(b"a\x1b[A\x1b[2Kb\x1b[12;3Hc\x1bM"), "abc");
+        assert_eq!(cleaned(b"\x1b[1;31mred"), "\x1b[1;31mred\x1b[0m");
+        assert_eq!(cleaned(b"\x1b[31mred\x1b[0m"), "\x1b[31mred\x1b[0m");
+        assert_eq!(cleaned(b"\x1b[1mbold\x1b(B\x1b[m"), "\x1b[1mbold\x1b[m\x1b[0m"); // what `tput sgr0` writes
+        let link = "\x1b]8;;http://x\x1b\\a link\x1b]8;;\x07";
+        assert_eq!(cleaned(link.as_bytes()), format!("{link}\x1b[0m"));
+        assert_eq!(cleaned(b"no end \x1b]0;title"), "no end ");
+        assert_eq!(cleaned("\x1bä\x1b[ä\x1b(ä".as_bytes()), "äää");
+        assert_eq!(cleaned(b"cut off \x1b[3"), "cut off ");
+        assert_eq!(cleaned(b"cut off \x1b"), "cut off ");
+        assert_eq!(without_cursor_moves(b"\xff\x1b[K\xfe").as_ref(), b"\xff\xfe");
+    }
+
+    /// A pseudo-terminal of 40 columns: the end that a person has, and ours.
+    fn terminal() -> (File, File) {
+        use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+        let controller = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        grantpt(&controller).unwrap();
+        unlockpt(&controller).unwrap();
+        let name = ptsname(&controller, Vec::new()).unwrap();
+        let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::NOCTTY;
+        let terminal = rustix::fs::open(name, flags, rustix::fs::Mode::empty()).unwrap();
+        let size = rustix::termios::Winsize { ws_row: 24, ws_col: 40, ws_xpixel: 0, ws_ypixel: 0 };
+        rustix::termios::tcsetwinsize(&terminal, size).unwrap();
+        (controller.into(), terminal.into())
+    }
+
+    fn flush(outlet: &mut Outlet) {
+        while !outlet.is_empty() {
+            outlet.write();
+        }
+    }
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "a time to count from")]
+    fn the_status_line_makes_way_for_lines_and_comes_back() {
+        use std::time::Duration;
+        let (mut controller, terminal) = terminal();
+        let mut outlet = Outlet::to(terminal.try_clone().unwrap(), terminal, |_| None);
+        let start = Instant::now();
+        let at = |milliseconds| start + Duration::from_millis(milliseconds);
+        let status = Status { ranks: 4, ranks_running: 4, ..Status::new(start) };
+        outlet.set_status(Some(status.clone()));
+        assert_eq!(outlet.next_wake(), Some(at(50)));
+        outlet.tick(at(50));
+        flush(&mut outlet);
+        assert_eq!(outlet.next_wake(), Some(at(1000)));
+        outlet.push(Stream::Output, &[b"[0] one\n"]);
+        outlet.push(Stream::Output, &[b"[1] two\n"]);
+        outlet.tick(at(200)); // not before the lines are written
+        flush(&mut outlet);
+        outlet.tick(at(200));
+        flush(&mut outlet);
+        let dashboard = Some("http://127.0.0.1:29580/".to_string());
+        outlet.set_status(Some(Status { dashboard, ..status }));
+        outlet.tick(at(449));
+        outlet.tick(at(450));
+        flush(&mut outlet);
+        outlet.set_status(None);
+        outlet.push(Stream::Error, &[b"error: the end\n"]);
+        outlet.tick(at(2000));
+        flush(&mut outlet);
+        assert_eq!(outlet.next_wake(), None);
+        drop(outlet);
+        let (mut text, mut buffer) = (Vec::new(), [0; 4096]);
+        while let Ok(count) = controller.read(&mut buffer) {
+            text.extend_from_slice(&buffer[..count]); // fails when the other end is closed
+        }
+        let text = String::from_utf8(text).unwrap();
+        let wipe = "\r\x1b[2K";
+        let running = format!("{wipe}tenfold 0:00 | 4 ranks running");
+        let expected = format!(
+            "{running}{wipe}[0] one\r\n[1] two\r\n{running}{running} | http:…{wipe}error: the end\r\n"
+        );
+        assert_eq!(text, expected);
+    }
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "a time to count from")]
+    fn there_is_no_status_line_where_there_is_no_terminal() {
+        let mut file = tempfile::tempfile().unwrap();
+        let mut outlet = both_to(&file);
+        let now = Instant::now();
+        outlet.set_status(Some(Status::new(now)));
+        outlet.tick(now + std::time::Duration::from_secs(9));
+        outlet.note("a line");
+        assert_eq!(outlet.next_wake(), None);
+        flush(&mut outlet);
+        let mut text = String::new();
+        file.rewind().unwrap();
+        file.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "tenfold: a line\n");
     }
 }

@@ -213,3 +213,101 @@ impl LastLines {
         self.lines.push_back((updated, String::from_utf8_lossy(kept).into_owned()));
     }
 }
+
+#[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "a time to count from")]
+mod tests {
+    use std::io::{Seek as _, Write as _};
+
+    use super::super::logs::{LogOptions, Logs};
+    use super::super::output::Speaker;
+    use super::*;
+
+    fn text_of(mut file: &File) -> String {
+        let mut text = String::new();
+        file.rewind().unwrap();
+        file.read_to_string(&mut text).unwrap();
+        text
+    }
+
+    /// Rank 3 of 8 with a log folder: its pipes, the ends that it writes, the console, and its files.
+    fn rank() -> (Pipes, Vec<io::PipeWriter>, Outlet, File, tempfile::TempDir, Vec<PathBuf>) {
+        let folder = tempfile::tempdir().unwrap();
+        let options = LogOptions { folder: Some(folder.path().into()), ..LogOptions::default() };
+        let logs = Logs::open(options, "job").unwrap().start_round(0, 1).unwrap().remove(0);
+        let files = logs.traces.log_files.clone();
+        let console = tempfile::tempfile().unwrap();
+        let outlet = Outlet::to(console.try_clone().unwrap(), console.try_clone().unwrap(), |_| None);
+        let speaker = Speaker { rank: 3, local_rank: 0, world_size: 8, role: "default", host: "b7" };
+        let prefix = Prefix::new(&speaker, None, &outlet);
+        let ((output, out), (error, err)) = (io::pipe().unwrap(), io::pipe().unwrap());
+        let pipes = Pipes::new(3, Some(prefix), logs, Some(output.into()), Some(error.into())).unwrap();
+        (pipes, vec![out, err], outlet, console, folder, files)
+    }
+
+    #[test]
+    fn files_hold_the_bytes_and_the_console_shows_lines() {
+        let (mut pipes, mut ends, mut outlet, console, _folder, files) = rank();
+        let now = Instant::now();
+        assert_eq!(pipes.open().count(), 2);
+        assert_eq!(pipes.last_output(), None);
+        assert!(!pipes.read(0, now, &mut outlet));
+        ends[0].write_all(b"1 %\r2 %\r3 %\r\nsome").unwrap();
+        ends[1].write_all(b"oops\r\n").unwrap();
+        pipes.catch_up(now, &mut outlet);
+        assert_eq!(pipes.last_output(), Some(now));
+        let later = pipes.next_wake().unwrap();
+        assert!(later > now);
+        pipes.wake(later, &mut outlet);
+        assert_eq!(pipes.next_wake(), None);
+        ends[0].write_all(b" text").unwrap();
+        drop(ends);
+        assert!(pipes.drain(later, &mut outlet));
+        assert_eq!(pipes.open().count(), 0);
+        while !outlet.is_empty() {
+            outlet.write();
+        }
+        assert_eq!(text_of(&console), "[3] 1 %\n[3] 3 %\n[3] oops\n[3] some\n[3]  text\n");
+        let kept: Vec<String> = files.iter().map(|file| std::fs::read_to_string(file).unwrap()).collect();
+        assert_eq!(kept, ["oops\r\n", "1 %\r2 %\r3 %\r\nsome text"]);
+        let words = pipes.words();
+        assert_eq!(words.last_lines, ["1 %", "3 %", "oops", "some", " text"]);
+        assert!(!words.are_on_screen && words.error_file.is_none());
+        assert_eq!(words.log_files, files);
+    }
+
+    #[test]
+    fn updates_do_not_push_other_lines_out_of_the_last_ones() {
+        let mut last = LastLines::default();
+        last.keep(Stream::Output, Piece::Line(b"first"));
+        for _ in 0..100 {
+            last.keep(Stream::Error, Piece::Update(b"50 %"));
+        }
+        last.keep(Stream::Output, Piece::Update(b"other"));
+        let lines: Vec<&str> = last.lines.iter().map(|(_, line)| line.as_str()).collect();
+        assert_eq!(lines, ["first", "50 %", "other"]);
+        for _ in 0..100 {
+            last.keep(Stream::Error, Piece::Line(&[b'x'; 2 * LAST_LINE_MAX]));
+        }
+        assert!(last.lines.len() == LAST_LINES && last.lines[0].1.len() == LAST_LINE_MAX);
+    }
+
+    #[test]
+    fn what_a_rank_wrote_to_its_own_file_tells_why_it_failed() {
+        let folder = tempfile::tempdir().unwrap();
+        let redirects = Some(super::super::logs::parse_selection("2").unwrap());
+        let options = LogOptions { folder: Some(folder.path().into()), redirects, ..LogOptions::default() };
+        let logs = Logs::open(options, "job").unwrap().start_round(0, 1).unwrap().remove(0);
+        std::fs::write(&logs.traces.unread[0], "why\n").unwrap();
+        std::fs::write(logs.traces.error_file.as_ref().unwrap(), "{}").unwrap();
+        let (output, mut end) = io::pipe().unwrap();
+        let mut pipes = Pipes::new(0, None, logs, Some(output.into()), None).unwrap();
+        end.write_all(b"working\n").unwrap();
+        let console = tempfile::tempfile().unwrap();
+        let mut outlet = Outlet::to(console.try_clone().unwrap(), console, |_| None);
+        pipes.catch_up(Instant::now(), &mut outlet);
+        let words = pipes.words();
+        assert_eq!(words.last_lines, ["working", "why"]);
+        assert!(!words.are_on_screen && words.error_file.unwrap().is_err());
+    }
+}

@@ -181,7 +181,13 @@ impl Line {
             tracing::debug!("the store at {} is in trouble: {}", self.store.name(), fault.message());
             return Trouble::Passing;
         }
-        Trouble::Final(format!("the store at {} was lost: {}", self.store.name(), fault.message()))
+        let (name, message) = (self.store.name(), fault.message());
+        Trouble::Final(match limit.is_zero() {
+            true => format!("the store at {name} cannot be used: {message}"),
+            false => format!(
+                "the store at {name} was lost: {message}\n  hint: did the launcher or server end that hosts it?"
+            ),
+        })
     }
 
     fn get(&mut self, key: &str) -> Result<Option<Value>, Trouble> {
@@ -209,28 +215,31 @@ struct Watcher {
 impl Watcher {
     /// Until the agent has ended, or the store is lost: the agent will notice that by itself.
     fn run(mut self) {
-        let mut version = 0;
+        let (mut version, mut is_woken) = (0, false);
         loop {
-            let state = match self.line.get(&self.keys.state()) {
-                Ok(state) => state,
-                Err(Trouble::Passing) => {
-                    std::thread::park_timeout(RETRY);
-                    continue;
+            let known = version;
+            match self.line.get(&self.keys.state()) {
+                Ok(Some(state)) => {
+                    // One that cannot be read is for the agent to complain about.
+                    version = State::from_text(&state).map_or(version, |state| state.version);
+                    if self.inbox.send(Message::State(state)).is_err() {
+                        return;
+                    }
                 }
+                Ok(None) | Err(Trouble::Passing) => {}
                 Err(Trouble::Final(_)) => return,
-            };
-            if let Some(state) = state {
-                // One that cannot be read is for the agent to complain about.
-                version = State::from_text(&state).map_or(version, |state| state.version);
-                if self.inbox.send(Message::State(state)).is_err() {
-                    return;
-                }
+            }
+            // Woken without news: the store is in trouble, or somebody left a key there.
+            if is_woken && version == known {
+                std::thread::park_timeout(RETRY);
             }
             let key = self.keys.version(version + 1);
             let wait = Request::Wait { keys: vec![key.as_bytes().into()] };
-            if let Err(Trouble::Final(_)) = self.line.ask_for(wait, self.line.patience) {
-                return;
-            }
+            is_woken = match self.line.ask_for(wait, self.line.patience) {
+                Ok(_) => true,
+                Err(Trouble::Passing) => self.line.broken.is_some(),
+                Err(Trouble::Final(_)) => return,
+            };
         }
     }
 }
@@ -318,6 +327,7 @@ impl Agent {
     /// Sleeps until `until` or the first message, then takes all that are there.
     fn take_messages(&mut self, until: Duration, end_at: &mut Option<Duration>) -> Result<(), Trouble> {
         let mut wait = until.saturating_sub(self.now());
+        let mut newest = None;
         // A rendezvous that is gone has said `End`; the watcher's end alone leaves that sender.
         while let Ok(message) = self.messages.recv_timeout(wait) {
             wait = Duration::ZERO;
@@ -325,13 +335,14 @@ impl Agent {
                 Message::Order(Order::Status(status)) => self.status = status,
                 Message::Order(order) => self.member.obey(order),
                 Message::End => *end_at = Some(self.now() + LAST_WORDS),
-                Message::State(text) => {
-                    let state = self.parse(&text)?;
-                    // It was read by another connection, perhaps before our last look.
-                    if self.current.as_ref().is_none_or(|(_, current)| current.version < state.version) {
-                        self.current = Some((text, state));
-                    }
-                }
+                Message::State(text) => newest = Some(text),
+            }
+        }
+        if let Some(text) = newest {
+            let state = self.parse(&text)?;
+            // It was read by another connection, perhaps before our last look.
+            if self.current.as_ref().is_none_or(|(_, current)| current.version < state.version) {
+                self.current = Some((text, state));
             }
         }
         Ok(())
@@ -393,7 +404,11 @@ impl Agent {
         };
         let state = self.parse(&text)?;
         let version = state.version;
+        let is_created = known == 0 && version == 1 && state.ids().next() == Some(&self.node.id);
         self.current = Some((text, state));
+        if is_created {
+            self.list_run()?; // by us: the answer was lost
+        }
         if version > known { self.line.set(&self.keys.version(version), b"1") } else { Ok(()) }
     }
 

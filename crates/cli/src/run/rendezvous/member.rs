@@ -26,6 +26,13 @@ pub(super) struct Decision {
     pub(super) finished: bool,
 }
 
+impl Decision {
+    /// The last one, for this node at least.
+    fn last(events: Vec<Event>) -> Decision {
+        Decision { events, finished: true, ..Decision::default() }
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Member {
     settings: Settings,
@@ -173,7 +180,7 @@ impl Member {
     /// Decides what to do about the state that is in the store at `now` of this node's clock.
     pub(super) fn decide(&mut self, state: Option<&State>, now: Duration) -> Decision {
         let events = match state {
-            None if self.over => return Decision { finished: true, ..Decision::default() },
+            None if self.over => Vec::new(),
             None if self.job.is_some() => self.lose(self.forgotten()),
             None => match self.leaving.take() {
                 Some(leaving) => self.end(Outcome::Closed(leaving.text), &leaving.why),
@@ -187,7 +194,7 @@ impl Member {
             },
             Some(state) => return self.decide_on(state, now),
         };
-        Decision { events, finished: true, ..Decision::default() }
+        Decision::last(events)
     }
 
     fn forgotten(&self) -> String {
@@ -202,27 +209,24 @@ impl Member {
             if state.job > job && !self.over {
                 let text =
                     format!("the job `{}` ended while this node was not heard of", self.settings.run_id);
-                let events = self.lose(text);
-                return Decision { events, finished: true, ..Decision::default() };
+                return Decision::last(self.lose(text));
             }
             if (state.job, state.version) < (job, self.version) {
-                let events = self.lose(self.forgotten());
-                return Decision { events, finished: true, ..Decision::default() };
+                return Decision::last(self.lose(self.forgotten()));
             }
         }
         self.version = state.version;
         self.others.retain(|id, _| state.ids().any(|other| other == id));
         let is_absent = state.place(&self.node.id) == Place::Absent;
         if let Some(text) = self.timed_out.take().filter(|_| is_absent) {
-            let events = self.lose(text);
-            return Decision { events, finished: true, ..Decision::default() };
+            return Decision::last(self.lose(text));
         }
         if !is_absent && !self.over {
             self.job = Some(state.job);
         }
         let mut decision = match state.phase {
             Phase::Over => self.decide_over(state),
-            _ if self.over => Decision { finished: true, ..Decision::default() }, // the next job has begun
+            _ if self.over => Decision::last(Vec::new()), // it has left, or the next job has begun
             _ => self.decide_open(state, now),
         };
         if let Some(write) = &mut decision.write {
@@ -240,7 +244,7 @@ impl Member {
         }
         let is_ours = self.job == Some(state.job);
         if self.over && !is_ours {
-            return Decision { finished: true, ..Decision::default() };
+            return Decision::last(Vec::new());
         }
         let mut decision = Decision::default();
         if is_ours {
@@ -264,30 +268,23 @@ impl Member {
     }
 
     fn decide_open(&mut self, state: &State, now: Duration) -> Decision {
-        let mut decision = Decision::default();
         let place = state.place(&self.node.id);
-        let is_done = matches!(place, Place::Member(seat) if seat.done && state.phase == Phase::Running);
+        let mut next = state.clone();
         if let Some(leaving) = &self.leaving {
-            // Nobody waits for one that is done.
-            if place == Place::Absent || is_done {
-                let (text, why) = (leaving.text.clone(), leaving.why.clone());
-                decision.events = self.end(Outcome::Closed(text), &why);
-                decision.finished = true;
-            } else {
-                let mut next = state.clone();
-                next.remove(&self.node.id, &leaving.why);
-                decision.write = Some(next);
+            next.remove(&self.node.id, &leaving.why);
+            if next != *state {
+                return Decision { write: Some(next), ..Decision::default() };
             }
-            return decision;
+            // It is out; or it was done, and nobody waits for it.
+            let (text, why) = (leaving.text.clone(), leaving.why.clone());
+            return Decision::last(self.end(Outcome::Closed(text), &why));
         }
+        let mut decision = Decision::default();
         decision.events.extend(self.stop(state, place));
         decision.events.extend(self.start(state, place));
-
-        let mut next = state.clone();
         if let Err(text) = self.speak(state, place, &mut next) {
             decision.events.extend(self.lose(text));
-            decision.finished = true;
-            return decision;
+            return Decision::last(decision.events);
         }
         let silence = self.settings.silence_max().as_secs_f64();
         for node in state.nodes().filter(|node| self.is_dead(&node.id)) {

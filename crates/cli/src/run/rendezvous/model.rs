@@ -414,8 +414,10 @@ impl World {
     /// What may be written over what.
     fn check_write(&mut self, at: usize, next: &State) {
         let writer = self.nodes[at].id.clone();
-        let text = next.to_text().unwrap();
-        assert_eq!(State::from_text(&text).as_ref(), Ok(next), "a state that others can read");
+        if next.version % 8 == 1 || next.phase == Phase::Over {
+            let text = next.to_text().unwrap();
+            assert_eq!(State::from_text(&text).as_ref(), Ok(next), "a state that others can read");
+        }
         let Some(state) = self.state.clone() else {
             assert_eq!((next.version, next.job, next.round), (1, 0, 0));
             return;
@@ -452,6 +454,16 @@ impl World {
             let is_calm = self.quiet_since.is_some_and(|since| self.now > since + CALM);
             assert!(!is_calm || id == writer || !node.is_up(), "{id} is alive, and given up by {writer}");
             self.ranks.remove(id);
+        }
+        for seat in &next.members {
+            let Place::Member(before) = state.place(&seat.node.id) else { continue };
+            let says_done = seat.done && (!before.done || next.round != state.round);
+            let says_ready = seat.ready && (!before.ready || next.round != state.round);
+            if says_done || says_ready {
+                assert_eq!(seat.node.id, writer, "nodes speak for themselves");
+                let is_over = next.phase == Phase::Over && !says_done;
+                assert!(is_over || self.nodes[at].running.is_none(), "{writer} still runs ranks");
+            }
         }
         if next.members.iter().any(|seat| state.spares.contains(&seat.node)) {
             self.count("promoted");
