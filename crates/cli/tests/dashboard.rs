@@ -1,6 +1,10 @@
 //! The dashboard of a real `tenfold serve`: what each path answers, and what it keeps to itself.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(
+    clippy::disallowed_methods,
+    clippy::unwrap_used,
+    reason = "tests: a client on its own thread, a limit for waiting, and helpers that may fail"
+)]
 
 #[path = "../src/dashboard/metrics/grammar.rs"]
 mod grammar;
@@ -93,7 +97,6 @@ impl Waiting {
     fn start(shown: &Shown, key: &'static str) -> Waiting {
         let waiter = shown.store();
         let thread = std::thread::Builder::new();
-        #[expect(clippy::disallowed_methods, reason = "a client of its own")]
         let thread = thread.spawn(move || {
             waiter.get(key).unwrap();
         });
@@ -131,7 +134,7 @@ fn write_job(store: &TcpStore, waits: &str) {
     ];
     for (id, ranks) in beats {
         let beat = json!({"beat": 17, "node": node(id), "ranks": ranks});
-        store.set(&format!("tenfold/run/job/node/{id}"), beat.to_string().as_str()).unwrap();
+        store.set(format!("tenfold/run/job/node/{id}"), beat.to_string().as_str()).unwrap();
     }
     store.set("tenfold/run/broken/state", "{\"round\": \"x\"}").unwrap();
     store.append("tenfold/runs", "job\nbroken\njob\nnever\n").unwrap();
