@@ -11,6 +11,7 @@ mod program;
 mod run;
 mod serve;
 mod store;
+mod top;
 mod units;
 
 use std::ffi::OsString;
@@ -49,6 +50,7 @@ enum Command {
     RunRank(run::RankArgs),
     Serve(serve::Args),
     Store(store::Args),
+    Top(top::Args),
 }
 
 const SUCCESS: u8 = 0;
@@ -90,6 +92,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>, program: Program) -> 
         Command::RunRank(args) => run::become_program(&args),
         Command::Serve(args) => serve::run(args),
         Command::Store(args) => store::run(args),
+        Command::Top(args) => top::run(args),
     };
     match outcome {
         Ok(code) => code,

@@ -86,12 +86,22 @@ enum Command {
 }
 
 #[derive(Clone, Debug)]
-struct Address {
-    host: String,
-    port: u16,
+pub(crate) struct Address {
+    pub(crate) host: String,
+    pub(crate) port: u16,
 }
 
-fn parse_address(text: &str) -> Result<Address, String> {
+impl std::fmt::Display for Address {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.host.contains(':') {
+            write!(f, "[{}]:{}", self.host, self.port)
+        } else {
+            write!(f, "{}:{}", self.host, self.port)
+        }
+    }
+}
+
+pub(crate) fn parse_address(text: &str) -> Result<Address, String> {
     let bad = || format!("`{text}` is no HOST:PORT, such as 127.0.0.1:29500");
     let (host, port) = text.rsplit_once(':').ok_or_else(bad)?;
     let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
@@ -196,7 +206,7 @@ fn print_keys(keys: Vec<Value>, prefix: &str, json: bool) -> std::io::Result<()>
     Ok(())
 }
 
-fn print_stats(store: &TcpStore, json: bool) -> Result<(), Box<dyn std::error::Error>> {
+pub(crate) fn print_stats(store: &TcpStore, json: bool) -> Result<(), Box<dyn std::error::Error>> {
     let round_trip = store.ping()?;
     let facts = match store.server_facts() {
         Ok(facts) => facts,

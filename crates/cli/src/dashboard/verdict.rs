@@ -38,6 +38,9 @@ pub(crate) struct Verdict {
 /// How many ranks or nodes are named one by one.
 const NAMED_MAX: usize = 4;
 
+/// Seconds from which a wait is worth a word.
+const LONG: f64 = 10.0;
+
 /// Puts the verdict into one run of `/api/runs`, as `verdict` and `verdict_level`.
 pub(crate) fn annotate(run: &mut Value) {
     let Verdict { level, text } = verdict(run);
@@ -52,6 +55,10 @@ pub(crate) fn verdict(run: &Value) -> Verdict {
     let job = format!("job {}", run["id"].as_str().unwrap_or("?"));
     let state = &run["state"];
     let (level, text) = match (state["outcome"].as_str(), state["phase"].as_str()) {
+        _ if run["error"].is_string() => {
+            let error = run["error"].as_str().unwrap_or_default();
+            (Level::Bad, format!(" cannot be shown: {}", first_line(error)))
+        }
         (Some("success"), _) => (Level::Ok, ended_well(run)),
         (Some("failed"), _) => (Level::Bad, failed(state)),
         (Some("closed"), _) => (Level::Bad, closed(state)),
@@ -59,6 +66,24 @@ pub(crate) fn verdict(run: &Value) -> Verdict {
         _ => running(run),
     };
     Verdict { level, text: format!("{job}{text}") }
+}
+
+/// What is the matter with a store that no job of ours is known to: a wait that is long may be one that never ends.
+pub(crate) fn store_verdict(server: &Value, waiters: &Value) -> Verdict {
+    let number = |name: &str| server[name].as_u64().unwrap_or(0) as usize;
+    let longest = &list(waiters).first().unwrap_or(&Value::Null);
+    let seconds = longest["seconds"].as_f64().unwrap_or(0.0);
+    if seconds < LONG {
+        let (clients, keys) = (counted(number("connections"), "client"), counted(number("keys"), "key"));
+        let text = format!("store: {clients}, {keys}, nobody waits for long");
+        return Verdict { level: Level::Ok, text };
+    }
+    let count = number("waiters_count").max(list(waiters).len());
+    let verb = if count == 1 { "waits" } else { "wait" };
+    let keys = longest["keys"].as_str().unwrap_or("?");
+    let text =
+        format!("{} {verb}, the longest for {}: {keys}", counted(count, "client"), show_seconds(seconds));
+    Verdict { level: Level::Waiting, text }
 }
 
 fn ended_well(run: &Value) -> String {
@@ -497,6 +522,12 @@ mod tests {
         for strange in [json!(null), json!(3), json!([]), json!({"id": 5, "nodes": "?", "state": []})] {
             assert_eq!(says(&strange), (Level::Ok, "job ?: no rank has been started yet".into()));
         }
+        let unreadable =
+            json!({"id": "x", "state": null, "nodes": [], "error": "it has no state in the store"});
+        assert_eq!(
+            says(&unreadable),
+            (Level::Bad, "job x cannot be shown: it has no state in the store".into())
+        );
         let mut untouched = json!(7);
         annotate(&mut untouched);
         assert_eq!(untouched, json!(7));
@@ -504,6 +535,15 @@ mod tests {
         annotate(&mut annotated);
         assert_eq!(annotated["verdict"], "job x: 0 of 2 ranks joined — a rank and a rank have not joined");
         assert_eq!(annotated["verdict_level"], "waiting");
+    }
+
+    #[test]
+    fn a_store_without_a_job_says_whether_somebody_waits_for_long() {
+        let server = json!({"connections": 1, "keys": 12, "waiters_count": 3});
+        let Verdict { level, text } = store_verdict(&server, &json!([{"keys": "`a`", "seconds": 9.9}]));
+        assert_eq!((level, text.as_str()), (Level::Ok, "store: 1 client, 12 keys, nobody waits for long"));
+        let Verdict { level, text } = store_verdict(&server, &json!([{"keys": "`a`", "seconds": 41.0}]));
+        assert_eq!((level, text.as_str()), (Level::Waiting, "3 clients wait, the longest for 41 s: `a`"));
     }
 
     #[test]

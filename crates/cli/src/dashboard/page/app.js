@@ -41,7 +41,7 @@ function attribute(node, name, value) {
 }
 
 function show(node, wanted) {
-  if (node.hidden === wanted) node.hidden = !wanted;
+  if (node.hasAttribute("hidden") === wanted) node.toggleAttribute("hidden", !wanted); // also for SVG
 }
 
 /** Makes the children of `parent` those of `items`, by key: kept where known, made where new, moved only if needed. */
@@ -78,8 +78,9 @@ function fill(tr, ...texts) {
 
 /** A table of rows cut to what is drawn at once; says how many there are, and lets one have more. */
 const shown = new Map();
+const FIRST = { slow: 10 };
 function table(name, items, keyOf, columns, update) {
-  const limit = shown.get(name) ?? ROWS;
+  const limit = shown.get(name) ?? FIRST[name] ?? ROWS;
   show($(`${name}-table`), items.length > 0);
   show($(`${name}-none`), items.length === 0);
   sync($(`${name}-table`).tBodies[0], items.slice(0, limit), keyOf, () => row(...columns), update);
@@ -102,9 +103,12 @@ function short(value) {
   if (value < 10000) return value < 10 && value % 1 ? value.toFixed(1) : whole.format(value);
   for (const unit of ["k", "M", "G"]) {
     value /= 1000;
-    if (value < 1000 || unit === "G") return `${value.toFixed(value < 100 ? 1 : 0)} ${unit}`;
+    if (value < 1000 || unit === "G") return `${trim(value)} ${unit}`;
   }
 }
+
+/** 20, 2.5, 310: no more digits than are of use. */
+const trim = (value) => value.toFixed(value < 100 && value % 1 ? 1 : 0);
 
 function bytes(value) {
   if (number(value) === null) return "–";
@@ -181,12 +185,13 @@ class Chart {
     const floor = svg("line", { class: "grid", x1: 0, x2: WIDTH, y1: HEIGHT, y2: HEIGHT });
     this.svg.append(...this.grid, floor, this.paths, this.limitLine, this.cursor);
     this.when = make("span", "when");
-    this.top = make("span", "");
+    this.top = make("span", "top");
     this.now = make("p", "now");
     this.keyed = make("ul", "keyed");
     const heading = make("h3", "", make("span", "", title), this.when);
-    const axis = make("div", "axis", make("span", "", "5 min ago"), this.top, make("span", "", "now"));
-    this.figure = make("figure", "chart", heading, this.now, this.svg, axis, this.keyed);
+    const axis = make("div", "axis", make("span", "", "5 min ago"), make("span", "", "now"));
+    const plot = make("div", "plot", this.svg, this.top);
+    this.figure = make("figure", "chart", heading, this.now, plot, axis, this.keyed);
     this.figure.id = `chart-${id}`;
     this.svg.addEventListener("pointermove", (event) => {
       const box = this.svg.getBoundingClientRect();
@@ -217,7 +222,7 @@ class Chart {
     this.most = most;
     attribute(this.limitLine, "visibility", near ? "visible" : "hidden");
     if (near) ["y1", "y2"].forEach((name) => attribute(this.limitLine, name, HEIGHT * (1 - limit / top)));
-    write(this.top, `top: ${this.format(top)}${this.unit ?? ""}`);
+    write(this.top, this.format(top));
     this.drawPaths(drawn, length, top);
     this.label();
   }
@@ -252,7 +257,7 @@ class Chart {
     if (!this.series) return;
     const back = pointedAt ?? 0;
     const at = (values) => number(values[values.length - 1 - back]);
-    const text = (value) => (value === null ? "–" : this.format(value) + (this.unit ?? ""));
+    const text = (value) => (value === null ? "–" : this.format(value));
     const values = this.series.map((one) => at(one.values));
     const head = this.stacked ? values.reduce((sum, value) => sum + (value ?? 0), 0) : values[0];
     write(this.now, this.stacked || values.length === 1 ? text(head) : values.map(text).join("  /  "));
@@ -309,7 +314,7 @@ function showHistory(history, server) {
     [{ name: "connected", slot: 1, values: values("connections") }, { name: "waiting", slot: 2, values: values("waiters") }],
     { step, limit: number(server?.connections_max) });
   view.memory.draw([{ name: "memory", slot: 3, values: values("memory_bytes") }], { step, limit: number(server?.memory_max) });
-  write($("load-span"), `the last ${seconds(Math.max(1, values("operations").length) * step).replace(".0 ", " ")}`);
+  write($("load-span"), `the last ${seconds(Math.max(1, values("operations").length) * step).replace(/\.0 s| 0 s/, (end) => (end[0] === "." ? " s" : ""))}`);
   showOperations(server?.operations ?? {}, byOperation, step);
 }
 
@@ -470,7 +475,7 @@ function makeRun(run) {
 }
 
 const RANK_COLUMNS = [
-  ["rank", ""], ["state", "short"], ["in the store", "key"], ["for", "number"], ["output", "number wide"],
+  ["rank", "who"], ["state", "short"], ["in the store", "key"], ["for", "number"], ["output", "number wide"],
   ["CPU", "number wide"], ["memory", "number wide"], ["pid", "number wide"],
 ];
 
@@ -496,11 +501,14 @@ function showRun(part, run) {
   const many = ranks.length > RANK_ROWS;
   showLegend(part.legend, ranks, many);
   if (many) {
+    // Those that keep others waiting come before those that wait, of whom a few are enough.
     const problems = ranks.filter((one) => PROBLEM.has(one.state)).sort(worstFirst);
-    showRankRows(part, problems.slice(0, PROBLEMS).map((one) => ({ kind: "rank", host: true, ...one })));
-    show(part.table, problems.length > 0);
-    show(part.rest, problems.length > PROBLEMS);
-    write(part.rest, `and ${count(problems.length - PROBLEMS)} more with a problem: see the cells`);
+    const blamed = problems.filter((one) => one.state !== "stuck").length;
+    const named = problems.slice(0, Math.min(PROBLEMS, Math.max(blamed + 2, 6)));
+    showRankRows(part, named.map((one) => ({ kind: "rank", host: true, ...one })));
+    show(part.table, named.length > 0);
+    show(part.rest, problems.length > named.length);
+    write(part.rest, `and ${count(problems.length - named.length)} more, below`);
     showCells(part, nodes, ranks);
   } else {
     const rows = nodes.flatMap((one) => [{ kind: "node", ...one }, ...one.ranks.map((rank) => ({ kind: "rank", ...rank }))]);
@@ -513,7 +521,6 @@ function showRun(part, run) {
   }
 }
 
-/** Those that keep others waiting come before those that wait. */
 const BLAME = ["failed", "lost", "stopped", "absent", "stuck"];
 const worstFirst = (a, b) => BLAME.indexOf(a.state) - BLAME.indexOf(b.state) || a.rank.rank - b.rank.rank;
 
@@ -564,7 +571,7 @@ function makeRankRow(part, one) {
     if (!part.open.delete(one.key)) part.open.add(one.key);
     showRuns(view.runs);
   });
-  tr.part = part;
+  tr.owner = part;
   tr.cells[0].append(button);
   tr.cells[1].append(status());
   return tr;
@@ -577,7 +584,7 @@ function showRankRow(tr, one) {
   const [sign, word] = STATES[state];
   classes(tr, PROBLEM.has(state) ? `problem ${state}` : state);
   write(tr.cells[0].firstChild, one.host ? `${rank.rank} on ${one.node.node?.host ?? "?"}` : rank.rank);
-  attribute(tr.cells[0].firstChild, "aria-expanded", tr.part.open.has(one.key));
+  attribute(tr.cells[0].firstChild, "aria-expanded", tr.owner.open.has(one.key));
   attribute(tr.cells[0].firstChild, "aria-label", `rank ${rank.rank}, details`);
   showStatus(tr.cells[1].firstChild, state, sign, word);
   const share = one.cpu === null ? "–" : `${Math.round(one.cpu * 100)} %`;
@@ -720,11 +727,11 @@ function showLimits(overview) {
     return make("tr", "", head, make("td", "", meter(0)), make("td", "number"));
   }, (tr, [name, used, most, format]) => {
     const share = number(most) ? used / most : 0;
-    show(tr.cells[1].firstChild, false === (most === null));
+    show(tr.cells[1].firstChild, most !== null);
     showMeter(tr.cells[1].firstChild, share);
     const warning = share >= 0.95 ? "full: " : share >= 0.8 ? "high: " : "";
     const spent = number(overview.process?.cpu_seconds);
-    const of = number(most) === null ? (name === "process" ? ` in memory, ${seconds(spent)} CPU` : "") : ` of ${format(most)}`;
+    const of = number(most) === null ? `, ${seconds(spent)} CPU` : ` of ${format(most)}`;
     write(tr.cells[2], `${warning}${format(used)}${of}`);
   });
 }
@@ -783,15 +790,28 @@ function showOverview(overview) {
 
 // ---- Keys, slow operations, clients: asked for less often, and only while they can be seen --------------------------
 
-/** Which part of the keys is looked at: kept in the address, so that "back" goes back and a link can be sent. */
+// A prefix is any bytes. Here it is percent-encoded, the same in the page's address and in a question to the API, so that
+// "back" goes back, a link can be sent, and a key that is no text can be reached.
+const SLASH = "%2F";
+
+/** The prefix that is looked at. Clients put a `/` in front of every key, so the top of the tree is below that. */
 function prefix() {
-  const wanted = new URLSearchParams(location.hash.slice(1)).get("keys");
-  return wanted ?? "";
+  const wanted = /^#keys=(.*)$/.exec(location.hash)?.[1] ?? "";
+  return wanted === SLASH ? "" : wanted;
+}
+
+function encoded(text, hex) {
+  return hex ? hex.replace(/../g, (pair) => (pair === "2f" ? SLASH : `%${pair.toUpperCase()}`)) : encodeURIComponent(text);
+}
+
+function readable(encodedText) {
+  const parts = encodedText.match(/%[0-9a-f]{2}|[^%]/gi) ?? [];
+  const bytes = parts.flatMap((part) => (part.length === 3 ? parseInt(part.slice(1), 16) : [...new TextEncoder().encode(part)]));
+  return new TextDecoder().decode(new Uint8Array(bytes));
 }
 
 function goTo(wanted) {
-  const hash = wanted === "" ? "" : `#${new URLSearchParams({ keys: wanted })}`;
-  history.pushState(null, "", hash || location.pathname);
+  history.pushState(null, "", wanted === "" ? location.pathname : `#keys=${wanted}`);
   prefixChanged();
 }
 
@@ -802,9 +822,9 @@ function prefixChanged() {
 }
 
 function showCrumbs(current) {
-  const parts = current.match(/[^/]*\/|[^/]+$/g) ?? [];
+  const parts = current.match(/^%2F.*?(%2F|$)|.*?%2F|.+$/gi) ?? [];
   const crumbs = [{ name: "all keys", to: "" }];
-  for (const part of parts) crumbs.push({ name: part, to: crumbs.at(-1).to + part });
+  for (const part of parts) crumbs.push({ name: readable(part), to: crumbs.at(-1).to + part });
   $("crumbs").replaceChildren(...crumbs.map((crumb, index) => {
     if (index === crumbs.length - 1) {
       const here = make("li", "", crumb.name);
@@ -820,24 +840,34 @@ function showCrumbs(current) {
 
 async function askKeys() {
   const wanted = prefix();
-  const survey = await ask(`api/keys?prefix=${encodeURIComponent(wanted)}`);
-  if (wanted !== prefix()) return;
+  const survey = await ask(`api/keys?prefix=${wanted}`);
+  const rows = keyRows(survey);
+  const slash = wanted === "" ? rows.findIndex((row) => row.isGroup && row.text === "/") : -1;
+  if (slash >= 0) rows.splice(slash, 1, ...keyRows(await ask(`api/keys?prefix=${SLASH}`)));
+  if (wanted !== prefix()) return; // somebody has gone elsewhere meanwhile
   view.survey = survey;
-  showKeys(survey, wanted);
+  view.keyRows = rows;
+  showKeys();
 }
 
-function showKeys(survey, wanted) {
-  const rows = [
-    ...list(survey.groups).map((group) => ({ kind: "group", text: group.prefix, ...group })),
-    ...list(survey.entries).map((entry) => ({ kind: "entry", text: entry.key, ...entry })),
-  ];
+function keyRows(survey) {
+  const from = String(survey.prefix ?? "");
+  const name = (text) => (text.startsWith(from) && text.length > from.length ? text.slice(from.length) : text);
+  const groups = list(survey.groups).map((group) => ({ ...group, isGroup: true, text: group.prefix, name: name(group.prefix), encoded: encoded(group.prefix, group.prefix_hex) }));
+  const entries = list(survey.entries).map((entry) => ({ ...entry, isGroup: false, text: entry.key, name: name(entry.key), encoded: encoded(entry.key, entry.key_hex) }));
+  return [...groups, ...entries];
+}
+
+function showKeys() {
+  const { survey, keyRows: rows } = view;
+  if (!survey) return;
   const queue = number(survey.queue_items) ? `, ${plural(survey.queue_items, "queue item")}` : "";
   write($("keys-count"), `${count(survey.keys)}, ${bytes(survey.bytes)}${queue}`);
   const limit = shown.get("keys") ?? ROWS;
+  $("keys-table").classList.toggle("no-values", !view.overview?.values_allowed);
   show($("keys-table"), rows.length > 0);
   show($("keys-none"), rows.length === 0);
-  sync($("keys-table").tBodies[0], rows.slice(0, limit), (one) => `${one.kind} ${wanted} ${one.key_hex ?? one.prefix_hex ?? one.text}`,
-    makeKeyRow, (tr, one) => showKeyRow(tr, one, wanted));
+  sync($("keys-table").tBodies[0], rows.slice(0, limit), (one) => `${one.isGroup} ${one.kind} ${one.encoded}`, makeKeyRow, showKeyRow);
   more("keys", rows.length - limit, limit);
   const notes = [];
   if (survey.truncated) notes.push("There are more keys here than are listed.");
@@ -847,37 +877,32 @@ function showKeys(survey, wanted) {
 }
 
 function makeKeyRow(one) {
-  const tr = row("key", "number", "number", "number", "values");
-  if (one.kind === "group") {
+  const tr = row("key", "number", "number", "number", "number wide", "values");
+  if (one.isGroup) {
     const button = make("button", "");
     button.type = "button";
-    button.addEventListener("click", () => goTo(one.prefix));
+    button.addEventListener("click", () => goTo(one.encoded));
     tr.cells[0].append(button);
   }
   return tr;
 }
 
-function showKeyRow(tr, one, wanted) {
-  const relative = one.text.startsWith(wanted) && one.text.length > wanted.length ? one.text.slice(wanted.length) : one.text;
-  const isGroup = one.kind === "group";
-  write(isGroup ? tr.cells[0].firstChild : tr.cells[0], relative);
-  write(tr.cells[1], isGroup ? count(one.keys) : one.kind === "entry" && number(one.items) !== null && one.items > 0 ? plural(one.items, "item") : "");
+function showKeyRow(tr, one) {
+  const { isGroup } = one;
+  write(isGroup ? tr.cells[0].firstChild : tr.cells[0], one.name);
+  write(tr.cells[1], isGroup ? count(one.keys) : one.kind === "queue" ? plural(one.items ?? 0, "item") : "");
   write(tr.cells[2], bytes(one.bytes));
-  write(tr.cells[3], isGroup ? ages(one) : age(one.age_seconds));
-  const allowed = Boolean(view.overview?.values_allowed) && !isGroup;
-  if (allowed === (tr.cells[4].childElementCount > 0)) return;
-  tr.cells[4].replaceChildren();
+  write(tr.cells[3], age(isGroup ? one.newest_seconds : one.age_seconds));
+  write(tr.cells[4], isGroup ? age(one.oldest_seconds) : "");
+  const allowed = Boolean(view.overview?.values_allowed) && !isGroup && one.kind !== "queue";
+  if (allowed === (tr.cells[5].childElementCount > 0)) return;
+  tr.cells[5].replaceChildren();
   if (!allowed) return;
   const button = make("button", "show-value", "value");
   button.type = "button";
   button.setAttribute("aria-label", `show the value of ${one.text}`);
   button.addEventListener("click", () => showValue(one));
-  tr.cells[4].append(button);
-}
-
-function ages(group) {
-  const [newest, oldest] = [age(group.newest_seconds), age(group.oldest_seconds)];
-  return newest === oldest || oldest === "–" ? newest : `${newest} – ${oldest}`;
+  tr.cells[5].append(button);
 }
 
 async function showValue(entry) {
@@ -885,9 +910,8 @@ async function showValue(entry) {
   write($("value-note"), "asking …");
   write($("value-text"), "");
   $("value").showModal();
-  const query = entry.key_hex ? `key_hex=${encodeURIComponent(entry.key_hex)}` : `key=${encodeURIComponent(entry.key)}`;
   try {
-    const answer = await ask(`api/value?${query}`);
+    const answer = await ask(`api/value?key=${entry.encoded}`);
     const isText = typeof answer.text === "string";
     write($("value-note"), `${bytes(answer.bytes)}, as ${isText ? "text" : "hexadecimal"}${answer.truncated ? "; only its beginning is shown" : ""}`);
     write($("value-text"), isText ? answer.text : hexDump(String(answer.hex ?? "")));
@@ -909,7 +933,7 @@ function hexDump(hex) {
 
 async function askSlow() {
   const slow = list(await ask("api/slow")).slice().sort((a, b) => b.microseconds - a.microseconds);
-  const columns = ["number", "short", "key", "number", "number wide", "wide"];
+  const columns = ["number", "short", "key", "number", "number wide", "short extra"];
   table("slow", slow.map((one, place) => ({ ...one, place })), (one) => one.place, columns, (tr, one) => {
     const further = one.keys_count > 1 ? ` (${count(one.keys_count)} keys)` : "";
     fill(tr, microseconds(one.microseconds), one.operation, `${one.key ?? ""}${further}`, bytes(one.bytes), age(Math.floor(one.seconds_ago)), one.peer);
@@ -930,7 +954,9 @@ async function askClients() {
 
 // ---- Asking --------------------------------------------------------------------------------------------------------
 
-const view = { runs: [], waiters: [], overview: null, history: null, survey: null, said: null, lastAnswer: null };
+const view = { runs: [], waiters: [], overview: null, history: null, survey: null, keyRows: [], said: null, lastAnswer: null };
+
+class NoAnswer extends Error {}
 
 /** One answer of the API; an error of the server has its own words. */
 async function ask(path) {
@@ -941,6 +967,8 @@ async function ask(path) {
     const body = await answer.json();
     if (!answer.ok) throw new Error([body.error, body.hint].filter(Boolean).join("; ") || `status ${answer.status}`);
     return body;
+  } catch (problem) {
+    throw new NoAnswer(problem.message);
   } finally {
     clearTimeout(timer);
   }
@@ -957,7 +985,12 @@ function poll(period, work, wanted = () => true) {
     const from = performance.now();
     if (!document.hidden && wanted()) {
       busy = true;
-      await work().catch(() => {}); // said by the fast poll, which asks the same server
+      try {
+        await work();
+      } catch (problem) {
+        // That nobody answers is said by the fast poll; anything else is a mistake of this page.
+        if (!(problem instanceof NoAnswer)) console.error(problem);
+      }
       busy = false;
     }
     const spent = performance.now() - from;
@@ -1067,9 +1100,9 @@ for (const id of Object.keys(polls)) {
   observer.observe($(id));
   $(id).addEventListener("toggle", () => polls[id].now());
 }
-for (const [id, redraw] of [["waiting", () => showWaiters(view.waiters, view.overview?.server)], ["keys", () => showKeys(view.survey, prefix())], ["clients", () => polls.clients.now()]]) {
+for (const [id, redraw] of [["waiting", () => showWaiters(view.waiters, view.overview?.server)], ["keys", showKeys], ["slow", () => polls.slow.now()], ["clients", () => polls.clients.now()]]) {
   $(`${id}-more`).addEventListener("click", () => {
-    shown.set(id, Math.min(1000, (shown.get(id) ?? ROWS) * 5));
+    shown.set(id, Math.min(1000, (shown.get(id) ?? FIRST[id] ?? ROWS) * 5));
     redraw();
   });
 }
