@@ -4,12 +4,13 @@
 //! alternating order, so that a busy machine is busy for all of them; what counts is the ratio within one run.
 //!
 //! `collectives` is a story of its own. For the store server, `store` runs the cases, `script` knows their bytes, `load`
-//! and `crowd` drive connections, `server` and `cores` keep the child processes, `report` prints.
+//! and `crowd` drive connections, `dashboard` looks at the server meanwhile, `server` and `cores` keep the child processes, `report` prints.
 
 mod case;
 mod collectives;
 mod cores;
 mod crowd;
+mod dashboard;
 mod load;
 mod report;
 mod script;
@@ -37,6 +38,7 @@ pub(crate) struct Args {
 #[derive(Debug, clap::Subcommand)]
 enum What {
     Store(store::StoreArgs),
+    Dashboard(dashboard::DashboardArgs),
     #[command(hide = true)]
     CollectiveRank(collectives::rank::RankArgs),
     #[command(hide = true)]
@@ -47,6 +49,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     match args.what {
         None => collectives::run(&args.collectives),
         Some(What::Store(args)) => store::run(&args),
+        Some(What::Dashboard(args)) => dashboard::run(&args),
         Some(What::CollectiveRank(args)) => collectives::rank::run(&args),
         Some(What::HostServer(args)) => server::host(&args),
     }
