@@ -36,6 +36,12 @@ fn fill(store: &TcpStore, count: usize) {
         let keys: Vec<_> = numbers.iter().map(|number| format!("many/{}/{number}", number % 100)).collect();
         store.multi_set(&keys, &vec!["value"; keys.len()]).expect("there is room");
     }
+    written(store);
+}
+
+/// A write has no reply; one that came before a question was served before it.
+fn written(store: &TcpStore) {
+    store.num_keys().expect("it answers");
 }
 
 #[test]
@@ -45,6 +51,7 @@ fn a_server_tells_its_keys_by_prefix() {
     store.set("worker/attempt_0/b", "1").unwrap();
     store.queue_push("worker/queue", "item").unwrap();
     store.set("top", "x").unwrap();
+    written(&store);
 
     let root = server.survey(b"").unwrap();
     assert_eq!((root.keys, root.bytes, root.queue_items), (4, 11, 1));
@@ -83,10 +90,11 @@ fn clients_are_served_while_many_keys_are_surveyed() {
                 })
             })
             .collect();
-        until("all are at work", || server.facts().operations["add"] >= 3);
+        until("all are at work", || server.facts().operations.get("add").is_some_and(|adds| *adds >= 3));
         // Whoever waits for the survey is not who is served: the server has one thread.
-        let survey = server.survey_within(b"", Duration::from_secs(60)).unwrap();
-        is_over.store(true, Ordering::Relaxed);
+        let survey = server.survey_within(b"", Duration::from_secs(60));
+        is_over.store(true, Ordering::Relaxed); // before anything can fail: they would go on for ever
+        let survey = survey.unwrap();
         let served: i64 = clients.into_iter().map(|client| client.join().unwrap()).sum();
         assert!((KEYS as u64..KEYS as u64 + 4).contains(&survey.keys), "{survey:?}");
         assert_eq!(survey.groups.len(), 1);
@@ -121,7 +129,7 @@ fn clients_are_listed_with_the_most_recently_active_first() {
     let clients: Vec<_> = (0..20).map(|_| connect(&server)).collect();
     for (number, client) in clients.iter().enumerate() {
         client.set(format!("{number}"), "x".repeat(1000 * number)).unwrap();
-        client.num_keys().unwrap(); // the set has no reply
+        written(client);
     }
     let all = server.clients(usize::MAX).unwrap();
     assert_eq!((all.count, all.clients.len()), (21, 21));
@@ -195,7 +203,7 @@ fn values_are_told_to_the_process_that_holds_the_server() {
     let (server, store) = start();
     store.set("k", "v").unwrap();
     store.set("long", vec![7; 100_000]).unwrap();
-    store.num_keys().unwrap();
+    written(&store);
     assert_eq!(server.value(b"/k").unwrap(), b"v");
     assert_eq!(server.value(b"k"), None);
     // Held here, replaced there.

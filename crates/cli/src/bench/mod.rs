@@ -3,13 +3,15 @@
 //! A benchmark here is a table of cases. Every implementation runs the same case back to back, round after round in
 //! alternating order, so that a busy machine is busy for all of them; what counts is the ratio within one run.
 //!
-//! `collectives` is a story of its own, and so is `launch`. For the store server, `store` runs the cases, `script` knows their bytes, `load`
-//! and `crowd` drive connections, `server` and `cores` keep the child processes, `report` prints.
+//! `collectives` is a story of its own, and so is `launch`. For the store server, `store` runs the cases, `script` knows
+//! their bytes, `load` and `crowd` drive connections, `dashboard` looks at the server meanwhile, `server` and `cores` keep
+//! the child processes, `report` prints.
 
 mod case;
 mod collectives;
 mod cores;
 mod crowd;
+mod dashboard;
 mod launch;
 mod load;
 mod report;
@@ -39,6 +41,7 @@ pub(crate) struct Args {
 enum What {
     Launch(launch::LaunchArgs),
     Store(store::StoreArgs),
+    Dashboard(dashboard::DashboardArgs),
     #[command(hide = true)]
     CollectiveRank(collectives::rank::RankArgs),
     #[command(hide = true)]
@@ -50,6 +53,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         None => collectives::run(&args.collectives),
         Some(What::Launch(args)) => launch::run(&args),
         Some(What::Store(args)) => store::run(&args),
+        Some(What::Dashboard(args)) => dashboard::run(&args),
         Some(What::CollectiveRank(args)) => collectives::rank::run(&args),
         Some(What::HostServer(args)) => server::host(&args),
     }

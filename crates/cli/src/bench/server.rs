@@ -17,7 +17,7 @@ use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -98,6 +98,14 @@ impl Recipe {
         }
     }
 
+    /// Ours, with a page that shows it.
+    pub(crate) fn tenfold_with_dashboard() -> Self {
+        let mut own = Program::own().command();
+        own.args(["serve", "--host", "127.0.0.1", "--port", "0", "--dashboard=127.0.0.1:0"]);
+        let arguments = own.get_args().map(OsString::from).collect();
+        Recipe { implementation: Implementation::Tenfold, program: own.get_program().into(), arguments }
+    }
+
     pub(crate) fn torch(python: PathBuf) -> Self {
         let arguments = ["-c", PYTORCH_SERVER].map(OsString::from).to_vec();
         Recipe { implementation: Implementation::Torch, program: python, arguments }
@@ -115,6 +123,15 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) fn start(recipe: &Recipe, cores: &Cores, interrupt: &Interrupt) -> Result<Self, Failure> {
+        Server::start_talkative(recipe, cores, interrupt).map(|(server, _)| server)
+    }
+
+    /// Starts one that says more than where it listens; the lines after that.
+    pub(crate) fn start_talkative(
+        recipe: &Recipe,
+        cores: &Cores,
+        interrupt: &Interrupt,
+    ) -> Result<(Self, Lines), Failure> {
         let program = recipe.program.display();
         let mut child = Program::own()
             .command()
@@ -132,11 +149,11 @@ impl Server {
         let stdout = child.stdout.take().expect("it was asked for");
         let address = SocketAddr::from(([127, 0, 0, 1], 0)); // until it has said its own
         let mut server = Server { implementation: recipe.implementation, address, child, _stdin: stdin };
-        let line = first_line(stdout, interrupt)
-            .map_err(|failure| failure.during(format_args!("starting `{program}`")))?;
-        server.address = parse_line(&line, recipe)?;
+        let starting = |failure: Failure| failure.during(format_args!("starting `{program}`"));
+        let lines = Lines::of(stdout).map_err(starting)?;
+        server.address = parse_line(&lines.next(interrupt).map_err(starting)?, recipe)?;
         server.warm_up()?;
-        Ok(server)
+        Ok((server, lines))
     }
 
     /// Where PyTorch's look-ups could not be spared (see above) the first may take 10 s; if it fails, it is the last.
@@ -212,33 +229,42 @@ impl Drop for Server {
     }
 }
 
-/// The first line a server says, or why there is none.
-fn first_line(stdout: std::process::ChildStdout, interrupt: &Interrupt) -> Result<String, Failure> {
-    let (sender, receiver) = channel();
-    // Reads on to the end: a server that prints more must not find the pipe full.
-    let read = move || {
-        for line in BufReader::new(stdout).lines() {
-            let _nobody_listens_after_the_first = sender.send(line);
-        }
-    };
-    thread::Builder::new()
-        .name("server output".into())
-        .spawn(read)
-        .map_err(|error| Failure::new(format!("cannot start a thread: {error}")))?;
-    let start = Instant::now();
-    loop {
-        interrupt.check()?;
-        match receiver.recv_timeout(GLANCE) {
-            Ok(Ok(line)) => return Ok(line),
-            Ok(Err(error)) => return Err(Failure::new(format!("cannot read what it says: {error}"))),
-            Err(RecvTimeoutError::Disconnected) => {
-                return Err(Failure::new("it ended without saying where it listens"));
+/// What a server says, line by line.
+pub(crate) struct Lines(Receiver<std::io::Result<String>>);
+
+impl Lines {
+    fn of(stdout: std::process::ChildStdout) -> Result<Self, Failure> {
+        let (sender, receiver) = channel();
+        // Reads on to the end: a server that prints more must not find the pipe full.
+        let read = move || {
+            for line in BufReader::new(stdout).lines() {
+                let _somebody_may_listen = sender.send(line);
             }
-            Err(RecvTimeoutError::Timeout) if start.elapsed() > START_MAX => {
-                let seconds = START_MAX.as_secs();
-                return Err(Failure::new(format!("it did not say where it listens within {seconds} s")));
+        };
+        thread::Builder::new()
+            .name("server output".into())
+            .spawn(read)
+            .map_err(|error| Failure::new(format!("cannot start a thread: {error}")))?;
+        Ok(Lines(receiver))
+    }
+
+    /// The next line, or why there is none.
+    pub(crate) fn next(&self, interrupt: &Interrupt) -> Result<String, Failure> {
+        let start = Instant::now();
+        loop {
+            interrupt.check()?;
+            match self.0.recv_timeout(GLANCE) {
+                Ok(Ok(line)) => return Ok(line),
+                Ok(Err(error)) => return Err(Failure::new(format!("cannot read what it says: {error}"))),
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(Failure::new("it ended without saying where it listens"));
+                }
+                Err(RecvTimeoutError::Timeout) if start.elapsed() > START_MAX => {
+                    let seconds = START_MAX.as_secs();
+                    return Err(Failure::new(format!("it did not say where it listens within {seconds} s")));
+                }
+                Err(RecvTimeoutError::Timeout) => {}
             }
-            Err(RecvTimeoutError::Timeout) => {}
         }
     }
 }
