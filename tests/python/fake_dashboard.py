@@ -204,15 +204,6 @@ class Facts:
     def keys(self, prefix: str) -> dict:
         answer = {"prefix": prefix, "queue_items": 0, "truncated": False, "seconds_ago": 0.0}
         if not prefix:
-            group = {
-                "prefix": "/",
-                "keys": 5120,
-                "bytes": 90_000_000,
-                "newest_seconds": 0,
-                "oldest_seconds": 290,
-            }
-            return {**answer, "keys": 5120, "bytes": 90_000_000, "groups": [group], "entries": []}
-        if prefix == "/":
             names = ["/default_pg/", "/worker/", "/tenfold/", "/<script>alert(1)<\u2044script>/"]
             groups = [
                 {
@@ -277,7 +268,7 @@ class FakeDashboard:
 
     def __init__(self, facts: Facts, port: int = 0) -> None:
         class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
+            protocol_version = "HTTP/1.0"  # a connection for each request: none is left when it stops
 
             def do_GET(self) -> None:
                 url = urlsplit(self.path)
@@ -311,6 +302,7 @@ class FakeDashboard:
         self.thread.start()
 
     def stop(self) -> None:
+        """May be said twice."""
         self.server.shutdown()
         self.thread.join()
         self.server.server_close()

@@ -78,7 +78,7 @@ function fill(tr, ...texts) {
 
 /** A table of rows cut to what is drawn at once; says how many there are, and lets one have more. */
 const shown = new Map();
-const FIRST = { slow: 10 };
+const FIRST = { slow: 10, waiting: 20 }; // what stands above other parts is kept short
 function table(name, items, keyOf, columns, update) {
   const limit = shown.get(name) ?? FIRST[name] ?? ROWS;
   show($(`${name}-table`), items.length > 0);
@@ -794,7 +794,7 @@ function showOverview(overview) {
 // "back" goes back, a link can be sent, and a key that is no text can be reached.
 const SLASH = "%2F";
 
-/** The prefix that is looked at. Clients put a `/` in front of every key, so the top of the tree is below that. */
+/** The prefix that is looked at. Clients put a `/` in front of every key, which is not shown at the top of the tree. */
 function prefix() {
   const wanted = /^#keys=(.*)$/.exec(location.hash)?.[1] ?? "";
   return wanted === SLASH ? "" : wanted;
@@ -824,7 +824,7 @@ function prefixChanged() {
 function showCrumbs(current) {
   const parts = current.match(/^%2F.*?(%2F|$)|.*?%2F|.+$/gi) ?? [];
   const crumbs = [{ name: "all keys", to: "" }];
-  for (const part of parts) crumbs.push({ name: readable(part), to: crumbs.at(-1).to + part });
+  for (const part of parts) crumbs.push({ name: readable(part.replace(/^%2F(?=.)/i, "")), to: crumbs.at(-1).to + part });
   $("crumbs").replaceChildren(...crumbs.map((crumb, index) => {
     if (index === crumbs.length - 1) {
       const here = make("li", "", crumb.name);
@@ -841,18 +841,16 @@ function showCrumbs(current) {
 async function askKeys() {
   const wanted = prefix();
   const survey = await ask(`api/keys?prefix=${wanted}`);
-  const rows = keyRows(survey);
-  const slash = wanted === "" ? rows.findIndex((row) => row.isGroup && row.text === "/") : -1;
-  if (slash >= 0) rows.splice(slash, 1, ...keyRows(await ask(`api/keys?prefix=${SLASH}`)));
   if (wanted !== prefix()) return; // somebody has gone elsewhere meanwhile
   view.survey = survey;
-  view.keyRows = rows;
+  view.keyRows = keyRows(survey);
   showKeys();
 }
 
 function keyRows(survey) {
   const from = String(survey.prefix ?? "");
-  const name = (text) => (text.startsWith(from) && text.length > from.length ? text.slice(from.length) : text);
+  const start = (text) => (from === "" && text[0] === "/" ? 1 : text.startsWith(from) ? from.length : 0);
+  const name = (text) => text.slice(start(text)) || text;
   const groups = list(survey.groups).map((group) => ({ ...group, isGroup: true, text: group.prefix, name: name(group.prefix), encoded: encoded(group.prefix, group.prefix_hex) }));
   const entries = list(survey.entries).map((entry) => ({ ...entry, isGroup: false, text: entry.key, name: name(entry.key), encoded: encoded(entry.key, entry.key_hex) }));
   return [...groups, ...entries];
