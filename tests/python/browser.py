@@ -19,6 +19,7 @@ from typing import Any
 PATIENCE = 30.0
 FLAGS = [
     "--headless=new",
+    "--remote-debugging-pipe",
     "--no-sandbox",  # root in a container has none
     "--disable-gpu",
     "--disable-quic",
@@ -47,7 +48,8 @@ class Browser:
         self.folder = tempfile.TemporaryDirectory(prefix="tenfold-browser-", ignore_cleanup_errors=True)
         self.log = Path(self.folder.name) / "driver.log"
         with self.log.open("wb") as log:
-            command = ["chromedriver", "--port=0"]
+            # Killed with us however we end; the browser ends with the driver, whose pipe it reads.
+            command = ["setpriv", "--pdeathsig", "KILL", "chromedriver", "--port=0"]
             self.driver = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         try:
             self.url = f"http://127.0.0.1:{self._driver_port()}"
