@@ -522,8 +522,12 @@ mod tests {
         for strange in [json!(null), json!(3), json!([]), json!({"id": 5, "nodes": "?", "state": []})] {
             assert_eq!(says(&strange), (Level::Ok, "job ?: no rank has been started yet".into()));
         }
-        let unreadable = json!({"id": "x", "state": null, "nodes": [], "error": "it has no state in the store"});
-        assert_eq!(says(&unreadable), (Level::Bad, "job x cannot be shown: it has no state in the store".into()));
+        let unreadable =
+            json!({"id": "x", "state": null, "nodes": [], "error": "it has no state in the store"});
+        assert_eq!(
+            says(&unreadable),
+            (Level::Bad, "job x cannot be shown: it has no state in the store".into())
+        );
         let mut untouched = json!(7);
         annotate(&mut untouched);
         assert_eq!(untouched, json!(7));

@@ -306,8 +306,8 @@ function showHistory(history, server) {
   const named = colours(totals);
   const series = named.map(([name, slot]) => ({ name, slot, values: list(byOperation[name]).map((value) => value / step) }));
   const rest = per("operations").map((value, index, all) =>
-    Math.max(0, series.reduce((left, one) => left - (one.values[one.values.length - all.length + index] ?? 0), value)));
-  if (rest.some((value) => value > 0)) series.push({ name: "other", slot: 5, values: rest });
+    Math.max(0, series.reduce((left, one) => left - (one.values[one.values.length - all.length + index] ?? 0), value))).map(Math.round);
+  if (rest.some(Boolean)) series.push({ name: "other", slot: 5, values: rest });
   view.operations.draw(series, { step });
   view.traffic.draw([{ name: "in", slot: 0, values: per("bytes_in") }, { name: "out", slot: 2, values: per("bytes_out") }], { step });
   view.connections.draw(
@@ -599,7 +599,7 @@ function showNode(cell, node, amount) {
   write(name, nodeName(node));
   showStatus(state, kind, sign, word);
   const beat = number(node.beat_seconds);
-  const parts = [node.node ? plural(amount || node.node.ranks || 0, "rank") : null, beat === null ? null : `heard of ${seconds(beat)} ago`];
+  const parts = [node.node ? plural(amount || node.node.ranks || 0, "rank") : null, beat === null ? null : `heard of ${beat < 3 ? "just now" : `${seconds(beat)} ago`}`];
   write(more, parts.filter(Boolean).map((text) => ` · ${text}`).join(""));
 }
 
