@@ -419,3 +419,7 @@ pub(crate) fn readable(bytes: &[u8]) -> (String, Option<String>) {
     }
     (text, Some(hex))
 }
+
+#[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "a table wants to be told the time, whatever it is")]
+mod tests;

@@ -6,7 +6,10 @@
 //! When there are too many connections, those that keep us waiting go first: whoever sends a whole request at once is
 //! answered, however many others have sent half of one.
 
-#![expect(clippy::disallowed_methods, reason = "the edge: reads the clock once a round")]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "the edge: reads the clock once a round and after each answer"
+)]
 
 use std::io;
 use std::net::TcpListener;
@@ -61,6 +64,8 @@ pub(super) struct Loop {
     again: Vec<usize>,
     accept_again: Option<Instant>,
     now: Instant,
+    /// When this round began. Who is overdue is decided by it: what arrived while a handler worked is not late.
+    woke: Instant,
 }
 
 /// What becomes of a connection after its turn.
@@ -85,7 +90,8 @@ impl Loop {
         }
         let connections = Vec::new();
         let now = Instant::now();
-        Ok(Loop { poll, listeners, policy, stop, connections, again: Vec::new(), accept_again: None, now })
+        let again = Vec::new();
+        Ok(Loop { poll, listeners, policy, stop, connections, again, accept_again: None, now, woke: now })
     }
 
     pub(super) fn run(mut self) {
@@ -101,6 +107,7 @@ impl Loop {
                 return;
             }
             self.now = Instant::now();
+            self.woke = self.now;
             let again = std::mem::take(&mut self.again);
             for event in &events {
                 match event.token() {
@@ -199,7 +206,7 @@ impl Loop {
         }
     }
 
-    fn answer(&self, connection: &mut Connection, request: &Request) {
+    fn answer(&mut self, connection: &mut Connection, request: &Request) {
         let named = request.header("host").unwrap_or_default();
         if !host::is_ours(named, connection.local, &self.policy.names) {
             return self.refuse(connection, Refusal::Host, request.method());
@@ -207,6 +214,7 @@ impl Loop {
         // The handler is ours to call again after a panic: it is `Fn`, so what it changes it changes behind locks of its
         // own, and those are poisoned.
         let answer = catch_unwind(AssertUnwindSafe(|| (self.policy.handler)(request)));
+        self.now = Instant::now(); // it may have taken its time, which is not the client's
         let Ok(response) = answer else {
             return self.refuse(connection, Refusal::Handler, request.method());
         };
@@ -306,7 +314,7 @@ impl Loop {
     fn end_overdue(&mut self) {
         for slot in 0..self.connections.len() {
             let Some(connection) = &self.connections[slot] else { continue };
-            if self.deadline(connection) > self.now {
+            if self.deadline(connection) > self.woke {
                 continue;
             }
             tracing::debug!(peer = %connection.peer, phase = ?connection.phase, "closed, its time was up");

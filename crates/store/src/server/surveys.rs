@@ -147,3 +147,129 @@ impl Done {
         }
     }
 }
+
+#[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "surveys want to be told the time, whatever it is")]
+mod tests {
+    use super::*;
+    use crate::request::Request;
+    use crate::table::{ClientId, Replies, TableLimits};
+    use std::cell::Cell;
+
+    const MICROSECOND: Duration = Duration::from_micros(1);
+
+    fn table_of(keys: usize) -> Table {
+        let mut table = Table::new(TableLimits::default());
+        for key in 0..keys {
+            let request = Request::Set { key: key.to_string().into_bytes().into(), value: b"v".into() };
+            table.apply(ClientId(0), request, Instant::now(), &mut Replies::new()).unwrap();
+        }
+        table
+    }
+
+    /// Surveys of one table, in a world where a look at the clock takes a while.
+    struct World {
+        surveys: Surveys,
+        table: Table,
+        now: Cell<Instant>,
+        /// How long each step takes.
+        step: Duration,
+    }
+
+    impl World {
+        fn new(keys: usize, step: Duration) -> Self {
+            World { surveys: Surveys::default(), table: table_of(keys), now: Cell::new(Instant::now()), step }
+        }
+
+        fn ask(&mut self, prefix: &str) -> mpsc::Receiver<Surveyed> {
+            let (asker, answers) = mpsc::channel();
+            self.surveys.ask(prefix.into(), asker, &self.table, self.now.get());
+            answers
+        }
+
+        fn pass(&self, time: Duration) {
+            self.now.set(self.now.get() + time);
+        }
+
+        fn step(&mut self) {
+            let now = &self.now;
+            self.surveys.step(&self.table, || {
+                let at = now.get();
+                now.set(at + self.step);
+                at
+            });
+            now.set(now.get() - self.step); // the look after the step is not part of it
+        }
+
+        fn steps(&mut self) -> usize {
+            (0..).take_while(|_| self.surveys.is_pending().then(|| self.step()).is_some()).count()
+        }
+    }
+
+    fn ages(answers: &mpsc::Receiver<Surveyed>) -> Vec<Duration> {
+        answers.try_iter().map(|surveyed| surveyed.age).collect()
+    }
+
+    #[test]
+    fn an_answer_is_good_for_a_hundred_times_what_it_took() {
+        let mut world = World::new(10, 20 * MICROSECOND);
+        let first = world.ask("");
+        assert_eq!(world.steps(), 1);
+        assert_eq!(ages(&first), [Duration::ZERO]);
+
+        world.pass(1999 * MICROSECOND);
+        let second = world.ask("");
+        assert_eq!((ages(&second), world.steps()), (vec![1999 * MICROSECOND], 0));
+
+        world.pass(MICROSECOND);
+        let third = world.ask("");
+        assert_eq!((ages(&third), world.steps()), (vec![], 1));
+        assert_eq!(ages(&third), [Duration::ZERO]);
+    }
+
+    #[test]
+    fn a_survey_that_takes_long_is_told_as_it_was_while_a_new_one_is_made() {
+        let mut world = World::new(10, 30_000 * MICROSECOND);
+        let first = world.ask("");
+        assert_eq!((world.steps(), ages(&first).len()), (1, 1));
+        world.pass(Duration::from_secs(3));
+        let second = world.ask("");
+        assert_eq!(ages(&second), [Duration::from_secs(3)]);
+        assert_eq!(world.steps(), 1, "made again, for the next");
+        assert_eq!(ages(&world.ask("")), [Duration::ZERO]);
+
+        world.pass(KEPT_FOR);
+        let third = world.ask("");
+        assert_eq!(ages(&third), [], "too old to be told");
+        world.surveys.tidy(world.now.get());
+        assert!(world.surveys.done.is_empty());
+    }
+
+    #[test]
+    fn those_who_ask_for_the_same_share_an_answer_and_too_many_get_none() {
+        let mut world = World::new(5000, MICROSECOND);
+        let askers: Vec<_> = (0..ASKERS_MAX + 1).map(|_| world.ask("a")).collect();
+        let others: Vec<_> = (0..WAITING_MAX).map(|number| world.ask(&number.to_string())).collect();
+        assert_eq!(world.surveys.pending.len(), WAITING_MAX);
+        assert_eq!(askers[ASKERS_MAX].try_recv().unwrap_err(), mpsc::TryRecvError::Disconnected);
+        assert_eq!(others[WAITING_MAX - 1].try_recv().unwrap_err(), mpsc::TryRecvError::Disconnected);
+        let steps = world.steps();
+        assert!(steps >= 5 * WAITING_MAX, "{steps} steps for 5,000 keys and {WAITING_MAX} prefixes");
+        assert!(askers[..ASKERS_MAX].iter().all(|asker| ages(asker).len() == 1));
+        assert!(others[..WAITING_MAX - 1].iter().all(|asker| ages(asker).len() == 1));
+        assert_eq!(world.surveys.done.len(), KEPT_MAX);
+    }
+
+    #[test]
+    fn others_have_nine_times_as_long_as_a_step_unless_they_want_nothing() {
+        let mut world = World::new(5000, 100 * MICROSECOND);
+        let _answers = world.ask("");
+        assert!(world.surveys.is_due(false, world.now.get()));
+        world.step();
+        world.pass(899 * MICROSECOND);
+        assert!(!world.surveys.is_due(false, world.now.get()));
+        assert!(world.surveys.is_due(true, world.now.get()));
+        world.pass(MICROSECOND);
+        assert!(world.surveys.is_due(false, world.now.get()));
+    }
+}

@@ -45,6 +45,8 @@ const ACCEPTS: usize = 128;
 const INPUT_KEPT: usize = 256;
 /// A request with more keys than this is timed.
 const KEYS_LIGHT: usize = 16;
+/// A message shorter than this has neither more keys than that nor a long value: most are never looked at again.
+const LIGHT: usize = (KEYS_LIGHT + 1) * size_of::<u64>();
 /// Who may wait to be told who is connected.
 const ROLLS_MAX: usize = 8;
 /// How often deadlines are looked at, unless a limit is shorter than that.
@@ -77,10 +79,14 @@ pub(super) struct Loop {
     buffered: usize,
     now: Instant,
     started: Instant,
+    /// When the table's time is next counted on.
+    next_second: Instant,
     stop_at: Option<Instant>,
     counters: Counters,
     log: LogBudget,
     slowest: Slowest,
+    /// What is being done and may take long.
+    watch: Option<Watch>,
     surveys: Surveys,
     /// Who wants to know who is connected.
     rolls: VecDeque<Roll>,
@@ -93,6 +99,16 @@ struct Counters {
     operations: [u64; Operation::ALL.len()],
     bytes_in: u64,
     bytes_out: u64,
+}
+
+/// A request that may take long.
+struct Watch {
+    suspect: Suspect,
+    start: Instant,
+    /// Its bytes.
+    length: usize,
+    /// Bytes that its client had not taken before.
+    unsent: usize,
 }
 
 /// Why a connection ends.
@@ -138,10 +154,12 @@ impl Loop {
             buffered: 0,
             now,
             started: now,
+            next_second: now,
             stop_at: None,
             counters: Counters::default(),
             log: LogBudget::new(now),
             slowest: Slowest::new(now),
+            watch: None,
             surveys: Surveys::default(),
             rolls: VecDeque::new(),
         })
@@ -159,7 +177,9 @@ impl Loop {
                 return;
             }
             self.now = Instant::now();
-            self.table.set_seconds(self.seconds());
+            if self.now >= self.next_second {
+                self.count_seconds();
+            }
             let mut orders = false;
             for event in &events {
                 match event.token() {
@@ -301,9 +321,12 @@ impl Loop {
                 Ok(Decoded::Whole(command, length)) => {
                     at += length;
                     turn.connection.message_since = None;
-                    match weight(&command) {
-                        Weight::Light => self.execute(turn, command)?,
-                        weight => self.execute_timed(turn, command, length, weight)?,
+                    // One call of `execute`, so that it is compiled into this loop.
+                    let is_dear = is_dear(&command);
+                    let is_watched = (is_dear || length >= LIGHT) && self.watch(turn, &command, length);
+                    self.execute(turn, command)?;
+                    if is_watched {
+                        self.end_watch(turn, is_dear);
                     }
                 }
                 Ok(Decoded::Needs(needs)) => {
@@ -321,28 +344,29 @@ impl Loop {
         Ok(at)
     }
 
-    /// As `execute`, for what can take long.
-    #[inline(never)]
-    fn execute_timed(
-        &mut self,
-        turn: &mut Turn,
-        command: Command<'_>,
-        length: usize,
-        weight: Weight,
-    ) -> Result<(), End> {
-        let (operation, (key, keys_count)) = match &command {
+    /// Looks at the clock if what follows may take long.
+    #[cold]
+    fn watch(&mut self, turn: &Turn, command: &Command<'_>, length: usize) -> bool {
+        if !is_dear(command) && !is_heavy(command) {
+            return false;
+        }
+        let (operation, (key, keys_count)) = match command {
             Command::Call(request) => (request.operation().name(), request.first_key()),
             _ => ("info", (None, 0)),
         };
         let suspect = Suspect::new(operation, key.unwrap_or_default(), keys_count, turn.connection.peer);
         let unsent = turn.connection.output.len();
-        let start = Instant::now();
-        let result = self.execute(turn, command);
+        self.watch = Some(Watch { suspect, length, unsent, start: Instant::now() });
+        true
+    }
+
+    #[cold]
+    fn end_watch(&mut self, turn: &mut Turn, is_dear: bool) {
+        let Some(watch) = self.watch.take() else { return };
         let end = Instant::now();
-        let bytes = length + turn.connection.output.len() - unsent;
-        self.slowest.note(suspect, bytes, end.duration_since(start), end);
-        turn.is_over = weight == Weight::Dear && end.duration_since(self.now) > SHARE;
-        result
+        let bytes = watch.length + turn.connection.output.len() - watch.unsent;
+        self.slowest.note(watch.suspect, bytes, end.duration_since(watch.start), end);
+        turn.is_over = is_dear && end.duration_since(self.now) > SHARE;
     }
 
     #[inline]
@@ -600,10 +624,12 @@ impl Loop {
         }
     }
 
-    /// Whole seconds since the start, for the table.
-    #[inline]
-    fn seconds(&self) -> u32 {
-        self.now.duration_since(self.started).as_secs() as u32 // 136 years
+    /// Tells the table how many seconds have passed.
+    #[cold]
+    fn count_seconds(&mut self) {
+        let seconds = self.now.duration_since(self.started).as_secs();
+        self.next_second = self.started + Duration::from_secs(seconds + 1);
+        self.table.set_seconds(seconds as u32); // 136 years
     }
 
     /// What has arrived is answered before the end, as far as the sockets take it.
@@ -723,36 +749,23 @@ fn overdue(connection: &Connection, limits: &Limits, now: Instant) -> Option<End
     None
 }
 
-/// What a request can cost.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Weight {
-    /// Too little for a look at the clock.
-    Light,
-    /// About as much as its bytes, or as the reply; but these may be many.
-    Heavy,
-    /// Far more than the bytes it came in.
-    Dear,
+/// Can it cost far more than the bytes it came in? All others cost about as much as their bytes, or as the reply.
+fn is_dear(command: &Command<'_>) -> bool {
+    matches!(command, Command::Info | Command::Call(Request::Append { .. } | Request::ListKeys))
 }
 
-#[inline]
-fn weight(command: &Command<'_>) -> Weight {
-    let heavy_if = |is_heavy: bool| if is_heavy { Weight::Heavy } else { Weight::Light };
-    let Command::Call(request) = command else {
-        return if matches!(command, Command::Info) { Weight::Dear } else { Weight::Light };
-    };
+/// Has it so many bytes or keys that it may take a while?
+fn is_heavy(command: &Command<'_>) -> bool {
+    let Command::Call(request) = command else { return false };
+    let is_long = |bytes: &[u8]| bytes.len() >= SHARED_VALUE;
     match request {
-        Request::Append { .. } | Request::ListKeys => Weight::Dear,
-        Request::Set { value, .. } | Request::QueuePush { value, .. } => {
-            heavy_if(value.len() >= SHARED_VALUE)
-        }
-        Request::CompareSet { expected, desired, .. } => {
-            heavy_if(expected.len() >= SHARED_VALUE || desired.len() >= SHARED_VALUE)
-        }
+        Request::Set { value, .. } | Request::QueuePush { value, .. } => is_long(value),
+        Request::CompareSet { expected, desired, .. } => is_long(expected) || is_long(desired),
         Request::Check { keys } | Request::MultiGet { keys } | Request::Wait { keys } => {
-            heavy_if(keys.len() > KEYS_LIGHT)
+            keys.len() > KEYS_LIGHT
         }
-        Request::MultiSet { pairs } => heavy_if(pairs.len() > KEYS_LIGHT),
-        _ => Weight::Light,
+        Request::MultiSet { pairs } => pairs.len() > KEYS_LIGHT,
+        _ => false,
     }
 }
 

@@ -154,6 +154,54 @@ impl Table {
     }
 }
 
+// ── ages ───────────────────────────────────────────────────────────────────────────────────────────
+
+#[test]
+fn every_write_is_dated_and_nothing_else() {
+    let age_of = |table: &Table, key: &str| {
+        let values = table.map.iter().map(|slot| (&slot.key, slot.written));
+        let queues = table.queues.iter().map(|slot| (&slot.key, slot.written));
+        values.chain(queues).find(|(name, _)| ***name == *key.as_bytes()).expect("it is there").1
+    };
+    let mut table = Table::new(TableLimits { bytes: 2000, ..TableLimits::default() });
+    table.set("k", "1");
+    table.set("long", &"x".repeat(100));
+    table.push_of("q", "item");
+    let writes: [(&str, Request<'_>); 8] = [
+        ("k", Request::Set { key: bytes("k"), value: bytes("2") }),
+        ("k", Request::Add { key: bytes("k"), delta: 1 }),
+        ("k", Request::Append { key: bytes("k"), value: bytes("4") }),
+        ("k", Request::CompareSet { key: bytes("k"), expected: bytes("34"), desired: bytes("5") }),
+        ("k", Request::MultiSet { pairs: vec![(bytes("k"), bytes("6"))] }),
+        ("k", Request::Barrier { key: bytes("k"), world: 1 }),
+        ("long", Request::Set { key: bytes("long"), value: bytes("shorter") }),
+        ("q", Request::QueuePush { key: bytes("q"), value: bytes("another") }),
+    ];
+    for (second, (key, write)) in (1..).zip(writes) {
+        table.set_seconds(second);
+        table.ask(ClientId(0), write.clone()).expect("there is room");
+        assert_eq!(age_of(&table, key), second, "{write:?}");
+    }
+    let too_long = "x".repeat(2000);
+    let others = [
+        Request::Get { key: bytes("k") },
+        Request::Check { keys: keys(&["k", "q", "long"]) },
+        Request::CompareSet { key: bytes("k"), expected: bytes("another"), desired: bytes("5") },
+        Request::MultiGet { keys: keys(&["k", "long"]) },
+        Request::QueueLen { key: bytes("q") },
+        Request::Set { key: bytes("k"), value: bytes(&too_long) },
+        Request::Append { key: bytes("k"), value: bytes(&too_long) },
+        Request::Add { key: bytes("long"), delta: 1 },
+    ];
+    for other in others {
+        table.set_seconds(100);
+        let _done_or_refused = table.ask(ClientId(0), other.clone());
+        assert_eq!(["k", "long", "q"].map(|key| age_of(&table, key)), [6, 7, 8], "{other:?}");
+    }
+    table.pop_of(ALICE, "q");
+    assert_eq!(age_of(&table, "q"), 100, "taking an item is a change");
+}
+
 // ── keys ───────────────────────────────────────────────────────────────────────────────────────────
 
 #[test]

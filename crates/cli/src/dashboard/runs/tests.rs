@@ -67,7 +67,7 @@ fn nodes_are_joined_waiting_lost_spare_or_missing() {
     let beats = [("a", 1.0, vec![]), ("b", 15.5, vec![])];
     assert_eq!(nodes(&one(raw(&running, &beats), &[])), ["0 a joined", "1 b lost"]);
 
-    let mut with_spare = running.clone();
+    let mut with_spare = running;
     with_spare["spares"] = json!([node("c", 2), node("d", 2)]);
     let beats = [("a", 1.0, vec![]), ("c", 2.0, vec![]), ("d", 60.0, vec![])];
     let expected = ["0 a joined", "1 b joined", "- c spare", "- d lost"];
@@ -76,7 +76,7 @@ fn nodes_are_joined_waiting_lost_spare_or_missing() {
     let joining = state("joining", &[("a", None)]);
     assert_eq!(nodes(&one(raw(&joining, &[]), &[])), ["- a waiting", "1 - missing"]);
 
-    let mut fixed = joining.clone();
+    let mut fixed = joining;
     fixed["members"][0]["node"]["fixed_rank"] = json!(1);
     assert_eq!(nodes(&one(raw(&fixed, &[]), &[])), ["- a waiting", "0 - missing"]);
 
