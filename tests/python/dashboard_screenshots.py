@@ -1,9 +1,9 @@
-"""Takes the pictures of the dashboard that the documentation shows: a lively store, and a job with a rank missing.
+"""Takes the documentation's pictures of the dashboard: a lively store, and a job with a rank missing.
 
     TENFOLD_BINARY=target/release/tenfold python tests/python/dashboard_screenshots.py docs/images
 
-The server and its clients are real, the job is made up (see made_up_job.py). It takes as long as the charts are wide, five
-minutes; `--seconds 20` is enough to try it.
+The server and its clients are real, the job is made up (see made_up_job.py). It takes as long as the charts are
+wide, five minutes; `--seconds 20` is enough to try it.
 """
 
 import argparse
@@ -48,13 +48,17 @@ def main() -> None:
 
 
 def fill(server: Address) -> None:
-    """Keys as PyTorch's process groups leave them, a few large ones, and visitors that had to be turned away."""
+    """Keys as PyTorch's process groups leave them, some large ones, and visitors that had to be turned away."""
     with closing(Wire(server)) as client:
         client.set_many(
             [(f"default_pg/0//cpu//0/{rank}", bytes(180)) for rank in (0, 1, 2, 3, 4, 6, 7)]
             + [(f"default_pg/0//cpu//{rank}/addresses", bytes(900)) for rank in range(64)]
             + [(f"torchelastic/role_info/{rank}", bytes(90)) for rank in range(64)]
-            + [(f"checkpoint/step_{step}/shard_{shard}", bytes(30_000)) for step in range(8) for shard in range(16)]
+            + [
+                (f"checkpoint/step_{step}/shard_{shard}", bytes(30_000))
+                for step in range(8)
+                for shard in range(16)
+            ]
         )
         client.set("epoch", "17")
         client.set("vocabulary", bytes(3_000_000))
@@ -99,9 +103,13 @@ def take(url: str, folder: Path) -> None:
         browser.resize(1360, 1000)
         browser.prefer("light")
         browser.open(url)
-        browser.until("document.querySelector('.ranks tr.absent') && document.querySelector('#keys-table tbody tr')")
-        # Twice a beat, so that there is a share of CPU to show.
-        browser.until("[...document.querySelectorAll('.ranks tr.absent td')].some(cell => /\\d %/.test(cell.innerText))")
+        browser.until(
+            "document.querySelector('.ranks tr.absent') && document.querySelector('#keys-table tbody tr')"
+        )
+        # A few beats, so that there is a share of CPU to show.
+        browser.until(
+            "[...document.querySelectorAll('.ranks tr.absent td')].some(cell => /\\b(9\\d|100) %/.test(cell.innerText))"
+        )
         pictures = [
             ("light", "light", (1360, 1000, 1.0, False)),
             ("dark", "dark", (1360, 1000, 1.0, False)),

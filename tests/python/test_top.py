@@ -23,7 +23,8 @@ ALTERNATE, ORIGINAL = b"\x1b[?1049h", b"\x1b[?1049l"
 SHOW = b"\x1b[?25h"
 ROWS, COLUMNS = 30, 110
 SEQUENCE = re.compile(
-    r"\x1b\[(?P<position>\d+;\d+)H|(?P<clear>\x1b\[2J)|\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x1f]|(?P<letter>.)", re.DOTALL
+    r"\x1b\[(?P<position>\d+;\d+)H|(?P<clear>\x1b\[2J)|\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x1f]|(?P<letter>.)",
+    re.DOTALL,
 )
 
 

@@ -166,12 +166,12 @@ function svg(tag, attributes) {
   return node;
 }
 
-/** The next of 1, 2, 5, 10, 20 … (of 1, 2, 4 … KiB for bytes): the top of an axis that does not jump every second. */
+/** The next round number (of KiB, MiB … for bytes): the top of an axis that does not jump every second. */
 function axisTop(value, isBytes) {
-  if (value <= 0) return isBytes ? 1024 : 10;
-  if (isBytes) return 2 ** Math.ceil(Math.log2(Math.max(value, 64)));
-  const power = 10 ** Math.floor(Math.log10(value));
-  return Math.max(10, power * [1, 2, 5, 10].find((step) => step * power >= value));
+  const unit = isBytes ? 1024 ** Math.max(1, Math.floor(Math.log2(Math.max(value, 1)) / 10)) : 1;
+  const wanted = Math.max(value / unit, isBytes ? 1 : 10);
+  const power = 10 ** Math.floor(Math.log10(wanted));
+  return unit * power * ([1, 1.5, 2, 3, 4, 5, 6, 8].find((step) => step * power >= wanted) ?? 10);
 }
 
 class Chart {
@@ -406,21 +406,21 @@ function doing(rank, state) {
   return "";
 }
 
-/** CPU per wall second between the last two beats of its node. */
+/** CPU per wall second over the last beats of its node: when a beat came is known to a second only, so not two alone. */
 const samples = new Map();
 function cpu(run, rank, node) {
   const key = `${run.id} ${rank.rank} ${rank.pid}`;
   if (number(rank.cpu_seconds) === null) return null;
   const at = Date.now() / 1000 - (number(node.beat_seconds) ?? 0);
-  let sample = samples.get(key);
-  if (!sample) {
+  const known = samples.get(key) ?? [];
+  if (!known.length) {
     if (samples.size > 20000) samples.clear();
-    samples.set(key, (sample = { at, used: rank.cpu_seconds, share: null }));
-  } else if (at - sample.at > 0.7) {
-    const share = Math.max(0, (rank.cpu_seconds - sample.used) / (at - sample.at));
-    Object.assign(sample, { at, used: rank.cpu_seconds, share });
+    samples.set(key, known);
   }
-  return sample.share;
+  if (!known.length || at - known.at(-1).at > 0.7) known.push({ at, used: rank.cpu_seconds });
+  while (known.length > 2 && known[1].at < at - 12) known.shift();
+  const [first, last] = [known[0], known.at(-1)];
+  return last.at - first.at < 2 ? null : Math.max(0, (last.used - first.used) / (last.at - first.at));
 }
 
 function readRanks(run) {
