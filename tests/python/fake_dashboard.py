@@ -1,7 +1,7 @@
 """A dashboard with made-up facts: as many ranks, waiters and clients as whoever works on the page asks for.
 
-It serves the page of this checkout, and the API as it is documented, so that the page can be tried without building
-anything and with jobs that no single machine can run:
+It serves the page of this checkout, and the API as it is documented, so that the page can be tried without
+building anything and with jobs that no single machine can run:
 
     python tests/python/fake_dashboard.py --ranks 512 --waiters 1000 --clients 5000
 
@@ -118,8 +118,9 @@ class Facts:
             "outcome": None,
             "reason": "",
         }
+        host = f"b{absent // per_node}"
         verdict = (
-            f"job llama-7b: {self.ranks - 1} of {self.ranks} ranks joined — rank 5 (host b{absent // per_node}) "
+            f"job llama-7b: {self.ranks - 1} of {self.ranks} ranks joined — rank 5 (host {host}) "
             f"has not joined, {self.ranks - 2} wait for up to {waited:.0f} s"
         )
         run = {"id": "llama-7b", "state": state, "nodes": nodes, "verdict": verdict, "verdict_level": "bad"}

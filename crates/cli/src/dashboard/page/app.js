@@ -797,7 +797,7 @@ const SLASH = "%2F";
 /** The prefix that is looked at. Clients put a `/` in front of every key, which is not shown at the top of the tree. */
 function prefix() {
   const wanted = /^#keys=(.*)$/.exec(location.hash)?.[1] ?? "";
-  return wanted === SLASH ? "" : wanted;
+  return wanted === SLASH ? "" : wanted.replace(/[^\w%.~!*'()-]/g, encodeURIComponent); // somebody may have typed it
 }
 
 function encoded(text, hex) {
@@ -840,7 +840,12 @@ function showCrumbs(current) {
 
 async function askKeys() {
   const wanted = prefix();
-  const survey = await ask(`api/keys?prefix=${wanted}`);
+  let survey;
+  try {
+    survey = await ask(`api/keys?prefix=${wanted}`);
+  } catch (problem) {
+    return write($("keys-note"), `No answer about these keys: ${problem.message}`);
+  }
   if (wanted !== prefix()) return; // somebody has gone elsewhere meanwhile
   view.survey = survey;
   view.keyRows = keyRows(survey);
