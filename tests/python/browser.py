@@ -1,7 +1,7 @@
-"""A real browser, driven over WebDriver: Debian's Chromium and its driver, and plain HTTP with JSON to talk to it.
+"""A real browser, driven over WebDriver: Debian's Chromium and its driver, by plain HTTP and JSON.
 
-No package is needed for that, neither Python's nor Node's. The browser is headless, has a profile of its own that is
-thrown away, and is told not to phone home. Waiting is on a condition in the page, never for a time.
+No package is needed for that, neither Python's nor Node's. The browser is headless, has a profile of its own
+that is thrown away, and is told not to phone home. Waiting is on a condition in the page, never for a time.
 
 `./test` installs both (Debian: chromium, chromium-driver).
 """
@@ -13,12 +13,14 @@ import subprocess
 import tempfile
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 PATIENCE = 30.0
 FLAGS = [
     "--headless=new",
+    "--remote-debugging-pipe",
     "--no-sandbox",  # root in a container has none
     "--disable-gpu",
     "--disable-quic",
@@ -47,7 +49,8 @@ class Browser:
         self.folder = tempfile.TemporaryDirectory(prefix="tenfold-browser-", ignore_cleanup_errors=True)
         self.log = Path(self.folder.name) / "driver.log"
         with self.log.open("wb") as log:
-            command = ["chromedriver", "--port=0"]
+            # Killed with us however we end; the browser ends with the driver, whose pipe it reads.
+            command = ["setpriv", "--pdeathsig", "KILL", "chromedriver", "--port=0"]
             self.driver = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         try:
             self.url = f"http://127.0.0.1:{self._driver_port()}"
@@ -79,9 +82,9 @@ class Browser:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(
             self.url + path, data, {"Content-Type": "application/json"}, method=method
-        )  # noqa: S310
+        )
         try:
-            with urllib.request.urlopen(request, timeout=2 * PATIENCE) as answer:  # noqa: S310
+            with urllib.request.urlopen(request, timeout=2 * PATIENCE) as answer:
                 return json.load(answer)["value"]
         except urllib.error.HTTPError as error:
             said = json.load(error)["value"]
@@ -164,10 +167,8 @@ class Browser:
 
     def close(self) -> None:
         if getattr(self, "session", ""):
-            try:
+            with suppress(AssertionError, OSError):  # it is ended below, whatever it answers
                 self._ask("DELETE", self.session)
-            except (AssertionError, OSError):
-                pass  # it is ended below, whatever it answers
         self.driver.terminate()
         try:
             self.driver.wait(10)

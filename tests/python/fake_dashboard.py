@@ -1,6 +1,6 @@
-"""A dashboard with made-up facts: as many ranks, waiters and clients as a test or a developer of the page asks for.
+"""A dashboard with made-up facts: as many ranks, waiters and clients as whoever works on the page asks for.
 
-It serves the page of this checkout and the API as docs/operating.md describes it, so that the page can be tried without
+It serves the page of this checkout, and the API as it is documented, so that the page can be tried without
 building anything and with jobs that no single machine can run:
 
     python tests/python/fake_dashboard.py --ranks 512 --waiters 1000 --clients 5000
@@ -118,9 +118,10 @@ class Facts:
             "outcome": None,
             "reason": "",
         }
+        host = f"b{absent // per_node}"
         verdict = (
-            f"job llama-7b: {self.ranks - 1} of {self.ranks} ranks joined — rank 5 (host b{absent // per_node}) has "
-            f"not joined, {self.ranks - 2} wait for up to {waited:.0f} s"
+            f"job llama-7b: {self.ranks - 1} of {self.ranks} ranks joined — rank 5 (host {host}) "
+            f"has not joined, {self.ranks - 2} wait for up to {waited:.0f} s"
         )
         run = {"id": "llama-7b", "state": state, "nodes": nodes, "verdict": verdict, "verdict_level": "bad"}
         return [run]
@@ -204,15 +205,6 @@ class Facts:
     def keys(self, prefix: str) -> dict:
         answer = {"prefix": prefix, "queue_items": 0, "truncated": False, "seconds_ago": 0.0}
         if not prefix:
-            group = {
-                "prefix": "/",
-                "keys": 5120,
-                "bytes": 90_000_000,
-                "newest_seconds": 0,
-                "oldest_seconds": 290,
-            }
-            return {**answer, "keys": 5120, "bytes": 90_000_000, "groups": [group], "entries": []}
-        if prefix == "/":
             names = ["/default_pg/", "/worker/", "/tenfold/", "/<script>alert(1)<\u2044script>/"]
             groups = [
                 {
@@ -277,7 +269,7 @@ class FakeDashboard:
 
     def __init__(self, facts: Facts, port: int = 0) -> None:
         class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
+            protocol_version = "HTTP/1.0"  # a connection for each request: none is left when it stops
 
             def do_GET(self) -> None:
                 url = urlsplit(self.path)
@@ -311,6 +303,7 @@ class FakeDashboard:
         self.thread.start()
 
     def stop(self) -> None:
+        """May be said twice."""
         self.server.shutdown()
         self.thread.join()
         self.server.server_close()

@@ -1,7 +1,7 @@
 """A job that is only written down: what launchers and ranks leave in a store, with nobody behind it.
 
-The store, its connections and its waiters are real, so a dashboard shows such a job as it would any other, in any state
-one likes: with a rank that never joins, or one that was stopped.
+The store, its connections and its waiters are real, so a dashboard shows such a job as it would any other, in
+any state one likes: with a rank that never joins, or one that was stopped.
 """
 
 import json

@@ -71,14 +71,13 @@ const RANKS_AS_THEY_ARE: usize = 64;
 
 impl Facts {
     pub(super) fn ask(dashboard: &Dashboard) -> Result<Facts, Trouble> {
-        // Clients put a `/` in front of every key, so the top of their tree is below it.
         Ok(Facts {
             overview: dashboard.get("/api/overview")?,
             runs: dashboard.get("/api/runs")?,
             waiters: dashboard.get("/api/waiters")?,
             history: dashboard.get("/api/history")?,
             slow: dashboard.get("/api/slow")?,
-            keys: dashboard.get("/api/keys?prefix=%2F")?,
+            keys: dashboard.get("/api/keys?prefix=")?,
         })
     }
 

@@ -78,7 +78,7 @@ function fill(tr, ...texts) {
 
 /** A table of rows cut to what is drawn at once; says how many there are, and lets one have more. */
 const shown = new Map();
-const FIRST = { slow: 10 };
+const FIRST = { slow: 10, waiting: 20 }; // what stands above other parts is kept short
 function table(name, items, keyOf, columns, update) {
   const limit = shown.get(name) ?? FIRST[name] ?? ROWS;
   show($(`${name}-table`), items.length > 0);
@@ -166,12 +166,12 @@ function svg(tag, attributes) {
   return node;
 }
 
-/** The next of 1, 2, 5, 10, 20 … (of 1, 2, 4 … KiB for bytes): the top of an axis that does not jump every second. */
+/** The next round number (of KiB, MiB … for bytes): the top of an axis that does not jump every second. */
 function axisTop(value, isBytes) {
-  if (value <= 0) return isBytes ? 1024 : 10;
-  if (isBytes) return 2 ** Math.ceil(Math.log2(Math.max(value, 64)));
-  const power = 10 ** Math.floor(Math.log10(value));
-  return Math.max(10, power * [1, 2, 5, 10].find((step) => step * power >= value));
+  const unit = isBytes ? 1024 ** Math.max(1, Math.floor(Math.log2(Math.max(value, 1)) / 10)) : 1;
+  const wanted = Math.max(value / unit, isBytes ? 1 : 10);
+  const power = 10 ** Math.floor(Math.log10(wanted));
+  return unit * power * ([1, 1.5, 2, 3, 4, 5, 6, 8].find((step) => step * power >= wanted) ?? 10);
 }
 
 class Chart {
@@ -306,8 +306,8 @@ function showHistory(history, server) {
   const named = colours(totals);
   const series = named.map(([name, slot]) => ({ name, slot, values: list(byOperation[name]).map((value) => value / step) }));
   const rest = per("operations").map((value, index, all) =>
-    Math.max(0, series.reduce((left, one) => left - (one.values[one.values.length - all.length + index] ?? 0), value)));
-  if (rest.some((value) => value > 0)) series.push({ name: "other", slot: 5, values: rest });
+    Math.max(0, series.reduce((left, one) => left - (one.values[one.values.length - all.length + index] ?? 0), value))).map(Math.round);
+  if (rest.some(Boolean)) series.push({ name: "other", slot: 5, values: rest });
   view.operations.draw(series, { step });
   view.traffic.draw([{ name: "in", slot: 0, values: per("bytes_in") }, { name: "out", slot: 2, values: per("bytes_out") }], { step });
   view.connections.draw(
@@ -406,21 +406,21 @@ function doing(rank, state) {
   return "";
 }
 
-/** CPU per wall second between the last two beats of its node. */
+/** CPU per wall second over the last beats of its node: when a beat came is known to a second only, so not two alone. */
 const samples = new Map();
 function cpu(run, rank, node) {
   const key = `${run.id} ${rank.rank} ${rank.pid}`;
   if (number(rank.cpu_seconds) === null) return null;
   const at = Date.now() / 1000 - (number(node.beat_seconds) ?? 0);
-  let sample = samples.get(key);
-  if (!sample) {
+  const known = samples.get(key) ?? [];
+  if (!known.length) {
     if (samples.size > 20000) samples.clear();
-    samples.set(key, (sample = { at, used: rank.cpu_seconds, share: null }));
-  } else if (at - sample.at > 0.7) {
-    const share = Math.max(0, (rank.cpu_seconds - sample.used) / (at - sample.at));
-    Object.assign(sample, { at, used: rank.cpu_seconds, share });
+    samples.set(key, known);
   }
-  return sample.share;
+  if (!known.length || at - known.at(-1).at > 0.7) known.push({ at, used: rank.cpu_seconds });
+  while (known.length > 2 && known[1].at < at - 12) known.shift();
+  const [first, last] = [known[0], known.at(-1)];
+  return last.at - first.at < 2 ? null : Math.max(0, (last.used - first.used) / (last.at - first.at));
 }
 
 function readRanks(run) {
@@ -599,7 +599,7 @@ function showNode(cell, node, amount) {
   write(name, nodeName(node));
   showStatus(state, kind, sign, word);
   const beat = number(node.beat_seconds);
-  const parts = [node.node ? plural(amount || node.node.ranks || 0, "rank") : null, beat === null ? null : `heard of ${seconds(beat)} ago`];
+  const parts = [node.node ? plural(amount || node.node.ranks || 0, "rank") : null, beat === null ? null : `heard of ${beat < 3 ? "just now" : `${seconds(beat)} ago`}`];
   write(more, parts.filter(Boolean).map((text) => ` · ${text}`).join(""));
 }
 
@@ -794,10 +794,10 @@ function showOverview(overview) {
 // "back" goes back, a link can be sent, and a key that is no text can be reached.
 const SLASH = "%2F";
 
-/** The prefix that is looked at. Clients put a `/` in front of every key, so the top of the tree is below that. */
+/** The prefix that is looked at. Clients put a `/` in front of every key, which is not shown at the top of the tree. */
 function prefix() {
   const wanted = /^#keys=(.*)$/.exec(location.hash)?.[1] ?? "";
-  return wanted === SLASH ? "" : wanted;
+  return wanted === SLASH ? "" : wanted.replace(/[^\w%.~!*'()-]/g, encodeURIComponent); // somebody may have typed it
 }
 
 function encoded(text, hex) {
@@ -824,7 +824,7 @@ function prefixChanged() {
 function showCrumbs(current) {
   const parts = current.match(/^%2F.*?(%2F|$)|.*?%2F|.+$/gi) ?? [];
   const crumbs = [{ name: "all keys", to: "" }];
-  for (const part of parts) crumbs.push({ name: readable(part), to: crumbs.at(-1).to + part });
+  for (const part of parts) crumbs.push({ name: readable(part.replace(/^%2F(?=.)/i, "")), to: crumbs.at(-1).to + part });
   $("crumbs").replaceChildren(...crumbs.map((crumb, index) => {
     if (index === crumbs.length - 1) {
       const here = make("li", "", crumb.name);
@@ -840,19 +840,22 @@ function showCrumbs(current) {
 
 async function askKeys() {
   const wanted = prefix();
-  const survey = await ask(`api/keys?prefix=${wanted}`);
-  const rows = keyRows(survey);
-  const slash = wanted === "" ? rows.findIndex((row) => row.isGroup && row.text === "/") : -1;
-  if (slash >= 0) rows.splice(slash, 1, ...keyRows(await ask(`api/keys?prefix=${SLASH}`)));
+  let survey;
+  try {
+    survey = await ask(`api/keys?prefix=${wanted}`);
+  } catch (problem) {
+    return write($("keys-note"), `No answer about these keys: ${problem.message}`);
+  }
   if (wanted !== prefix()) return; // somebody has gone elsewhere meanwhile
   view.survey = survey;
-  view.keyRows = rows;
+  view.keyRows = keyRows(survey);
   showKeys();
 }
 
 function keyRows(survey) {
   const from = String(survey.prefix ?? "");
-  const name = (text) => (text.startsWith(from) && text.length > from.length ? text.slice(from.length) : text);
+  const start = (text) => (from === "" && text[0] === "/" ? 1 : text.startsWith(from) ? from.length : 0);
+  const name = (text) => text.slice(start(text)) || text;
   const groups = list(survey.groups).map((group) => ({ ...group, isGroup: true, text: group.prefix, name: name(group.prefix), encoded: encoded(group.prefix, group.prefix_hex) }));
   const entries = list(survey.entries).map((entry) => ({ ...entry, isGroup: false, text: entry.key, name: name(entry.key), encoded: encoded(entry.key, entry.key_hex) }));
   return [...groups, ...entries];
