@@ -7,12 +7,13 @@
 //! Two threads: one answers requests, by asking the store's server at that moment; one looks at the server once a second,
 //! for the charts and for beats that stop moving.
 //!
-//! Not here: routes and their JSON (`dashboard/api`), what is made of jobs (`dashboard/runs`), one sentence about each
+//! Not here: routes and their JSON (`dashboard/api`), what is made of jobs (`dashboard/runs`, `dashboard/collectives`), one sentence about each
 //! (`dashboard/verdict`), how it looks (`dashboard/page`).
 
 #![expect(clippy::disallowed_methods, reason = "owns the thread that looks, and is where its clock is read")]
 
 mod api;
+mod collectives;
 mod history;
 mod metrics;
 mod runs;

@@ -119,7 +119,8 @@ fn write_job(store: &TcpStore, waits: &str) {
     let rank = |rank: usize, state: &str, connections: &[&str]| {
         json!({"rank": rank, "local_rank": rank % 2, "pid": 100 + rank, "state": state, "end": null,
             "store_connections": connections, "cpu_seconds": 1.5, "memory_bytes": 4096,
-            "last_output_seconds": null, "started_unix": 1763280000.0})
+            "last_output_seconds": null, "started_unix": 1763280000.0, "collectives": [{"group": "default",
+            "rank": rank, "size": 4, "call": "barrier", "number": 7, "under_way": false, "seconds": 2.0}]})
     };
     let member =
         |id: &str, rank: usize| json!({"node": node(id), "rank": rank, "ready": true, "done": false});

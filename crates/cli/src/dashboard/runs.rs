@@ -15,6 +15,7 @@ use std::marker::PhantomData;
 use std::net::SocketAddr;
 use std::time::Instant;
 
+use super::collectives::{Collective, culprits};
 use serde::de::{Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use tenfold_store::{Server, Value, WaiterFacts};
@@ -35,6 +36,8 @@ const NODE_MAX: usize = 256 << 10;
 const NODES_MAX: usize = 4096;
 const BEATS_MAX: usize = 16 << 20;
 const RANKS_MAX: usize = 64 << 10;
+/// Groups of one rank that are looked at; a launcher tells of no more.
+const COLLECTIVES_MAX: usize = 8;
 /// Ranks that are listed though nothing is known of them.
 const UNKNOWN_MAX: usize = 16 << 10;
 
@@ -232,6 +235,16 @@ struct RankStatus {
     memory_bytes: Option<u64>,
     last_output_seconds: Option<f64>,
     started_unix: Option<f64>,
+    /// What it does in its groups, where it tells.
+    collectives: Vec<Collective>,
+}
+
+impl RankStatus {
+    /// What it does in its groups; nothing of one that has ended.
+    fn under_way(&self) -> &[Collective] {
+        let count = if self.state == "ended" { 0 } else { self.collectives.len().min(COLLECTIVES_MAX) };
+        &self.collectives[..count]
+    }
 }
 
 /// A list that is refused as soon as it is too long: two bytes of text may become hundreds in memory.
@@ -322,6 +335,8 @@ pub(super) struct Rank {
     status: RankStatus,
     pub(super) joined: bool,
     pub(super) stuck: bool,
+    /// Do others wait for it in a collective?
+    culprit: bool,
     why: String,
     store_operation: Option<StoreOperation>,
 }
@@ -399,6 +414,9 @@ fn describe_one(raw: Raw, waits: &Waits, unknown_left: &mut usize) -> Run {
         nodes.push(Node { node: Some(spare.clone()), rank: None, status, beat_seconds, ranks: Vec::new() });
     }
     nodes.extend(missing(&state));
+    if state.phase == "running" {
+        blame(&mut nodes);
+    }
     Run { id, state: Some(state), nodes, error: None }
 }
 
@@ -477,7 +495,21 @@ fn judge(status: RankStatus, waits: &Waits) -> Rank {
     };
     // One that has ended has left the store too, but it was there.
     let joined = !status.store_connections.is_empty() || status.state == "ended";
-    Rank { joined, stuck: !why.is_empty(), why, store_operation: longest, status }
+    Rank { joined, stuck: !why.is_empty(), culprit: false, why, store_operation: longest, status }
+}
+
+/// Names the ranks for which others wait in a collective.
+fn blame(nodes: &mut [Node]) {
+    let told: Vec<&[Collective]> =
+        nodes.iter().flat_map(|node| &node.ranks).map(|rank| rank.status.under_way()).collect();
+    let culprits = culprits(&told, STUCK_AFTER);
+    let ranks = nodes.iter_mut().flat_map(|node| &mut node.ranks);
+    for (rank, why) in ranks.zip(culprits).filter_map(|(rank, why)| Some((rank, why?))) {
+        (rank.culprit, rank.stuck) = (true, true);
+        if rank.why.is_empty() {
+            rank.why = why;
+        }
+    }
 }
 
 /// By peer, its longest wait.

@@ -173,6 +173,10 @@ fn running(run: &Value) -> (Level, String) {
     if !stopped.is_empty() {
         blamed.push(format!("{} stopped by a signal", are(&stopped)));
     }
+    let late = ranks.iter().filter(|rank| rank.culprit && !rank.lost && !rank.ended && !rank.stopped);
+    let late: Vec<String> =
+        late.map(|rank| format!("{} {}", rank.name(), rank.why)).take(NAMED_MAX).collect();
+    blamed.extend(late);
     let absent = blame(|rank| !rank.joined && !rank.stopped);
     if !absent.is_empty() {
         blamed.push(format!("{} not joined", have(&absent)));
@@ -254,6 +258,9 @@ struct Rank<'a> {
     /// On a node that is not heard of.
     lost: bool,
     bad_end: Option<&'a str>,
+    /// Others wait for it in a collective; `why` says which.
+    culprit: bool,
+    why: &'a str,
     /// For how long it has waited in the store.
     waits: Option<f64>,
     keys: Option<&'a str>,
@@ -289,6 +296,8 @@ fn read_rank<'a>(node: &'a Value, rank: &'a Value) -> Rank<'a> {
         ended,
         lost: node["status"] == "lost",
         bad_end: rank["end"].as_str().filter(|end| ended && !is_good_end(end)),
+        culprit: rank["culprit"].as_bool().unwrap_or(false),
+        why: rank["why"].as_str().unwrap_or_default(),
         waits: operation["seconds"].as_f64().filter(|_| !ended),
         keys: operation["keys"].as_str(),
     }

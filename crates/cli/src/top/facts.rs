@@ -157,7 +157,7 @@ impl Facts {
                 right("cpu"),
                 right("memory"),
                 right("pid"),
-                left("in the store"),
+                left("doing"),
             ],
             rows: capped(rows),
             nothing: "No job of `tenfold run` is known to this store.",
@@ -399,6 +399,13 @@ fn node_row(node: &Value) -> Option<Row> {
     Some(row(tone, [what]))
 }
 
+/// What a rank does in a group, or did last.
+fn collective(one: &Value) -> String {
+    let Some(call) = one["call"].as_str() else { return String::new() };
+    let when = if one["under_way"] == true { "in" } else { "after" };
+    format!("{when} {} #{} of {}", call.split('(').next().unwrap_or(call), one["number"], text(&one["group"]))
+}
+
 fn rank_row(run: &Value, node: &Value, rank: &Value) -> Row {
     let over = run["state"]["outcome"].is_string();
     let ended = rank["state"] == "ended";
@@ -417,7 +424,8 @@ fn rank_row(run: &Value, node: &Value, rank: &Value) -> Row {
     let doing = match operation.is_object() {
         _ if ended => end.into(),
         true => format!("{} {}", text(&operation["operation"]), text(&operation["keys"])),
-        false => text(&rank["why"]),
+        false if rank["why"] != "" => text(&rank["why"]),
+        false => collective(&rank["collectives"][0]),
     };
     let beat = node["beat_seconds"].as_f64().unwrap_or(0.0);
     let seconds =

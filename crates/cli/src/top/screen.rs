@@ -252,7 +252,7 @@ operations/s 40         in 1.0 KiB/s           out 1.0 KiB/s           memory 10
 (charts)
 (charts)
 [Ranks 8] Waiting 6  Operations  Slowest  Keys 12  Limits
-rank  host  state        for  output    cpu   memory  pid  in the store
+rank  host  state        for  output    cpu   memory  pid  doing
    0  a1    stuck       41 s    44 s  3.5 s  2.0 MiB  700  wait `pg/0/5`
    1  a1    stuck       41 s    44 s  3.5 s  2.0 MiB  701  wait `pg/0/5`
    2  a1    stuck       41 s    44 s  3.5 s  2.0 MiB  702  wait `pg/0/5`
@@ -349,7 +349,7 @@ tenfold 0.1.0 · store 10.0.0.1:29500 · dashboard here · up 5 min 0 s
 now: 40 operations/s, 1.0 KiB/s in, 1.0 KiB/s out, 8 clients, 6 waiting
 
 Ranks (8)
-  rank  host  state        for  output    cpu   memory  pid  in the store
+  rank  host  state        for  output    cpu   memory  pid  doing
      0  a1    stuck       41 s    44 s  3.5 s  2.0 MiB  700  wait `pg/0/5`
      1  a1    stuck       41 s    44 s  3.5 s  2.0 MiB  701  wait `pg/0/5`
      2  a1    stuck       41 s    44 s  3.5 s  2.0 MiB  702  wait `pg/0/5`

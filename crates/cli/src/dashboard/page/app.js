@@ -394,7 +394,17 @@ function stateOf(rank, node, run) {
   if (rank.state === "stopped") return "stopped";
   if (!rank.joined) return "absent";
   if (rank.stuck) return "stuck";
-  return rank.store_operation ? "waits" : "running";
+  return rank.store_operation || waitsIn(rank) ? "waits" : "running";
+}
+
+/** The collective in which it has been for a while. */
+function waitsIn(rank) {
+  const first = list(rank.collectives)[0];
+  return first?.under_way && first.seconds > 2 ? first : null;
+}
+
+function nameOf(collective) {
+  return `${String(collective.call).split("(")[0]} #${collective.number}`;
 }
 
 function doing(rank, state) {
@@ -402,6 +412,8 @@ function doing(rank, state) {
   const operation = rank.store_operation;
   if (operation) return `${operation.operation} ${operation.keys}`;
   if (rank.why) return rank.why;
+  const collective = list(rank.collectives)[0];
+  if (collective) return `${collective.under_way ? "in" : "after"} ${nameOf(collective)} of ${collective.group}`;
   if (state === "absent") return "has not connected to the store";
   return "";
 }
@@ -436,7 +448,7 @@ function readRanks(run) {
         rank, node, state,
         key: `rank ${rank.rank} ${rank.local_rank}`,
         doing: doing(rank, state),
-        since: number(rank.store_operation?.seconds),
+        since: number(rank.store_operation?.seconds) ?? number(list(rank.collectives)[0]?.seconds),
         output: output === null ? null : output + beat,
         cpu: cpu(run, rank, node),
       };
@@ -475,7 +487,7 @@ function makeRun(run) {
 }
 
 const RANK_COLUMNS = [
-  ["rank", "who"], ["state", "short"], ["in the store", "key"], ["for", "number"], ["output", "number wide"],
+  ["rank", "who"], ["state", "short"], ["doing", "key"], ["for", "number"], ["output", "number wide"],
   ["CPU", "number wide"], ["memory", "number wide"], ["pid", "number wide"],
 ];
 
@@ -618,6 +630,9 @@ function showDetail(detail, one) {
     ["where", `${nodeName(node)}, local rank ${rank.local_rank ?? "?"}, pid ${rank.pid ?? "?"}`],
     ["why", rank.why],
     ["in the store", operation ? `${operation.operation} ${operation.keys} for ${seconds(operation.seconds)}` : null],
+    ...list(rank.collectives).map((one) => [
+      `group ${one.group}`, `${one.under_way ? "in" : "last"} ${one.call} #${one.number}, ${seconds(one.seconds)}`,
+    ]),
     ["ended", rank.end],
     ["last output", one.output === null ? "none yet" : `${seconds(one.output)} ago`],
     ["CPU", number(rank.cpu_seconds) === null ? null : `${seconds(rank.cpu_seconds)} in all${one.cpu === null ? "" : `, ${Math.round(one.cpu * 100)} % now`}`],

@@ -140,6 +140,38 @@ fn a_rank_is_stuck_when_stopped_or_when_it_waits_long() {
 }
 
 #[test]
+fn a_rank_that_the_others_wait_for_in_a_collective_is_the_culprit() {
+    let running = state("running", &[("a", Some(0)), ("b", Some(1))]);
+    let at = |local_rank: usize, number: usize, state: &str, call: u64, under_way: bool| {
+        let mut rank = rank(local_rank, number, state, "10.0.0.1:1");
+        rank["collectives"] = json!([{"group": "default", "rank": number, "size": 4, "call": "all_reduce(sum, float32 × 9)",
+            "number": call, "under_way": under_way, "seconds": 41.0}]);
+        rank
+    };
+    let beats = |late: &str| {
+        [
+            ("a", 1.0, vec![at(0, 0, "running", 288, true), at(1, 1, "running", 288, true)]),
+            ("b", 1.0, vec![at(0, 2, late, 287, false), at(1, 3, "running", 288, true)]),
+        ]
+    };
+    let run = one(raw(&running, &beats("running")), &[]);
+    let ranks: Vec<&Rank> = run.nodes.iter().flat_map(|node| &node.ranks).collect();
+    let culprits: Vec<bool> = ranks.iter().map(|rank| rank.culprit).collect();
+    assert_eq!(culprits, [false, false, true, false]);
+    let why = "has not entered all_reduce #288 of group `default`, in which 3 others wait for 41 s; it last finished \
+               all_reduce #287 (41 s)";
+    assert_eq!((ranks[2].stuck, ranks[2].why.as_str()), (true, why));
+    let verdict = super::super::verdict::verdict(&serde_json::to_value(&run).unwrap());
+    assert_eq!(verdict.text, format!("job job: 4 of 4 ranks joined — rank 2 (host host-b) {why}"));
+
+    let ended = one(raw(&running, &beats("ended")), &[]);
+    assert!(
+        ended.nodes.iter().flat_map(|node| &node.ranks).all(|rank| !rank.culprit),
+        "it is over for that one"
+    );
+}
+
+#[test]
 fn a_state_that_cannot_be_read_is_an_error_text() {
     let error = |text: &str| {
         let state = parse_state(text.as_bytes(), &mut left());

@@ -1,0 +1,120 @@
+//! Who keeps the others waiting in a collective.
+//!
+//! Ranks that use tenfold tell in which operation of which group they are (see `run/progress`). All ranks of a group call
+//! the same operations in the same order, so one that has not called number 288 while others are in it is the one that
+//! they wait for. Messages between two ranks have numbers of their own and are left out.
+//!
+//! Pure: what is known of all ranks comes in, a sentence for some of them comes out.
+
+use std::collections::HashMap;
+
+use serde::{Deserialize, Serialize};
+
+/// What a rank does in one group, or did last.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct Collective {
+    pub(super) group: String,
+    pub(super) rank: usize,
+    pub(super) size: usize,
+    /// As in `all_reduce(sum, float32 × 1000)`.
+    pub(super) call: String,
+    /// Which call of the group it is, counted from 1.
+    pub(super) number: u64,
+    pub(super) under_way: bool,
+    pub(super) seconds: f64,
+}
+
+impl Collective {
+    fn is_message(&self) -> bool {
+        self.call.starts_with("send") || self.call.starts_with("recv")
+    }
+
+    /// `all_reduce #288`.
+    fn name(&self) -> String {
+        let kind = self.call.split('(').next().unwrap_or_default();
+        format!("{kind} #{}", self.number)
+    }
+}
+
+/// For each of `ranks` (what it does in its groups) why it is stuck, if it keeps others waiting for longer than `limit`.
+pub(super) fn culprits(ranks: &[&[Collective]], limit: f64) -> Vec<Option<String>> {
+    let mut groups: HashMap<(&str, usize), Vec<(usize, &Collective)>> = HashMap::new();
+    for (index, own) in ranks.iter().enumerate() {
+        for collective in own.iter().filter(|collective| !collective.is_message()) {
+            groups.entry((&collective.group, collective.size)).or_default().push((index, collective));
+        }
+    }
+    let mut culprits = vec![None; ranks.len()];
+    for ((group, size), members) in groups {
+        if members.len() > size {
+            continue; // two groups of one name: nobody knows who belongs to which
+        }
+        let Some(furthest) = members.iter().map(|(_, collective)| collective.number).max() else { continue };
+        let waiting = || {
+            let in_it = members.iter().map(|(_, collective)| collective);
+            in_it.filter(|collective| collective.under_way && collective.number == furthest)
+        };
+        let longest = waiting().max_by(|a, b| a.seconds.total_cmp(&b.seconds));
+        let Some(longest) = longest.filter(|longest| longest.seconds > limit) else { continue };
+        let operation = longest.name();
+        let others = match waiting().count() {
+            1 => "1 other waits".to_string(),
+            count => format!("{count} others wait"),
+        };
+        for (index, late) in members.iter().filter(|(_, collective)| collective.number < furthest) {
+            let state = if late.under_way { "is still in" } else { "last finished" };
+            culprits[*index] = Some(format!(
+                "has not entered {operation} of group `{group}`, in which {others} for {:.0} s; it {state} {} ({:.0} s)",
+                longest.seconds,
+                late.name(),
+                late.seconds
+            ));
+        }
+    }
+    culprits
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(number: u64, under_way: bool, seconds: f64) -> Collective {
+        let call = "all_reduce(sum, float32 × 1000)".into();
+        Collective { group: "default".into(), rank: 0, size: 3, call, number, under_way, seconds }
+    }
+
+    #[test]
+    fn who_has_not_called_what_the_others_are_in_is_told() {
+        let ranks = [[at(288, true, 41.0)], [at(287, false, 43.2)], [at(288, true, 40.0)]];
+        let ranks: Vec<&[Collective]> = ranks.iter().map(|rank| &rank[..]).collect();
+        let expected = "has not entered all_reduce #288 of group `default`, in which 2 others wait for 41 s; it last \
+                        finished all_reduce #287 (43 s)";
+        assert_eq!(culprits(&ranks, 10.0), [None, Some(expected.to_string()), None]);
+        assert_eq!(culprits(&ranks, 60.0), [None, None, None], "not long enough");
+    }
+
+    #[test]
+    fn a_rank_that_is_alone_ahead_is_not_to_blame() {
+        let ranks = [[at(5, true, 20.0)], [at(4, true, 21.0)]];
+        let ranks: Vec<&[Collective]> = ranks.iter().map(|rank| &rank[..]).collect();
+        let expected = "has not entered all_reduce #5 of group `default`, in which 1 other waits for 20 s; it is still in \
+                        all_reduce #4 (21 s)";
+        assert_eq!(culprits(&ranks, 10.0), [None, Some(expected.to_string())]);
+    }
+
+    #[test]
+    fn nobody_is_blamed_where_it_cannot_be_known() {
+        let all_in_it = [[at(5, true, 99.0)], [at(5, true, 99.0)]];
+        let nobody_waits = [[at(5, false, 99.0)], [at(4, false, 99.0)]];
+        let message = Collective { call: "recv(uint8 × 9, tag 4)".into(), ..at(9, true, 99.0) };
+        let messages = [[message], [at(4, false, 99.0)]];
+        for ranks in [all_in_it, nobody_waits, messages] {
+            let ranks: Vec<&[Collective]> = ranks.iter().map(|rank| &rank[..]).collect();
+            assert_eq!(culprits(&ranks, 10.0), [None, None], "{ranks:?}");
+        }
+        let too_many = [[at(5, true, 99.0)], [at(4, false, 99.0)], [at(5, true, 9.0)], [at(4, false, 1.0)]];
+        let too_many: Vec<&[Collective]> = too_many.iter().map(|rank| &rank[..]).collect();
+        assert_eq!(culprits(&too_many, 10.0), [None, None, None, None]);
+    }
+}

@@ -1,0 +1,150 @@
+//! How far ranks are in their collectives, as ranks that use tenfold tell it themselves.
+//!
+//! Each rank has a folder of its own for that (`TENFOLD_PROGRESS`); for every way in which it reaches others the runtime
+//! keeps a file there, see `fabric/progress.rs` of the crate `tenfold`. Programs that use something else leave it empty.
+
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use serde::{Deserialize, Serialize};
+use tempfile::TempDir;
+
+pub(super) const VARIABLE: &str = "TENFOLD_PROGRESS";
+
+/// What is read of one rank, and what is told of it.
+const FILES_MAX: usize = 64;
+const BYTES_MAX: u64 = 64 << 10;
+const TOLD_MAX: usize = 8;
+/// Bytes of a group's name or a call that are passed on.
+const NAME_MAX: usize = 200;
+
+/// What a rank does in one group, or did last.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct Collective {
+    group: String,
+    /// In that group, and of how many.
+    rank: usize,
+    size: usize,
+    call: String,
+    number: u64,
+    under_way: bool,
+    /// Since it began, or since it ended.
+    seconds: f64,
+}
+
+#[derive(Deserialize)]
+struct Entry {
+    group: String,
+    rank: usize,
+    size: usize,
+    call: String,
+    number: u64,
+    under_way: bool,
+    since_unix: f64,
+}
+
+/// The folders of all ranks of a launcher; gone with it.
+#[derive(Debug)]
+pub(super) struct Progress(Option<TempDir>);
+
+impl Progress {
+    /// Where there can be no folder, nothing is known: that is no reason not to run.
+    pub(super) fn new() -> Self {
+        Progress(TempDir::with_prefix("tenfold-progress-").ok())
+    }
+
+    /// Makes a rank's folder.
+    pub(super) fn make_folder(&self, round: u64, local_rank: usize) -> Option<PathBuf> {
+        let folder = self.folder(round, local_rank)?;
+        std::fs::create_dir_all(&folder).ok()?;
+        Some(folder)
+    }
+
+    fn folder(&self, round: u64, local_rank: usize) -> Option<PathBuf> {
+        Some(self.0.as_ref()?.path().join(round.to_string()).join(local_rank.to_string()))
+    }
+
+    /// What a rank said last: what is under way first, the longest before all.
+    pub(super) fn of(&self, round: u64, local_rank: usize, now: SystemTime) -> Vec<Collective> {
+        let now = now.duration_since(SystemTime::UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
+        self.folder(round, local_rank).map_or_else(Vec::new, |folder| read(&folder, now))
+    }
+}
+
+fn read(folder: &Path, now: f64) -> Vec<Collective> {
+    let Ok(files) = std::fs::read_dir(folder) else { return Vec::new() };
+    let files = files.flatten().map(|file| file.path());
+    let files = files.filter(|path| path.extension().is_some_and(|extension| extension == "json"));
+    let mut all: Vec<Collective> =
+        files.take(FILES_MAX).filter_map(|path| parse(&path)).flatten().map(|entry| entry.at(now)).collect();
+    all.sort_by(|a, b| {
+        let oldest_first = b.seconds.total_cmp(&a.seconds);
+        b.under_way.cmp(&a.under_way).then(if a.under_way { oldest_first } else { oldest_first.reverse() })
+    });
+    all.truncate(TOLD_MAX);
+    all
+}
+
+/// What cannot be read is not worth a word: the next look finds a whole file.
+fn parse(path: &Path) -> Option<Vec<Entry>> {
+    let is_short = std::fs::metadata(path).is_ok_and(|file| file.is_file() && file.len() <= BYTES_MAX);
+    let text = is_short.then(|| std::fs::read(path).ok())??;
+    serde_json::from_slice(&text).ok()
+}
+
+impl Entry {
+    fn at(self, now: f64) -> Collective {
+        let Entry { mut group, rank, size, mut call, number, under_way, since_unix } = self;
+        for text in [&mut group, &mut call] {
+            let end = (0..=NAME_MAX.min(text.len())).rev().find(|&end| text.is_char_boundary(end));
+            text.truncate(end.unwrap_or(0));
+        }
+        Collective { group, rank, size, call, number, under_way, seconds: (now - since_unix).max(0.0) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn entry(number: u64, under_way: bool, since: f64) -> serde_json::Value {
+        serde_json::json!({
+            "group": "default", "rank": 1, "size": 2, "call": "barrier", "number": number, "under_way": under_way,
+            "since_unix": since,
+        })
+    }
+
+    #[test]
+    fn what_is_under_way_for_longest_comes_first() {
+        let progress = Progress::new();
+        let folder = progress.make_folder(3, 1).unwrap();
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(100);
+        assert_eq!(progress.of(3, 1, now), []);
+        let write = |name: &str, entries: serde_json::Value| {
+            std::fs::write(folder.join(name), entries.to_string()).unwrap();
+        };
+        write("a.json", serde_json::json!([entry(1, false, 10.0), entry(2, true, 60.0)]));
+        write("b.json", serde_json::json!([entry(3, false, 90.0), entry(4, true, 40.0)]));
+        write("half.json", "[{".into());
+        write("b.new", serde_json::json!([entry(5, true, 1.0)]));
+        let order: Vec<_> = progress.of(3, 1, now).iter().map(|it| (it.number, it.seconds)).collect();
+        assert_eq!(order, [(4, 60.0), (2, 40.0), (3, 10.0), (1, 90.0)]);
+        assert_eq!(progress.of(4, 1, now), [], "another round");
+    }
+
+    #[test]
+    fn a_rank_cannot_make_the_launcher_read_for_ever() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("long.json"), vec![b'['; BYTES_MAX as usize + 1]).unwrap();
+        let name = "ä".repeat(NAME_MAX);
+        let mut long = entry(1, true, 0.0);
+        long["group"] = name.into();
+        let many: Vec<_> = std::iter::repeat_n(long, 20).collect();
+        std::fs::write(folder.path().join("many.json"), serde_json::Value::from(many).to_string()).unwrap();
+        let told = read(folder.path(), 1.0);
+        assert_eq!(told.len(), TOLD_MAX);
+        assert_eq!(told[0].group, "ä".repeat(NAME_MAX / 2));
+    }
+}
