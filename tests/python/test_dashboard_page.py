@@ -119,7 +119,7 @@ def test_a_job_of_tenfold_run_is_shown_with_the_ranks_that_have_not_joined(brows
     if "--dashboard" not in flags:
         pytest.skip("`tenfold run` shows no dashboard yet")
     # Programs that know nothing of a store: they run, and never join.
-    command += ["--nproc-per-node", "2", "--dashboard", "127.0.0.1:0", "--no-python", "sleep", "600"]
+    command += ["--nproc-per-node", "2", "--dashboard=127.0.0.1:0", "--no-python", "sleep", "600"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as launcher:
         try:
             lines = []

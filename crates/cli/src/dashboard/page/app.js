@@ -1010,7 +1010,9 @@ async function askAll() {
     ["api/overview", "api/runs", "api/waiters", "api/history"].map(ask));
   if (overview.status === "rejected") return lost();
   live();
+  const isFirst = view.overview === null;
   view.overview = overview.value;
+  if (isFirst) showKeys(); // which may have come before it was known whether values are shown
   if (runs.status === "fulfilled") view.runs = list(runs.value);
   if (waiters.status === "fulfilled") view.waiters = list(waiters.value);
   if (past.status === "fulfilled") view.history = past.value;
