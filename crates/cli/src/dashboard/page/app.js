@@ -490,6 +490,9 @@ function showRun(part, run) {
     ["nodes", `${nodes.filter((one) => one.node.status === "joined").length} (${state.nodes_min ?? "?"} to ${state.nodes_max ?? "?"})`],
     ["ranks", ranks.length],
   ];
+  // The server lists the longest waits only: beyond them a rank that waits looks like one that runs.
+  const waits = number(view.overview?.server?.waiters_count) ?? 0;
+  if (waits > view.waiters.length) facts.push(["known waits", `${count(view.waiters.length)} of ${count(waits)}`]);
   sync(part.facts, facts, ([name]) => name, ([name]) => make("span", "", `${name} `, make("b", "")),
     (node, [, value]) => write(node.lastChild, value));
   const failure = state.failure;
