@@ -1,5 +1,6 @@
 """The dashboard's page in a real browser: what it shows, and what it never does."""
 
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 from browser import Browser, missing
 from fake_dashboard import Facts, FakeDashboard
 from made_up_job import MadeUpJob, Wire
-from servers import TenfoldServer
+from servers import TenfoldServer, tenfold_binary
 
 pytestmark = [
     pytest.mark.tenfold_only("has no dashboard"),
@@ -110,6 +111,32 @@ def test_it_says_which_rank_has_not_joined_without_a_complaint_or_a_request_to_e
     requests = browser.requested()
     assert f"{server.url}api/overview" in requests
     assert [url for url in requests if not url.startswith(server.url)] == []
+
+
+def test_a_job_of_tenfold_run_is_shown_with_the_ranks_that_have_not_joined(browser):
+    command = [tenfold_binary(), "run"]
+    flags = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True).stdout
+    if "--dashboard" not in flags:
+        pytest.skip("`tenfold run` shows no dashboard yet")
+    # Programs that know nothing of a store: they run, and never join.
+    command += ["--nproc-per-node", "2", "--dashboard=127.0.0.1:0", "--no-python", "sleep", "600"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as launcher:
+        try:
+            lines = []
+            for line in launcher.stdout:
+                lines.append(line)
+                if "dashboard on http" in line:
+                    break
+            assert lines, "the launcher ended"
+            assert "dashboard on http" in lines[-1], lines
+            look(browser, lines[-1].split()[-1])
+            verdict = "document.querySelector('.verdict').innerText"
+            browser.until(f"{verdict}.includes('0 of 2 ranks joined')")
+            browser.until("document.querySelectorAll('.ranks tr.absent').length === 2")
+            assert browser.complaints() == []
+        finally:
+            launcher.terminate()
+            launcher.stdout.read()
 
 
 def test_a_wait_of_more_than_ten_seconds_is_called_stuck(browser, fake):

@@ -502,6 +502,9 @@ function showRun(part, run) {
     ["nodes", `${nodes.filter((one) => one.node.status === "joined").length} (${state.nodes_min ?? "?"} to ${state.nodes_max ?? "?"})`],
     ["ranks", ranks.length],
   ];
+  // The server lists the longest waits only: beyond them a rank that waits looks like one that runs.
+  const waits = number(view.overview?.server?.waiters_count) ?? 0;
+  if (waits > view.waiters.length) facts.push(["known waits", `${count(view.waiters.length)} of ${count(waits)}`]);
   sync(part.facts, facts, ([name]) => name, ([name]) => make("span", "", `${name} `, make("b", "")),
     (node, [, value]) => write(node.lastChild, value));
   const failure = state.failure;
@@ -1025,7 +1028,9 @@ async function askAll() {
     ["api/overview", "api/runs", "api/waiters", "api/history"].map(ask));
   if (overview.status === "rejected") return lost();
   live();
+  const isFirst = view.overview === null;
   view.overview = overview.value;
+  if (isFirst) showKeys(); // which may have come before it was known whether values are shown
   if (runs.status === "fulfilled") view.runs = list(runs.value);
   if (waiters.status === "fulfilled") view.waiters = list(waiters.value);
   if (past.status === "fulfilled") view.history = past.value;
