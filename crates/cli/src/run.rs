@@ -522,7 +522,7 @@ impl Launch {
             logs,
             now: SystemTime::now(),
         };
-        Rank::start(birth).map_err(|error| format!("cannot run `{}`: {error}", self.program[0].display()))
+        Rank::start(birth).map_err(|error| program::cannot_run(&self.program[0], &error))
     }
 
     fn notice_ends(&mut self) {

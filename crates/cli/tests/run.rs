@@ -1,11 +1,7 @@
 //! `tenfold run` with real processes: what ranks are given, what people see, how it ends.
 
 #![cfg(target_os = "linux")]
-#![expect(
-    clippy::disallowed_methods,
-    clippy::unwrap_used,
-    reason = "tests: helpers that may fail, and read the clock"
-)]
+#![expect(clippy::disallowed_methods, reason = "tests: read the clock")]
 
 mod launching;
 mod serving;
