@@ -384,6 +384,7 @@ impl Launch {
             News::Note(line) => self.outlet.note(&line),
             News::Arrived(home) => self.join(home)?,
             News::Lost(text) => {
+                self.tell(Order::Leave { reason: text.clone() }); // if it is the ranks' store that was not found
                 self.over.get_or_insert(rendezvous::Outcome::Closed(text));
             }
             News::Start(assignment, store) => self.start_round(assignment, store)?,
