@@ -20,6 +20,7 @@ use serde_json::Value;
 use signal_hook::consts::{SIGABRT, SIGBUS, SIGFPE, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGPIPE, SIGQUIT};
 use signal_hook::consts::{SIGSEGV, SIGSYS, SIGTERM, SIGXCPU, SIGXFSZ};
 
+use super::output::command_len;
 use super::rank::{End, signal_name};
 use crate::units::show_size;
 
@@ -389,16 +390,13 @@ pub(super) fn tail(path: &Path) -> Vec<String> {
 
 /// Without terminal commands: a summary is read in files, and far from where its colours began.
 fn printable(line: &str) -> String {
-    let (mut kept, mut characters) = (String::new(), line.chars());
-    while let Some(character) = characters.next() {
-        if character == '\x1b' {
-            if characters.as_str().starts_with('[') {
-                characters.next();
-                let _last = characters.find(|c| ('\x40'..='\x7e').contains(c));
-            }
-        } else if !character.is_control() || character == '\t' {
+    let (mut kept, mut rest) = (String::new(), line);
+    while let Some(character) = rest.chars().next() {
+        let is_command = character == '\x1b';
+        if !character.is_control() || character == '\t' {
             kept.push(character);
         }
+        rest = &rest[if is_command { command_len(rest.as_bytes()) } else { character.len_utf8() }..];
     }
     kept
 }
@@ -866,6 +864,14 @@ mod tests {
         assert!(
             text.contains("\n  | ValueError: no\n") && text.ends_with("\n  and 978 more ranks"),
             "{text}"
+        );
+    }
+
+    #[test]
+    fn a_summary_has_no_terminal_commands() {
+        assert_eq!(
+            printable("\x1b[31mred\x1b(B\x1b[m\t\x07ä\x1bä\x1b[2ä\x1b]0;title\x07 b\x1b"),
+            "red\täää b"
         );
     }
 

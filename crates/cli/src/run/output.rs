@@ -13,6 +13,7 @@ use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, IsTerminal as _};
+use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 
@@ -316,7 +317,7 @@ pub(super) fn without_cursor_moves(line: &[u8]) -> Cow<'_, [u8]> {
     while let Some(at) = rest.iter().position(|&byte| byte == 0x1b) {
         kept.extend_from_slice(&rest[..at]);
         let command = &rest[at..at + command_len(&rest[at..])];
-        if command.ends_with(b"m") && command.starts_with(b"\x1b[") {
+        if is_harmless(command) {
             kept.extend_from_slice(command);
         }
         rest = &rest[at + command.len()..];
@@ -330,16 +331,30 @@ pub(super) fn without_cursor_moves(line: &[u8]) -> Cow<'_, [u8]> {
 
 const RESET: &[u8] = b"\x1b[0m";
 
-/// How many bytes the terminal command at the beginning of `bytes` has.
-fn command_len(bytes: &[u8]) -> usize {
+/// How many bytes the terminal command has that `bytes` begin with; the byte behind it never is within a character.
+pub(super) fn command_len(bytes: &[u8]) -> usize {
+    let run = |from: usize, of: RangeInclusive<u8>| {
+        let rest = bytes.get(from..).unwrap_or_default();
+        from + rest.iter().take_while(|byte| of.contains(byte)).count()
+    };
+    let with_last = |end: usize, of: RangeInclusive<u8>| {
+        end + usize::from(bytes.get(end).is_some_and(|byte| of.contains(byte)))
+    };
     match bytes.get(1) {
-        Some(b'[') => {
-            let last = bytes[2..].iter().position(|byte| (0x40..=0x7e).contains(byte));
-            last.map_or(bytes.len(), |last| 2 + last + 1)
+        Some(b'[') => with_last(run(2, 0x20..=0x3f), 0x40..=0x7e),
+        Some(b']') => {
+            let end = |at: &usize| bytes[*at] == 0x07 || bytes[*at..].starts_with(b"\x1b\\");
+            let end = (2..bytes.len()).find(end);
+            end.map_or(bytes.len(), |at| if bytes[at] == 0x07 { at + 1 } else { at + 2 })
         }
-        Some(_) => 2,
-        None => 1,
+        _ => with_last(run(1, 0x20..=0x2f), 0x30..=0x7e),
     }
+}
+
+/// Colours, and what is between `ESC ]` and its end, as in links: they leave the cursor where it is.
+fn is_harmless(command: &[u8]) -> bool {
+    let is_colour = command.starts_with(b"\x1b[") && command.ends_with(b"m");
+    is_colour || command.starts_with(b"\x1b]") && (command.ends_with(b"\x07") || command.ends_with(b"\x1b\\"))
 }
 
 #[cfg(test)]
@@ -464,6 +479,11 @@ mod tests {
         assert_eq!(cleaned(b"a\x1b[A\x1b[2Kb\x1b[12;3Hc\x1bM"), "abc");
         assert_eq!(cleaned(b"\x1b[1;31mred"), "\x1b[1;31mred\x1b[0m");
         assert_eq!(cleaned(b"\x1b[31mred\x1b[0m"), "\x1b[31mred\x1b[0m");
+        assert_eq!(cleaned(b"\x1b[1mbold\x1b(B\x1b[m"), "\x1b[1mbold\x1b[m\x1b[0m"); // what `tput sgr0` writes
+        let link = "\x1b]8;;http://x\x1b\\a link\x1b]8;;\x07";
+        assert_eq!(cleaned(link.as_bytes()), format!("{link}\x1b[0m"));
+        assert_eq!(cleaned(b"no end \x1b]0;title"), "no end ");
+        assert_eq!(cleaned("\x1bä\x1b[ä\x1b(ä".as_bytes()), "äää");
         assert_eq!(cleaned(b"cut off \x1b[3"), "cut off ");
         assert_eq!(cleaned(b"cut off \x1b"), "cut off ");
         assert_eq!(without_cursor_moves(b"\xff\x1b[K\xfe").as_ref(), b"\xff\xfe");
