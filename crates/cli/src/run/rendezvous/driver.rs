@@ -407,7 +407,7 @@ impl Agent {
         let is_created = known == 0 && version == 1 && state.ids().next() == Some(&self.node.id);
         self.current = Some((text, state));
         if is_created {
-            self.list_run()?; // by us: the answer was lost
+            self.list_run(); // by us: the answer was lost
         }
         if version > known { self.line.set(&self.keys.version(version), b"1") } else { Ok(()) }
     }
@@ -442,7 +442,7 @@ impl Agent {
             self.forget(&self.keys.version(next.version - VERSIONS_KEPT))?;
         }
         match before {
-            None => self.list_run()?,
+            None => self.list_run(),
             // Those that were taken out do not beat any more, or will again.
             Some((_, before)) => {
                 for id in before.ids().filter(|id| next.ids().all(|next| next != *id)) {
@@ -457,10 +457,11 @@ impl Agent {
         self.line.ask(Request::Delete { key: key.as_bytes().into() }).map(|_| ())
     }
 
-    fn list_run(&mut self) -> Result<(), Trouble> {
+    /// For the dashboard; a store that cannot append is good enough without.
+    fn list_run(&mut self) {
         let line = format!("{}\n", self.settings.run_id);
         let request = Request::Append { key: b"tenfold/runs".into(), value: line.as_bytes().into() };
-        self.line.ask(request).map(|_| ())
+        let _unlisted = self.line.ask(request);
     }
 }
 
@@ -469,6 +470,7 @@ mod tests {
     use super::super::{Assignment, JobFailure, Outcome, scenarios};
     use super::*;
     use std::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::{Condvar, Mutex};
     use tenfold_store::{HashStore, Server, ServerOptions, StoreExt, TcpStore};
 
     /// Longer than anything here takes.
@@ -724,6 +726,33 @@ mod tests {
             node.done(5);
         }
         nodes.iter().for_each(|node| assert_eq!(node.event(), Event::Over(Outcome::Success)));
+    }
+
+    /// Answers nothing until it is let go.
+    struct Stuck(Arc<(Mutex<bool>, Condvar)>);
+
+    impl Store for Stuck {
+        fn call(&self, _: Request<'_>, _: Deadline) -> Result<Response, Fault> {
+            let (is_free, freed) = &*self.0;
+            drop(freed.wait_while(is_free.lock().unwrap(), |is_free| !*is_free).unwrap());
+            Err(Fault::new(FaultKind::Protocol, "it was stuck"))
+        }
+        fn duplicate(&self) -> Result<Arc<dyn Store>, Fault> {
+            Ok(Arc::new(Stuck(self.0.clone())))
+        }
+    }
+
+    #[test]
+    fn a_store_that_does_not_answer_does_not_keep_a_rendezvous_from_being_dropped() {
+        let gate: Arc<(Mutex<bool>, Condvar)> = Arc::default();
+        let store: Arc<dyn Store> = Arc::new(Stuck(gate.clone()));
+        let node = Node::join(&store, &settings(1, 1), "a");
+        node.rendezvous.tell(Order::Leave { reason: "SIGTERM".into() });
+        drop(node.rendezvous);
+        *gate.0.lock().unwrap() = true;
+        gate.1.notify_all();
+        let text = "the store at a store of this program cannot be used: it was stuck";
+        assert_eq!(node.events.recv_timeout(GUARD), Ok(Event::Over(Outcome::Closed(text.into()))));
     }
 
     #[test]

@@ -441,6 +441,21 @@ fn too_few_nodes_wait_for_the_join_timeout_and_say_who_came() {
 }
 
 #[test]
+fn who_gives_up_at_the_moment_when_the_missing_node_comes_goes_on() {
+    let mut member = Member::new(settings(2, 2), node("a"));
+    let mut state = State::new(&settings(2, 2), &node("a"));
+    member.decide(Some(&state), Duration::ZERO);
+    let late = Duration::from_secs(600);
+    let proposal = member.decide(Some(&state), late);
+    assert_eq!((proposal.events, proposal.write.unwrap().members.len()), (Vec::new(), 0));
+    // The other was quicker.
+    state.join(&node("b"));
+    state.begin();
+    state.version += 1;
+    assert!(matches!(member.decide(Some(&state), late).events[..], [Event::Start(_)]));
+}
+
+#[test]
 fn ranks_that_never_end_on_a_node_are_named_after_the_join_timeout() {
     let mut job = Job::of(2, settings(1, 2));
     job.fails(1, 0);
