@@ -494,11 +494,13 @@ impl Launch {
                 }
             }
         }
+        round.failed = unstarted.is_some();
         self.round = Some(round);
         self.report_status(Instant::now());
         if let Some((rank, error)) = unstarted {
-            self.fail(rank, "could not be started".into(), format!("cannot start rank {rank}: {error}"));
-            self.kill();
+            let summary = "could not be started";
+            self.fail(rank, summary.into(), format!("cannot start rank {rank}: {error}"));
+            self.stop(Signal::TERM, &format!("rank {rank} {summary}: the others are asked to end"));
         }
         Ok(())
     }
