@@ -45,7 +45,7 @@ enum Command {
     Demo(demo::Args),
     #[command(hide = true)]
     DemoWorker(demo::WorkerArgs),
-    Run(run::Args),
+    Run(Box<run::Args>),
     #[command(hide = true)]
     RunGuard,
     Serve(serve::Args),

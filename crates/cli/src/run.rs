@@ -384,6 +384,7 @@ impl Launch {
             News::Note(line) => self.outlet.note(&line),
             News::Arrived(home) => self.join(home)?,
             News::Lost(text) => {
+                self.tell(Order::Leave { reason: text.clone() }); // if it is the ranks' store that was not found
                 self.over.get_or_insert(rendezvous::Outcome::Closed(text));
             }
             News::Start(assignment, store) => self.start_round(assignment, store)?,
@@ -493,11 +494,13 @@ impl Launch {
                 }
             }
         }
+        round.failed = unstarted.is_some();
         self.round = Some(round);
         self.report_status(Instant::now());
         if let Some((rank, error)) = unstarted {
-            self.fail(rank, "could not be started".into(), format!("cannot start rank {rank}: {error}"));
-            self.kill();
+            let summary = "could not be started";
+            self.fail(rank, summary.into(), format!("cannot start rank {rank}: {error}"));
+            self.stop(Signal::TERM, &format!("rank {rank} {summary}: the others are asked to end"));
         }
         Ok(())
     }
@@ -522,7 +525,7 @@ impl Launch {
             logs,
             now: SystemTime::now(),
         };
-        Rank::start(birth).map_err(|error| format!("cannot run `{}`: {error}", self.program[0].display()))
+        Rank::start(birth).map_err(|error| program::cannot_run(&self.program[0], &error))
     }
 
     fn notice_ends(&mut self) {

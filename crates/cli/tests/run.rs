@@ -1,11 +1,7 @@
 //! `tenfold run` with real processes: what ranks are given, what people see, how it ends.
 
 #![cfg(target_os = "linux")]
-#![expect(
-    clippy::disallowed_methods,
-    clippy::unwrap_used,
-    reason = "tests: helpers that may fail, and read the clock"
-)]
+#![expect(clippy::disallowed_methods, reason = "tests: read the clock")]
 
 mod launching;
 mod serving;
@@ -18,6 +14,7 @@ use std::time::{Duration, Instant};
 use launching::{HANG, Run, ended, finished, handle, make_fifo, wait_until_gone, without_numbers};
 use rustix::process::Signal;
 use serving::TENFOLD;
+use tenfold_store::{StoreExt as _, TcpStore};
 
 #[test]
 fn every_rank_finds_the_environment_that_torchrun_sets() {
@@ -266,4 +263,43 @@ fn ranks_go_on_when_nobody_reads_what_they_write() {
     let note =
         "tenfold: cannot write to standard output: Broken pipe (os error 32); what ranks say there is lost\n";
     assert!(error.is_empty() || error == note, "{error}"); // all may have been written by then
+}
+
+#[test]
+fn the_store_knows_what_ranks_do() {
+    let script = format!(
+        "echo $MASTER_PORT $TORCHELASTIC_RUN_ID $$; case $RANK in
+        0) exec {TENFOLD} store $MASTER_ADDR:$MASTER_PORT get never;; # waits
+        1) kill -STOP $$;;
+        esac"
+    );
+    let mut run = Run::start(&["-n", "3", "--rdzv-conf", "keep_alive_interval=0.1", &script]);
+    let lines = run.lines(3);
+    let words: Vec<Vec<&str>> = lines.iter().map(|line| line.split(' ').collect()).collect();
+    let store = TcpStore::connect("127.0.0.1", words[0][0].parse().unwrap()).unwrap();
+    let prefix = format!("tenfold/run/{}/node/", words[0][1]);
+    let start = Instant::now();
+    let beat: serde_json::Value = loop {
+        assert!(start.elapsed() < HANG, "the ranks are not seen");
+        std::thread::park_timeout(Duration::from_millis(10));
+        let keys = store.list_keys().unwrap();
+        let Some(key) = keys.iter().find(|key| key.starts_with(prefix.as_bytes())) else { continue };
+        let beat: serde_json::Value = serde_json::from_slice(&store.get(key).unwrap()).unwrap();
+        let is_seen = |rank: usize| {
+            beat["ranks"][rank]["store_connections"].as_array().is_some_and(|all| !all.is_empty())
+        };
+        if is_seen(0) && beat["ranks"][1]["state"] == "stopped" && beat["ranks"][2]["state"] == "ended" {
+            break beat;
+        }
+    };
+    let ranks = beat["ranks"].as_array().unwrap();
+    for (rank, state) in ["running", "stopped", "ended"].into_iter().enumerate() {
+        assert_eq!(ranks[rank]["rank"], rank);
+        assert_eq!(ranks[rank]["local_rank"], rank);
+        assert_eq!(ranks[rank]["pid"].to_string(), words[rank][2]);
+        assert_eq!(ranks[rank]["state"], state);
+    }
+    assert_eq!(ranks[2]["end"], "exit code 0");
+    assert!(ranks[0]["memory_bytes"].as_u64().unwrap() > 0);
+    run.launcher.signal(Signal::KILL);
 }

@@ -1,7 +1,6 @@
 //! What goes wrong under `tenfold run`: each with its exit code, its message, and nobody left.
 
 #![cfg(target_os = "linux")]
-#![expect(clippy::unwrap_used, reason = "tests: helpers that may fail")]
 
 mod launching;
 mod serving;
@@ -212,5 +211,24 @@ fn what_cannot_be_run_is_told_before_anything_starts() {
                 .into(),
             Some(1)
         )
+    );
+}
+
+#[test]
+fn what_the_system_cannot_run_is_told_with_the_likely_reason() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let folder = tempfile::tempdir().unwrap();
+    let says = |text: &str| {
+        let file = folder.path().join("program");
+        std::fs::write(&file, text).unwrap();
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let output = Command::new(TENFOLD).args(["run", "-n", "2"]).arg(&file).output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        String::from_utf8(output.stderr).unwrap().replace(file.to_str().unwrap(), "FILE")
+    };
+    assert_eq!(
+        says("#!/no/such/interpreter\n"),
+        "error: cannot start rank 0: cannot run `FILE`: No such file or directory (os error 2)\n  hint: is the interpreter \
+         there that its first line names?\n"
     );
 }

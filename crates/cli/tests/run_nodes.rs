@@ -306,3 +306,38 @@ fn when_a_node_that_is_needed_leaves_the_job_is_over_for_all() {
         assert!(report.contains(&format!("node node{leaver} left: SIGINT")), "{error}");
     }
 }
+
+#[test]
+fn who_hosts_the_store_follows_from_the_address_unless_it_is_said() {
+    // Reserved for documentation, so no machine's.
+    let run = |port: &str, settings: &str| {
+        let endpoint = format!("192.0.2.1:{port}");
+        let options = ["--rdzv-backend", "c10d", "--rdzv-endpoint", &endpoint, "--rdzv-conf", settings];
+        finished(&[&options[..], &["echo $MASTER_ADDR $MASTER_PORT"]].concat())
+    };
+    let port = free_port();
+    let (output, error, code) = run(&port, "is_host=true");
+    assert_eq!((output, code), (format!("192.0.2.1 {port}\n"), Some(0)));
+    assert_eq!(
+        error,
+        format!(
+            "tenfold: this node hosts the store at 192.0.2.1:{port} (told to; the address is not one of this machine's, so \
+             it listens on all of them)\ntenfold: warning: no authentication: whoever reaches 0.0.0.0:{port} can read and \
+             write this store, and ranks trust what they read there\n"
+        )
+    );
+    for (settings, why) in [
+        ("join_timeout=0.1", "the address is not one of this machine's"),
+        ("join_timeout=0.1,is_host=false", "is_host=false"),
+    ] {
+        let (output, error, code) = run(&port, settings);
+        assert_eq!((output.as_str(), code), ("", Some(1)));
+        let said = format!("tenfold: this node connects to the store at 192.0.2.1:{port} ({why})\n");
+        let (before, report) = error.split_once("error: ").unwrap();
+        assert_eq!(before, said);
+        assert!(
+            report.starts_with(&format!("cannot reach the store at 192.0.2.1:{port} within ")),
+            "{error}"
+        );
+    }
+}

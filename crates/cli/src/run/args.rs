@@ -215,6 +215,7 @@ pub(crate) struct Args {
 
     /// Program and its arguments
     #[arg(required_unless_present = "print_completion", trailing_var_arg = true, value_name = "PROGRAM")]
+    #[arg(help_heading = "Arguments")]
     program: Vec<OsString>,
 }
 

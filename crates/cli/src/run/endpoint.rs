@@ -27,8 +27,8 @@ const LOOKS_MAX: usize = 5;
 
 /// The store, as this node has it.
 pub(super) struct Home {
-    /// If this node hosts it.
-    pub(super) server: Option<Server>,
+    /// If this node hosts it; shared with whoever shows what is in it.
+    pub(super) server: Option<Arc<Server>>,
     pub(super) store: Arc<TcpStore>,
     /// By which this node's ranks, and those of others, reach it.
     pub(super) endpoint: Endpoint,
@@ -208,7 +208,7 @@ fn host(server: Server, endpoint: &Endpoint, plan: &Plan) -> Result<Home, String
     let options = TcpStoreOptions::new(reached, own.port()).timeout(plan.settings.read_timeout);
     let store = TcpStore::open(options).map_err(|error| error.to_string())?;
     let endpoint = Endpoint { port: own.port(), ..endpoint.clone() };
-    Ok(Home { server: Some(server), store: Arc::new(store), endpoint })
+    Ok(Home { server: Some(Arc::new(server)), store: Arc::new(store), endpoint })
 }
 
 /// Connects to another node's server, which may not be there yet.

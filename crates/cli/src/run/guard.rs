@@ -240,7 +240,6 @@ impl Guard {
         writer.write_all(mark.0.as_bytes())?;
         let mut command = Program::own().command();
         command.arg("run-guard").stdin(reader).stdout(Stdio::null()).stderr(Stdio::null());
-        command.current_dir("/"); // a folder can be removed, a disk unmounted
         tenfold_memory::spawn::lead_session(&mut command);
         let child = command.spawn()?;
         Ok(Guard { mark: mark.clone(), child, _lifeline: writer, starts })
@@ -273,6 +272,7 @@ pub(crate) fn stand_guard() -> Outcome {
         // Not ignored but of no effect, and SIGHUP, SIGTERM and the like are meant for the launcher.
         let _not_for_us = signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)));
     }
+    let _stays_here = rustix::process::chdir("/"); // a folder can be removed, a disk unmounted
     let mut text = String::new();
     io::stdin().lock().take(1 << 10).read_to_string(&mut text)?; // to the end, which is the launcher's
     let is_mark = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());

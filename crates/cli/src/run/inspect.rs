@@ -59,32 +59,35 @@ fn parse_usage(stat: &str, ticks_a_second: u64, page: usize) -> Option<Usage> {
     })
 }
 
-/// Connections of this machine that lead to one port, by the inode of their socket.
+/// Connections of this machine that lead to one port, and whose they may be.
 #[derive(Debug, Default)]
-pub(super) struct Connections(HashMap<u64, SocketAddr>);
+pub(super) struct Connections {
+    /// By the inode of their socket.
+    own_ends: HashMap<u64, SocketAddr>,
+    /// Processes by their group.
+    groups: HashMap<u32, Vec<u32>>,
+}
 
 impl Connections {
     pub(super) fn to(port: u16) -> Connections {
-        let mut found = HashMap::new();
+        let mut own_ends = HashMap::new();
         for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
             let text = std::fs::read_to_string(table).unwrap_or_default(); // without IPv6 there is none
-            found.extend(text.lines().skip(1).filter_map(|row| parse_row(row, port)));
+            own_ends.extend(text.lines().skip(1).filter_map(|row| parse_row(row, port)));
         }
-        Connections(found)
+        let groups = if own_ends.is_empty() { HashMap::new() } else { groups() };
+        Connections { own_ends, groups }
     }
 
     /// Those of the processes of one group, as the store's server sees them.
     pub(super) fn of_group(&self, group: u32) -> Vec<String> {
         let mut found: Vec<String> = Vec::new();
-        if self.0.is_empty() {
-            return found;
-        }
-        for process in members(group).into_iter().take(PROCESSES_MAX) {
+        for process in self.groups.get(&group).into_iter().flatten().take(PROCESSES_MAX) {
             let Ok(files) = std::fs::read_dir(format!("/proc/{process}/fd")) else { continue };
             for file in files.flatten().take(FILES_MAX) {
                 let Ok(target) = std::fs::read_link(file.path()) else { continue };
                 let inode = target.to_str().and_then(parse_socket);
-                let Some(address) = inode.and_then(|inode| self.0.get(&inode)) else { continue };
+                let Some(address) = inode.and_then(|inode| self.own_ends.get(&inode)) else { continue };
                 let address = address.to_string();
                 if found.len() < CONNECTIONS_MAX && !found.contains(&address) {
                     found.push(address); // forked processes share sockets
@@ -95,16 +98,16 @@ impl Connections {
     }
 }
 
-/// Processes of a group, the leader first.
-fn members(group: u32) -> Vec<u32> {
-    let mut members = vec![group];
-    let Ok(processes) = std::fs::read_dir("/proc") else { return members };
-    let others = processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    members.extend(others.filter(|&process| {
+fn groups() -> HashMap<u32, Vec<u32>> {
+    let mut groups: HashMap<u32, Vec<u32>> = HashMap::new();
+    let Ok(processes) = std::fs::read_dir("/proc") else { return groups };
+    for process in processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()) {
         let stat = std::fs::read_to_string(format!("/proc/{process}/stat"));
-        process != group && stat.is_ok_and(|stat| parse_group(&stat) == Some(group))
-    }));
-    members
+        if let Some(group) = stat.ok().and_then(|stat| parse_group(&stat)) {
+            groups.entry(group).or_default().push(process);
+        }
+    }
+    groups
 }
 
 fn parse_group(stat: &str) -> Option<u32> {

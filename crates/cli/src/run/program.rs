@@ -2,6 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, access};
@@ -65,6 +66,18 @@ fn find(name: &OsStr) -> Result<PathBuf, Missing> {
         Some(file) => Missing::Permission(file.clone()),
         None => Missing::Program(name.into()),
     })
+}
+
+/// What the system says when it was there and could not be run.
+pub(super) fn cannot_run(program: &OsStr, error: &io::Error) -> String {
+    let hint = match error.kind() {
+        io::ErrorKind::NotFound => "\n  hint: is the interpreter there that its first line names?",
+        io::ErrorKind::PermissionDenied => {
+            "\n  hint: it, or the interpreter that its first line names, may not be executed"
+        }
+        _ => "",
+    };
+    format!("cannot run `{}`: {error}{hint}", program.display())
 }
 
 /// Why there is nothing to run.
