@@ -27,6 +27,7 @@ mod numa;
 mod output;
 mod pipes;
 mod program;
+mod progress;
 mod rank;
 mod rendezvous;
 mod status;
@@ -45,6 +46,7 @@ use signal_hook::iterator::backend::SignalDelivery;
 use signal_hook::iterator::exfiltrator::SignalOnly;
 use tenfold_store::{Server, StoreExt as _};
 
+use crate::dashboard::{self, Dashboard};
 use crate::{FAILURE, Outcome, Program, SUCCESS};
 pub(crate) use args::Args;
 use args::{Endpoint, Meeting, Plan};
@@ -56,6 +58,7 @@ use guard::{Finder, Guard, Mark};
 use inspect::{Connections, RankStatus, Usage};
 use logs::{Logs, RankLogs};
 use output::{Outlet, Prefix, Speaker};
+use progress::{Collective, Progress};
 use rank::{Birth, End, Rank, signal_name};
 use rendezvous::{Assignment, Event, JobFailure, NodeInfo, Order, Rendezvous};
 use status::Status;
@@ -191,6 +194,8 @@ struct Launch {
     /// Everybody whom ranks started becomes a child of ours at last.
     is_foster_parent: bool,
     mark: Mark,
+    progress: Progress,
+    dashboard: Option<Dashboard>,
     home: Option<Home>,
     rendezvous: Option<Rendezvous>,
     round: Option<Round>,
@@ -230,7 +235,8 @@ impl Launch {
         let host = plan.local_address.clone().unwrap_or_else(host_name);
         let node_id = format!("{host}-{}-{}", std::process::id(), mark.short());
         let run_id = plan.run_id.clone().unwrap_or_else(|| format!("tenfold-{node_id}"));
-        let logs = Logs::open(plan.logs.clone(), &run_id)?;
+        let logs = Logs::open(plan.logs.clone(), &run_id, &mark.folders())?;
+        let progress = Progress::new(&mark.folders());
         let job = Job {
             run_id,
             role: plan.role.clone(),
@@ -257,6 +263,8 @@ impl Launch {
             guard,
             is_foster_parent,
             mark,
+            progress,
+            dashboard: None,
             home: None,
             rendezvous: None,
             round: None,
@@ -440,8 +448,26 @@ impl Launch {
                 Event::Note(line) => News::Note(line),
             });
         };
+        self.show_dashboard(&home)?;
         self.rendezvous = Some(Rendezvous::join(store, settings, node, tell)?);
         self.home = Some(home);
+        Ok(())
+    }
+
+    /// The page shows what is in the store, so it is with the node that hosts it.
+    fn show_dashboard(&mut self, home: &Home) -> io::Result<()> {
+        let Some(options) = self.plan.dashboard.clone() else { return Ok(()) };
+        let Some(server) = &home.server else {
+            let note = "no dashboard here: this node does not host the store, and whoever does can show one";
+            self.outlet.note(note);
+            return Ok(());
+        };
+        let dashboard = dashboard::start(options, server.clone())?;
+        self.outlet.note(&dashboard.to_string());
+        if let Some(warning) = dashboard.warning() {
+            self.outlet.note(&format!("warning: {warning}"));
+        }
+        self.dashboard = Some(dashboard);
         Ok(())
     }
 
@@ -509,7 +535,9 @@ impl Launch {
         let Round { assignment, store, .. } = round;
         let (number, world_size) = (assignment.first_rank() + local_rank, assignment.world_size());
         let error_file = logs.traces.error_file.as_deref();
-        let place = Place { local_rank, assignment, store: (&store.host, store.port), error_file };
+        let progress = self.progress.make_folder(assignment.round, local_rank);
+        let progress = progress.as_deref();
+        let place = Place { local_rank, assignment, store: (&store.host, store.port), error_file, progress };
         let environment = environment(&self.job, place, |name| std::env::var_os(name))?;
         let (role, host) = (&*self.plan.role, &*assignment.node().host);
         let speaker = Speaker { rank: number, local_rank, world_size, role, host };
@@ -727,8 +755,10 @@ impl Launch {
         // Nobody has connected to anything when ranks were just started, nor when they have ended.
         let looks = !is_first && round.is_running();
         let connections = if looks { Connections::to(round.store.port) } else { Connections::default() };
+        let clock = SystemTime::now();
+        let collectives = |rank: &Rank| self.progress.of(round.assignment.round, rank.local_rank, clock);
         let statuses: Vec<RankStatus> =
-            round.ranks.iter().map(|rank| status(rank, now, &connections)).collect();
+            round.ranks.iter().map(|rank| status(rank, now, &connections, collectives(rank))).collect();
         if let Ok(statuses) = serde_json::to_value(statuses) {
             self.tell(Order::Status(statuses));
         }
@@ -764,6 +794,7 @@ impl Launch {
             }
         }
         drop(self.rendezvous.take());
+        drop(self.dashboard.take());
         if let Some(Home { server: Some(server), store, .. }) = self.home.take() {
             drop(store);
             server.shutdown(Duration::ZERO);
@@ -806,13 +837,14 @@ impl Launch {
             stopping: round.phase != Phase::Running,
             restarts_used: self.restarts_used,
             restarts_max: self.plan.max_restarts,
+            dashboard: self.dashboard.as_ref().map(|dashboard| format!("http://{}/", dashboard.address())),
             ..Status::new(self.started)
         };
         self.outlet.set_status(Some(status));
     }
 }
 
-fn status(rank: &Rank, now: Instant, connections: &Connections) -> RankStatus {
+fn status(rank: &Rank, now: Instant, connections: &Connections, collectives: Vec<Collective>) -> RankStatus {
     let process = rank.process().as_raw_pid().cast_unsigned();
     let usage = if rank.is_running() { Usage::of(process) } else { None };
     let usage = usage.unwrap_or_default();
@@ -836,6 +868,7 @@ fn status(rank: &Rank, now: Instant, connections: &Connections) -> RankStatus {
             .last_output()
             .map(|at| now.saturating_duration_since(at).as_secs_f64()),
         started_unix: started.as_secs_f64(),
+        collectives,
     }
 }
 

@@ -30,8 +30,8 @@ const LIST_MAX: usize = 64 << 10;
 const ID_MAX: usize = 256;
 /// Bytes of one job's state; the launcher writes no longer ones.
 const STATE_MAX: usize = 2 << 20;
-/// Bytes of one node's beat.
-const NODE_MAX: usize = 256 << 10;
+/// Bytes of one node's beat; launchers write no longer ones.
+const NODE_MAX: usize = 1 << 20;
 /// Nodes of all jobs together, the bytes of their beats, and the ranks in them.
 const NODES_MAX: usize = 4096;
 const BEATS_MAX: usize = 16 << 20;

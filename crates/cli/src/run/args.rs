@@ -15,6 +15,7 @@ use clap::ValueEnum;
 use clap::builder::FalseyValueParser;
 
 use super::logs::{LogOptions, Selection, parse_ranks, parse_selection, parse_words};
+use crate::dashboard;
 use crate::units::parse_duration;
 
 /// Ports when none is given: torchrun's.
@@ -166,10 +167,10 @@ pub(crate) struct Args {
     /// Show the store and the ranks on a web page [default address: a free port of 127.0.0.1]
     #[arg(long, value_name = "HOST:PORT", num_args = 0..=1, require_equals = true, help_heading = "Dashboard")]
     #[arg(default_missing_value = "127.0.0.1:0")]
-    pub(super) dashboard: Option<String>,
+    dashboard: Option<String>,
     /// Let the page show values of the store
     #[arg(long, alias = "dashboard_values", requires = "dashboard", help_heading = "Dashboard")]
-    pub(super) dashboard_values: bool,
+    dashboard_values: bool,
     /// A further name by which browsers may ask for the page
     #[arg(
         long,
@@ -178,7 +179,7 @@ pub(crate) struct Args {
         requires = "dashboard",
         help_heading = "Dashboard"
     )]
-    pub(super) dashboard_name: Vec<String>,
+    dashboard_name: Vec<String>,
 
     /// Has no effect: ends are noticed when they happen
     #[arg(
@@ -511,6 +512,7 @@ pub(super) struct Plan {
     pub(super) python: Option<PathBuf>,
     pub(super) program: Vec<OsString>,
     pub(super) logs: LogOptions,
+    pub(super) dashboard: Option<dashboard::Options>,
     /// `--log-line-prefix-template`
     pub(super) template: Option<String>,
     /// What was typed and has no effect.
@@ -520,6 +522,12 @@ pub(super) struct Plan {
 }
 
 impl Args {
+    fn dashboard_options(&self) -> Result<Option<dashboard::Options>, String> {
+        let Some(address) = &self.dashboard else { return Ok(None) };
+        let (address, names) = (address.parse()?, self.dashboard_name.clone());
+        Ok(Some(dashboard::Options { address, names, values: self.dashboard_values }))
+    }
+
     pub(super) fn plan(&self) -> Result<Plan, String> {
         if self.print_completion.is_some() {
             return Err(
@@ -564,6 +572,7 @@ impl Args {
             python: self.python.clone(),
             program: self.program.clone(),
             logs: self.output.options(),
+            dashboard: self.dashboard_options()?,
             template: self.output.template(),
             warnings,
             tells_where: !alone,

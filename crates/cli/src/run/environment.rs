@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use super::guard;
+use super::progress;
 use super::rendezvous::Assignment;
 
 /// What all ranks of one node have in common, in all rounds.
@@ -28,6 +29,8 @@ pub(super) struct Place<'a> {
     pub(super) store: (&'a str, u16),
     /// Where PyTorch's `record` writes what went wrong.
     pub(super) error_file: Option<&'a Path>,
+    /// Where tenfold's runtime tells how far the rank is.
+    pub(super) progress: Option<&'a Path>,
 }
 
 /// The variables of one rank; `inherited` is what the launcher itself was given, which some of them respect.
@@ -36,7 +39,7 @@ pub(super) fn environment(
     place: Place<'_>,
     inherited: impl Fn(&str) -> Option<OsString>,
 ) -> Result<Vec<(&'static str, OsString)>, String> {
-    let Place { local_rank, assignment, store, error_file } = place;
+    let Place { local_rank, assignment, store, error_file, progress } = place;
     let local_ranks = assignment.nodes[assignment.node_rank].ranks;
     let mut variables: Vec<(&'static str, OsString)> = Vec::new();
     let mut set = |name: &'static str, value: String| variables.push((name, value.into()));
@@ -69,6 +72,7 @@ pub(super) fn environment(
         }
     }
     variables.extend(error_file.map(|file| ("TORCHELASTIC_ERROR_FILE", file.into())));
+    variables.extend(progress.map(|folder| (progress::VARIABLE, folder.into())));
     if job.virtual_local_rank {
         variables.extend(own_device(local_rank, inherited)?);
     }
@@ -140,6 +144,7 @@ mod tests {
             assignment: &assignment,
             store: ("a", 7),
             error_file: Some(Path::new("/e.json")),
+            progress: Some(Path::new("/p")),
         };
         let inherited =
             |name: &str| inherited.iter().find(|(other, _)| *other == name).map(|(_, value)| value.into());

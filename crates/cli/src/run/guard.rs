@@ -6,7 +6,7 @@
 //! inherited by default.
 //!
 //! The guard is a process that does nothing but wait for the launcher's end, which it sees by a pipe that only the
-//! launcher holds open, and then kills everybody who has the mark. It has a session of its own and none of the launcher's
+//! launcher holds open, and then kills everybody who has the mark and removes the run's temporary folders. It has a session of its own and none of the launcher's
 //! files. A launcher that ends in order has ended everybody itself, and kills the guard.
 //!
 //! No stranger is hit: a process is opened by its number, then looked at again; from there on the handle means it alone.
@@ -16,6 +16,7 @@
 use std::collections::HashSet;
 use std::io::{self, PipeWriter, Read as _, Write as _};
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -53,6 +54,11 @@ impl Mark {
             Ok(outer) if !outer.is_empty() => format!("{outer},{}", self.0),
             _ => self.0.clone(),
         }
+    }
+
+    /// How the names of temporary folders begin that go with the run.
+    pub(super) fn folders(&self) -> String {
+        format!("tenfold-run-{}-", &self.0[..16])
     }
 
     /// The first digits, for names that must differ.
@@ -279,8 +285,20 @@ pub(crate) fn stand_guard() -> Outcome {
     if !is_mark {
         return Err("run-guard is started by `tenfold run`, and by nobody else".into());
     }
-    end_all(&Finder::Marked(Mark(text)), Duration::ZERO);
+    let mark = Mark(text);
+    end_all(&Finder::Marked(mark.clone()), Duration::ZERO);
+    remove_folders(&std::env::temp_dir(), &mark);
     Ok(SUCCESS)
+}
+
+/// What the launcher would have removed.
+fn remove_folders(temporary: &Path, mark: &Mark) {
+    let beginning = mark.folders();
+    for entry in std::fs::read_dir(temporary).into_iter().flatten().flatten() {
+        if entry.file_name().as_encoded_bytes().starts_with(beginning.as_bytes()) {
+            let _it_was_worth_a_try = std::fs::remove_dir_all(entry.path());
+        }
+    }
 }
 
 #[cfg(test)]
@@ -301,6 +319,21 @@ mod tests {
         ] {
             assert!(!mark.is_in(other), "{}", other.escape_ascii());
         }
+    }
+
+    #[test]
+    fn only_the_runs_own_folders_are_removed() {
+        let temporary = tempfile::tempdir().unwrap();
+        let (own, other) = (Mark::new().unwrap(), Mark::new().unwrap());
+        let make = |mark: &Mark| {
+            let path = temporary.path().join(format!("{}x", mark.folders()));
+            std::fs::create_dir_all(path.join("a/b")).unwrap();
+            path
+        };
+        let (gone, kept) = (make(&own), make(&other));
+        remove_folders(temporary.path(), &own);
+        assert!(!gone.exists() && kept.exists());
+        remove_folders(&kept.join("nowhere"), &own);
     }
 
     #[test]

@@ -8,6 +8,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use serde::Serialize;
 
+use super::progress::Collective;
+
 /// Processes of one rank that are looked at, and files of one process.
 const PROCESSES_MAX: usize = 64;
 const FILES_MAX: usize = 4096;
@@ -28,6 +30,7 @@ pub(super) struct RankStatus {
     pub(super) memory_bytes: u64,
     pub(super) last_output_seconds: Option<f64>,
     pub(super) started_unix: f64,
+    pub(super) collectives: Vec<Collective>,
 }
 
 /// What is used, from `/proc/PID/stat`.

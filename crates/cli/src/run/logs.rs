@@ -207,13 +207,15 @@ fn add(incomplete: &Incomplete, path: &Path) -> usize {
 
 impl Logs {
     /// Makes the run's folder. The error is for people, and comes before anything is started.
-    pub(super) fn open(options: LogOptions, run_id: &str) -> Result<Self, String> {
+    ///
+    /// `private` is how the name of a folder begins that goes with the launcher.
+    pub(super) fn open(options: LogOptions, run_id: &str, private: &str) -> Result<Self, String> {
         let place = if options.wants_files() {
             // With `ulimit -f` a file that is long enough would end the launcher; now it is like a full disk.
             let _is_told_by_the_write = signal_hook::flag::register(SIGXFSZ, Arc::default());
             Place::Kept(make_run_folder(options.folder.as_deref(), run_id)?)
         } else {
-            TempDir::with_prefix("tenfold-run-").map_or(Place::Nowhere, Place::Private)
+            TempDir::with_prefix(private).map_or(Place::Nowhere, Place::Private)
         };
         Ok(Logs { options, place, begun: false, incomplete: Incomplete::default() })
     }
@@ -548,7 +550,7 @@ mod tests {
     fn fates(options: LogOptions, ranks: usize) -> Vec<(String, String)> {
         let folder = tempfile::tempdir().unwrap();
         let options = LogOptions { folder: Some(folder.path().into()), ..options };
-        let mut logs = Logs::open(options, "job").unwrap();
+        let mut logs = Logs::open(options, "job", "tenfold-run-test-").unwrap();
         let round = logs.start_round(0, ranks).unwrap();
         round.iter().map(|rank| (fate(&rank.output), fate(&rank.error))).collect()
     }
@@ -590,7 +592,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let base = folder.path().join("new/logs");
         let options = LogOptions { folder: Some(base.clone()), ..LogOptions::default() };
-        let mut logs = Logs::open(options, "my/job").unwrap();
+        let mut logs = Logs::open(options, "my/job", "tenfold-run-test-").unwrap();
         let run = logs.folder().unwrap().to_path_buf();
         assert_eq!(run.parent(), Some(base.as_path()));
         let name = run.file_name().unwrap().to_str().unwrap();
@@ -612,7 +614,7 @@ mod tests {
             LogOptions { folder: Some("/dev/null".into()), ..LogOptions::default() },
             LogOptions { redirects: Some(Selection::All(Streams::NONE)), ..LogOptions::default() },
         ] {
-            let mut logs = Logs::open(options, "job").unwrap();
+            let mut logs = Logs::open(options, "job", "tenfold-run-test-").unwrap();
             assert_eq!(logs.folder(), None);
             let rank = logs.start_round(0, 1).unwrap().remove(0);
             assert_eq!((fate(&rank.output), fate(&rank.error)), pair("console", "console"));
@@ -634,7 +636,7 @@ mod tests {
         {
             let options = LogOptions { folder: Some(path.clone()), ..LogOptions::default() };
             assert_eq!(
-                Logs::open(options, "job").unwrap_err(),
+                Logs::open(options, "job", "tenfold-run-test-").unwrap_err(),
                 format!(
                     "cannot make the log folder `{}`: {why}\n  hint: name another one with `--log-dir`",
                     path.display()
@@ -647,7 +649,7 @@ mod tests {
     fn a_later_round_goes_on_without_files_if_there_can_be_none() {
         let folder = tempfile::tempdir().unwrap();
         let options = LogOptions { folder: Some(folder.path().into()), ..LogOptions::default() };
-        let mut logs = Logs::open(options, "job").unwrap();
+        let mut logs = Logs::open(options, "job", "tenfold-run-test-").unwrap();
         logs.start_round(0, 2).unwrap();
         let next = logs.folder().unwrap().join("attempt_1");
         fs::write(&next, "in the way").unwrap();

@@ -234,7 +234,8 @@ mod tests {
     fn rank() -> (Pipes, Vec<io::PipeWriter>, Outlet, File, tempfile::TempDir, Vec<PathBuf>) {
         let folder = tempfile::tempdir().unwrap();
         let options = LogOptions { folder: Some(folder.path().into()), ..LogOptions::default() };
-        let logs = Logs::open(options, "job").unwrap().start_round(0, 1).unwrap().remove(0);
+        let logs =
+            Logs::open(options, "job", "tenfold-run-test-").unwrap().start_round(0, 1).unwrap().remove(0);
         let files = logs.traces.log_files.clone();
         let console = tempfile::tempfile().unwrap();
         let outlet = Outlet::to(console.try_clone().unwrap(), console.try_clone().unwrap(), |_| None);
@@ -297,7 +298,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let redirects = Some(super::super::logs::parse_selection("2").unwrap());
         let options = LogOptions { folder: Some(folder.path().into()), redirects, ..LogOptions::default() };
-        let logs = Logs::open(options, "job").unwrap().start_round(0, 1).unwrap().remove(0);
+        let logs =
+            Logs::open(options, "job", "tenfold-run-test-").unwrap().start_round(0, 1).unwrap().remove(0);
         std::fs::write(&logs.traces.unread[0], "why\n").unwrap();
         std::fs::write(logs.traces.error_file.as_ref().unwrap(), "{}").unwrap();
         let (output, mut end) = io::pipe().unwrap();

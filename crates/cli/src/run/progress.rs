@@ -14,7 +14,7 @@ pub(super) const VARIABLE: &str = "TENFOLD_PROGRESS";
 /// What is read of one rank, and what is told of it.
 const FILES_MAX: usize = 64;
 const BYTES_MAX: u64 = 64 << 10;
-const TOLD_MAX: usize = 8;
+const TOLD_MAX: usize = 4;
 /// Bytes of a group's name or a call that are passed on.
 const NAME_MAX: usize = 200;
 
@@ -49,8 +49,9 @@ pub(super) struct Progress(Option<TempDir>);
 
 impl Progress {
     /// Where there can be no folder, nothing is known: that is no reason not to run.
-    pub(super) fn new() -> Self {
-        Progress(TempDir::with_prefix("tenfold-progress-").ok())
+    /// `name` is how its name begins.
+    pub(super) fn new(name: &str) -> Self {
+        Progress(TempDir::with_prefix(name).ok())
     }
 
     /// Makes a rank's folder.
@@ -118,7 +119,7 @@ mod tests {
 
     #[test]
     fn what_is_under_way_for_longest_comes_first() {
-        let progress = Progress::new();
+        let progress = Progress::new("tenfold-run-test-");
         let folder = progress.make_folder(3, 1).unwrap();
         let now = SystemTime::UNIX_EPOCH + Duration::from_secs(100);
         assert_eq!(progress.of(3, 1, now), []);

@@ -30,6 +30,8 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 const BEAT_MAX: usize = 1 << 20;
 /// From a request that failed to the next one.
 const RETRY: Duration = Duration::from_millis(100);
+/// From one beat to the next if there is something new about ranks: sooner than life demands.
+const NEWS: Duration = Duration::from_secs(1);
 
 /// A node's part in a job. Dropping it without [`Order::Leave`] looks to the others like death.
 pub(in crate::run) struct Rendezvous {
@@ -81,6 +83,8 @@ impl Rendezvous {
             node,
             current: None,
             beat: 0,
+            beat_last: Duration::ZERO,
+            has_news: false,
             status: serde_json::Value::Array(Vec::new()),
             started: Instant::now(),
             _alive: alive,
@@ -268,6 +272,9 @@ struct Agent {
     /// The state as it was last read or written, and its exact text.
     current: Option<(Value, State)>,
     beat: u64,
+    beat_last: Duration,
+    /// The launcher said something about ranks since the last beat.
+    has_news: bool,
     status: serde_json::Value,
     started: Instant,
     _alive: Sender<()>,
@@ -290,6 +297,9 @@ impl Agent {
         let mut end_at: Option<Duration> = None;
         loop {
             self.take_messages(wake.map_or(beat_at, |wake: Duration| wake.min(beat_at)), &mut end_at)?;
+            if self.has_news {
+                beat_at = beat_at.min(self.beat_last + NEWS);
+            }
             // Who ends without a word is done; who has something to say has a little time for it.
             let has_words = self.member.is_leaving() || self.member.is_over();
             if end_at.is_some_and(|end_at| !has_words || self.now() >= end_at) {
@@ -332,7 +342,7 @@ impl Agent {
         while let Ok(message) = self.messages.recv_timeout(wait) {
             wait = Duration::ZERO;
             match message {
-                Message::Order(Order::Status(status)) => self.status = status,
+                Message::Order(Order::Status(status)) => (self.status, self.has_news) = (status, true),
                 Message::Order(order) => self.member.obey(order),
                 Message::End => *end_at = Some(self.now() + LAST_WORDS),
                 Message::State(text) => newest = Some(text),
@@ -362,6 +372,7 @@ impl Agent {
     /// Writes this node's beat, and reads the state and the others'.
     fn beat(&mut self) -> Result<(), Trouble> {
         self.beat += 1;
+        (self.beat_last, self.has_news) = (self.now(), false);
         let text = |ranks: &serde_json::Value| {
             let beat = Beat { beat: self.beat, node: &self.node, ranks };
             serde_json::to_vec(&beat).map_err(|error| Trouble::Final(error.to_string()))
