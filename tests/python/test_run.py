@@ -1,0 +1,152 @@
+"""Stock PyTorch programs under `tenfold run`: one node, several, and an elastic number of them."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from launchers import Launcher, free_port
+from servers import PROGRAMS, ROOT
+from torch import Tensor
+
+DDP = ROOT / "examples" / "ddp.py"
+ELASTIC = PROGRAMS / "elastic.py"
+PYTHON = ("--python", sys.executable)
+# So that a node that is gone is noticed within a second, and nobody waits for latecomers for long.
+QUICK = "last_call_timeout=1,keep_alive_interval=0.2,keep_alive_max_attempt=5,join_timeout=60"
+
+BACKENDS = pytest.mark.parametrize("backend", ["gloo", "tenfold"])
+
+
+def parameters(folder: Path, world: int) -> list[dict[str, Tensor]]:
+    return [torch.load(folder / f"{rank}.pt") for rank in range(world)]
+
+
+def assert_all_learned(launchers: list[Launcher], folder: Path, world: int) -> None:
+    assert [launcher.ended() for launcher in launchers] == [0] * len(launchers), "\n\n".join(
+        map(str, launchers)
+    )
+    said = "\n".join(line for launcher in launchers for line in launcher.said)
+    assert float(re.search(r"accuracy (.+)%", said)[1]) > 90
+    replicas = parameters(folder, world)
+    for replica in replicas[1:]:
+        torch.testing.assert_close(replica, replicas[0], rtol=0, atol=0)
+
+
+@BACKENDS
+@pytest.mark.parametrize("world", [2, 4])
+def test_ddp_learns(backend: str, world: int, tmp_path: Path) -> None:
+    options = ["--backend", backend, "--save", tmp_path / "{rank}.pt", "--epochs", 3]
+    with Launcher("-n", world, *PYTHON, DDP, *options) as launcher:
+        assert_all_learned([launcher], tmp_path, world)
+
+
+@pytest.mark.parametrize("spelling", ["--nproc-per-node", "--nproc_per_node"])
+def test_a_command_line_of_torchrun_works_as_it_is(spelling: str, tmp_path: Path) -> None:
+    words = ["--standalone", "--nnodes=1", f"{spelling}=2", "--max_restarts=0", "--rdzv_backend", "c10d"]
+    options = ["--backend", "gloo", "--save", tmp_path / "{rank}.pt", "--epochs", 3]
+    command = (sys.executable, "-m", "tenfold", "run")
+    with Launcher(*words, DDP, *options, command=command) as launcher:
+        assert_all_learned([launcher], tmp_path, 2)
+
+
+@BACKENDS
+@pytest.mark.parametrize("meeting", ["static", "elastic"])
+def test_two_nodes_train_together(backend: str, meeting: str, tmp_path: Path) -> None:
+    port = free_port("127.0.0.1")
+    nodes = []
+    for node in range(2):
+        words: list[object] = ["--nnodes", 2, "-n", 2, "--local-addr", f"127.0.0.{node + 1}", *PYTHON]
+        if meeting == "static":
+            words += ["--node-rank", node, "--master-addr", "127.0.0.1", "--master-port", port]
+        else:
+            words += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "job"]
+        options = ["--backend", backend, "--save", tmp_path / "{rank}.pt", "--epochs", 3]
+        nodes.append(Launcher(*words, DDP, *options))
+    with nodes[0], nodes[1]:
+        assert_all_learned(nodes, tmp_path, 4)
+    hosts = [line for node in nodes for line in node.said if "hosts the store" in line]
+    assert len(hosts) == 1, "\n".join(map(str, nodes))
+
+
+@BACKENDS
+def test_a_worker_that_fails_is_restarted_from_its_checkpoint(backend: str, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint.pt"
+    options = ["--backend", backend, "--checkpoint", checkpoint, "--steps", 6]
+    with Launcher("-n", 2, "--max-restarts", 2, *PYTHON, ELASTIC, *options, "--fail-at", 3) as launcher:
+        launcher.until(r"round 0: rank \d of 2 begins at step 0")
+        launcher.until(r"round 1: rank \d of 2 begins at step 3")
+        launcher.until("done: 2 ranks")
+        assert launcher.ended() == 0, launcher
+    interrupted = torch.load(checkpoint)
+    checkpoint.unlink()
+    with Launcher("-n", 2, *PYTHON, ELASTIC, *options) as launcher:
+        assert launcher.ended() == 0, launcher
+    assert interrupted["step"] == 6
+    torch.testing.assert_close(interrupted, torch.load(checkpoint), rtol=0, atol=0)
+
+
+def test_a_program_that_always_fails_ends_the_job_with_its_traceback(tmp_path: Path) -> None:
+    options = ["--checkpoint", tmp_path / "checkpoint.pt", "--steps", 6, "--fail-at", 0]
+    with Launcher("-n", 2, *PYTHON, ELASTIC, *options) as launcher:
+        assert launcher.ended() == 1
+    said = str(launcher)
+    assert re.search(
+        r"error: rank 1 of 2 failed first: exit code 1 after .* \(.*local rank 1, pid \d+\)", said
+    )
+    summary = said[said.index("error: rank 1 of 2") :]
+    assert "Traceback (most recent call last):" in summary
+    assert "ValueError: rank 1 was told to fail at step 0" in summary
+
+
+def test_a_node_joins_and_a_node_dies_within_min_and_max(tmp_path: Path) -> None:
+    port = free_port()
+    stop = tmp_path / "stop"
+    options = ["--checkpoint", tmp_path / "checkpoint.pt", "--until", stop]
+    words = ["--nnodes", "1:2", "-n", 2, "--max-restarts", 5, "--rdzv-backend", "c10d"]
+    words += [
+        "--rdzv-endpoint",
+        f"127.0.0.1:{port}",
+        "--rdzv-id",
+        "job",
+        "--rdzv-conf",
+        QUICK,
+        *PYTHON,
+        ELASTIC,
+    ]
+    with Launcher(*words, *options) as first:
+        first.until(r"round 0: rank \d of 2")
+        with Launcher(*words, *options) as second:
+            first.until(r"round 1: rank \d of 4")
+            second.until(r"round 1: rank \d of 4")
+            second.kill()
+            assert second.ended() != 0
+        first.until(r"round \d+: rank \d of 2")
+        with Launcher(*words, *options) as third:
+            third.until(r"round \d+: rank \d of 4")
+            third.interrupt()
+            assert third.ended() == 1, third
+        first.until(r"round \d+: rank \d of 2")
+        stop.touch()
+        first.until("done: 2 ranks")
+        assert first.ended() == 0, first
+
+
+def test_ranks_find_the_environment_that_torchrun_gives(tmp_path: Path) -> None:
+    program = tmp_path / "environment.py"
+    program.write_text("import json, os\nprint(json.dumps(dict(os.environ)), flush=True)\n")
+    command = (sys.executable, "-m", "torch.distributed.run")
+    words = ["--standalone", "--nproc-per-node", 1, "--role", "trainer", "--max-restarts", 3, program]
+    environments = []
+    for launcher in (Launcher(*words, command=command), Launcher(*words, *[], command=None)):
+        with launcher:
+            assert launcher.ended() == 0, launcher
+            environments.append(json.loads(next(line for line in launcher.said if line.startswith("{"))))
+    theirs, ours = environments
+    differ = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"}
+    unset = set(theirs) - set(ours)
+    assert not unset
+    changed = {name for name in theirs if theirs[name] != ours[name]}
+    assert changed <= differ
