@@ -1,6 +1,5 @@
 """Stock PyTorch programs under `tenfold run`: one node, several, and an elastic number of them."""
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -93,9 +92,7 @@ def test_a_program_that_always_fails_ends_the_job_with_its_traceback(tmp_path: P
     with Launcher("-n", 2, *PYTHON, ELASTIC, *options) as launcher:
         assert launcher.ended() == 1
     said = str(launcher)
-    assert re.search(
-        r"error: rank 1 of 2 failed first: exit code 1 after .* \(.*local rank 1, pid \d+\)", said
-    )
+    assert re.search(r"error: rank 1 of 2 failed first: exit code 1 after .* s \(pid \d+\)", said), said
     summary = said[said.index("error: rank 1 of 2") :]
     assert "Traceback (most recent call last):" in summary
     assert "ValueError: rank 1 was told to fail at step 0" in summary
@@ -132,21 +129,3 @@ def test_a_node_joins_and_a_node_dies_within_min_and_max(tmp_path: Path) -> None
         stop.touch()
         first.until("done: 2 ranks")
         assert first.ended() == 0, first
-
-
-def test_ranks_find_the_environment_that_torchrun_gives(tmp_path: Path) -> None:
-    program = tmp_path / "environment.py"
-    program.write_text("import json, os\nprint(json.dumps(dict(os.environ)), flush=True)\n")
-    command = (sys.executable, "-m", "torch.distributed.run")
-    words = ["--standalone", "--nproc-per-node", 1, "--role", "trainer", "--max-restarts", 3, program]
-    environments = []
-    for launcher in (Launcher(*words, command=command), Launcher(*words, *[], command=None)):
-        with launcher:
-            assert launcher.ended() == 0, launcher
-            environments.append(json.loads(next(line for line in launcher.said if line.startswith("{"))))
-    theirs, ours = environments
-    differ = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"}
-    unset = set(theirs) - set(ours)
-    assert not unset
-    changed = {name for name in theirs if theirs[name] != ours[name]}
-    assert changed <= differ

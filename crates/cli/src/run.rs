@@ -73,6 +73,8 @@ const LAST_WORDS: Duration = Duration::from_secs(5);
 const LEAVING: Duration = Duration::from_secs(5);
 /// For the launcher of group rank 0 to say where its store is.
 const RANKS_STORE: Duration = Duration::from_secs(10);
+/// How launchers' own keys begin; clients put the first `/` there.
+const OWN_KEYS: &[u8] = b"/tenfold/";
 /// From the start of ranks to the first look at what they do.
 const FIRST_LOOK: Duration = Duration::from_secs(1);
 
@@ -434,6 +436,8 @@ impl Launch {
             store: store.clone(),
             met_at: home.endpoint.clone(),
             local_address: plan.local_address.clone(),
+            hosted: home.server.clone(),
+            node_id: self.node_id.clone(),
             prefix: format!("tenfold/run/{}/store", self.job.run_id),
             own: Mutex::new(None),
         };
@@ -881,31 +885,47 @@ struct RanksStore {
     store: Arc<tenfold_store::TcpStore>,
     met_at: Endpoint,
     local_address: Option<String>,
-    /// Of the keys by which group rank 0 says where its own is.
+    /// The server there, if this launcher hosts it.
+    hosted: Option<Arc<Server>>,
+    node_id: String,
+    /// Of the keys by which a launcher says where the ranks' store is.
     prefix: String,
     own: Mutex<Option<(Server, Endpoint)>>,
 }
 
 impl RanksStore {
     /// That of the launcher that hosts the store; if nobody of this job does, one that group rank 0's launcher opens.
+    ///
+    /// PyTorch's keys have the same names in every round and expect an empty store. By the time that a round begins all
+    /// ranks of the one before have ended; its keys are removed before any rank of this one is started.
     fn of(&self, assignment: &Assignment) -> Result<Endpoint, String> {
-        if let Some(address) = assignment.nodes.iter().find_map(|node| node.worker_store.as_deref()) {
+        let host = assignment.nodes.iter().find(|node| node.worker_store.is_some());
+        let known = host.and_then(|host| host.worker_store.as_deref());
+        if let (Some(address), 0) = (known, assignment.round) {
             return Endpoint::parse(address, 0);
         }
         let key = format!("{}/{}", self.prefix, assignment.round);
         let failed = |error: tenfold_store::Error| format!("cannot agree on a store for the ranks: {error}");
-        if assignment.node_rank > 0 {
+        let is_host = match host {
+            Some(host) => host.id == self.node_id,
+            None => assignment.node_rank == 0,
+        };
+        if !is_host {
             self.store.wait_for(&[&key], RANKS_STORE).map_err(failed)?;
             let address = self.store.get(&key).map_err(failed)?;
             return Endpoint::parse(&String::from_utf8_lossy(&address), 0);
         }
-        let mut own = self.own.lock().expect("nothing panics while holding it");
-        if own.is_none() {
-            *own = Some(endpoint::open_for_ranks(&self.met_at, self.local_address.as_deref())?);
+        if let (Some(server), Some(address)) = (&self.hosted, known) {
+            let emptied = server.forget_all_but(OWN_KEYS, RANKS_STORE);
+            emptied.ok_or("the store's server does not answer")?;
+            self.store.set(&key, address).map_err(failed)?;
+            return Endpoint::parse(address, 0);
         }
-        let (_, endpoint) = own.as_ref().expect("it was just opened");
+        let opened = endpoint::open_for_ranks(&self.met_at, self.local_address.as_deref())?;
+        let endpoint = opened.1.clone();
+        *self.own.lock().expect("nothing panics while holding it") = Some(opened); // and that of the round before ends
         self.store.set(&key, endpoint.to_string()).map_err(failed)?;
-        Ok(endpoint.clone())
+        Ok(endpoint)
     }
 }
 

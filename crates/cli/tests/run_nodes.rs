@@ -217,6 +217,23 @@ fn ranks_are_started_again_as_often_as_allowed() {
 }
 
 #[test]
+fn ranks_find_an_empty_store_in_every_round() {
+    let script = "store=\"$0 store $MASTER_ADDR:$MASTER_PORT\"
+        $store check left || { $store set left behind && $store push queue item && $store set tenfold/left behind; }
+        $store len queue
+        [ $TORCHELASTIC_RESTART_COUNT = 1 ]";
+    let serve = Serve::start(&["--host", "127.0.0.2"]);
+    let endpoint = serve.address.to_string();
+    for meeting in [&[][..], &["--rdzv-backend", "c10d", "--rdzv-id", "job", "--rdzv-endpoint", &endpoint]] {
+        let words: Vec<&str> =
+            meeting.iter().copied().chain(["-n", "1", "--max-restarts", "1", script]).collect();
+        let output = launching::command(&words).arg(serving::TENFOLD).output().unwrap();
+        assert_eq!(String::from_utf8(output.stdout).unwrap(), "false\n1\nfalse\n1\n", "{meeting:?}");
+        assert_eq!(output.status.code(), Some(0), "{meeting:?}");
+    }
+}
+
+#[test]
 fn nodes_can_meet_in_a_store_that_is_there_already() {
     let serve = Serve::start(&["--host", "127.0.0.2"]);
     let port = serve.address.port().to_string();

@@ -210,6 +210,7 @@ pub struct Server {
 enum Order {
     Tell { waiters: usize, answer: mpsc::Sender<Facts> },
     Value { key: Value, answer: mpsc::Sender<Option<Value>> },
+    Forget { all_but: Value, answer: mpsc::Sender<usize> },
     Slowest(mpsc::Sender<Vec<SlowOperation>>),
     Clients { limit: usize, answer: mpsc::Sender<Rolled> },
     Survey { prefix: Value, answer: mpsc::Sender<Surveyed> },
@@ -302,6 +303,12 @@ impl Server {
     /// The value of a key; nothing if there is none, or as `clients`.
     pub fn value(&self, key: &[u8]) -> Option<Value> {
         self.ask(ANSWER_MAX, |answer| Order::Value { key: key.into(), answer }).flatten()
+    }
+
+    /// Removes all keys and queues that do not begin with `prefix`, as if they had never been; how many, or nothing if
+    /// the server did not do it within `patience`. For whoever hosts a store that others use one after another.
+    pub fn forget_all_but(&self, prefix: &[u8], patience: Duration) -> Option<usize> {
+        self.ask(patience, |answer| Order::Forget { all_but: prefix.into(), answer })
     }
 
     /// Asks the loop something and waits for the answer, for a while.

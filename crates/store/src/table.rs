@@ -402,6 +402,20 @@ impl Table {
         true
     }
 
+    /// Removes every key and queue that does not begin with `prefix`; how many there were. Who waits goes on waiting.
+    pub(crate) fn forget_all_but(&mut self, prefix: &[u8]) -> usize {
+        let strangers = |key: &Value| !key.starts_with(prefix);
+        let keys: Vec<Value> = self.map.iter().map(|slot| slot.key.clone()).filter(strangers).collect();
+        let queues: Vec<Value> = self.queues.iter().map(|slot| slot.key.clone()).filter(strangers).collect();
+        for key in &keys {
+            self.delete(key);
+        }
+        for queue in &queues {
+            while self.pop(queue).is_some() {}
+        }
+        keys.len() + queues.len()
+    }
+
     /// Adds to a counter, with one look into the map: counters are the busiest keys there are.
     fn count(&mut self, key: &[u8], delta: i64) -> Result<i64, Refusal> {
         let Some(slot) = self.map.get_mut(key) else {

@@ -593,6 +593,7 @@ impl Loop {
                 // An asker that left is fine, here and below.
                 Order::Tell { waiters, answer } => drop(answer.send(self.facts(waiters))),
                 Order::Value { key, answer } => drop(answer.send(self.table.value(&key))),
+                Order::Forget { all_but, answer } => drop(answer.send(self.table.forget_all_but(&all_but))),
                 Order::Slowest(answer) => drop(answer.send(self.slowest.list(self.now))),
                 Order::Clients { limit, answer } => {
                     if self.rolls.len() < ROLLS_MAX {

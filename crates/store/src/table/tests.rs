@@ -834,3 +834,24 @@ fn a_value_that_a_reply_still_holds_leaves_no_room_for_its_successor() {
         assert_eq!(table.ask(ALICE, write), Ok(vec![(ALICE, Done)]));
     }
 }
+
+#[test]
+fn what_a_host_forgets_is_gone_and_costs_nothing_and_waiters_still_wait() {
+    let mut table = Table::new(TableLimits::default());
+    let (now, mut replies) = (Instant::now(), Replies::new());
+    let mut apply = |table: &mut Table, client, request| {
+        table.apply(ClientId(client), request, now, &mut replies).unwrap();
+        std::mem::take(&mut replies).len()
+    };
+    let set = |key: &'static [u8]| Request::Set { key: key.into(), value: b"1"[..].into() };
+    apply(&mut table, 1, set(b"/tenfold/state"));
+    let kept = table.bytes();
+    apply(&mut table, 1, set(b"/default_pg/0"));
+    apply(&mut table, 1, Request::QueuePush { key: b"/queue"[..].into(), value: b"item"[..].into() });
+    apply(&mut table, 1, Request::QueuePush { key: b"/queue"[..].into(), value: b"item"[..].into() });
+    assert_eq!(table.forget_all_but(b"/tenfold/"), 2);
+    assert_eq!((table.keys(), table.queue_items(), table.bytes()), (1, 0, kept));
+    assert_eq!(apply(&mut table, 2, Request::Wait { keys: vec![b"/default_pg/0"[..].into()] }), 0);
+    assert_eq!(table.forget_all_but(b"/tenfold/"), 0);
+    assert_eq!(apply(&mut table, 1, set(b"/default_pg/0")), 2, "the setter and the one that waited");
+}
