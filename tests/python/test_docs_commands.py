@@ -118,7 +118,9 @@ def test_every_flag_of_torchrun_is_in_the_table() -> None:
         env=ENVIRONMENT | os.environ,
         check=True,
     ).stdout
-    flags = {flag for flag in re.findall(r"^  (?:-\w,? ?\S*, )?(--[a-z-]+)", shown, re.MULTILINE)} - {"--help"}
+    flags = {flag for flag in re.findall(r"^  (?:-\w,? ?\S*, )?(--[a-z-]+)", shown, re.MULTILINE)} - {
+        "--help"
+    }
     assert "--nproc-per-node" in flags
     page = (ROOT / "docs" / "migrating-from-torchrun.md").read_text()
     table = page[page.index("## Flags") : page.index("## What is different")]

@@ -1,12 +1,15 @@
 """Stock PyTorch programs under `tenfold run`: one node, several, and an elastic number of them."""
 
+import os
 import re
+import select
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
-from launchers import Launcher, free_port
+from launchers import PATIENCE, Launcher, free_port
 from servers import PROGRAMS, ROOT
 from torch import Tensor
 
@@ -129,3 +132,32 @@ def test_a_node_joins_and_a_node_dies_within_min_and_max(tmp_path: Path) -> None
         stop.touch()
         first.until("done: 2 ranks")
         assert first.ended() == 0, first
+
+
+@pytest.mark.parametrize("command", ["binary", "package"])
+def test_a_launcher_that_is_killed_leaves_nobody_and_nothing_behind(command: str, tmp_path: Path) -> None:
+    program = tmp_path / "family.py"
+    program.write_text(
+        "import os, signal, subprocess\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "child = subprocess.Popen(['sleep', '1000'], start_new_session=True)\n"
+        "print('family', os.getpid(), child.pid, flush=True)\n"
+        "child.wait()\n"
+    )
+    words = (sys.executable, "-m", "tenfold", "run") if command == "package" else None
+    environment = {"TMPDIR": str(tmp_path)}
+    with Launcher("-n", 2, *PYTHON, program, command=words, environment=environment) as launcher:
+        families = [launcher.until(r"family (\d+) (\d+)") for _ in range(2)]
+        members = [os.pidfd_open(int(number)) for family in families for number in family.groups()]
+        folders = [path for path in tmp_path.iterdir() if path.name.startswith("tenfold-run-")]
+        assert folders
+        launcher.kill()
+        for member in members:
+            ended, _, _ = select.select([member], [], [], PATIENCE)
+            os.close(member)
+            assert ended, f"a process is left:\n{launcher}"
+    # The guard has killed everybody; the folders are the last that it does.
+    deadline = time.monotonic() + PATIENCE
+    while any(path.exists() for path in folders):
+        assert time.monotonic() < deadline, folders
+        time.sleep(0.01)

@@ -141,7 +141,7 @@ fn nodes_come_leave_and_die_and_the_others_begin_again() {
         error,
         format!(
             "tenfold: this node hosts the store at 127.0.0.2:{port} (the address could be bound here)\n\
-             tenfold: 1 nodes are here; waiting for up to 2 more for 0.1 s\n\
+             tenfold: 1 node is here; waiting for up to 2 more for 0.1 s\n\
              tenfold: node b joined: the ranks are asked to end\n\
              tenfold: round 1 begins with 2 nodes: this one is node 0, with ranks 0 to 1 of 4\n\
              tenfold: node c joined: the ranks are asked to end\n\

@@ -1,6 +1,6 @@
 """Trains as PyTorch's elastic programs do: from its checkpoint, on however many ranks there are this time.
 
-A small model is trained with DDP by stock PyTorch code. Ends after `--steps`, or when the file `--until` is there.
+A small model is trained with DDP by stock PyTorch code, for `--steps` or until the file `--until` is there.
 """
 
 import argparse

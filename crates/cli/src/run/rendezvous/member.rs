@@ -449,7 +449,8 @@ impl Member {
             }
             Place::Member(_) if state.phase == Phase::Joining && state.round == 0 && count < max => {
                 let seconds = self.settings.last_call.as_secs_f64();
-                format!("{count} nodes are here; waiting for up to {} more for {seconds} s", max - count)
+                let here = if count == 1 { "1 node is".into() } else { format!("{count} nodes are") };
+                format!("{here} here; waiting for up to {} more for {seconds} s", max - count)
             }
             _ => String::new(),
         };
