@@ -1,13 +1,13 @@
 """Every command that the launcher's and the operator's pages show is run, as a reader would type it.
 
-A block of kind `console` holds commands behind `$ `. They are run one after another in a folder of the page's own, unless a
-comment before the block says otherwise:
+A block of kind `console` holds commands behind `$ `. They are run one after another in a folder of the
+page's own, unless a comment before the block says otherwise:
 
     <!-- test: together -->    at the same time, as on several machines
-    <!-- test: background -->  started, and left running until the page is through; its first line is waited for
+    <!-- test: background -->  started, and left running until the page is through; after its first line
     <!-- test: fails 1 -->     they end with this exit code
 
-`node-a` is this machine, and the well-known ports become free ones, so that pages can be tested at the same time.
+`node-a` is this machine, and the well-known ports become free ones: pages are tested at the same time.
 """
 
 import os
@@ -118,9 +118,7 @@ def test_every_flag_of_torchrun_is_in_the_table() -> None:
         env=ENVIRONMENT | os.environ,
         check=True,
     ).stdout
-    flags = {flag for flag in re.findall(r"^  (?:-\w,? ?\S*, )?(--[a-z-]+)", shown, re.MULTILINE)} - {
-        "--help"
-    }
+    flags = set(re.findall(r"^  (?:-\w,? ?\S*, )?(--[a-z-]+)", shown, re.MULTILINE)) - {"--help"}
     assert "--nproc-per-node" in flags
     page = (ROOT / "docs" / "migrating-from-torchrun.md").read_text()
     table = page[page.index("## Flags") : page.index("## What is different")]
