@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use tenfold_http::{QueryError, Request, Response};
@@ -13,6 +13,8 @@ use super::metrics::{self, Process};
 use super::runs::{self, Beats, Run};
 use super::verdict;
 
+/// For a survey of keys.
+const COUNTING_MAX: Duration = Duration::from_millis(300);
 /// Clients that are listed unless more are asked for.
 const CLIENTS: usize = 200;
 /// Bytes of a value that are shown.
@@ -137,7 +139,8 @@ impl Board {
 
     fn keys(&self, request: &Request) -> Answer {
         let prefix = bytes(request, "prefix")?.unwrap_or_default();
-        self.server.survey(&prefix).map(|survey| json(&survey)).ok_or_else(busy)
+        // Others wait for the same thread; a survey that takes long is there for the next who asks.
+        self.server.survey_within(&prefix, COUNTING_MAX).map(|survey| json(&survey)).ok_or_else(counting)
     }
 
     fn value(&self, request: &Request) -> Answer {
@@ -234,6 +237,10 @@ fn error(status: u16, error: &str, hint: &str) -> Response {
 
 fn bad(problem: &str, hint: &str) -> Response {
     error(400, problem, hint)
+}
+
+fn counting() -> Response {
+    error(503, "the keys are still being counted", "ask again in a moment")
 }
 
 fn busy() -> Response {

@@ -2,7 +2,8 @@
 //!
 //! Everybody who asks for the same prefix gets the same answer, and one that took the server `t` is given for 100 `t`
 //! before it is made again: who looks costs about a hundredth of the server, however many look. While a survey is made,
-//! a step of it is followed by nine times as long without one, unless nobody wanted anything meanwhile.
+//! a step of it is followed by nine times as long without one, unless nobody wanted anything meanwhile. Where turns take
+//! long, because there are thousands of clients, several steps are made after each: else a survey would never end.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, mpsc};
@@ -16,6 +17,8 @@ use crate::value::Value;
 const GOOD_FOR: u32 = 100;
 /// After a step that took `t` others have this many `t`, if they want them.
 const REST: u32 = 9;
+/// What a long turn of others allows at most, as time after which one step would be due: a tenth of it goes into steps.
+const CREDIT: Duration = Duration::from_millis(10);
 /// Prefixes that are being surveyed or wait for it; who asks for one more is told nothing.
 const WAITING_MAX: usize = 16;
 /// Who waits for the same answer.
@@ -113,7 +116,10 @@ impl Surveys {
         let end = clock();
         let took = end.duration_since(start);
         pending.cost += took;
-        self.next = Some(end + took * REST);
+        // Time that others had beyond what they were due counts for the steps that follow, but no more than a little.
+        let earliest = start.checked_sub(CREDIT).unwrap_or(start);
+        let from = self.next.map_or(start, |next| next.max(earliest));
+        self.next = Some((from + took * (REST + 1)).min(end + took * REST));
         if is_whole {
             let mut pending = self.pending.pop_front().expect("it was just looked at");
             let prefix = pending.walk.prefix().clone();
@@ -271,5 +277,19 @@ mod tests {
         assert!(world.surveys.is_due(true, world.now.get()));
         world.pass(MICROSECOND);
         assert!(world.surveys.is_due(false, world.now.get()));
+    }
+
+    #[test]
+    fn after_a_long_turn_of_others_several_steps_are_due_and_not_too_many() {
+        let mut world = World::new(100_000, 100 * MICROSECOND);
+        let _answers = world.ask("");
+        world.step();
+        world.pass(Duration::from_millis(500));
+        let mut steps = 0;
+        while world.surveys.is_due(false, world.now.get()) {
+            world.step();
+            steps += 1;
+        }
+        assert_eq!(steps, 12, "a tenth of the credit and of their own time, and the one that was due");
     }
 }

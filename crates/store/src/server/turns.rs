@@ -623,6 +623,9 @@ impl Loop {
         if self.surveys.is_due(is_idle, self.now) {
             self.surveys.step(&self.table, Instant::now);
         }
+        while !is_idle && self.surveys.is_due(false, self.now) {
+            self.surveys.step(&self.table, Instant::now);
+        }
     }
 
     /// Tells the table how many seconds have passed.
