@@ -97,7 +97,11 @@ impl Board {
     }
 
     fn runs(&self, now: Now) -> Response {
-        let runs = self.described(&self.server.facts().waiters, now);
+        // A rank that waits beyond those that are listed elsewhere must not look as if it ran.
+        let raw = runs::read(&self.server, &mut hold(&self.beats), now.instant);
+        let ranks: usize = raw.iter().map(runs::Raw::connections).sum();
+        let waiters = self.server.facts_with(ranks + Facts::WAITERS_MAX).waiters;
+        let runs = runs::describe(raw, &waiters);
         let mut runs = serde_json::to_value(runs).unwrap_or_default();
         runs.as_array_mut().into_iter().flatten().for_each(verdict::annotate);
         json(&runs)

@@ -57,6 +57,14 @@ pub(super) struct Raw {
     nodes: HashMap<String, Beat>,
 }
 
+impl Raw {
+    /// How many connections to the store its ranks have.
+    pub(super) fn connections(&self) -> usize {
+        let ranks = self.nodes.values().flat_map(|beat| &beat.ranks);
+        ranks.map(|rank| rank.store_connections.len()).sum()
+    }
+}
+
 /// What a node last said, and how long ago it said something new.
 #[derive(Debug)]
 struct Beat {

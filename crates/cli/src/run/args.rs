@@ -224,7 +224,8 @@ pub(crate) struct Args {
 #[derive(clap::Args, Debug)]
 #[command(next_help_heading = "Output")]
 struct OutputArgs {
-    /// Folder for log files; each run makes a folder of its own in it [default: a temporary one if files are wanted]
+    /// Folder for log files; each run makes a folder of its own in it [default: a temporary one if files are wanted].
+    /// Without -r and -t both streams of all ranks go to files and are shown here too
     #[arg(long, alias = "log_dir", value_name = "FOLDER", env = "PET_LOG_DIR", hide_env = true)]
     log_dir: Option<PathBuf>,
     /// Streams that go to log files instead of here: 1 standard output, 2 standard error, 3 both; or for some local ranks:
