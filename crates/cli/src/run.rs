@@ -29,6 +29,7 @@ mod pipes;
 mod program;
 mod progress;
 mod rank;
+mod ranks_store;
 mod rendezvous;
 mod status;
 
@@ -44,7 +45,6 @@ use rustix::process::Signal;
 use signal_hook::consts::SIGCHLD;
 use signal_hook::iterator::backend::SignalDelivery;
 use signal_hook::iterator::exfiltrator::SignalOnly;
-use tenfold_store::{Server, StoreExt as _};
 
 use crate::dashboard::{self, Dashboard};
 use crate::{FAILURE, Outcome, Program, SUCCESS};
@@ -55,11 +55,12 @@ use environment::{Job, Place, environment};
 use failure::{Failure, MemoryWatch, Words};
 pub(crate) use guard::stand_guard;
 use guard::{Finder, Guard, Mark};
-use inspect::{Connections, RankStatus, Usage};
+use inspect::{Connections, RankStatus};
 use logs::{Logs, RankLogs};
 use output::{Outlet, Prefix, Speaker};
-use progress::{Collective, Progress};
-use rank::{Birth, End, Rank, signal_name};
+use progress::Progress;
+use rank::{Birth, Rank, signal_name};
+use ranks_store::RanksStore;
 use rendezvous::{Assignment, Event, JobFailure, NodeInfo, Order, Rendezvous};
 use status::Status;
 
@@ -71,10 +72,6 @@ const FILES_A_RANK: usize = 16;
 const LAST_WORDS: Duration = Duration::from_secs(5);
 /// For the rendezvous to say that the job is over, when this node leaves.
 const LEAVING: Duration = Duration::from_secs(5);
-/// For the launcher of group rank 0 to say where its store is.
-const RANKS_STORE: Duration = Duration::from_secs(10);
-/// How launchers' own keys begin; clients put the first `/` there.
-const OWN_KEYS: &[u8] = b"/tenfold/";
 /// From the start of ranks to the first look at what they do.
 const FIRST_LOOK: Duration = Duration::from_secs(1);
 
@@ -761,8 +758,11 @@ impl Launch {
         let connections = if looks { Connections::to(round.store.port) } else { Connections::default() };
         let clock = SystemTime::now();
         let collectives = |rank: &Rank| self.progress.of(round.assignment.round, rank.local_rank, clock);
-        let statuses: Vec<RankStatus> =
-            round.ranks.iter().map(|rank| status(rank, now, &connections, collectives(rank))).collect();
+        let statuses: Vec<RankStatus> = round
+            .ranks
+            .iter()
+            .map(|rank| RankStatus::of(rank, now, &connections, collectives(rank)))
+            .collect();
         if let Ok(statuses) = serde_json::to_value(statuses) {
             self.tell(Order::Status(statuses));
         }
@@ -848,85 +848,8 @@ impl Launch {
     }
 }
 
-fn status(rank: &Rank, now: Instant, connections: &Connections, collectives: Vec<Collective>) -> RankStatus {
-    let process = rank.process().as_raw_pid().cast_unsigned();
-    let usage = if rank.is_running() { Usage::of(process) } else { None };
-    let usage = usage.unwrap_or_default();
-    let state = match (rank.end, usage.is_stopped) {
-        (Some(_), _) => "ended",
-        (None, true) => "stopped",
-        (None, false) => "running",
-    };
-    let started = rank.started.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    RankStatus {
-        rank: rank.number,
-        local_rank: rank.local_rank,
-        pid: process,
-        state,
-        end: rank.end.as_ref().map(End::to_string),
-        store_connections: if rank.is_running() { connections.of_group(process) } else { Vec::new() },
-        cpu_seconds: usage.cpu_seconds,
-        memory_bytes: usage.memory_bytes,
-        last_output_seconds: rank
-            .pipes
-            .last_output()
-            .map(|at| now.saturating_duration_since(at).as_secs_f64()),
-        started_unix: started.as_secs_f64(),
-        collectives,
-    }
-}
-
 fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
-}
-
-/// Where the ranks of a round find their store.
-struct RanksStore {
-    store: Arc<tenfold_store::TcpStore>,
-    met_at: Endpoint,
-    local_address: Option<String>,
-    /// The server there, if this launcher hosts it.
-    hosted: Option<Arc<Server>>,
-    node_id: String,
-    /// Of the keys by which a launcher says where the ranks' store is.
-    prefix: String,
-    own: Mutex<Option<(Server, Endpoint)>>,
-}
-
-impl RanksStore {
-    /// That of the launcher that hosts the store; if nobody of this job does, one that group rank 0's launcher opens.
-    ///
-    /// PyTorch's keys have the same names in every round and expect an empty store. By the time that a round begins all
-    /// ranks of the one before have ended; its keys are removed before any rank of this one is started.
-    fn of(&self, assignment: &Assignment) -> Result<Endpoint, String> {
-        let host = assignment.nodes.iter().find(|node| node.worker_store.is_some());
-        let known = host.and_then(|host| host.worker_store.as_deref());
-        if let (Some(address), 0) = (known, assignment.round) {
-            return Endpoint::parse(address, 0);
-        }
-        let key = format!("{}/{}", self.prefix, assignment.round);
-        let failed = |error: tenfold_store::Error| format!("cannot agree on a store for the ranks: {error}");
-        let is_host = match host {
-            Some(host) => host.id == self.node_id,
-            None => assignment.node_rank == 0,
-        };
-        if !is_host {
-            self.store.wait_for(&[&key], RANKS_STORE).map_err(failed)?;
-            let address = self.store.get(&key).map_err(failed)?;
-            return Endpoint::parse(&String::from_utf8_lossy(&address), 0);
-        }
-        if let (Some(server), Some(address)) = (&self.hosted, known) {
-            let emptied = server.forget_all_but(OWN_KEYS, RANKS_STORE);
-            emptied.ok_or("the store's server does not answer")?;
-            self.store.set(&key, address).map_err(failed)?;
-            return Endpoint::parse(address, 0);
-        }
-        let opened = endpoint::open_for_ranks(&self.met_at, self.local_address.as_deref())?;
-        let endpoint = opened.1.clone();
-        *self.own.lock().expect("nothing panics while holding it") = Some(opened); // and that of the round before ends
-        self.store.set(&key, endpoint.to_string()).map_err(failed)?;
-        Ok(endpoint)
-    }
 }
 
 #[cfg(test)]

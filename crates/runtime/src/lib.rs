@@ -38,7 +38,7 @@ mod wire;
 mod work;
 
 pub use collectives::{Collectives, FakeGroup};
-pub use fabric::Registration;
+pub use fabric::{ProgressEntry, Registration};
 pub use fault::{Error, Fault, FaultKind, Result, Scene};
 pub use group::{Group, Options, SparseTensor};
 pub use label::{Label, OpKind};

@@ -5,10 +5,12 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::{Instant, SystemTime};
 
 use serde::Serialize;
 
 use super::progress::Collective;
+use super::rank::{End, Rank};
 
 /// Processes of one rank that are looked at, and files of one process.
 const PROCESSES_MAX: usize = 64;
@@ -31,6 +33,41 @@ pub(super) struct RankStatus {
     pub(super) last_output_seconds: Option<f64>,
     pub(super) started_unix: f64,
     pub(super) collectives: Vec<Collective>,
+}
+
+impl RankStatus {
+    pub(super) fn of(
+        rank: &Rank,
+        now: Instant,
+        connections: &Connections,
+        collectives: Vec<Collective>,
+    ) -> Self {
+        let process = rank.process().as_raw_pid().cast_unsigned();
+        let usage = if rank.is_running() { Usage::of(process) } else { None };
+        let usage = usage.unwrap_or_default();
+        let state = match (rank.end, usage.is_stopped) {
+            (Some(_), _) => "ended",
+            (None, true) => "stopped",
+            (None, false) => "running",
+        };
+        let started = rank.started.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        RankStatus {
+            rank: rank.number,
+            local_rank: rank.local_rank,
+            pid: process,
+            state,
+            end: rank.end.as_ref().map(End::to_string),
+            store_connections: if rank.is_running() { connections.of_group(process) } else { Vec::new() },
+            cpu_seconds: usage.cpu_seconds,
+            memory_bytes: usage.memory_bytes,
+            last_output_seconds: rank
+                .pipes
+                .last_output()
+                .map(|at| now.saturating_duration_since(at).as_secs_f64()),
+            started_unix: started.as_secs_f64(),
+            collectives,
+        }
+    }
 }
 
 /// What is used, from `/proc/PID/stat`.

@@ -6,8 +6,9 @@
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use tempfile::TempDir;
+use tenfold::ProgressEntry;
 
 pub(super) const VARIABLE: &str = "TENFOLD_PROGRESS";
 
@@ -30,17 +31,6 @@ pub(super) struct Collective {
     under_way: bool,
     /// Since it began, or since it ended.
     seconds: f64,
-}
-
-#[derive(Deserialize)]
-struct Entry {
-    group: String,
-    rank: usize,
-    size: usize,
-    call: String,
-    number: u64,
-    under_way: bool,
-    since_unix: f64,
 }
 
 /// The folders of all ranks of a launcher; gone with it.
@@ -77,7 +67,7 @@ fn read(folder: &Path, now: f64) -> Vec<Collective> {
     let files = files.flatten().map(|file| file.path());
     let files = files.filter(|path| path.extension().is_some_and(|extension| extension == "json"));
     let mut all: Vec<Collective> =
-        files.take(FILES_MAX).filter_map(|path| parse(&path)).flatten().map(|entry| entry.at(now)).collect();
+        files.take(FILES_MAX).filter_map(|path| parse(&path)).flatten().map(|entry| at(entry, now)).collect();
     all.sort_by(|a, b| {
         let oldest_first = b.seconds.total_cmp(&a.seconds);
         b.under_way.cmp(&a.under_way).then(if a.under_way { oldest_first } else { oldest_first.reverse() })
@@ -87,21 +77,19 @@ fn read(folder: &Path, now: f64) -> Vec<Collective> {
 }
 
 /// What cannot be read is not worth a word: the next look finds a whole file.
-fn parse(path: &Path) -> Option<Vec<Entry>> {
+fn parse(path: &Path) -> Option<Vec<ProgressEntry>> {
     let is_short = std::fs::metadata(path).is_ok_and(|file| file.is_file() && file.len() <= BYTES_MAX);
     let text = is_short.then(|| std::fs::read(path).ok())??;
     serde_json::from_slice(&text).ok()
 }
 
-impl Entry {
-    fn at(self, now: f64) -> Collective {
-        let Entry { mut group, rank, size, mut call, number, under_way, since_unix } = self;
-        for text in [&mut group, &mut call] {
-            let end = (0..=NAME_MAX.min(text.len())).rev().find(|&end| text.is_char_boundary(end));
-            text.truncate(end.unwrap_or(0));
-        }
-        Collective { group, rank, size, call, number, under_way, seconds: (now - since_unix).max(0.0) }
+fn at(entry: ProgressEntry, now: f64) -> Collective {
+    let ProgressEntry { mut group, rank, size, mut call, number, under_way, since_unix } = entry;
+    for text in [&mut group, &mut call] {
+        let end = (0..=NAME_MAX.min(text.len())).rev().find(|&end| text.is_char_boundary(end));
+        text.truncate(end.unwrap_or(0));
     }
+    Collective { group, rank, size, call, number, under_way, seconds: (now - since_unix).max(0.0) }
 }
 
 #[cfg(test)]

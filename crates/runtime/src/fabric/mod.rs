@@ -33,6 +33,7 @@ use tenfold_plan::Rank;
 
 pub(crate) use peer::{Fate, Peer, Whereabouts};
 pub(crate) use progress::GroupProgress;
+pub use progress::ProgressEntry;
 pub use regions::Registration;
 
 use crate::engine::Engine;

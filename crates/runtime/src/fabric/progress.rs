@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tenfold_memory::Doing;
 
 use crate::label::Label;
@@ -30,17 +30,19 @@ pub(crate) struct GroupProgress {
     pub(crate) doing: Doing,
 }
 
-#[derive(Debug, Serialize, PartialEq)]
-struct Entry {
-    group: String,
-    rank: usize,
-    size: usize,
+/// What the file says of one group: a list of these, as JSON.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ProgressEntry {
+    pub group: String,
+    pub rank: usize,
+    pub size: usize,
     /// As in `all_reduce(sum, float32 × 1000)`.
-    call: String,
+    pub call: String,
     /// Which call of the group it is, counted from 1.
-    number: u64,
-    under_way: bool,
-    since_unix: f64,
+    pub number: u64,
+    pub under_way: bool,
+    /// When it began, or ended.
+    pub since_unix: f64,
 }
 
 #[derive(Debug)]
@@ -85,11 +87,11 @@ impl Progress {
         changed
     }
 
-    fn entries(&self, groups: &[GroupProgress]) -> Vec<Entry> {
+    fn entries(&self, groups: &[GroupProgress]) -> Vec<ProgressEntry> {
         let last = &groups[groups.len().saturating_sub(GROUPS_MAX)..];
         let entries = last.iter().filter_map(|group| {
             let label = Label::from_head(&group.doing.current).filter(|label| label.seq > 0)?;
-            Some(Entry {
+            Some(ProgressEntry {
                 group: group.name.to_string(),
                 rank: group.rank,
                 size: group.size,
@@ -103,7 +105,7 @@ impl Progress {
     }
 
     /// In one piece: whoever reads sees the old file or the new one.
-    fn write(&self, entries: &[Entry]) -> io::Result<()> {
+    fn write(&self, entries: &[ProgressEntry]) -> io::Result<()> {
         let unfinished = self.path.with_extension("new");
         std::fs::write(&unfinished, serde_json::to_vec(entries)?)?;
         std::fs::rename(unfinished, &self.path)
