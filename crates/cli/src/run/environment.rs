@@ -172,6 +172,7 @@ mod tests {
             ("ROLE_NAME", "trainer"),
             ("ROLE_RANK", "4"),
             ("ROLE_WORLD_SIZE", "5"),
+            ("TENFOLD_PROGRESS", "/p"),
             ("TENFOLD_RUN_MARK", "mark"),
             ("TORCHELASTIC_ERROR_FILE", "/e.json"),
             ("TORCHELASTIC_MAX_RESTARTS", "3"),
