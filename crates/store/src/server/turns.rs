@@ -620,11 +620,12 @@ impl Loop {
             let roll = self.rolls.pop_front().expect("it was just looked at");
             roll.answer(self.count, self.now);
         }
-        if self.surveys.is_due(is_idle, self.now) {
+        // Where nobody waits one step is enough: the loop comes back at once, and looks for clients before.
+        while self.surveys.is_due(is_idle, self.now) {
             self.surveys.step(&self.table, Instant::now);
-        }
-        while !is_idle && self.surveys.is_due(false, self.now) {
-            self.surveys.step(&self.table, Instant::now);
+            if is_idle {
+                break;
+            }
         }
     }
 
