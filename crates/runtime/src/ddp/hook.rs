@@ -33,7 +33,7 @@ pub trait CommHook: Send {
         Ok(())
     }
 
-    /// Buckets have been cut anew: what is remembered of the old ones is void.
+    /// Buckets have been cut anew, which happens once at most: what is remembered of the old ones is void.
     fn rebuilt(&mut self) {}
 }
 

@@ -558,18 +558,25 @@ impl Reducer {
         let homes: Vec<(usize, Range<usize>)> = (0..self.params.len())
             .map(|param| (self.buckets.home(param), self.places[param].clone()))
             .collect();
+        let former: Vec<Vec<usize>> = self.layout();
         self.buckets.rebuild(&self.params, &order);
+        let changed = self.layout() != former;
         let old = self.allocate();
         for (param, (home, Range { start, end })) in homes.into_iter().enumerate() {
             let size = self.params[param].dtype.size();
             let values = &old[home].memory().as_bytes()[start * size..end * size];
             self.bytes(param).copy_from_slice(values);
         }
-        if let Some(hook) = &mut self.options.hook {
+        if let Some(hook) = self.options.hook.as_mut().filter(|_| changed) {
             hook.rebuilt();
         }
         self.logger.rebuilt(&self.params, &self.buckets);
         Ok(Some(Rebuilt { memory: old.into_iter().map(GradBucket::into_memory).collect() }))
+    }
+
+    /// The parameters of each bucket.
+    fn layout(&self) -> Vec<Vec<usize>> {
+        (0..self.buckets.len()).map(|index| self.buckets.bucket(index).params.clone()).collect()
     }
 
     // ── uneven inputs ──────────────────────────────────────────────────────────────────────────────────────

@@ -2,7 +2,7 @@
 //!
 //! Bytes with different scales cannot be added up on the way, so every rank gets all ranks' bytes and adds them up itself, in the
 //! order of ranks: all end with the same bits. What rounding takes away is added to the next iteration's gradient (error
-//! feedback), so that in the long run nothing is lost.
+//! feedback), so that in the long run nothing is lost but what was kept for buckets that are then cut anew.
 
 use std::collections::HashMap;
 

@@ -23,7 +23,9 @@ fn reduce<H: CommHook + 'static>(
             .collect::<Result<Vec<_>>>()
     });
     let all = all.unwrap();
-    assert!(all.iter().all(|ranks| *ranks == all[0]), "ranks agree to the last bit");
+    let bits =
+        |rank: &[Vec<f32>]| -> Vec<u32> { rank.iter().flatten().map(|value| value.to_bits()).collect() };
+    assert!(all.iter().all(|rank| bits(rank) == bits(&all[0])), "ranks agree to the last bit");
     all.into_iter().next().unwrap()
 }
 
