@@ -1,7 +1,8 @@
 //! What ranks tell each other when a gradient is missing: everybody shall hear which, and on which ranks.
 //!
-//! The rank that misses one aborts the reducer's group, so that nobody waits for it any longer. Then each rank that failed sends
-//! to all others what it misses, by messages of the group from which the reducer was made, and listens for a while.
+//! A rank that misses one says so to all others and listens: often they miss the same. If they do not answer soon, they wait for a
+//! bucket that will not come; the rank then aborts the reducer's group, by which they learn that there is something to
+//! hear, and answer too. All this goes through a group made for it alone: whoever never answers makes that one fail at most.
 
 use std::time::Duration;
 
@@ -10,47 +11,44 @@ use tenfold_store::Deadline;
 use super::Param;
 use super::bucket::NAMES_SHOWN;
 use crate::fault::{show_duration, show_ranks};
+use crate::work::Work;
 use crate::{DType, Group, Rank, Tensor};
 
-/// How long a rank listens: others need no more than to notice that the group was aborted, unless they compute.
-const WAIT: Duration = Duration::from_secs(5);
+/// How long a rank listens before it disturbs the others: they need the time to get to the end of their iteration.
+const GRACE: Duration = Duration::from_secs(2);
 
-/// Messages of earlier reducers that are passed over.
-const STALE_MAX: usize = 8;
+/// How long a rank listens in all.
+const WAIT: Duration = Duration::from_secs(6);
 
 /// In the reason of an abort it says that ranks have more to tell each other.
 pub(super) const MISSING: &str = "no gradient at the end of iteration";
 
-/// What each rank misses, as far as known: a byte per parameter that is 1 for a missing one.
-pub(super) fn exchange(group: &Group, reducer: u64, own: &[u8]) -> Vec<Option<Vec<u8>>> {
-    let mut message = reducer.to_le_bytes().to_vec();
-    message.extend(own);
-    let until = Deadline::after(WAIT);
-    let calls = group.with_timeout(WAIT * 2);
+/// What each rank misses, as far as known: a byte per parameter that is 1 for a missing one. `disturb` is called if others do
+/// not answer, or at the end.
+pub(super) fn exchange(group: &Group, own: &[u8], disturb: impl FnOnce()) -> Vec<Option<Vec<u8>>> {
+    let (soon, late) = (Deadline::after(GRACE), Deadline::after(WAIT));
+    let group = group.background();
     let others: Vec<Rank> = (0..group.size()).filter(|rank| *rank != group.rank()).collect();
     for rank in &others {
-        // Whoever does not listen has failed or will hear of the abort.
-        let sent = calls.background().send_reserved(Tensor::from_slice(&message).lend(), *rank);
-        drop(sent);
+        drop(group.send(Tensor::from_slice(own).lend(), *rank, 0)); // it goes on without the handle
     }
-    let mut all = vec![None; group.size()];
-    all[group.rank()] = Some(own.to_vec());
+    let mut expected: Vec<(Rank, Tensor, Work)> = Vec::new();
     for rank in others {
-        all[rank] = receive(&calls, rank, &message, until);
-    }
-    all
-}
-
-fn receive(group: &Group, from: Rank, like: &[u8], until: Deadline) -> Option<Vec<u8>> {
-    for _ in 0..STALE_MAX {
-        let mut tensor = Tensor::zeros(DType::U8, like.len());
-        group.recv_reserved(tensor.lend(), from).ok()?.wait_by(until).ok()?;
-        let (reducer, states) = tensor.as_slice::<u8>().split_at(8);
-        if reducer == &like[..8] {
-            return Some(states.to_vec());
+        let mut answer = Tensor::zeros(DType::U8, own.len());
+        if let Ok(work) = group.recv(answer.lend(), rank, 0) {
+            expected.push((rank, answer, work));
         }
     }
-    None
+    let in_time = expected.iter().all(|(_, _, work)| work.wait_by(soon).is_ok());
+    disturb();
+    let mut all = vec![None; group.size()];
+    all[group.rank()] = Some(own.to_vec());
+    for (rank, answer, work) in expected {
+        if in_time || work.wait_by(late).is_ok() {
+            all[rank] = Some(answer.as_bytes().to_vec());
+        }
+    }
+    all
 }
 
 /// The message for all; nothing if nobody misses anything.
@@ -84,8 +82,7 @@ pub(super) fn describe(params: &[Param], all: &[Option<Vec<u8>>], iteration: u64
     }
     let silent: Vec<Rank> = (0..all.len()).filter(|rank| all[*rank].is_none()).collect();
     if !silent.is_empty() {
-        text +=
-            &format!("; {} did not say what it misses within {}", show_ranks(&silent), show_duration(WAIT));
+        text += &format!("; {} did not answer within {}", show_ranks(&silent), show_duration(WAIT));
     }
     Some(text)
 }

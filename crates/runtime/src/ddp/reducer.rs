@@ -26,9 +26,8 @@ use crate::{DType, Element, FaultKind, Group, Rank, ReduceOp, SparseTensor, Tens
 /// [`start_forward`](Reducer::start_forward) before it, time spent in forward is known too. After an error the reducer is
 /// of no use, on any rank.
 pub struct Reducer {
-    /// The caller's.
-    parent: Group,
     group: Group,
+    complaints: Group,
     params: Vec<Param>,
     options: Options,
     buckets: Buckets,
@@ -87,7 +86,7 @@ impl Reducer {
         }
         let buckets = Buckets::new(params, &options.limits, options.graph);
         let mut reducer = Reducer {
-            parent: group.clone(),
+            complaints: group.twin("ddp/complaints")?,
             divisor: own.size(),
             logger: Logger::new(&own, params, &options, &buckets),
             group: own.background(),
@@ -750,8 +749,7 @@ impl Reducer {
                 let alone: Vec<Option<Vec<u8>>> =
                     (0..self.group.size()).map(|rank| (rank == self.group.rank()).then(|| own.clone())).collect();
                 let reason = complaint::describe(&self.params, &alone, iteration).unwrap_or_default();
-                self.group.abort(&reason);
-                return self.complain(&own).unwrap_or_else(|| self.fail(Fault::argument(reason)));
+                return self.complain(&own, Some(&reason)).unwrap_or_else(|| self.fail(Fault::argument(reason)));
             }
         };
         self.fail(fault)
@@ -762,7 +760,7 @@ impl Reducer {
     fn broken(&mut self, bucket: Option<usize>, error: Error) -> Error {
         if error.kind() == FaultKind::Aborted
             && error.message().contains(complaint::MISSING)
-            && let Some(error) = self.complain(&vec![0; self.params.len()])
+            && let Some(error) = self.complain(&vec![0; self.params.len()], None)
         {
             return error;
         }
@@ -782,9 +780,10 @@ impl Reducer {
         self.remember(error)
     }
 
-    /// Finds out which gradients are missing where.
-    fn complain(&mut self, own: &[u8]) -> Option<Error> {
-        let all = complaint::exchange(&self.parent, self.group.id(), own);
+    /// Finds out which gradients are missing where; gives the group up for a reason, unless somebody has.
+    fn complain(&mut self, own: &[u8], reason: Option<&str>) -> Option<Error> {
+        let disturb = || reason.into_iter().for_each(|reason| self.group.abort(reason));
+        let all = complaint::exchange(&self.complaints, own, disturb);
         let fault = Fault::argument(complaint::describe(&self.params, &all, self.iteration)?);
         let fault = fault.hint(
             "give every parameter a gradient in every iteration, or set `find_unused_parameters` and name the unused ones",

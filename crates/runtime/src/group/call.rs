@@ -613,15 +613,6 @@ impl Group {
         })
     }
 
-    /// A message of the reducer, apart from the caller's own.
-    pub(crate) fn send_reserved(&self, tensor: TensorView, to: Rank) -> Result<Work> {
-        self.send_tagged(tensor, to, TAGS_RESERVED + 1)
-    }
-
-    pub(crate) fn recv_reserved(&self, tensor: TensorView, from: Rank) -> Result<Work> {
-        self.recv_tagged(tensor, from, TAGS_RESERVED + 1)
-    }
-
     /// Receives what anybody sends with `tag`; [`Work::source`] says who it was.
     ///
     /// # Errors

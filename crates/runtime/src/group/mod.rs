@@ -357,11 +357,6 @@ impl Group {
         self.inner.fabric.engine.with(|state| state.group(self.inner.index).sequence_number())
     }
 
-    /// A number that groups of one family do not share, the same on all ranks.
-    pub(crate) fn id(&self) -> u64 {
-        self.inner.id
-    }
-
     #[cold]
     pub(crate) fn ddp_error(&self, fault: Fault) -> Error {
         self.error(Label::new(OpKind::Ddp, 0), fault)
