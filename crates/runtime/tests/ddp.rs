@@ -578,13 +578,46 @@ fn models_that_cannot_be_trained_are_refused() {
     );
     assert_eq!(
         refused(vec![Param::new("huge", &[usize::MAX, 2], DType::F32)], Options::default),
-        format!("parameter 0 `huge` of [{}, 2] does not fit the address space", usize::MAX)
+        format!("with parameter 0 `huge` of [{}, 2] the model does not fit the address space", usize::MAX)
     );
     assert_eq!(
         refused(vec![Param::new("phase", &[2], DType::Complex64)], || Options::default()
             .reduce_dtype(DType::F16)),
         "parameter 0 `phase` of complex64 cannot be reduced as float16"
     );
+}
+
+#[test]
+fn buckets_may_be_given_and_must_make_sense() {
+    Group::threads(2, |group| {
+        let options = || Options::default().bucket_bytes(&[1]);
+        let mut reducer =
+            Reducer::new(&group, &weight_and_bias(), options().first_buckets(vec![vec![0], vec![1]]))?;
+        assert_eq!(reducer.buckets().bucket(0).params, [0]);
+        step(&mut reducer, &[1, 0], 1.0)?;
+        let refused = |layout| {
+            message(Reducer::new(&group, &weight_and_bias(), options().first_buckets(layout)).unwrap_err())
+        };
+        assert_eq!(refused(vec![vec![0]]), "the first buckets do not have each of 2 parameters once");
+        assert_eq!(
+            refused(vec![vec![0, 1], vec![]]),
+            "first bucket 1 is empty, of several dtypes, or has a sparse parameter that is not alone"
+        );
+        assert_eq!(
+            message(reducer.set_hook(Largest).unwrap_err()),
+            "a hook is set before the first backward"
+        );
+        let mut reducer = Reducer::new(&group, &weight_and_bias(), Options::default())?;
+        reducer.set_hook(Largest)?;
+        assert_eq!(
+            message(reducer.set_hook(Largest).unwrap_err()),
+            "the reducer has a hook already, and can have one only"
+        );
+        step(&mut reducer, &[1, 0], 2.0)?;
+        assert_eq!(reducer.gradient::<f32>(1)?, [20.0; 2]);
+        Ok(())
+    })
+    .unwrap();
 }
 
 #[test]

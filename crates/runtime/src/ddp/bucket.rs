@@ -13,6 +13,8 @@ pub struct GradBucket {
     memory: Tensor,
     /// What is reduced in place of the memory.
     buffer: Option<Tensor>,
+    /// What was so in the last iteration, to be used again.
+    spare: Option<Tensor>,
     parts: Vec<Part>,
 }
 
@@ -38,7 +40,7 @@ impl GradBucket {
         };
         let parts: Vec<Part> = params.map(part).collect();
         let dtype = parts.first().map_or(DType::F32, |part| part.param.dtype);
-        GradBucket { index, is_last, memory: allocate(group, dtype, end), buffer: None, parts }
+        GradBucket { index, is_last, memory: allocate(group, dtype, end), buffer: None, spare: None, parts }
     }
 
     /// Which bucket it is: they are launched in this order.
@@ -112,7 +114,9 @@ impl GradBucket {
     /// Reduces a copy in another dtype.
     pub(super) fn reduce_as(&mut self, group: &Group, dtype: DType) {
         if dtype != self.memory.dtype() {
-            let mut narrow = allocate(group, dtype, self.memory.elements());
+            let fits = |spare: &Tensor| spare.dtype() == dtype && !spare.is_lent();
+            let spare = self.spare.take().filter(fits);
+            let mut narrow = spare.unwrap_or_else(|| allocate(group, dtype, self.memory.elements()));
             numbers::convert(&self.memory, &mut narrow);
             self.set_buffer(narrow);
         }
@@ -122,6 +126,7 @@ impl GradBucket {
     pub(super) fn settle(&mut self) {
         if let Some(buffer) = self.buffer.take() {
             numbers::convert(&buffer, &mut self.memory);
+            self.spare = Some(buffer);
         }
     }
 

@@ -141,6 +141,12 @@ impl Buckets {
         Self::over(buckets, params.len(), limits, graph)
     }
 
+    /// For the first iteration: these buckets, launched in this order.
+    pub fn with_layout(params: &[Param], layout: &[Vec<usize>], limits: &[usize], graph: Graph) -> Self {
+        let bucket = |params: &Vec<usize>| Assignment { params: params.clone(), limit: usize::MAX };
+        Self::over(layout.iter().map(bucket).collect(), params.len(), limits, graph)
+    }
+
     fn over(buckets: Vec<Assignment>, count: usize, limits: &[usize], graph: Graph) -> Self {
         let mut home = vec![0; count];
         for (index, bucket) in buckets.iter().enumerate() {

@@ -8,6 +8,7 @@ use crate::DType;
 #[derive(Debug)]
 pub struct Options {
     pub(super) limits: Vec<usize>,
+    pub(super) first_buckets: Option<Vec<Vec<usize>>>,
     pub(super) graph: Graph,
     pub(super) reduce_dtype: Option<DType>,
     pub(super) join: Option<Divisor>,
@@ -27,6 +28,7 @@ impl Default for Options {
     fn default() -> Self {
         Options {
             limits: vec![FIRST_BUCKET_BYTES, BUCKET_BYTES],
+            first_buckets: None,
             graph: Graph::Whole,
             reduce_dtype: None,
             join: None,
@@ -43,6 +45,14 @@ impl Options {
         if !limits.is_empty() {
             self.limits = limits.to_vec();
         }
+        self
+    }
+
+    /// Which parameters share a bucket until buckets are cut anew; by default one per dtype. See
+    /// [`assign_by_size`](super::assign_by_size).
+    #[must_use]
+    pub fn first_buckets(mut self, layout: Vec<Vec<usize>>) -> Self {
+        self.first_buckets = Some(layout);
         self
     }
 
@@ -92,6 +102,9 @@ impl Options {
     pub(super) fn describe(&self) -> String {
         let limits: Vec<String> = self.limits.iter().map(usize::to_string).collect();
         let mut text = format!("buckets of {} bytes", limits.join(", "));
+        if let Some(layout) = &self.first_buckets {
+            text += &format!(", at first {layout:?}");
+        }
         match self.graph {
             Graph::Whole => {}
             Graph::Unused => text += ", find_unused_parameters",
