@@ -23,18 +23,26 @@ const WAIT: Duration = Duration::from_secs(6);
 /// In the reason of an abort it says that ranks have more to tell each other.
 pub(super) const MISSING: &str = "no gradient at the end of iteration";
 
-/// What each rank misses, as far as known: a byte per parameter that is 1 for a missing one. `disturb` is called if others do
-/// not answer, or at the end.
-pub(super) fn exchange(group: &Group, own: &[u8], disturb: impl FnOnce()) -> Vec<Option<Vec<u8>>> {
+/// What a rank misses.
+#[derive(Clone, Debug)]
+pub(super) struct Complaint {
+    /// In which it is.
+    pub(super) iteration: u64,
+    /// A byte per parameter that is 1 for a missing one.
+    pub(super) missing: Vec<u8>,
+}
+
+/// What each rank misses, as far as known. `disturb` is called when all have answered, or have not done so for a while.
+pub(super) fn exchange(group: &Group, own: &Complaint, disturb: impl FnOnce()) -> Vec<Option<Complaint>> {
+    let message = [own.iteration.to_le_bytes().as_slice(), &own.missing].concat();
     let (soon, late) = (Deadline::after(GRACE), Deadline::after(WAIT));
     let group = group.background();
     let others: Vec<Rank> = (0..group.size()).filter(|rank| *rank != group.rank()).collect();
-    for rank in &others {
-        drop(group.send(Tensor::from_slice(own).lend(), *rank, 0)); // it goes on without the handle
-    }
+    let say = |rank: &Rank| group.send(Tensor::from_slice(&message).lend(), *rank, 0);
+    let said: Vec<Work> = others.iter().filter_map(|rank| say(rank).ok()).collect();
     let mut expected: Vec<(Rank, Tensor, Work)> = Vec::new();
     for rank in others {
-        let mut answer = Tensor::zeros(DType::U8, own.len());
+        let mut answer = Tensor::zeros(DType::U8, message.len());
         if let Ok(work) = group.recv(answer.lend(), rank, 0) {
             expected.push((rank, answer, work));
         }
@@ -42,31 +50,33 @@ pub(super) fn exchange(group: &Group, own: &[u8], disturb: impl FnOnce()) -> Vec
     let in_time = expected.iter().all(|(_, _, work)| work.wait_by(soon).is_ok());
     disturb();
     let mut all = vec![None; group.size()];
-    all[group.rank()] = Some(own.to_vec());
+    all[group.rank()] = Some(own.clone());
     for (rank, answer, work) in expected {
         if in_time || work.wait_by(late).is_ok() {
-            all[rank] = Some(answer.as_bytes().to_vec());
+            all[rank] = answer.as_bytes().split_first_chunk().map(|(iteration, missing)| Complaint {
+                iteration: u64::from_le_bytes(*iteration),
+                missing: missing.to_vec(),
+            });
         }
     }
+    // Whoever leaves before the others have heard it takes its complaint along.
+    said.iter().for_each(|work| _ = work.wait_by(late));
     all
 }
 
 /// The message for all; nothing if nobody misses anything.
-pub(super) fn describe(params: &[Param], all: &[Option<Vec<u8>>], iteration: u64) -> Option<String> {
-    let answered = all.iter().flatten().count();
+pub(super) fn describe(params: &[Param], all: &[Option<Complaint>]) -> Option<String> {
+    let misses =
+        |rank: &Rank, param| all[*rank].as_ref().is_some_and(|complaint| complaint.missing[param] == 1);
     let missing: Vec<(usize, Vec<Rank>)> = (0..params.len())
-        .map(|param| {
-            let misses = |states: &Option<Vec<u8>>| states.as_ref().is_some_and(|states| states[param] == 1);
-            (param, (0..all.len()).filter(|rank| misses(&all[*rank])).collect::<Vec<Rank>>())
-        })
+        .map(|param| (param, (0..all.len()).filter(|rank| misses(rank, param)).collect::<Vec<Rank>>()))
         .filter(|(_, ranks)| !ranks.is_empty())
         .collect();
-    if missing.is_empty() {
-        return None;
-    }
+    let complaining = all.iter().flatten().filter(|complaint| complaint.missing.contains(&1));
+    let iteration = complaining.map(|complaint| complaint.iteration).max()?;
     let shown = missing.iter().take(NAMES_SHOWN).map(|(param, ranks)| {
         let name = &params[*param].name;
-        if ranks.len() == answered && answered == all.len() {
+        if ranks.len() == all.len() {
             format!("`{name}` on all ranks")
         } else {
             format!("`{name}` on {}", show_ranks(ranks))

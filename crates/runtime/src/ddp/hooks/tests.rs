@@ -78,30 +78,30 @@ fn bytes_are_rounded_by_block_and_make_up_for_it_later() {
     let ours = reduce(size, &[COUNT], steps, Int8::new, gradient);
     let mut errors = vec![vec![0.0_f32; COUNT]; size];
     let (mut total, mut true_total) = (vec![0.0_f64; COUNT], vec![0.0_f64; COUNT]);
-    for step in 0..steps {
+    for (step, ours) in ours.iter().enumerate() {
         let mut sums = vec![0.0_f32; COUNT];
-        for rank in 0..size {
+        for (rank, errors) in errors.iter_mut().enumerate() {
             let mut values = gradient(rank, step);
             true_total
                 .iter_mut()
                 .zip(&values)
                 .for_each(|(sum, value)| *sum += f64::from(*value) / size as f64);
             for place in 0..COUNT {
-                values[place] += errors[rank][place];
+                values[place] += errors[place];
             }
             for block in (0..COUNT).step_by(512) {
                 let block = block..(block + 512).min(COUNT);
                 let scale = values[block.clone()].iter().map(|value| value.abs()).fold(0.0, f32::max) / 127.0;
                 for place in block {
                     let rounded = (values[place] / scale).round() * scale;
-                    errors[rank][place] = values[place] - rounded;
+                    errors[place] = values[place] - rounded;
                     sums[place] += rounded;
                 }
             }
         }
         for place in 0..COUNT {
-            assert_eq!(ours[step][place], sums[place] / size as f32, "step {step}, element {place}");
-            total[place] += f64::from(ours[step][place]);
+            assert_eq!(ours[place], sums[place] / size as f32, "step {step}, element {place}");
+            total[place] += f64::from(ours[place]);
         }
     }
     for place in 0..COUNT {
@@ -174,9 +174,8 @@ impl Reference {
             .collect();
         let value = |e: usize| (0..RANK).map(|k| p[k][e / COLUMNS] * self.q[k][e % COLUMNS]).sum();
         let result: Vec<f64> = (0..ROWS * COLUMNS).map(value).collect();
-        for rank in 0..size {
-            self.errors[rank] = (0..ROWS * COLUMNS).map(|e| own[rank][e] - result[e]).collect();
-        }
+        let error = |own: &Vec<f64>| own.iter().zip(&result).map(|(own, result)| own - result).collect();
+        self.errors = own.iter().map(error).collect();
         result
     }
 }

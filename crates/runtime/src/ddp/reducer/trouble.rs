@@ -4,6 +4,7 @@
 //! reducer and gives up its group, so that the others fail too and say why.
 
 use super::super::buckets::{Misuse, is_order_of};
+use super::super::complaint::Complaint;
 use super::super::options::Options;
 use super::super::{Param, complaint, numbers};
 use super::{Phase, Reducer};
@@ -95,11 +96,11 @@ impl Reducer {
             ))
             .hint("make the reducer without `static_graph`"),
             Misuse::Missing { params } => {
-                let mut own = vec![0; self.params.len()];
-                params.iter().for_each(|param| own[*param] = 1);
-                let alone: Vec<Option<Vec<u8>>> =
-                    (0..self.group.size()).map(|rank| (rank == self.group.rank()).then(|| own.clone())).collect();
-                let reason = complaint::describe(&self.params, &alone, iteration).unwrap_or_default();
+                let mut own = self.complaint();
+                params.iter().for_each(|param| own.missing[*param] = 1);
+                let mut all = vec![Some(self.complaint()); self.group.size()];
+                all[self.group.rank()] = Some(own.clone());
+                let reason = complaint::describe(&self.params, &all).unwrap_or_default();
                 return self.complain(&own, Some(&reason)).unwrap_or_else(|| self.fail(Fault::argument(reason)));
             }
         };
@@ -111,7 +112,7 @@ impl Reducer {
     pub(super) fn broken(&mut self, bucket: Option<usize>, error: Error) -> Error {
         if error.kind() == FaultKind::Aborted
             && error.message().contains(complaint::MISSING)
-            && let Some(error) = self.complain(&vec![0; self.params.len()], None)
+            && let Some(error) = self.complain(&self.complaint(), None)
         {
             return error;
         }
@@ -131,11 +132,16 @@ impl Reducer {
         self.remember(error)
     }
 
+    /// That of a rank that misses nothing.
+    fn complaint(&self) -> Complaint {
+        Complaint { iteration: self.iteration, missing: vec![0; self.params.len()] }
+    }
+
     /// Finds out which gradients are missing where; gives the group up for a reason, unless somebody has.
-    pub(super) fn complain(&mut self, own: &[u8], reason: Option<&str>) -> Option<Error> {
+    pub(super) fn complain(&mut self, own: &Complaint, reason: Option<&str>) -> Option<Error> {
         let disturb = || reason.into_iter().for_each(|reason| self.group.abort(reason));
         let all = complaint::exchange(&self.complaints, own, disturb);
-        let fault = Fault::argument(complaint::describe(&self.params, &all, self.iteration)?);
+        let fault = Fault::argument(complaint::describe(&self.params, &all)?);
         let fault = fault.hint(
             "give every parameter a gradient in every iteration, or set `find_unused_parameters` and name the unused ones",
         );
