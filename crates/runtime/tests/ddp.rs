@@ -165,7 +165,7 @@ fn bits_in_a_process(rank: &Rank) {
 fn a_rank_that_dies_in_backward_is_named_by_the_others() {
     let store = local_store();
     let mut ranks = Job::new("death", 3).start(store.address());
-    ranks.wait_for_event(1, "in backward", LIMIT);
+    ranks.wait_for_all("in backward", LIMIT);
     ranks.kill(1);
     ranks.tell(0, "go on");
     ranks.tell(2, "go on");
@@ -292,7 +292,8 @@ fn unused_parameters_count_as_zero_and_those_that_nobody_used_are_known() {
 fn a_static_graph_knows_how_often_each_parameter_comes() {
     Group::threads(2, |group| {
         let params: Vec<Param> = (0..3).map(|number| Param::new(format!("p{number}"), &[5], DType::F32)).collect();
-        let mut reducer = Reducer::new(&group, &params, Options::default().static_graph())?;
+        let mut reducer = Reducer::new(&group, &params, Options::default())?;
+        reducer.set_static_graph()?;
         let value = (1.0 + group.rank() as f32).to_ne_bytes();
         let gradient: Vec<u8> = (0..5).flat_map(|_| value).collect();
         for step in 0..4 {
@@ -606,6 +607,10 @@ fn buckets_may_be_given_and_must_make_sense() {
         assert_eq!(
             message(reducer.set_hook(Largest).unwrap_err()),
             "a hook is set before the first backward"
+        );
+        assert_eq!(
+            message(reducer.set_static_graph().unwrap_err()),
+            "a static graph is declared before the first backward"
         );
         let mut reducer = Reducer::new(&group, &weight_and_bias(), Options::default())?;
         reducer.set_hook(Largest)?;

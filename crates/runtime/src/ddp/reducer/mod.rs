@@ -216,11 +216,23 @@ impl Reducer {
         if self.options.hook.is_some() {
             return Err(self.refuse("the reducer has a hook already, and can have one only"));
         }
-        if self.iteration > 1 || self.phase == Phase::Backward {
-            return Err(self.refuse("a hook is set before the first backward"));
-        }
+        self.check_before_training("a hook is set")?;
         self.logger.set("comm_hook", hook.name());
         self.options.hook = Some(Box::new(hook));
+        Ok(())
+    }
+
+    /// As [`Options::static_graph`], for a reducer that has reduced nothing yet. All ranks do the same.
+    ///
+    /// # Errors
+    /// If it is too late.
+    pub fn set_static_graph(&mut self) -> Result<()> {
+        self.check_usable()?;
+        self.check_before_training("a static graph is declared")?;
+        self.options.graph = Graph::Static;
+        self.buckets =
+            Buckets::with_layout(&self.params, &self.layout(), &self.options.limits, Graph::Static);
+        self.logger.set_integer("static_graph", 1);
         Ok(())
     }
 

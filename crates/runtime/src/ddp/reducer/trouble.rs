@@ -60,6 +60,13 @@ impl Reducer {
         Ok(())
     }
 
+    pub(super) fn check_before_training(&self, what: &str) -> Result<()> {
+        if self.iteration == 1 && self.phase != Phase::Backward {
+            return Ok(());
+        }
+        Err(self.refuse(format!("{what} before the first backward")))
+    }
+
     pub(super) fn check_param(&self, param: usize) -> Result<()> {
         if param < self.params.len() {
             return Ok(());
