@@ -349,6 +349,31 @@ fn ranks_that_run_out_of_data_add_nothing_and_keep_up() {
 }
 
 #[test]
+fn a_rank_without_any_data_shadows_every_kind_of_graph() {
+    let graphs: [fn() -> Options; 3] = [
+        Options::default,
+        || Options::default().find_unused_parameters(),
+        || Options::default().static_graph(),
+    ];
+    for graph in graphs {
+        let ends = Group::threads(3, |group| {
+            let options = graph().join(Divisor::Initial).bucket_bytes(&[1]);
+            let mut reducer = Reducer::new(&group, &weight_and_bias(), options)?;
+            let mut seen = Vec::new();
+            for _batch in 0..2 * group.rank() {
+                step(&mut reducer, &[1, 0], 3.0)?;
+                seen.push(reducer.gradient::<f32>(1)?[0]);
+            }
+            while reducer.shadow()? {
+                seen.push(reducer.gradient::<f32>(1)?[0]);
+            }
+            Ok(seen)
+        });
+        assert_eq!(ends.unwrap(), vec![vec![2.0, 2.0, 1.0, 1.0]; 3]);
+    }
+}
+
+#[test]
 fn uneven_ranks_rebuild_and_skip_together() {
     let ends = Group::threads(2, |group| {
         let mut reducer = Reducer::new(
@@ -701,6 +726,63 @@ fn a_rank_that_misses_nothing_hears_what_others_miss() {
         );
         assert!(text.ends_with("`p20` on rank 1 and 4 more"), "{text}");
     }
+}
+
+/// A hook that asks for something impossible on one rank.
+struct Broken;
+
+impl CommHook for Broken {
+    fn name(&self) -> &str {
+        "broken"
+    }
+
+    fn launch(&mut self, bucket: &mut GradBucket, group: &Group) -> Result<Option<Work>> {
+        let root = if group.rank() == 1 { 99 } else { 0 };
+        group.broadcast(bucket.buffer_mut().lend(), root).map(Some)
+    }
+}
+
+#[test]
+fn a_hook_that_fails_on_one_rank_fails_the_iteration_on_all() {
+    let errors = errors(3, |group| {
+        let mut reducer = Reducer::new(&group, &weight_and_bias(), Options::default().hook(Broken))?;
+        step(&mut reducer, &[1, 0], 1.0)?;
+        step(&mut reducer, &[1, 0], 1.0) // the root is through with a broadcast before the others are
+    });
+    let reason = "root 99 is out of range: ranks are 0 to 2, in bucket 0 with `weight`, `bias`";
+    assert_eq!(errors[1].message(), reason);
+    for rank in [0, 2] {
+        assert!(errors[rank].message().contains(&format!("aborted the group: {reason}")), "{}", errors[rank]);
+        assert_eq!(errors[rank].peer(), Some(1));
+    }
+}
+
+#[test]
+fn a_rank_that_is_late_is_named_with_the_bucket_that_waits_for_it() {
+    let failed = Barrier::new(2);
+    let errors = Group::threads(2, |group| {
+        let patient = group.with_timeout(Duration::from_secs(2));
+        let mut reducer = Reducer::new(&patient, &weight_and_bias(), Options::default())?;
+        reducer.start_backward()?;
+        if group.rank() == 1 {
+            failed.wait();
+        }
+        let error = step_from_here(&mut reducer).unwrap_err();
+        if group.rank() == 0 {
+            failed.wait();
+        }
+        Ok(error)
+    });
+    let errors = errors.unwrap();
+    assert_eq!((errors[0].kind(), errors[0].peer()), (FaultKind::Timeout, Some(1)), "{}", errors[0]);
+    assert!(errors[0].message().contains("rank 1"), "{}", errors[0]);
+    assert!(errors[0].message().ends_with(", in bucket 0 with `weight`, `bias`"), "{}", errors[0]);
+}
+
+fn step_from_here(reducer: &mut Reducer) -> Result<()> {
+    reducer.grad_ready(1)?;
+    reducer.grad_ready(0)?;
+    reducer.finish()
 }
 
 #[test]
