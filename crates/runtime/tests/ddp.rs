@@ -737,8 +737,10 @@ impl CommHook for Broken {
     }
 
     fn launch(&mut self, bucket: &mut GradBucket, group: &Group) -> Result<Option<Work>> {
-        let root = if group.rank() == 1 { 99 } else { 0 };
-        group.broadcast(bucket.buffer_mut().lend(), root).map(Some)
+        let view = bucket.buffer_mut().lend();
+        let work =
+            if group.rank() == 1 { group.broadcast(view, 99) } else { group.all_reduce(view, ReduceOp::Sum) };
+        work.map(Some)
     }
 }
 
@@ -746,8 +748,7 @@ impl CommHook for Broken {
 fn a_hook_that_fails_on_one_rank_fails_the_iteration_on_all() {
     let errors = errors(3, |group| {
         let mut reducer = Reducer::new(&group, &weight_and_bias(), Options::default().hook(Broken))?;
-        step(&mut reducer, &[1, 0], 1.0)?;
-        step(&mut reducer, &[1, 0], 1.0) // the root is through with a broadcast before the others are
+        step(&mut reducer, &[1, 0], 1.0)
     });
     let reason = "root 99 is out of range: ranks are 0 to 2, in bucket 0 with `weight`, `bias`";
     assert_eq!(errors[1].message(), reason);
@@ -767,16 +768,17 @@ fn a_rank_that_is_late_is_named_with_the_bucket_that_waits_for_it() {
         if group.rank() == 1 {
             failed.wait();
         }
-        let error = step_from_here(&mut reducer).unwrap_err();
+        // The late one may find all it needs before it hears that the other gave up.
+        let error = step_from_here(&mut reducer).err();
         if group.rank() == 0 {
             failed.wait();
         }
         Ok(error)
     });
-    let errors = errors.unwrap();
-    assert_eq!((errors[0].kind(), errors[0].peer()), (FaultKind::Timeout, Some(1)), "{}", errors[0]);
-    assert!(errors[0].message().contains("rank 1"), "{}", errors[0]);
-    assert!(errors[0].message().ends_with(", in bucket 0 with `weight`, `bias`"), "{}", errors[0]);
+    let error = errors.unwrap().remove(0).expect("nobody came");
+    assert_eq!((error.kind(), error.peer()), (FaultKind::Timeout, Some(1)), "{error}");
+    assert!(error.message().contains("rank 1"), "{error}");
+    assert!(error.message().ends_with(", in bucket 0 with `weight`, `bias`"), "{error}");
 }
 
 fn step_from_here(reducer: &mut Reducer) -> Result<()> {
