@@ -20,6 +20,12 @@ fn rank_entry() {
     support::run_as_rank(JOBS);
 }
 
+/// A reducer may be made on one thread and used on another.
+const _: fn() = || {
+    fn can_be_sent<T: Send>() {}
+    can_be_sent::<Reducer>();
+};
+
 const LIMIT: Duration = Duration::from_secs(40);
 
 /// Numbers as good as random, the same everywhere.
@@ -144,6 +150,81 @@ fn averages_have_the_bits_of_a_plain_all_reduce_for_any_buckets_dtypes_orders_an
             Ok(())
         };
         Group::threads_with(size, &options, every_layout).unwrap();
+    }
+}
+
+/// What a rank has added up since the last reduction, kept by the test; nothing where it had no gradient.
+type Sums = Vec<Option<f32>>;
+
+/// Iterations with and without synchronisation, with unused parameters, in any order; all that happens follows from the seed.
+fn any_program(group: &Group, seed: u64) -> Result<()> {
+    let (rank, size) = (group.rank(), group.size());
+    let mut common = random(seed);
+    let params: Vec<Param> = (0..1 + common() as usize % 6)
+        .map(|number| Param::new(format!("p{number}"), &[1 + common() as usize % 9], DType::F32))
+        .collect();
+    let limits = [1 + common() as usize % 60, 1 + common() as usize % 60];
+    let finds_unused = common().is_multiple_of(2);
+    let options = Options::default().bucket_bytes(&limits);
+    let options = if finds_unused { options.find_unused_parameters() } else { options };
+    let mut reducer = Reducer::new(group, &params, options)?;
+    let mut sums: Vec<Sums> = vec![vec![None; params.len()]; size];
+    for step in 0..8 {
+        let sync = common() % 3 > 0;
+        reducer.set_sync(sync);
+        // Everybody knows what everybody does, so that the test can add it up.
+        let uses: Vec<Vec<bool>> =
+            (0..size).map(|_| params.iter().map(|_| !finds_unused || common() % 3 > 0).collect()).collect();
+        let values: Vec<Vec<f32>> =
+            (0..size).map(|_| params.iter().map(|_| (common() % 100 * 12) as f32).collect()).collect();
+        let order = shuffled(params.len(), seed + step + 1000 * rank as u64);
+        let unused: Vec<usize> = (0..params.len()).filter(|param| !uses[rank][*param]).collect();
+        reducer.start_backward_without(&unused)?;
+        for param in order.into_iter().filter(|param| uses[rank][*param]) {
+            let value = values[rank][param];
+            if common_coin(seed, step, param) {
+                let bytes: Vec<u8> =
+                    vec![value; params[param].elements()].iter().flat_map(|v| v.to_ne_bytes()).collect();
+                reducer.grad_ready_from(param, &bytes)?;
+            } else {
+                let before = sums[rank][param].unwrap_or(0.0);
+                reducer.gradient_mut::<f32>(param)?.fill(before + value);
+                reducer.grad_ready(param)?;
+            }
+        }
+        reducer.finish()?;
+        for (sums, (uses, values)) in sums.iter_mut().zip(uses.iter().zip(&values)) {
+            for (param, sum) in sums.iter_mut().enumerate().filter(|(param, _)| uses[*param]) {
+                *sum = Some(sum.unwrap_or(0.0) + values[param]);
+            }
+        }
+        if sync {
+            for (param, shape) in params.iter().enumerate() {
+                let total: f32 = sums.iter().map(|sums| sums[param].unwrap_or(0.0)).sum();
+                let expected = vec![total / size as f32; shape.elements()];
+                assert_eq!(
+                    reducer.gradient::<f32>(param)?,
+                    expected,
+                    "seed {seed}, step {step}, parameter {param}"
+                );
+                let used = sums.iter().any(|sums| sums[param].is_some());
+                assert!(used == reducer.is_used_anywhere(param) || !finds_unused, "seed {seed}, step {step}");
+            }
+            sums.iter_mut().flatten().for_each(|sum| *sum = None);
+        }
+    }
+    Ok(())
+}
+
+fn common_coin(seed: u64, step: u64, param: usize) -> bool {
+    random(seed + step * 31 + param as u64)() & 64 == 0
+}
+
+#[test]
+fn any_program_of_iterations_gives_the_averages_that_a_sheet_of_paper_gives() {
+    for seed in 0..60 {
+        // Multiples of 12 are divided by up to four ranks without rounding.
+        Group::threads(1 + seed as usize % 4, |group| any_program(&group, seed)).unwrap();
     }
 }
 
