@@ -170,11 +170,12 @@ fn any_program(group: &Group, seed: u64) -> Result<()> {
     let mut reducer = Reducer::new(group, &params, options)?;
     let mut sums: Vec<Sums> = vec![vec![None; params.len()]; size];
     for step in 0..8 {
-        let sync = common() % 3 > 0;
+        let sync = !common().is_multiple_of(3);
         reducer.set_sync(sync);
         // Everybody knows what everybody does, so that the test can add it up.
-        let uses: Vec<Vec<bool>> =
-            (0..size).map(|_| params.iter().map(|_| !finds_unused || common() % 3 > 0).collect()).collect();
+        let uses: Vec<Vec<bool>> = (0..size)
+            .map(|_| params.iter().map(|_| !finds_unused || !common().is_multiple_of(3)).collect())
+            .collect();
         let values: Vec<Vec<f32>> =
             (0..size).map(|_| params.iter().map(|_| (common() % 100 * 12) as f32).collect()).collect();
         let order = shuffled(params.len(), seed + step + 1000 * rank as u64);

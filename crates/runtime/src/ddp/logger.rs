@@ -72,7 +72,6 @@ impl Logger {
     pub(super) fn new(group: &Group, params: &[Param], options: &Options, buckets: &Buckets) -> Self {
         let mut logger = Logger::default();
         let mut dtypes: Vec<&str> = params.iter().map(|param| param.dtype.name()).collect();
-        dtypes.dedup();
         dtypes.sort_unstable();
         dtypes.dedup();
         let cap = options.limits.iter().max().copied().unwrap_or_default();
