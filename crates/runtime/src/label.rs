@@ -36,10 +36,11 @@ pub enum OpKind {
     Split = 102,
     Connect = 103,
     Register = 104,
+    Ddp = 105,
 }
 
 impl OpKind {
-    pub const ALL: [OpKind; 23] = [
+    pub const ALL: [OpKind; 24] = [
         OpKind::Broadcast,
         OpKind::AllReduce,
         OpKind::AllReduceCoalesced,
@@ -63,6 +64,7 @@ impl OpKind {
         OpKind::Split,
         OpKind::Connect,
         OpKind::Register,
+        OpKind::Ddp,
     ];
 
     /// As the Rust method is called.
@@ -91,6 +93,7 @@ impl OpKind {
             OpKind::Split => "split",
             OpKind::Connect => "connect",
             OpKind::Register => "register",
+            OpKind::Ddp => "ddp",
         }
     }
 

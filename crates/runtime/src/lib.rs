@@ -23,6 +23,7 @@
 //! Not here: algorithms (`tenfold-plan`), memory and arithmetic (`tenfold-memory`), rendezvous (`tenfold-store`).
 
 mod collectives;
+pub mod ddp;
 mod engine;
 mod environment;
 mod fabric;

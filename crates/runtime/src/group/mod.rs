@@ -357,6 +357,11 @@ impl Group {
         self.inner.fabric.engine.with(|state| state.group(self.inner.index).sequence_number())
     }
 
+    #[cold]
+    pub(crate) fn ddp_error(&self, fault: Fault) -> Error {
+        self.error(Label::new(OpKind::Ddp, 0), fault)
+    }
+
     fn deadline(&self) -> Deadline {
         Deadline::after(self.timeout.unwrap_or(self.inner.options.timeout))
     }

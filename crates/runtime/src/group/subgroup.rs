@@ -73,8 +73,17 @@ impl Group {
         Ok(Some(Group::from_met(met, name, place, options, forced)))
     }
 
+    /// All ranks of this group once more, in the same order and with the same options: what goes wrong there does no harm here.
+    pub(crate) fn twin(&self, purpose: &str) -> Result<Group> {
+        let timeout = self.timeout.unwrap_or(self.inner.options.timeout);
+        let name = format!("{}/{purpose}", self.name());
+        let options = Options { name, timeout, ..self.inner.options.clone() };
+        let all: Vec<Rank> = (0..self.size()).collect();
+        Ok(self.subgroup(&all, options)?.expect("every rank is a member"))
+    }
+
     /// Everybody's numbers, by rank.
-    pub(super) fn exchange<const N: usize>(&self, own: &[i64; N]) -> Result<Vec<[i64; N]>> {
+    pub(crate) fn exchange<const N: usize>(&self, own: &[i64; N]) -> Result<Vec<[i64; N]>> {
         let mut input = Tensor::from_slice(own);
         let mut output = Tensor::zeros(tenfold_memory::DType::I64, N * self.size());
         self.all_gather_into(output.lend(), input.lend())?.wait()?;

@@ -1,0 +1,596 @@
+//! Which gradients travel together, and when: a pure state machine. It never waits and reads no clock.
+//!
+//! Parameters of one dtype share buckets up to a size. Buckets are launched strictly by their index, so that all ranks call the
+//! same collectives in the same order, whatever becomes ready first where. After the first iteration the order in which
+//! gradients came is known, and buckets are cut again along it: the first to be full is then the first to be launched.
+//!
+//! Not here: memory and communication (see `reducer`).
+
+use std::ops::Range;
+
+use super::Param;
+use crate::DType;
+
+/// What c10d's first bucket holds: little, so that communication begins early.
+pub const FIRST_BUCKET_BYTES: usize = 1 << 20;
+
+/// What c10d's other buckets hold.
+pub const BUCKET_BYTES: usize = 25 << 20;
+
+/// Some parameters that travel together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Assignment {
+    /// Numbers of its parameters, in the order of its memory.
+    pub params: Vec<usize>,
+    /// The size that was to close it; 0 for a sparse parameter, which is alone.
+    pub limit: usize,
+}
+
+/// Cuts parameters into buckets as c10d's `_compute_bucket_assignment_by_size` does.
+///
+/// Each dtype has one open bucket, which closes as soon as it has *at least* its limit; the dtype then goes on to the next
+/// limit, and the last one repeats. Without an `order`, parameters come as they are numbered, and buckets in the order of
+/// their first parameter. With one, buckets come as they close, and those still open at the end as they were opened.
+///
+/// # Panics
+/// If there are no limits, or the order names a parameter that does not exist.
+pub fn assign_by_size(params: &[Param], limits: &[usize], order: Option<&[usize]>) -> Vec<Assignment> {
+    struct Open {
+        dtype: DType,
+        params: Vec<usize>,
+        bytes: usize,
+        limits_used: usize,
+    }
+    assert!(!limits.is_empty(), "there is a limit");
+    let mut open: Vec<Open> = Vec::new();
+    let mut closed = Vec::new();
+    let numbered: Vec<usize> = (0..params.len()).collect();
+    for &number in order.unwrap_or(&numbered) {
+        let param = &params[number];
+        if param.sparse {
+            closed.push(Assignment { params: vec![number], limit: 0 });
+            continue;
+        }
+        let place = open.iter().position(|open| open.dtype == param.dtype).unwrap_or_else(|| {
+            open.push(Open { dtype: param.dtype, params: Vec::new(), bytes: 0, limits_used: 0 });
+            open.len() - 1
+        });
+        let bucket = &mut open[place];
+        bucket.params.push(number);
+        bucket.bytes += param.bytes();
+        let limit = limits[bucket.limits_used];
+        if bucket.bytes >= limit {
+            closed.push(Assignment { params: std::mem::take(&mut bucket.params), limit });
+            bucket.bytes = 0;
+            bucket.limits_used = (bucket.limits_used + 1).min(limits.len() - 1);
+        }
+    }
+    let rest = open.into_iter().filter(|open| !open.params.is_empty());
+    closed.extend(rest.map(|open| Assignment { params: open.params, limit: limits[open.limits_used] }));
+    if order.is_none() {
+        closed.sort_by_key(|bucket| bucket.params.iter().min().copied());
+    }
+    closed
+}
+
+/// How parameters get ready in one iteration after the other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Graph {
+    /// Every parameter once.
+    #[default]
+    Whole,
+    /// Some not at all, which the caller names each time.
+    Unused,
+    /// As often as in the first iteration, which may be never, or several times.
+    Static,
+}
+
+/// What a caller did wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Misuse {
+    ReadyTwice {
+        param: usize,
+    },
+    /// It had been named as unused.
+    UsedAfterAll {
+        param: usize,
+    },
+    Missing {
+        params: Vec<usize>,
+    },
+    GraphChanged {
+        param: usize,
+        expected: u32,
+        seen: u32,
+    },
+}
+
+/// The buckets of a model, and how far an iteration is.
+#[derive(Clone, Debug)]
+pub struct Buckets {
+    graph: Graph,
+    limits: Vec<usize>,
+    buckets: Vec<Assignment>,
+    /// The bucket of each parameter.
+    home: Vec<usize>,
+    /// In this iteration: how often each parameter was made ready.
+    seen: Vec<u32>,
+    unused: Vec<bool>,
+    /// Parameters of each bucket that are not ready.
+    pending: Vec<usize>,
+    /// The first bucket that is not launched.
+    next: usize,
+    /// How often each parameter gets ready, once a static graph has been seen.
+    expected: Option<Vec<u32>>,
+    arrival: Vec<usize>,
+    /// Whole iterations so far.
+    iterations: u64,
+    rebuilt: bool,
+}
+
+impl Buckets {
+    /// For the first iteration: a bucket for each dtype, unless some parameters may be unused; then cut by `limits` in the order
+    /// of definition. Gradients come in about the reverse order, and so do the buckets.
+    ///
+    /// # Panics
+    /// If there are no limits.
+    pub fn new(params: &[Param], limits: &[usize], graph: Graph) -> Self {
+        let first = if graph == Graph::Unused { limits } else { &[usize::MAX] };
+        let mut buckets = assign_by_size(params, first, None);
+        buckets.reverse();
+        Self::over(buckets, params.len(), limits, graph)
+    }
+
+    /// For the first iteration: these buckets, launched in this order.
+    pub fn with_layout(params: &[Param], layout: &[Vec<usize>], limits: &[usize], graph: Graph) -> Self {
+        let bucket = |params: &Vec<usize>| Assignment { params: params.clone(), limit: usize::MAX };
+        Self::over(layout.iter().map(bucket).collect(), params.len(), limits, graph)
+    }
+
+    fn over(buckets: Vec<Assignment>, count: usize, limits: &[usize], graph: Graph) -> Self {
+        let mut home = vec![0; count];
+        for (index, bucket) in buckets.iter().enumerate() {
+            bucket.params.iter().for_each(|param| home[*param] = index);
+        }
+        Buckets {
+            graph,
+            limits: limits.to_vec(),
+            pending: buckets.iter().map(|bucket| bucket.params.len()).collect(),
+            buckets,
+            home,
+            seen: vec![0; count],
+            unused: vec![false; count],
+            next: 0,
+            expected: None,
+            arrival: Vec::new(),
+            iterations: 0,
+            rebuilt: false,
+        }
+    }
+
+    /// Begins an iteration in which the given parameters get no gradient; those that a static graph never uses go without
+    /// saying. Returns the buckets to launch at once.
+    pub fn start(&mut self, unused: &[usize]) -> Range<usize> {
+        self.seen.fill(0);
+        self.unused.fill(false);
+        self.next = 0;
+        self.arrival.clear();
+        for (pending, bucket) in self.pending.iter_mut().zip(&self.buckets) {
+            *pending = bucket.params.len();
+        }
+        unused.iter().for_each(|param| self.unused[*param] = true);
+        if let Some(expected) = &self.expected {
+            let never = expected.iter().map(|count| *count == 0);
+            self.unused.iter_mut().zip(never).for_each(|(unused, never)| *unused |= never);
+        }
+        for param in 0..self.unused.len() {
+            if self.unused[param] {
+                self.pending[self.home[param]] -= 1;
+            }
+        }
+        self.launch()
+    }
+
+    /// A parameter's gradient is ready. Returns the buckets to launch now.
+    ///
+    /// # Errors
+    /// If it was ready before, or nobody expected it.
+    pub fn ready(&mut self, param: usize) -> Result<Range<usize>, Misuse> {
+        let seen = self.seen[param] + 1;
+        let expected = self.expected.as_ref().map_or(1, |expected| expected[param]);
+        if self.learns() {
+            self.seen[param] = seen;
+            return Ok(0..0);
+        }
+        if self.graph == Graph::Static && seen > expected {
+            return Err(Misuse::GraphChanged { param, expected, seen });
+        }
+        if self.unused[param] {
+            return Err(Misuse::UsedAfterAll { param });
+        }
+        if seen > expected {
+            return Err(Misuse::ReadyTwice { param });
+        }
+        self.seen[param] = seen;
+        if seen == 1 {
+            self.arrival.push(param);
+        }
+        if seen < expected {
+            return Ok(0..0);
+        }
+        self.pending[self.home[param]] -= 1;
+        Ok(self.launch())
+    }
+
+    /// Will `ready` complete this parameter? Its gradient may then be divided and sent.
+    pub fn completes(&self, param: usize) -> bool {
+        let expected = self.expected.as_ref().map_or(1, |expected| expected[param]);
+        !self.learns() && self.seen[param] + 1 == expected
+    }
+
+    /// Ends the iteration. Returns the buckets to launch now: all, in the first iteration of a static graph.
+    ///
+    /// # Errors
+    /// If a parameter is not ready.
+    pub fn finish(&mut self) -> Result<Range<usize>, Misuse> {
+        if self.learns() {
+            self.expected = Some(self.seen.clone());
+            self.iterations += 1;
+            self.next = self.buckets.len();
+            return Ok(0..self.next);
+        }
+        if let Some(expected) = &self.expected {
+            let changed = (0..self.seen.len()).find(|param| self.seen[*param] != expected[*param]);
+            if let Some(param) = changed {
+                let (expected, seen) = (expected[param], self.seen[param]);
+                return Err(Misuse::GraphChanged { param, expected, seen });
+            }
+        } else {
+            let params = self.missing();
+            if !params.is_empty() {
+                return Err(Misuse::Missing { params });
+            }
+        }
+        self.iterations += 1;
+        Ok(0..0)
+    }
+
+    /// Parameters that are neither ready nor unused.
+    pub fn missing(&self) -> Vec<usize> {
+        (0..self.seen.len()).filter(|param| self.seen[*param] == 0 && !self.unused[*param]).collect()
+    }
+
+    /// An iteration of the others in which this rank has nothing to say: all buckets, at once.
+    pub fn shadow(&mut self) -> Range<usize> {
+        self.start(&[]);
+        self.pending.fill(0);
+        self.iterations += 1;
+        self.next = self.buckets.len();
+        if self.learns() {
+            self.expected = Some(vec![1; self.seen.len()]);
+        }
+        0..self.next
+    }
+
+    /// Is it time to cut buckets along the order of arrival? Once, after the first iteration that was a usual one.
+    pub fn rebuild_due(&self) -> bool {
+        let after = match self.graph {
+            Graph::Whole => 1,
+            Graph::Static => 2,
+            Graph::Unused => return false,
+        };
+        !self.rebuilt && self.iterations >= after
+    }
+
+    /// The order in which parameters got ready; those that did not come last, in reverse.
+    pub fn arrival(&self) -> Vec<usize> {
+        let mut absent = vec![true; self.seen.len()];
+        self.arrival.iter().for_each(|param| absent[*param] = false);
+        let absent = (0..absent.len()).rev().filter(|param| absent[*param]);
+        self.arrival.iter().copied().chain(absent).collect()
+    }
+
+    /// Cuts the buckets anew along `order`, which all ranks must give alike.
+    ///
+    /// # Panics
+    /// If the order is not one of all parameters; see [`is_order_of`].
+    pub fn rebuild(&mut self, params: &[Param], order: &[usize]) {
+        assert!(is_order_of(order, params.len()), "every parameter comes once");
+        let buckets = assign_by_size(params, &self.limits, Some(order));
+        *self = Buckets {
+            expected: self.expected.take(),
+            iterations: self.iterations,
+            rebuilt: true,
+            ..Self::over(buckets, params.len(), &self.limits, self.graph)
+        };
+    }
+
+    pub fn len(&self) -> usize {
+        self.buckets.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.buckets.is_empty()
+    }
+
+    pub fn bucket(&self, index: usize) -> &Assignment {
+        &self.buckets[index]
+    }
+
+    /// The bucket of a parameter.
+    pub fn home(&self, param: usize) -> usize {
+        self.home[param]
+    }
+
+    /// Has the bucket of a parameter been launched in this iteration?
+    pub fn is_launched(&self, param: usize) -> bool {
+        self.home[param] < self.next
+    }
+
+    /// Did the parameter get a gradient in this iteration?
+    pub fn is_used(&self, param: usize) -> bool {
+        self.seen[param] > 0
+    }
+
+    /// Parameters known to get no gradient in this iteration.
+    pub fn unused(&self) -> Vec<usize> {
+        (0..self.unused.len()).filter(|param| self.unused[*param]).collect()
+    }
+
+    pub fn is_rebuilt(&self) -> bool {
+        self.rebuilt
+    }
+
+    /// Is this the iteration in which a static graph is learned?
+    pub fn learns(&self) -> bool {
+        self.graph == Graph::Static && self.expected.is_none()
+    }
+
+    /// Buckets from the next on that are complete.
+    fn launch(&mut self) -> Range<usize> {
+        let start = self.next;
+        if !self.learns() {
+            self.next += self.pending[start..].iter().take_while(|pending| **pending == 0).count();
+        }
+        start..self.next
+    }
+}
+
+/// Does `order` have each of `count` parameters once?
+pub fn is_order_of(order: &[usize], count: usize) -> bool {
+    let mut sorted = order.to_vec();
+    sorted.sort_unstable();
+    sorted.into_iter().eq(0..count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn param(elements: usize, dtype: DType, sparse: bool) -> Param {
+        let param = Param::new("p", &[elements], dtype);
+        if sparse { param.sparse() } else { param }
+    }
+
+    fn floats(elements: &[usize]) -> Vec<Param> {
+        elements.iter().map(|count| param(*count, DType::F32, false)).collect()
+    }
+
+    fn members(buckets: &[Assignment]) -> Vec<Vec<usize>> {
+        buckets.iter().map(|bucket| bucket.params.clone()).collect()
+    }
+
+    #[test]
+    fn assignments_are_those_that_were_measured_of_c10d() {
+        let five = floats(&[100; 5]);
+        let cut = |limits: &[usize]| members(&assign_by_size(&five, limits, None));
+        assert_eq!(cut(&[400]), [[0], [1], [2], [3], [4]]);
+        assert_eq!(cut(&[500]), [vec![0, 1], vec![2, 3], vec![4]]);
+        let nine = assign_by_size(&floats(&[100; 9]), &[400, 800, 1200], None);
+        assert_eq!(members(&nine), [vec![0], vec![1, 2], vec![3, 4, 5], vec![6, 7, 8]]);
+
+        let numbers = |text: &str, by: char| -> Vec<usize> {
+            text.split(by).filter_map(|number| number.trim().parse().ok()).collect()
+        };
+        let cases = include_str!("assignments.txt").lines().filter(|line| !line.starts_with('#'));
+        for line in cases {
+            let (question, answer) = line.split_once("=>").unwrap();
+            let [sizes, limits, order] = question.split('|').collect::<Vec<_>>()[..] else {
+                panic!("{line}")
+            };
+            let params: Vec<Param> = sizes
+                .split_whitespace()
+                .map(|text| {
+                    let parts: Vec<&str> = text.split(':').collect();
+                    param(parts[0].parse().unwrap(), parts[1].parse().unwrap(), parts.len() > 2)
+                })
+                .collect();
+            let order = numbers(order, ' ');
+            let order = (!order.is_empty()).then_some(order.as_slice());
+            let (buckets, limits_then) = answer.split_once('=').unwrap();
+            let mut expected: Vec<Assignment> = buckets
+                .split(';')
+                .zip(numbers(limits_then, ' '))
+                .map(|(bucket, limit)| Assignment { params: numbers(bucket, ','), limit })
+                .collect();
+            let mut ours = assign_by_size(&params, &numbers(limits, ' '), order);
+            if order.is_some() {
+                // c10d keeps open buckets in a hash table: the order of those at the end is chance.
+                expected.sort_by_key(|bucket| bucket.params[0]);
+                ours.sort_by_key(|bucket| bucket.params[0]);
+            }
+            assert_eq!(ours, expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn the_first_iteration_has_a_bucket_per_dtype_and_the_second_follows_the_arrival() {
+        let mut params = floats(&[100, 100, 100]);
+        params.push(param(10, DType::F64, false));
+        let mut buckets = Buckets::new(&params, &[400, 800], Graph::Whole);
+        assert_eq!(members(&buckets.buckets), [vec![3], vec![0, 1, 2]]);
+        assert_eq!(buckets.start(&[]), 0..0);
+        assert_eq!(buckets.ready(2), Ok(0..0));
+        assert_eq!(buckets.ready(0), Ok(0..0));
+        assert_eq!(buckets.ready(1), Ok(0..0), "bucket 0 comes first");
+        assert!(!buckets.rebuild_due());
+        assert_eq!(buckets.ready(3), Ok(0..2));
+        assert_eq!(buckets.finish(), Ok(0..0));
+        assert!(buckets.rebuild_due());
+        let order = buckets.arrival();
+        assert_eq!(order, [2, 0, 1, 3]);
+        buckets.rebuild(&params, &order);
+        assert_eq!(members(&buckets.buckets), [vec![2], vec![0, 1], vec![3]]);
+        assert!(!buckets.rebuild_due());
+    }
+
+    #[test]
+    fn unused_parameters_are_ready_from_the_start() {
+        let mut buckets = Buckets::new(&floats(&[100; 3]), &[400], Graph::Unused);
+        assert_eq!(members(&buckets.buckets), [[2], [1], [0]]);
+        assert_eq!(buckets.start(&[2, 1]), 0..2);
+        assert_eq!(buckets.ready(1), Err(Misuse::UsedAfterAll { param: 1 }));
+        assert_eq!(buckets.ready(0), Ok(2..3));
+        assert_eq!(buckets.finish(), Ok(0..0));
+        assert!(!buckets.rebuild_due());
+    }
+
+    #[test]
+    fn a_static_graph_is_learned_once_and_expected_afterwards() {
+        let params = floats(&[100; 3]);
+        let mut buckets = Buckets::new(&params, &[400], Graph::Static);
+        buckets.start(&[]);
+        for param in [0, 0, 2] {
+            assert_eq!(buckets.ready(param), Ok(0..0));
+        }
+        assert_eq!(buckets.finish(), Ok(0..1), "all at the end");
+        assert!(!buckets.rebuild_due());
+        buckets.start(&[]);
+        assert_eq!(buckets.unused(), [1]);
+        assert_eq!(buckets.ready(0), Ok(0..0));
+        assert_eq!(buckets.ready(2), Ok(0..0));
+        assert_eq!(buckets.clone().finish(), Err(Misuse::GraphChanged { param: 0, expected: 2, seen: 1 }));
+        assert_eq!(buckets.ready(0), Ok(0..1));
+        assert_eq!(buckets.clone().ready(0), Err(Misuse::GraphChanged { param: 0, expected: 2, seen: 3 }));
+        assert_eq!(buckets.clone().ready(1), Err(Misuse::GraphChanged { param: 1, expected: 0, seen: 1 }));
+        assert_eq!(buckets.finish(), Ok(0..0));
+        assert!(buckets.rebuild_due());
+        buckets.rebuild(&params, &buckets.arrival());
+        assert_eq!(members(&buckets.buckets), [[0], [2], [1]]);
+    }
+
+    #[test]
+    fn misuse_is_told_apart() {
+        let mut buckets = Buckets::new(&floats(&[1; 3]), &[400], Graph::Whole);
+        buckets.start(&[]);
+        assert_eq!(buckets.ready(1), Ok(0..0));
+        assert_eq!(buckets.ready(1), Err(Misuse::ReadyTwice { param: 1 }));
+        assert_eq!(buckets.finish(), Err(Misuse::Missing { params: vec![0, 2] }));
+    }
+
+    /// The rule once more, as slowly as possible: for each dtype, sums from the last cut on.
+    fn naive(params: &[Param], limits: &[usize], order: &[usize]) -> Vec<Vec<usize>> {
+        let mut all = Vec::new();
+        for dtype in DType::ALL {
+            let own: Vec<usize> =
+                order.iter().copied().filter(|p| params[*p].dtype == dtype && !params[*p].sparse).collect();
+            let (mut from, mut cuts) = (0, 0);
+            for to in 1..=own.len() {
+                let bytes: usize = own[from..to].iter().map(|p| params[*p].bytes()).sum();
+                if bytes >= limits[cuts.min(limits.len() - 1)] || to == own.len() {
+                    all.push(own[from..to].to_vec());
+                    (from, cuts) = (to, cuts + 1);
+                }
+            }
+        }
+        all.extend(order.iter().filter(|p| params[**p].sparse).map(|p| vec![*p]));
+        all.sort();
+        all
+    }
+
+    fn any_params() -> impl Strategy<Value = Vec<Param>> {
+        let dtype = prop::sample::select(vec![DType::F32, DType::BF16, DType::F64]);
+        let one = (0..300_usize, dtype, prop::bool::weighted(0.1));
+        prop::collection::vec(one.prop_map(|(elements, dtype, sparse)| param(elements, dtype, sparse)), 1..30)
+    }
+
+    /// Any model, limits, and an order of its parameters.
+    fn any_case() -> impl Strategy<Value = (Vec<Param>, Vec<usize>, Vec<usize>)> {
+        (any_params(), prop::collection::vec(0..2000_usize, 1..4)).prop_flat_map(|(params, limits)| {
+            let order: Vec<usize> = (0..params.len()).collect();
+            (Just(params), Just(limits), Just(order).prop_shuffle())
+        })
+    }
+
+    fn run(buckets: &mut Buckets, order: &[usize]) -> Vec<usize> {
+        let mut launched: Vec<usize> = buckets.start(&[]).collect();
+        for param in order {
+            launched.extend(buckets.ready(*param).unwrap());
+        }
+        launched.extend(buckets.finish().unwrap());
+        launched
+    }
+
+    proptest! {
+        #[test]
+        fn every_parameter_is_in_one_bucket_of_one_dtype_that_closes_when_it_is_full(
+            (params, limits, order) in any_case()
+        ) {
+            for order in [None, Some(order.as_slice())] {
+                let buckets = assign_by_size(&params, &limits, order);
+                let all: Vec<usize> = buckets.iter().flat_map(|bucket| bucket.params.clone()).collect();
+                prop_assert!(is_order_of(&all, params.len()));
+                for bucket in &buckets {
+                    let first = &params[bucket.params[0]];
+                    prop_assert!(bucket.params.iter().all(|param| params[*param].dtype == first.dtype));
+                    prop_assert!(!first.sparse || bucket.params.len() == 1 && bucket.limit == 0);
+                    let (_, before) = bucket.params.split_last().unwrap();
+                    let bytes: usize = before.iter().map(|param| params[*param].bytes()).sum();
+                    prop_assert!(before.is_empty() || bytes < bucket.limit, "it would have closed before");
+                }
+            }
+        }
+
+        #[test]
+        fn the_assignment_agrees_with_a_naive_one((params, limits, order) in any_case()) {
+            let mut ours = members(&assign_by_size(&params, &limits, Some(&order)));
+            ours.sort();
+            prop_assert_eq!(ours, naive(&params, &limits, &order));
+        }
+
+        #[test]
+        fn any_order_launches_each_bucket_once_and_in_order(
+            (params, limits, order) in any_case(),
+            graph in prop::sample::select(vec![Graph::Whole, Graph::Unused, Graph::Static]),
+        ) {
+            let mut buckets = Buckets::new(&params, &limits, graph);
+            for _ in 0..4 {
+                if buckets.rebuild_due() {
+                    let arrival = buckets.arrival();
+                    prop_assert_eq!(&arrival, &order);
+                    buckets.rebuild(&params, &arrival);
+                }
+                let launched = run(&mut buckets, &order);
+                prop_assert_eq!(launched, (0..buckets.len()).collect::<Vec<_>>());
+                let all: Vec<usize> = (0..buckets.len()).flat_map(|b| buckets.bucket(b).params.clone()).collect();
+                prop_assert!(is_order_of(&all, params.len()), "none is lost");
+            }
+            prop_assert_eq!(buckets.is_rebuilt(), graph != Graph::Unused);
+        }
+
+        #[test]
+        fn a_bucket_is_launched_as_soon_as_it_and_all_before_are_ready((params, limits, order) in any_case()) {
+            let mut buckets = Buckets::new(&params, &limits, Graph::Unused);
+            let mut ready = vec![false; params.len()];
+            buckets.start(&[]);
+            for param in &order {
+                buckets.ready(*param).unwrap();
+                ready[*param] = true;
+                let complete = |bucket: &Assignment| bucket.params.iter().all(|param| ready[*param]);
+                let expected = buckets.buckets.iter().take_while(|bucket| complete(bucket)).count();
+                prop_assert_eq!(buckets.next, expected);
+            }
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! How a bucket is reduced, as a program may define it.
+
+use std::fmt;
+
+use super::GradBucket;
+use crate::Group;
+use crate::fault::Result;
+use crate::work::Work;
+
+/// Reduces buckets in its own way. See [`hooks`](super::hooks) for examples.
+///
+/// `launch` is called for one bucket after the other by index, in the midst of backward; `land` for each of them, again by
+/// index, once all have been launched. So all ranks call the same collectives in the same order, and a hook may start
+/// and wait for more of them when it lands.
+///
+/// What the bucket's buffer holds in the end are its gradients. They come undivided: to average is the hook's part.
+pub trait CommHook: Send {
+    /// For messages and logs; all ranks have the same.
+    fn name(&self) -> &str;
+
+    /// Starts the reduction, or the first part of it. Nothing is returned where there is nothing to wait for.
+    ///
+    /// # Errors
+    /// Whatever goes wrong fails the iteration, on all ranks.
+    fn launch(&mut self, bucket: &mut GradBucket, group: &Group) -> Result<Option<Work>>;
+
+    /// Does the rest, once the work of `launch` is done.
+    ///
+    /// # Errors
+    /// As for `launch`.
+    fn land(&mut self, bucket: &mut GradBucket, group: &Group) -> Result<()> {
+        let _ = (bucket, group);
+        Ok(())
+    }
+
+    /// Buckets have been cut anew, which happens once at most: what is remembered of the old ones is void.
+    fn rebuilt(&mut self) {}
+}
+
+impl fmt::Debug for dyn CommHook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CommHook({})", self.name())
+    }
+}
