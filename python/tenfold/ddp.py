@@ -22,6 +22,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from tenfold import _tenfold, gradients
@@ -90,6 +91,8 @@ class GradBucket:
 class DDPLoggingData:
     """What a `Logger` knows, by c10d's names."""
 
+    __slots__ = ("ints_map", "strs_map")
+
     def __init__(self) -> None:
         self.strs_map: dict[str, str] = {}
         self.ints_map: dict[str, int] = {}
@@ -120,7 +123,7 @@ class Reducer:
         bucket_bytes_cap: int = 26214400,
         find_unused_parameters: bool = False,
         gradient_as_bucket_view: bool = False,
-        param_to_name_mapping: Mapping[int, str] | None = None,
+        param_to_name_mapping: Mapping[int, str] = MappingProxyType({}),
         first_bucket_bytes_cap: int = _DEFAULT_FIRST_BUCKET_BYTES,
         skip_all_reduce_unused_params: bool = False,
         use_python_reducer: bool = False,
@@ -129,7 +132,7 @@ class Reducer:
         lazy_bucket_allocation: bool = False,
     ) -> None:
         self._sparse = list(expect_sparse_gradients) or [False] * len(params)
-        self._names = param_to_name_mapping or {}
+        self._names = param_to_name_mapping
         self._find_unused = find_unused_parameters
         self._limits = list(bucket_bytes_cap_list) or [first_bucket_bytes_cap, bucket_bytes_cap]
         self._first_buckets = [list(bucket) for bucket in bucket_indices]
