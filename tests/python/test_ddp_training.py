@@ -1,7 +1,7 @@
 """tenfold's DistributedDataParallel computes what PyTorch's does on Gloo, bit for bit.
 
 With two ranks the order of a sum does not matter, so there is nothing to tolerate. The cases are in
-`programs/ddp_*.py`; one job of two processes runs all of them both ways, and each test here looks at one case.
+`programs/ddp_*.py`; one job of two processes runs all of them both ways, and each test looks at one case.
 `--ddp torch` puts PyTorch's DDP in our place, on `--backend`.
 """
 
@@ -9,7 +9,7 @@ import pytest
 from training_case import cases_of
 from training_jobs import JOB_TIMEOUT, Job, shared_job
 
-MODULES = ["training_ddp", "ddp_models"]
+MODULES = ["training_ddp", "ddp_models", "ddp_features", "ddp_hooks"]
 
 pytestmark = pytest.mark.timeout(JOB_TIMEOUT + 60)  # whichever test comes first waits for the whole job
 

@@ -56,7 +56,9 @@ class Job:
             assert not different, f"rank {rank}:\n{report}"
 
 
-def shared_job(factory: pytest.TempPathFactory, name: str, world: int, modules: list[str], *roles: str) -> Job:
+def shared_job(
+    factory: pytest.TempPathFactory, name: str, world: int, modules: list[str], *roles: str
+) -> Job:
     """Run by the first worker of pytest that needs it; the others wait for it and share what it left."""
     base = factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name

@@ -1,4 +1,4 @@
-"""Whose DistributedDataParallel is under test: ours, or PyTorch's own, which shows whether the tests are right.
+"""Whose DistributedDataParallel is tested: ours, or PyTorch's own, which shows whether the tests are right.
 
 `pytest --ddp torch --backend gloo` tests PyTorch's on Gloo; the choice reaches ranks by the environment.
 """

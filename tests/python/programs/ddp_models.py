@@ -1,7 +1,7 @@
 """Models under DDP, each with many options and trained in many ways. All combinations are cases.
 
-A model brings the options without which DDP cannot train it; a way of training is a function from a replicated
-model to what came of it. Small buckets make several of each model.
+A model brings the options without which DDP cannot train it; a way of training is a function from a
+replicated model to what came of it. Buckets are small, so that each model has several.
 """
 
 from collections.abc import Callable

@@ -92,7 +92,11 @@ def sum_of_halves(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Te
 
 
 def hooked(
-    scene: Scene, hook: object, state: object = None, bucket_cap_mb: float = SMALL_BUCKET_MB, **options: object
+    scene: Scene,
+    hook: object,
+    state: object = None,
+    bucket_cap_mb: float = SMALL_BUCKET_MB,
+    **options: object,
 ) -> DistributedDataParallel:
     model = scene.ddp(perceptron(), bucket_cap_mb=bucket_cap_mb, **options)
     model.register_comm_hook(state, hook)
