@@ -23,7 +23,7 @@ use crate::work::{Work, duration, wait};
 /// Ranks that communicate.
 #[pyclass(module = "tenfold._tenfold", frozen, subclass)]
 pub(crate) struct Group {
-    inner: tenfold::Group,
+    pub(crate) inner: tenfold::Group,
 }
 
 type Object<'py> = Bound<'py, PyAny>;

@@ -7,6 +7,7 @@
 //! call into this module empties.
 
 mod command;
+mod ddp;
 mod dlpack;
 mod exceptions;
 mod foreign_store;
@@ -24,6 +25,9 @@ use pyo3::prelude::*;
 fn _tenfold(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(wrap_pyfunction!(command::command, module)?)?;
+    module.add_function(wrap_pyfunction!(ddp::assign_by_size, module)?)?;
+    module.add_function(wrap_pyfunction!(ddp::verify_params, module)?)?;
+    module.add_class::<ddp::Reducer>()?;
     module.add_class::<group::Group>()?;
     module.add_class::<registration::Registration>()?;
     module.add_class::<shared_memory::SharedMemory>()?;

@@ -2,6 +2,7 @@
 
 #![expect(unsafe_code, reason = "the buffer protocol is a C struct that is filled in")]
 
+use std::any::Any;
 use std::ffi::c_int;
 
 use pyo3::exceptions::PyBufferError;
@@ -15,13 +16,19 @@ pub(crate) struct SharedMemory {
     start: usize,
     bytes: usize,
     /// Owns the memory, also after its group is gone.
-    _tensor: Tensor,
+    _owner: Box<dyn Any + Send + Sync>,
 }
 
 impl SharedMemory {
     pub(crate) fn new(mut tensor: Tensor) -> Self {
         let bytes = tensor.as_mut_slice::<u8>();
-        SharedMemory { start: bytes.as_mut_ptr() as usize, bytes: bytes.len(), _tensor: tensor }
+        let (start, bytes) = (bytes.as_mut_ptr() as usize, bytes.len());
+        SharedMemory { start, bytes, _owner: Box::new(tensor) }
+    }
+
+    /// Memory of somebody else, who keeps it at its place as long as `owner` lives.
+    pub(crate) fn of(memory: &mut [u8], owner: impl Any + Send + Sync) -> Self {
+        SharedMemory { start: memory.as_mut_ptr() as usize, bytes: memory.len(), _owner: Box::new(owner) }
     }
 }
 

@@ -7,6 +7,7 @@ Nothing needs to be imported if the package is installed: PyTorch finds the back
 
 Importing this module registers it too, and with it `init_method="tenfold://host:port"`. Besides there are:
 
+- `DistributedDataParallel` is PyTorch's with tenfold's reducer: gradients are averaged in shared memory;
 - `empty` makes tensors that peers on this host read in place, `shared_buckets_hook` does that for the
   gradients of `DistributedDataParallel`;
 - `TCPStore`, `FileStore`, `HashStore` and `PrefixStore` are tenfold's, for wherever PyTorch wants a store.
@@ -17,12 +18,14 @@ import torch.distributed as dist
 import tenfold.torch.exceptions  # noqa: F401, from here on errors are PyTorch's too
 from tenfold.torch import rendezvous
 from tenfold.torch.backend import Backend, ProcessGroup, create
+from tenfold.torch.ddp import DistributedDataParallel
 from tenfold.torch.memory import empty, shared_buckets_hook
 from tenfold.torch.store import FileStore, HashStore, PrefixStore, Store, TCPStore
 from tenfold.torch.work import Work
 
 __all__ = [
     "Backend",
+    "DistributedDataParallel",
     "FileStore",
     "HashStore",
     "PrefixStore",

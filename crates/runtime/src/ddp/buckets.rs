@@ -327,6 +327,11 @@ impl Buckets {
         self.home[param] < self.next
     }
 
+    /// Have all buckets been launched in this iteration?
+    pub fn all_launched(&self) -> bool {
+        self.next == self.buckets.len()
+    }
+
     /// Did the parameter get a gradient in this iteration?
     pub fn is_used(&self, param: usize) -> bool {
         self.seen[param] > 0

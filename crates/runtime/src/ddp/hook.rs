@@ -3,9 +3,9 @@
 use std::fmt;
 
 use super::GradBucket;
-use crate::Group;
-use crate::fault::Result;
+use crate::fault::{Error, Fault, Result};
 use crate::work::Work;
+use crate::{FaultKind, Group};
 
 /// Reduces buckets in its own way. See [`hooks`](super::hooks) for examples.
 ///
@@ -35,6 +35,12 @@ pub trait CommHook: Send {
 
     /// Buckets have been cut anew, which happens once at most: what is remembered of the old ones is void.
     fn rebuilt(&mut self) {}
+}
+
+/// What a hook returns that cannot go on, for a reason of its own. The group is the one it was called with.
+#[cold]
+pub fn hook_error(group: &Group, message: impl Into<String>) -> Error {
+    group.ddp_error(Fault::new(FaultKind::Aborted, message))
 }
 
 impl fmt::Debug for dyn CommHook {

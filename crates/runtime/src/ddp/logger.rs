@@ -131,7 +131,7 @@ impl Logger {
     }
 
     pub(super) fn backward_ends(&mut self) {
-        self.times.backward_end = Some(now());
+        self.times.backward_end.get_or_insert_with(now);
     }
 
     /// The iteration is over; `moved` says what it was, but not how long.

@@ -53,7 +53,7 @@ pub use bucket::GradBucket;
 pub use buckets::{
     Assignment, BUCKET_BYTES, Buckets, FIRST_BUCKET_BYTES, Graph, Misuse, assign_by_size, is_order_of,
 };
-pub use hook::CommHook;
+pub use hook::{CommHook, hook_error};
 pub use logger::{Logger, LoggingData, Statistics};
 pub use options::{Divisor, Options};
 pub use reducer::{Rebuilt, Reducer};

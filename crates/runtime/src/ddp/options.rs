@@ -12,6 +12,7 @@ pub struct Options {
     pub(super) graph: Graph,
     pub(super) reduce_dtype: Option<DType>,
     pub(super) join: Option<Divisor>,
+    pub(super) divided: bool,
     pub(super) hook: Option<Box<dyn CommHook>>,
 }
 
@@ -32,6 +33,7 @@ impl Default for Options {
             graph: Graph::Whole,
             reduce_dtype: None,
             join: None,
+            divided: false,
             hook: None,
         }
     }
@@ -87,6 +89,13 @@ impl Options {
         self
     }
 
+    /// Gradients come divided already, by a caller who copies them in anyway: they are only added up.
+    #[must_use]
+    pub fn divided_by_caller(mut self) -> Self {
+        self.divided = true;
+        self
+    }
+
     /// Reduces buckets in another way than by an average. Nobody divides then but the hook.
     #[must_use]
     pub fn hook(mut self, hook: impl CommHook + 'static) -> Self {
@@ -115,6 +124,9 @@ impl Options {
         }
         if let Some(divisor) = self.join {
             text += if divisor == Divisor::Initial { ", join by all ranks" } else { ", join by live ranks" };
+        }
+        if self.divided {
+            text += ", divided by the caller";
         }
         if self.hook.is_some() {
             text += &format!(", hook {}", self.hook_name());

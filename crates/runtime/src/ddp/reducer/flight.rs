@@ -80,7 +80,9 @@ impl Reducer {
     pub(super) fn reduce_sparse(&mut self, param: usize) -> Result<()> {
         let mut own = self.states[param].sparse.take().unwrap_or_else(|| self.no_rows(param));
         let dtype = own.values.dtype();
-        numbers::divide(own.values.as_mut_bytes(), dtype, self.divisor);
+        if !self.options.divided {
+            numbers::divide(own.values.as_mut_bytes(), dtype, self.divisor);
+        }
         self.states[param].sparse_average = Some(self.group.all_reduce_sparse(&own)?);
         Ok(())
     }
@@ -94,7 +96,7 @@ impl Reducer {
 
     /// Which parameters this rank used since the last reduction: a 1 for each.
     pub(super) fn used_map(&self) -> Tensor {
-        let used = |param| i32::from(self.buckets.is_used(param) || self.states[param].accumulated);
+        let used = |param| i32::from(self.buckets.is_used(param) || self.states[param].used);
         Tensor::from_slice(&(0..self.params.len()).map(used).collect::<Vec<i32>>())
     }
 
@@ -110,7 +112,7 @@ impl Reducer {
         };
         self.logger.iteration_ends(moved, &self.buckets);
         if self.sync {
-            self.states.iter_mut().for_each(|state| state.accumulated = false);
+            self.states.iter_mut().for_each(|state| (state.accumulated, state.used) = (false, false));
         }
         self.phase = Phase::Idle;
         self.iteration += 1;

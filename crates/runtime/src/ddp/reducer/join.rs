@@ -41,12 +41,22 @@ impl Reducer {
         if live == 0 || syncing == 0 {
             return Ok(live > 0);
         }
+        self.take_part()?;
+        Ok(true)
+    }
+
+    /// Adds nothing to an iteration of the others but what was accumulated before. As [`shadow`](Reducer::shadow), for ranks that find out in another way that
+    /// somebody still has data.
+    ///
+    /// # Errors
+    /// If an iteration is under way, or the group fails.
+    pub fn take_part(&mut self) -> Result<()> {
+        self.rebuild_buckets()?;
         let learns = self.buckets.learns();
         let all = self.buckets.shadow();
         self.sync = true;
         (0..self.params.len()).for_each(|param| self.settle(param));
-        self.land(all, learns)?;
-        Ok(true)
+        self.land(all, learns)
     }
 
     /// The rank that had data longest, and of several the last: its model is the one to broadcast at the end, where those that

@@ -15,6 +15,9 @@ mod trouble;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::Range;
+use std::time::Duration;
+
+use tenfold_store::Deadline;
 
 use super::bucket::GradBucket;
 use super::buckets::{Buckets, Graph};
@@ -61,6 +64,8 @@ pub struct Reducer {
 struct State {
     /// It holds what iterations without synchronisation have left.
     accumulated: bool,
+    /// One of them used the parameter.
+    used: bool,
     /// It was copied in, in this iteration.
     copied: bool,
     /// Of a sparse one: what this rank has, and what came out.
@@ -162,6 +167,29 @@ impl Reducer {
         Ok(&mut self.memory[self.buckets.home(param)].memory_mut().as_mut_slice()[place])
     }
 
+    /// The bytes of a whole bucket, as its [`GradBucket`] has them.
+    ///
+    /// # Errors
+    /// If there is none, or it is being reduced.
+    pub fn bucket_bytes(&mut self, index: usize) -> Result<&mut [u8]> {
+        match self.memory.get_mut(index) {
+            None => Err(self.refuse(format!("there is no bucket {index}: there are {}", self.memory.len()))),
+            Some(bucket) if bucket.memory().is_lent() => {
+                Err(self.refuse(format!("bucket {index} is being reduced")))
+            }
+            Some(_) => Ok(self.memory[index].memory_mut().as_mut_bytes()),
+        }
+    }
+
+    /// Where a parameter's gradient is: its bucket, and its elements there.
+    ///
+    /// # Errors
+    /// If there is no such parameter.
+    pub fn place(&self, param: usize) -> Result<(usize, Range<usize>)> {
+        self.check_param(param)?;
+        Ok((self.buckets.home(param), self.places[param].clone()))
+    }
+
     /// Its bytes, whatever the dtype. They stay where they are until buckets are cut anew
     /// (see [`rebuild_buckets`](Reducer::rebuild_buckets)).
     ///
@@ -188,8 +216,24 @@ impl Reducer {
         }
         self.memory.iter_mut().for_each(|bucket| bucket.memory_mut().as_mut_bytes().fill(0));
         for state in &mut self.states {
-            (state.accumulated, state.sparse) = (false, None);
+            (state.accumulated, state.used, state.sparse) = (false, false, None);
         }
+        Ok(())
+    }
+
+    /// For a framework that accumulates gradients itself: what lies in this parameter's memory, or in its sparse gradient, goes
+    /// into the next reduction even if the parameter gets none in that iteration. `used` says whether it counts as used.
+    ///
+    /// # Errors
+    /// If there is no such parameter, or an iteration is under way that is not the first of a static graph.
+    pub fn keep(&mut self, param: usize, used: bool) -> Result<()> {
+        self.check_usable()?;
+        self.check_param(param)?;
+        if self.phase == Phase::Backward && !self.buckets.learns() {
+            return Err(self.refuse("a gradient cannot be kept before `finish`"));
+        }
+        self.states[param].accumulated = true;
+        self.states[param].used |= used;
         Ok(())
     }
 
@@ -207,16 +251,18 @@ impl Reducer {
         self.sync_next = sync;
     }
 
-    /// As [`Options::hook`], for a reducer that has none and has reduced nothing yet. All ranks do the same.
+    /// As [`Options::hook`], for a reducer that has none. All ranks do the same, between the same iterations.
     ///
     /// # Errors
-    /// If there is a hook, or it is too late.
+    /// If there is a hook, or an iteration is under way.
     pub fn set_hook(&mut self, hook: impl CommHook + 'static) -> Result<()> {
         self.check_usable()?;
         if self.options.hook.is_some() {
             return Err(self.refuse("the reducer has a hook already, and can have one only"));
         }
-        self.check_before_training("a hook is set")?;
+        if self.phase == Phase::Backward {
+            return Err(self.refuse("a hook cannot be set before `finish`"));
+        }
         self.logger.set("comm_hook", hook.name());
         self.options.hook = Some(Box::new(hook));
         Ok(())
@@ -291,7 +337,7 @@ impl Reducer {
     pub fn grad_ready(&mut self, param: usize) -> Result<()> {
         self.check_gradient_turn(param)?;
         if !self.sync {
-            self.states[param].accumulated = true;
+            (self.states[param].accumulated, self.states[param].used) = (true, true);
             return Ok(());
         }
         let completes = self.buckets.completes(param);
@@ -321,6 +367,7 @@ impl Reducer {
         let launch = if self.sync { self.make_ready(param)? } else { 0..0 };
         self.states[param].copied = true;
         self.states[param].accumulated |= !self.sync;
+        self.states[param].used |= !self.sync;
         let divisor = if completes { self.divisor() } else { 1 };
         let target = self.bytes(param);
         match (adds, divisor) {
@@ -356,11 +403,28 @@ impl Reducer {
         let launch = if self.sync { self.make_ready(param)? } else { 0..0 };
         let state = &mut self.states[param];
         state.accumulated |= !self.sync;
+        state.used |= !self.sync;
         state.sparse = Some(match state.sparse.take() {
             Some(before) => both(before, &gradient),
             None => gradient,
         });
         self.launch(launch)
+    }
+
+    /// Is every gradient of this iteration ready, and every bucket on its way? Never in the first iteration of a static graph.
+    pub fn is_whole(&self) -> bool {
+        self.phase == Phase::Backward && self.sync && !self.buckets.learns() && self.buckets.all_launched()
+    }
+
+    /// Waits for what is on its way, but at most so long; true if there is nothing left to wait for, or if something failed, which
+    /// [`finish`](Reducer::finish) will tell.
+    pub fn wait_for(&mut self, limit: Duration) -> bool {
+        self.logger.backward_ends();
+        let until = Deadline::after(limit);
+        self.works.iter().flatten().all(|work| match work.wait_by(until) {
+            Ok(()) => true,
+            Err(_) => work.is_done(),
+        })
     }
 
     /// Waits until all gradients are averages. Returns at once in an iteration without synchronisation.
@@ -407,7 +471,7 @@ impl Reducer {
 
     /// Nobody but a hook divides where there is one.
     fn divisor(&self) -> usize {
-        if self.options.hook.is_some() { 1 } else { self.divisor }
+        if self.options.hook.is_some() || self.options.divided { 1 } else { self.divisor }
     }
 
     fn divide(&mut self, param: usize) {
@@ -423,6 +487,11 @@ impl Reducer {
     }
 
     // ── what is known ──────────────────────────────────────────────────────────────────────────────────────
+
+    /// The group it works in: a twin of the one it was made with, whose operations go on in the background.
+    pub fn group(&self) -> &Group {
+        &self.group
+    }
 
     pub fn params(&self) -> &[Param] {
         &self.params

@@ -1,0 +1,338 @@
+//! The reducer of data-parallel training.
+//!
+//! Gradients are written by Python, through arrays on the memory of buckets; what is said here is when they are ready. A hook
+//! written in Python is called on the thread that called the reducer, with the interpreter.
+
+#![expect(clippy::too_many_arguments, reason = "Python's keyword arguments")]
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::ThreadId;
+
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use tenfold::ddp::{self, CommHook, GradBucket, Options, Param, hook_error, hooks};
+use tenfold::{DType, SparseTensor, Tensor};
+
+use crate::exceptions::{argument, group_error};
+use crate::group::Group;
+use crate::shared_memory::SharedMemory;
+use crate::tensor::{Access, lend};
+use crate::waiting::{self, SLICE};
+
+/// A name, a shape, the name of a dtype, and whether gradients are sparse.
+type Spec = (String, Vec<usize>, String, bool);
+
+fn params(py: Python<'_>, specs: Vec<Spec>) -> PyResult<Vec<Param>> {
+    let param = |(name, shape, dtype, sparse): Spec| {
+        let known = DType::ALL.into_iter().find(|known| known.name() == dtype);
+        let message = || argument(py, format!("parameter `{name}` of {dtype} can have no gradient"));
+        let dtype = known.ok_or_else(message)?;
+        Ok(Param { name, shape, dtype, sparse })
+    };
+    specs.into_iter().map(param).collect()
+}
+
+/// c10d's `_compute_bucket_assignment_by_size`: the parameters of each bucket, and the limit that closed it.
+#[pyfunction]
+pub(crate) fn assign_by_size(
+    py: Python<'_>,
+    params: Vec<Spec>,
+    limits: Vec<usize>,
+    order: Option<Vec<usize>>,
+) -> PyResult<(Vec<Vec<usize>>, Vec<usize>)> {
+    let params = self::params(py, params)?;
+    if limits.is_empty() {
+        return Err(PyValueError::new_err("there must be a limit for the size of buckets"));
+    }
+    if let Some(number) = order.iter().flatten().find(|number| **number >= params.len()) {
+        let message = format!("there is no tensor {number}: there are {}", params.len());
+        return Err(PyValueError::new_err(message));
+    }
+    let buckets = ddp::assign_by_size(&params, &limits, order.as_deref());
+    Ok(buckets.into_iter().map(|bucket| (bucket.params, bucket.limit)).unzip())
+}
+
+/// Fails on all ranks alike if one has other parameters than rank 0.
+#[pyfunction]
+pub(crate) fn verify_params(py: Python<'_>, group: &Group, params: Vec<Spec>) -> PyResult<()> {
+    let (group, params) = (group.inner.clone(), self::params(py, params)?);
+    let verified = waiting::on_a_thread(py, "tenfold-verify", move || ddp::verify_params(&group, &params))?;
+    verified.map_err(|error| group_error(py, &error))
+}
+
+/// The memory of a bucket that was cut anew while Python still had arrays on it.
+type Former = Mutex<Option<Tensor>>;
+
+/// Averages gradients over all ranks.
+#[pyclass(module = "tenfold._tenfold", frozen)]
+pub(crate) struct Reducer {
+    inner: Mutex<ddp::Reducer>,
+    /// The thread that is in `inner`.
+    inside: Mutex<Option<ThreadId>>,
+    /// Where the memory of each bucket goes when that is cut anew.
+    formers: Mutex<Vec<Arc<Former>>>,
+    /// What a hook raised.
+    raised: Arc<Mutex<Option<PyErr>>>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Reducer {
+    /// A call without the interpreter. What a hook raised meanwhile comes out as it is.
+    fn call<T: Send>(
+        &self,
+        py: Python<'_>,
+        call: impl FnOnce(&mut ddp::Reducer) -> tenfold::Result<T> + Send,
+    ) -> PyResult<T> {
+        let me = std::thread::current().id();
+        if *locked(&self.inside) == Some(me) {
+            return Err(PyRuntimeError::new_err(
+                "a communication hook cannot call the reducer that called it",
+            ));
+        }
+        let outcome = py.detach(|| {
+            let mut inner = locked(&self.inner);
+            *locked(&self.inside) = Some(me);
+            let outcome = call(&mut inner);
+            *locked(&self.inside) = None;
+            outcome
+        });
+        let raised = locked(&self.raised).take();
+        outcome.map_err(|error| raised.unwrap_or_else(|| group_error(py, &error)))
+    }
+
+    fn fresh_formers(reducer: &ddp::Reducer) -> Vec<Arc<Former>> {
+        (0..reducer.buckets().len()).map(|_| Arc::default()).collect()
+    }
+}
+
+#[pymethods]
+impl Reducer {
+    /// Joins the reducers of all ranks: returns once all have.
+    #[new]
+    #[pyo3(signature = (group, params, *, limits, first_buckets, find_unused_parameters=false, static_graph=false))]
+    fn new(
+        py: Python<'_>,
+        group: &Group,
+        params: Vec<Spec>,
+        limits: Vec<usize>,
+        first_buckets: Vec<Vec<usize>>,
+        find_unused_parameters: bool,
+        static_graph: bool,
+    ) -> PyResult<Self> {
+        let (group, params) = (group.inner.clone(), self::params(py, params)?);
+        let mut options =
+            Options::default().bucket_bytes(&limits).first_buckets(first_buckets).divided_by_caller();
+        if find_unused_parameters {
+            options = options.find_unused_parameters();
+        }
+        if static_graph {
+            options = options.static_graph();
+        }
+        let make = move || ddp::Reducer::new(&group, &params, options);
+        let inner =
+            waiting::on_a_thread(py, "tenfold-reducer", make)?.map_err(|error| group_error(py, &error))?;
+        let formers = Mutex::new(Self::fresh_formers(&inner));
+        Ok(Reducer { inner: Mutex::new(inner), inside: Mutex::default(), formers, raised: Arc::default() })
+    }
+
+    /// The parameters of each bucket.
+    fn layout(&self, py: Python<'_>) -> PyResult<Vec<Vec<usize>>> {
+        self.call(py, |reducer| {
+            let buckets = reducer.buckets();
+            Ok((0..buckets.len()).map(|index| buckets.bucket(index).params.clone()).collect())
+        })
+    }
+
+    /// Where a gradient is: its bucket, its first element there, and the first after it.
+    fn place(&self, py: Python<'_>, param: usize) -> PyResult<(usize, usize, usize)> {
+        let (bucket, elements) = self.call(py, |reducer| reducer.place(param))?;
+        Ok((bucket, elements.start, elements.end))
+    }
+
+    /// The memory of a bucket, for arrays to be made on; they outlive the bucket.
+    fn bucket_memory(slf: Bound<'_, Self>, index: usize) -> PyResult<SharedMemory> {
+        let (py, reducer) = (slf.py(), slf.get());
+        let former = locked(&reducer.formers).get(index).cloned();
+        let owner = (slf.clone().unbind(), former);
+        reducer.call(py, |reducer| Ok(SharedMemory::of(reducer.bucket_bytes(index)?, owner)))
+    }
+
+    /// Forward begins. As `rebuild`, and its time is measured.
+    fn start_forward(&self, py: Python<'_>) -> PyResult<bool> {
+        let rebuilt = self.rebuild(py)?;
+        self.call(py, ddp::Reducer::start_forward)?;
+        Ok(rebuilt)
+    }
+
+    /// Cuts buckets anew if that is due, and says whether it did. All arrays on their memory are void then.
+    fn rebuild(&self, py: Python<'_>) -> PyResult<bool> {
+        let rebuilt = self.call(py, |reducer| {
+            let Some(rebuilt) = reducer.rebuild_buckets()? else { return Ok(false) };
+            let mut formers = locked(&self.formers);
+            for (former, memory) in formers.iter().zip(rebuilt.memory) {
+                *locked(former) = Some(memory);
+            }
+            *formers = Self::fresh_formers(reducer);
+            Ok(true)
+        });
+        rebuilt
+    }
+
+    /// Backward begins, in which these parameters get no gradient on this rank.
+    fn start_backward(&self, py: Python<'_>, unused: Vec<usize>) -> PyResult<()> {
+        self.call(py, |reducer| reducer.start_backward_without(&unused))
+    }
+
+    /// Would the parameter be whole if it were ready once more?
+    fn completes(&self, py: Python<'_>, param: usize) -> PyResult<bool> {
+        self.call(py, |reducer| Ok(reducer.buckets().completes(param)))
+    }
+
+    /// A gradient lies in its bucket. True once all do.
+    fn grad_ready(&self, py: Python<'_>, param: usize) -> PyResult<bool> {
+        self.call(py, |reducer| {
+            reducer.grad_ready(param)?;
+            Ok(reducer.is_whole())
+        })
+    }
+
+    /// A sparse gradient: rows of the parameter, and which ones. True once all are ready.
+    fn grad_ready_sparse(
+        &self,
+        py: Python<'_>,
+        param: usize,
+        rows: Vec<i64>,
+        values: &Bound<'_, PyAny>,
+    ) -> PyResult<bool> {
+        let view = lend(values, "values", Access::Read)?.view;
+        let mut own = Tensor::zeros(view.dtype(), view.elements());
+        view.pack(own.lend().span());
+        self.call(py, |reducer| {
+            let shape = reducer.params().get(param).map(|param| param.shape.clone()).unwrap_or_default();
+            let first = shape.first().copied().unwrap_or_default();
+            let dense = shape.iter().skip(1).product();
+            let gradient = SparseTensor { shape: vec![first], indices: rows, dense, values: own };
+            reducer.grad_ready_sparse(param, gradient)?;
+            Ok(reducer.is_whole())
+        })
+    }
+
+    /// Rows and values of a sparse gradient after `finish`, as bytes.
+    fn sparse_gradient<'py>(
+        &self,
+        py: Python<'py>,
+        param: usize,
+    ) -> PyResult<Option<(Vec<i64>, Bound<'py, PyBytes>)>> {
+        let found = self.call(py, |reducer| {
+            let average = reducer.sparse_gradient(param);
+            Ok(average.map(|average| (average.indices.clone(), average.values.as_bytes().to_vec())))
+        })?;
+        Ok(found.map(|(rows, values)| (rows, PyBytes::new(py, &values))))
+    }
+
+    /// What lies in a gradient's memory goes into the next reduction even if the parameter gets none.
+    fn keep(&self, py: Python<'_>, param: usize, used: bool) -> PyResult<()> {
+        self.call(py, |reducer| reducer.keep(param, used))
+    }
+
+    /// Waits until all gradients are averages.
+    fn finish(&self, py: Python<'_>) -> PyResult<()> {
+        while !self.call(py, |reducer| Ok(reducer.wait_for(SLICE)))? {
+            py.check_signals()?;
+        }
+        self.call(py, ddp::Reducer::finish)
+    }
+
+    /// Adds nothing to an iteration of the others.
+    fn take_part(&self, py: Python<'_>) -> PyResult<()> {
+        self.call(py, ddp::Reducer::take_part)
+    }
+
+    /// Did any rank use the parameter in the last iteration?
+    fn is_used_anywhere(&self, py: Python<'_>, param: usize) -> PyResult<bool> {
+        self.call(py, |reducer| Ok(reducer.is_used_anywhere(param)))
+    }
+
+    fn set_static_graph(&self, py: Python<'_>) -> PyResult<()> {
+        self.call(py, ddp::Reducer::set_static_graph)
+    }
+
+    /// Has `launch(index)` and `land(index)` called for every bucket instead of averaging it.
+    fn set_hook(&self, py: Python<'_>, name: String, launch: Py<PyAny>, land: Py<PyAny>) -> PyResult<()> {
+        let hook = Hook { name, launch, land, raised: Arc::clone(&self.raised) };
+        self.call(py, |reducer| reducer.set_hook(hook))
+    }
+
+    /// One of the hooks that are written in Rust, by name.
+    fn set_builtin_hook(&self, py: Python<'_>, name: &str) -> PyResult<()> {
+        match name {
+            "all_reduce" => self.call(py, |reducer| reducer.set_hook(hooks::AllReduce)),
+            "fp16_compress" => self.call(py, |reducer| reducer.set_hook(hooks::Compress::fp16())),
+            "bf16_compress" => self.call(py, |reducer| reducer.set_hook(hooks::Compress::bf16())),
+            other => Err(PyValueError::new_err(format!("there is no built-in hook `{other}`"))),
+        }
+    }
+
+    /// The reducer's own group, in which all ranks call the same.
+    fn group(&self, py: Python<'_>) -> PyResult<Group> {
+        self.call(py, |reducer| Ok(Group { inner: reducer.group().clone() }))
+    }
+
+    /// c10d's logging data: strings and integers.
+    #[expect(clippy::type_complexity, reason = "two dictionaries for Python")]
+    fn logging_data(&self, py: Python<'_>) -> PyResult<(Vec<(String, String)>, Vec<(String, i64)>)> {
+        self.call(py, |reducer| {
+            let data = reducer.logger().data();
+            let strings = data.strings.iter().map(|(name, text)| (name.to_string(), text.clone()));
+            let integers = data.integers.iter().map(|(name, number)| (name.to_string(), *number));
+            Ok((strings.collect(), integers.collect()))
+        })
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        self.call(py, |reducer| Ok(format!("{reducer:?}")))
+    }
+}
+
+/// A hook that is written in Python.
+struct Hook {
+    name: String,
+    launch: Py<PyAny>,
+    land: Py<PyAny>,
+    raised: Arc<Mutex<Option<PyErr>>>,
+}
+
+impl Hook {
+    fn call(&self, function: &Py<PyAny>, bucket: &GradBucket, group: &tenfold::Group) -> tenfold::Result<()> {
+        Python::attach(|py| {
+            function.call1(py, (bucket.index(),)).map(drop).map_err(|raised| {
+                let message = format!("the communication hook `{}` raised {raised}", self.name);
+                *locked(&self.raised) = Some(raised);
+                hook_error(group, message)
+            })
+        })
+    }
+}
+
+impl CommHook for Hook {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn launch(
+        &mut self,
+        bucket: &mut GradBucket,
+        group: &tenfold::Group,
+    ) -> tenfold::Result<Option<tenfold::Work>> {
+        self.call(&self.launch, bucket, group)?;
+        Ok(None)
+    }
+
+    fn land(&mut self, bucket: &mut GradBucket, group: &tenfold::Group) -> tenfold::Result<()> {
+        self.call(&self.land, bucket, group)
+    }
+}

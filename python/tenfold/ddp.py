@@ -1,0 +1,640 @@
+"""c10d's classes for data-parallel training: `Reducer`, `GradBucket`, `Logger` and what goes with them.
+
+The reducer itself is in Rust. It owns the memory of the gradients, in buckets that peers on the same host
+read in place, and averages a bucket as soon as its gradients are there. Parameters are PyTorch's tensors,
+whose gradients come from autograd, or arrays of NumPy's, whose gradients the caller writes.
+
+>>> import numpy, tenfold
+>>> group = tenfold.ProcessGroup(tenfold.HashStore(), 0, 1)
+>>> weights = [numpy.ones((2, 3)), numpy.ones(2)]
+>>> buckets, limits = tenfold._compute_bucket_assignment_by_size(weights, [2**20])
+>>> reducer = tenfold.Reducer(weights, buckets, limits, group)
+>>> reducer.prepare_for_backward([])
+>>> for number in (1, 0):
+...     reducer.gradient(number)[...] = number
+...     reducer._autograd_hook(number)
+>>> reducer.finish()
+>>> reducer.gradient(1)
+array([1., 1.])
+"""
+
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from tenfold import _tenfold, gradients
+from tenfold.arrays import is_torch
+from tenfold.debug import get_debug_level
+from tenfold.enums import Numbered
+from tenfold.options import _DEFAULT_FIRST_BUCKET_BYTES
+
+__all__ = [
+    "BuiltinCommHookType",
+    "DDPLoggingData",
+    "GradBucket",
+    "Logger",
+    "Reducer",
+    "_compute_bucket_assignment_by_size",
+    "_register_builtin_comm_hook",
+    "_register_comm_hook",
+    "_verify_params_across_processes",
+]
+
+
+class BuiltinCommHookType(Numbered):
+    """The communication hooks that are not written in Python."""
+
+    ALLREDUCE = 1
+    FP16_COMPRESS = 2
+
+
+class GradBucket:
+    """Gradients that travel together, as a communication hook gets to see them."""
+
+    def __init__(self, index: int, is_last: bool, flat: Any, parts: Sequence[tuple[Any, int, int]]) -> None:
+        self._index = index
+        self._is_last = is_last
+        self._buffer = flat
+        self._parts = parts
+
+    def index(self) -> int:
+        """Which bucket it is: they are reduced in this order."""
+        return self._index
+
+    def buffer(self) -> Any:
+        """All its gradients, flat. With a hook nobody has divided them."""
+        return self._buffer
+
+    def gradients(self) -> list[Any]:
+        """The gradient of each parameter, a view of the buffer."""
+        return [self._buffer[start:end].reshape(param.shape) for param, start, end in self._parts]
+
+    def parameters(self) -> list[Any]:
+        """The parameters, in the order of the buffer."""
+        return [param for param, _, _ in self._parts]
+
+    def is_last(self) -> bool:
+        """Is it the last of its iteration?"""
+        return self._is_last
+
+    def set_buffer(self, buffer: Any) -> None:
+        """Puts another buffer in its place, for who looks at the bucket from now on."""
+        self._buffer = buffer
+
+    def __repr__(self) -> str:
+        return f"GradBucket({self._index}, {len(self._parts)} gradients)"
+
+
+class DDPLoggingData:
+    """What a `Logger` knows, by c10d's names."""
+
+    def __init__(self) -> None:
+        self.strs_map: dict[str, str] = {}
+        self.ints_map: dict[str, int] = {}
+
+
+# What stays as it was between two calls of `prepare_for_backward`.
+_IDLE = "idle"  # gradients are not reduced: there was no forward, or one without synchronisation
+_ARMED = "armed"  # the next gradient begins a reduction
+_RUNNING = "running"
+_FINISHED = "finished"  # and there was no forward since
+
+
+class Reducer:
+    """Averages the gradients of a model over all ranks while they are computed; see `tenfold.ddp`.
+
+    The arguments are c10d's. Buckets are in shared memory and stay there; gradients are copied in one by one.
+    So `lazy_bucket_allocation`, `batched_grad_copy` and `skip_all_reduce_unused_params`, which save time or
+    memory and change no result, do nothing here.
+    """
+
+    def __init__(
+        self,
+        params: Sequence[Any],
+        bucket_indices: Sequence[Sequence[int]],
+        per_bucket_size_limits: Sequence[int],
+        process_group: Any,
+        expect_sparse_gradients: Sequence[bool] = (),
+        bucket_bytes_cap: int = 26214400,
+        find_unused_parameters: bool = False,
+        gradient_as_bucket_view: bool = False,
+        param_to_name_mapping: Mapping[int, str] | None = None,
+        first_bucket_bytes_cap: int = _DEFAULT_FIRST_BUCKET_BYTES,
+        skip_all_reduce_unused_params: bool = False,
+        use_python_reducer: bool = False,
+        bucket_bytes_cap_list: Sequence[int] = (),
+        batched_grad_copy: bool = False,
+        lazy_bucket_allocation: bool = False,
+    ) -> None:
+        self._sparse = list(expect_sparse_gradients) or [False] * len(params)
+        self._names = param_to_name_mapping or {}
+        self._find_unused = find_unused_parameters
+        self._limits = list(bucket_bytes_cap_list) or [first_bucket_bytes_cap, bucket_bytes_cap]
+        self._first_buckets = [list(bucket) for bucket in bucket_indices]
+        self._gradients = _gradients_of(params)(params, gradient_as_bucket_view)
+        self._gradient_as_bucket_view = gradient_as_bucket_view
+        self._is_static = False
+        self._has_learned = False
+        self._hook: tuple[Any, Callable[[Any, GradBucket], Any]] | None = None
+        self._builtin_hook: BuiltinCommHookType | None = None
+        self._futures: dict[int, tuple[Any, GradBucket]] = {}
+        self._post_backward_futures: list[Any] = []
+        self._is_manual = False
+        self._optimizer_in_backward = False
+        self._forward_pass: tuple[Any, bool] | None = None
+        self._divisor = 1
+        self._state = _IDLE
+        self._unused: list[int] = []
+        self._used_without_sync: set[int] = set()
+        self._was_rebuilt = False
+        self._seems_static = True
+        self._backward_start = 0
+        self._ready_times = [0] * len(params)
+        self._logger: Callable[[], Logger | None] = lambda: None
+        self._connect(process_group)
+        # The hooks of autograd must not keep the reducer alive.
+        itself = weakref.ref(self)
+
+        def ready(number: int) -> None:
+            if (reducer := itself()) is not None:
+                reducer._autograd_hook(number)
+
+        if not use_python_reducer:
+            self._gradients.attach(ready)
+
+    def _connect(self, process_group: Any) -> None:
+        group = _group_of(process_group)
+        self._process_group = process_group
+        specs = _specs(self._gradients.params, self._sparse, self._names)
+        self._native = _tenfold.Reducer(
+            group,
+            specs,
+            limits=self._limits,
+            first_buckets=self._first_buckets,
+            find_unused_parameters=self._find_unused and not self._is_static,
+            static_graph=self._is_static,
+        )
+        self._group = self._native.group()
+        self._place()
+
+    def _place(self) -> None:
+        self._layout = self._native.layout()
+        self._places = [self._native.place(number) for number in range(len(self._sparse))]
+        dense = [index for index, members in enumerate(self._layout) if not self._sparse[members[0]]]
+        self._last_bucket = dense[-1] if dense else -1
+        self._gradients.place(self._native, self._layout)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_gradients"):
+            self._gradients.detach()
+
+    # An iteration.
+
+    def gradient(self, index: int) -> Any:
+        """A parameter's gradient in its bucket. For arrays: where the caller writes it, and finds the average
+        after `finish`. Buckets move once, before the second iteration.
+        """
+        return self._gradients.views[index]
+
+    def prepare_for_forward(self) -> None:
+        """Forward begins; fails if the last iteration has not come to its end."""
+        self._rebuilt(self._logged(self._native.start_forward))
+
+    def _rebuild_buckets(self) -> bool:
+        """Cuts buckets along the order in which gradients came, once; True if that was just now."""
+        self._rebuilt(self._logged(self._native.rebuild))
+        if self._state != _RUNNING:
+            self._state = _IDLE
+        was_rebuilt, self._was_rebuilt = self._was_rebuilt, False
+        return was_rebuilt
+
+    def _rebuilt(self, rebuilt: bool) -> None:
+        if rebuilt:
+            self._place()
+            self._was_rebuilt = True
+
+    def prepare_for_backward(self, outputs: Any, *, unused: Sequence[int] = ()) -> None:
+        """Backward begins. With `find_unused_parameters`, those on which no output depends are not waited
+        for; for arrays the caller names them.
+        """
+        if unused or not self._find_unused or self._is_static:
+            self._unused = list(unused)
+        else:
+            outputs = outputs if isinstance(outputs, list | tuple) else [outputs]
+            before, self._unused = self._unused, self._gradients.unused(outputs) if outputs else []
+            self._seems_static &= self._unused == before or not self._has_learned
+        self._backward_start = time.perf_counter_ns()
+        self._state = _ARMED
+
+    def _autograd_hook(self, index: int, /) -> None:
+        """A parameter's gradient is there."""
+        if self._state != _RUNNING and not self._begins(index):
+            return
+        self._ready_times[index] = time.perf_counter_ns() - self._backward_start
+        if self._is_static and not self._native.completes(index):
+            self._logged(self._native.grad_ready, index)  # counts; there is more to come
+            return
+        if self._ready(index) and not self._is_manual:
+            self._gradients.when_backward_ends(self._finish)
+
+    def _begins(self, index: int) -> bool:
+        """Does this gradient begin a reduction?"""
+        learns = self._is_static and not self._has_learned
+        if self._state == _IDLE and not learns:
+            self._used_without_sync.add(index)
+            return False
+        self._begin()
+        return True
+
+    def _begin(self) -> None:
+        self._rebuilt(self._logged(self._native.rebuild))
+        self._divisor = self._current_divisor()
+        unused = []
+        for number in self._unused:
+            if self._gradients.has(number):
+                if self._sparse[number]:
+                    continue  # it is made ready with what it has
+                self._gradients.load(number, self._divisor)
+                self._native.keep(number, number in self._used_without_sync)
+            unused.append(number)
+        self._logged(self._native.start_backward, unused)
+        self._state = _RUNNING
+        for number in set(self._unused) - set(unused):
+            self._ready(number)
+
+    def _current_divisor(self) -> int:
+        if self._hook is not None or self._builtin_hook is not None:
+            return 1  # the hook divides
+        if self._forward_pass is not None:
+            work, by_initial_size = self._forward_pass
+            if not by_initial_size:
+                work.wait()
+                return int(work.result()[0][0])
+        return self._group.size
+
+    def _ready(self, index: int) -> bool:
+        if self._sparse[index]:
+            sparse = self._gradients.sparse(index, self._divisor)
+            if sparse is not None:
+                return self._logged(self._native.grad_ready_sparse, index, *sparse)
+        self._gradients.load(index, self._divisor)
+        return self._logged(self._native.grad_ready, index)
+
+    def _delay_all_reduce(self) -> None:
+        """Ends the first backward of a static graph, in which nothing was reduced yet."""
+        if self._has_learned:
+            return
+        if self._state != _RUNNING:
+            self._begin()
+        for index in range(len(self._sparse)):
+            if self._gradients.has(index) and not self._sparse[index]:
+                self._gradients.load(index, self._divisor)
+                self._native.keep(index, False)
+        self._finish()
+
+    def finish(self) -> None:
+        """Waits until all gradients are averages. For PyTorch's tensors autograd calls it."""
+        self._finish()
+
+    def _finish(self) -> None:
+        for future in self._post_backward_futures:
+            future.wait()
+        self._post_backward_futures.clear()
+        learns = self._is_static and not self._has_learned
+        self._logged(self._native.finish)
+        self._has_learned = True
+        self._used_without_sync.clear()
+        self._forward_pass = None
+        self._state = _FINISHED
+        indices: Iterable[int] = range(len(self._sparse))
+        if learns or (self._find_unused and not self._is_static):
+            indices = [index for index in indices if self._native.is_used_anywhere(index)]
+        if self._optimizer_in_backward:
+            indices = [index for index in indices if self._gradients.has(index)]
+        self._gradients.store(indices, self._native)
+
+    def _logged(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return call(*arguments)
+        except Exception as error:
+            if (logger := self._logger()) is not None:
+                logger.set_error_and_log(str(error))
+            raise
+
+    def _check_reducer_finalized(self) -> None:
+        if self._state == _RUNNING:
+            raise RuntimeError("the last backward has not made all gradients ready, and was not finished")
+
+    def _set_manual_finalization_required(self, required: bool) -> None:
+        if self._state == _RUNNING:
+            raise RuntimeError("this cannot change while gradients are being reduced")
+        self._is_manual = required
+
+    def _should_finalize_after_backward(self) -> bool:
+        return self._is_manual and self._is_static and not self._has_learned
+
+    def _finalize_backward_manual(self) -> None:
+        if not self._is_manual:
+            raise RuntimeError("finalize_backward() needs require_manual_backward_finalization to be set")
+        if self._state != _RUNNING:
+            raise RuntimeError("there is no gradient reduction to finalize")
+        self._finish()
+
+    # Static graphs, and ranks with different numbers of batches.
+
+    def _set_static_graph(self) -> None:
+        if self._is_static:
+            return
+        self._logged(self._native.set_static_graph)
+        self._is_static = True
+
+    def _ddp_graph_static(self) -> bool:
+        """Could the graph be declared static, as far as it has been seen?"""
+        return self._seems_static
+
+    def _set_forward_pass_work_handle(self, work: Any, use_static_world_size: bool, /) -> None:
+        self._forward_pass = (work, use_static_world_size)
+
+    def _take_part(self) -> None:
+        """Adds nothing to an iteration of the others, of which this rank has none."""
+        self._rebuild_buckets()
+        self._logged(self._native.take_part)
+        self._has_learned = True
+
+    def _push_all_rebuilt_params(self) -> None:
+        """Rank 0 alone decides about the order of buckets, so there is nothing to keep up with."""
+
+    def _get_zeros_like_grad_buckets(self) -> list[GradBucket]:
+        return [
+            self._bucket(index, self._gradients.zeros(index))
+            for index, members in enumerate(self._layout)
+            if not self._sparse[members[0]]
+        ]
+
+    def _get_local_used_map(self) -> Any:
+        used = [int(number in self._used_without_sync) for number in range(len(self._sparse))]
+        return self._gradients.used_map(used)
+
+    # Hooks.
+
+    def _bucket(self, index: int, flat: Any) -> GradBucket:
+        parts = [
+            (self._gradients.params[number], *self._places[number][1:]) for number in self._layout[index]
+        ]
+        return GradBucket(index, index == self._last_bucket, flat, parts)
+
+    def _register_hook(self, state: Any, hook: Callable[[Any, GradBucket], Any]) -> None:
+        self._check_no_hook()
+        itself = weakref.ref(self)
+
+        def launch(index: int) -> None:
+            reducer = itself()
+            assert reducer is not None, "it is what calls"
+            bucket = reducer._bucket(index, reducer._gradients.flats[index])
+            future = hook(state, bucket)
+            if not callable(getattr(future, "wait", None)):
+                raise RuntimeError(
+                    "DDP communication hook's callback must return a torch.futures.Future object, or one "
+                    f"of tenfold's; this one returned a {type(future).__name__}"
+                )
+            reducer._futures[index] = (future, bucket)
+
+        def land(index: int) -> None:
+            reducer = itself()
+            assert reducer is not None, "it is what calls"
+            future, _ = reducer._futures.pop(index)
+            result = future.wait()
+            if isinstance(result, list | tuple):
+                result = result[0]
+            reducer._gradients.put_result(index, result)
+
+        self._native.set_hook(getattr(hook, "__qualname__", type(hook).__name__), launch, land)
+        self._hook = (state, hook)
+
+    def _register_builtin_hook(self, kind: BuiltinCommHookType) -> None:
+        self._check_no_hook()
+        names = {
+            BuiltinCommHookType.ALLREDUCE: "all_reduce",
+            BuiltinCommHookType.FP16_COMPRESS: "fp16_compress",
+        }
+        self._native.set_builtin_hook(names[kind])
+        self._builtin_hook = kind
+
+    def _check_no_hook(self) -> None:
+        if self._hook is not None or self._builtin_hook is not None:
+            raise RuntimeError("register_comm_hook or register_builtin_comm_hook can only be called once.")
+
+    def _run_comm_hook(self, bucket: GradBucket, /) -> Any:
+        """What happens to a bucket: a future of its content."""
+        if self._hook is not None:
+            state, hook = self._hook
+            return hook(state, bucket)
+        return self._reduced(bucket)
+
+    def _run_allreduce_hook(self, bucket: GradBucket, /) -> Any:
+        """Divides a bucket and adds up all ranks'; also from within a hook."""
+        buffer = bucket.buffer()
+        buffer /= self._group.size
+        return self._reduced(bucket)
+
+    def _reduced(self, bucket: GradBucket) -> Any:
+        work = self._group.all_reduce(bucket.buffer(), "sum", async_op=True)
+        return self._gradients.future(work, bucket.buffer())
+
+    def _install_post_backward_futures(self, futures: Sequence[Any], /) -> None:
+        """Backward ends when these are over, too."""
+        self._post_backward_futures += futures
+
+    def _set_optimizer_in_backward(self) -> None:
+        """A hook steps and takes gradients away, which shall not come back."""
+        self._optimizer_in_backward = True
+
+    # The rest of c10d's.
+
+    def set_logger(self, logger: "Logger", /) -> None:
+        """Has errors told to a logger, which it does not keep alive."""
+        self._logger = weakref.ref(logger)
+
+    def get_backward_stats(self) -> list[int]:
+        """When each parameter's gradient was there, in nanoseconds since backward began."""
+        return list(self._ready_times)
+
+    def _remove_autograd_hooks(self) -> None:
+        self._gradients.detach()
+
+    def _reset_state(self) -> None:
+        self._state = _IDLE
+        self._futures.clear()
+        self._used_without_sync.clear()
+
+    def _update_process_group(self, process_group: Any, /) -> None:
+        """Goes on with other ranks, and buckets as at first."""
+        self._has_learned = False
+        self._connect(process_group)
+        if self._hook is not None:
+            hook, self._hook = self._hook, None
+            self._register_hook(*hook)
+        if self._builtin_hook is not None:
+            builtin, self._builtin_hook = self._builtin_hook, None
+            self._register_builtin_hook(builtin)
+
+    def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
+        """Every iteration is measured, at no cost worth saving."""
+        if sample_rate < 1:
+            raise ValueError(f"the sample rate of DDP's logging must be at least 1, not {sample_rate}")
+
+    def _set_mixed_precision_param_dtype(self, dtype: Any, /) -> None:
+        raise NotImplementedError(
+            "DDP's own mixed precision needs an accelerator; use torch.autocast on the CPU"
+        )
+
+    def _set_sparse_metadata(self, metadata: Mapping[str, Any], /) -> None:
+        raise NotImplementedError("rows that all ranks have are not known in advance here")
+
+    def __repr__(self) -> str:
+        return repr(self._native)
+
+
+class Logger:
+    """What a reducer did, in c10d's words."""
+
+    def __init__(self, reducer: Reducer) -> None:
+        self._reducer = weakref.ref(reducer)
+        self._data = DDPLoggingData()
+
+    def set_construction_data_and_log(
+        self,
+        module_name: str,
+        device_ids: Sequence[int],
+        output_device: int,
+        broadcast_buffers: bool,
+        has_sync_bn: bool,
+        static_graph: bool,
+    ) -> None:
+        """What is known from the beginning."""
+        reducer = self._reducer()
+        strings, integers = self._data.strs_map, self._data.ints_map
+        strings["module_name"] = module_name
+        strings["device_ids"] = ", ".join(map(str, device_ids))
+        strings["torch_distributed_debug"] = get_debug_level().name
+        strings["master_addr"] = os.environ.get("MASTER_ADDR", "N/A")
+        strings["master_port"] = os.environ.get("MASTER_PORT", "N/A")
+        strings["cuda_visible_devices"] = os.environ.get("CUDA_VISIBLE_DEVICES", "N/A")
+        integers["output_device"] = output_device
+        integers["broadcast_buffers"] = int(broadcast_buffers)
+        integers["has_sync_bn"] = int(has_sync_bn)
+        integers["static_graph"] = int(static_graph)
+        integers["is_multi_device_module"] = 0
+        if reducer is not None:
+            integers["gradient_as_bucket_view"] = int(reducer._gradient_as_bucket_view)
+
+    def set_runtime_stats_and_log(self) -> None:
+        """Every iteration is measured anyway."""
+
+    def set_error_and_log(self, error: str, /) -> None:
+        """Keeps what went wrong."""
+        self._data.strs_map["error"] = error
+        self._data.ints_map["has_error"] = 1
+
+    def _set_comm_hook_name(self, comm_hook: str) -> None:
+        self._data.strs_map["comm_hook"] = comm_hook
+
+    def _set_uneven_input_join(self) -> None:
+        self._data.ints_map["join_uneven_inputs"] = 1
+
+    def _set_static_graph(self) -> None:
+        self._data.ints_map["static_graph"] = 1
+
+    def _get_ddp_logging_data(self) -> DDPLoggingData:
+        data, reducer = DDPLoggingData(), self._reducer()
+        if reducer is not None:
+            strings, integers = reducer._native.logging_data()
+            data.strs_map.update(strings)
+            data.ints_map.update(integers)
+            data.ints_map["can_set_static_graph"] = int(reducer._ddp_graph_static())
+        data.strs_map.update(self._data.strs_map)
+        data.ints_map.update(self._data.ints_map)
+        return data
+
+
+def _register_comm_hook(reducer: Reducer, state: Any, comm_hook: Callable[[Any, GradBucket], Any]) -> None:
+    """Has a hook reduce buckets: `comm_hook(state, bucket)` returns a future of the bucket's content."""
+    reducer._register_hook(state, comm_hook)
+
+
+def _register_builtin_comm_hook(reducer: Reducer, comm_hook_type: BuiltinCommHookType) -> None:
+    """The same with a hook that is written in Rust."""
+    reducer._register_builtin_hook(BuiltinCommHookType(int(comm_hook_type)))
+
+
+def _compute_bucket_assignment_by_size(
+    tensors: Sequence[Any],
+    bucket_size: Sequence[int],
+    expect_sparse_gradient: Sequence[bool] = (),
+    tensor_indices: Sequence[int] = (),
+    logger: Logger | None = None,
+) -> tuple[list[list[int]], list[int]]:
+    """Which tensors share a bucket, and the size that closed each bucket.
+
+    >>> import numpy
+    >>> _compute_bucket_assignment_by_size([numpy.zeros(100, numpy.float32)] * 5, [500])
+    ([[0, 1], [2, 3], [4]], [500, 500, 500])
+    """
+    if not tensors:
+        raise ValueError("there must be tensors to share buckets")
+    # The indices are numbers for the tensors, which come in the order in which they are wanted.
+    numbers = list(tensor_indices) or list(range(len(tensors)))
+    if len(numbers) != len(tensors):
+        raise ValueError(f"there are {len(tensors)} tensors and {len(numbers)} indices")
+    sparse = [bool(expect_sparse_gradient) and expect_sparse_gradient[number] for number in numbers]
+    order = list(range(len(tensors))) if tensor_indices else None
+    buckets, limits = _tenfold.assign_by_size(_specs(tensors, sparse, {}), list(bucket_size), order)
+    return [[numbers[place] for place in bucket] for bucket in buckets], limits
+
+
+def _verify_params_across_processes(
+    process_group: Any, params: Sequence[Any], logger: Logger | None = None
+) -> None:
+    """Fails on all ranks if one has other parameters than rank 0, and says which and where."""
+    try:
+        verify_named(process_group, {f"params[{number}]": param for number, param in enumerate(params)})
+    except Exception as error:
+        if logger is not None:
+            logger.set_error_and_log(str(error))
+        raise
+
+
+def verify_named(process_group: Any, params: Mapping[str, Any]) -> None:
+    """The same for parameters that have names."""
+    names = dict(enumerate(params))
+    specs = _specs(list(params.values()), [False] * len(params), names)
+    _tenfold.verify_params(_group_of(process_group), specs)
+
+
+def _gradients_of(params: Sequence[Any]) -> type[gradients.Gradients]:
+    if params and is_torch(params[0]):
+        from tenfold.torch.gradients import Gradients
+
+        return Gradients
+    return gradients.Gradients
+
+
+def _specs(params: Sequence[Any], sparse: Sequence[bool], names: Mapping[int, str]) -> list[gradients.Spec]:
+    if len(sparse) != len(params):
+        raise ValueError(f"there are {len(params)} tensors, and {len(sparse)} are said to be sparse or not")
+    spec = _gradients_of(params).spec
+    return [spec(param, names.get(i, f"params[{i}]"), sparse[i]) for i, param in enumerate(params)]
+
+
+def _group_of(process_group: Any) -> _tenfold.Group:
+    """The extension's group behind one of c10d's, tenfold's or PyTorch's."""
+    backend = getattr(process_group, "_backend", None)
+    if hasattr(backend, "group"):  # `tenfold.Group`, or PyTorch's group of the plug-in
+        return backend.group() if callable(backend.group) else backend.group
+    if callable(backend):
+        return backend().group()
+    from tenfold.torch.memory import backend_of
+
+    return backend_of(process_group).group

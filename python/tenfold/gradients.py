@@ -1,0 +1,103 @@
+"""Where the gradients of a `Reducer` are, for arrays: in its buckets, written there by the caller.
+
+`tenfold.torch.gradients` is the same for PyTorch, whose autograd has gradients of its own.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from tenfold import _tenfold
+from tenfold.work import Work
+
+Spec = tuple[str, Sequence[int], str, bool]
+
+
+class Gradients:
+    """The buckets of a reducer as flat arrays, and the gradient of each parameter as a view of one."""
+
+    def __init__(self, params: Sequence[Any], _as_views: bool) -> None:
+        self.params = list(params)
+        self.flats: list[Any] = []
+        self.views: list[Any] = []
+
+    @staticmethod
+    def spec(param: Any, name: str, sparse: bool) -> Spec:
+        return name, tuple(param.shape), param.dtype.name, sparse
+
+    def place(self, reducer: _tenfold.Reducer, layout: list[list[int]]) -> None:
+        """Makes arrays on the memory of the buckets, which were just cut."""
+        self.flats = [
+            self.flat(reducer.bucket_memory(number), self.params[members[0]])
+            for number, members in enumerate(layout)
+        ]
+        self.views = [
+            self.view(self.flats[bucket][start:end], param)
+            for param, (bucket, start, end) in zip(
+                self.params, map(reducer.place, range(len(self.params))), strict=True
+            )
+        ]
+
+    def flat(self, memory: _tenfold.SharedMemory, like: Any) -> Any:
+        import numpy as np
+
+        return np.frombuffer(memory, dtype=like.dtype)
+
+    def view(self, flat: Any, param: Any) -> Any:
+        return flat.reshape(param.shape) if flat.size == param.size else flat  # a sparse one has no memory
+
+    def zeros(self, bucket: int) -> Any:
+        import numpy as np
+
+        return np.zeros_like(self.flats[bucket])
+
+    def attach(self, ready: Callable[[int], None]) -> None:
+        """Nobody computes gradients here but the caller, who says when they are ready."""
+
+    def detach(self) -> None: ...
+
+    def has(self, index: int) -> bool:
+        """Is there something in the gradient that may not be lost?"""
+        return False
+
+    def load(self, index: int, divisor: int) -> None:
+        """The gradient goes into its bucket, divided."""
+        if divisor != 1:
+            self.views[index] /= divisor
+
+    def sparse(self, index: int, divisor: int) -> tuple[list[int], Any] | None:
+        """Rows and values of a sparse gradient, divided; None if it is dense."""
+        return None
+
+    def store(self, indices: Iterable[int], reducer: _tenfold.Reducer) -> None:
+        """The averages go where the caller looks for them."""
+
+    def unused(self, outputs: Sequence[Any]) -> list[int]:
+        """Parameters that these outputs do not depend on."""
+        return []
+
+    def when_backward_ends(self, callback: Callable[[], None]) -> None:
+        """The caller finishes by hand."""
+
+    def put_result(self, bucket: int, result: Any) -> None:
+        """What a hook made of a bucket becomes its content."""
+        flat = self.flats[bucket]
+        if getattr(result, "shape", None) != flat.shape:
+            raise TypeError(
+                f"the future of a communication hook must hold an array of {flat.size} elements, as the "
+                f"bucket has; it holds {_described(result)}"
+            )
+        if result is not flat:
+            flat[...] = result
+
+    def used_map(self, used: Sequence[int]) -> Any:
+        import numpy as np
+
+        return np.array(used, dtype=np.int32)
+
+    def future(self, work: _tenfold.Work, tensor: Any) -> Any:
+        return Work([work], [tensor]).get_future()
+
+
+def _described(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    return f"a {type(value).__name__}" + (f" of shape {tuple(shape)}" if shape is not None else "")

@@ -1,0 +1,154 @@
+"""`DistributedDataParallel`: PyTorch's, on tenfold's reducer.
+
+It is a subclass of PyTorch's, so whatever knows that one knows this one; its arguments, its state dict,
+`no_sync`, `join` and communication hooks are PyTorch's. What is different is below it: gradients are averaged
+in buckets in shared memory, which peers on the same host read in place, and errors name parameters and ranks.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn import parallel
+
+from tenfold import ddp
+from tenfold.torch.memory import backend_of
+
+
+class DistributedDataParallel(parallel.DistributedDataParallel):
+    """Trains a module on all ranks with the average of their gradients.
+
+        dist.init_process_group("tenfold")
+        model = tenfold.torch.DistributedDataParallel(module)
+
+    Takes what `torch.nn.parallel.DistributedDataParallel` takes, and needs a group of the backend `tenfold`.
+    """
+
+    @functools.wraps(parallel.DistributedDataParallel.__init__)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        given = inspect.signature(super().__init__).bind(*args, **kwargs)
+        given.apply_defaults()
+        _check(**given.arguments)
+        super().__init__(*args, **kwargs)
+
+    def _ddp_init_helper(
+        self,
+        parameters: list[torch.Tensor],
+        expect_sparse_gradient: list[bool],
+        param_to_name_mapping: dict[int, str],
+        static_graph: bool,
+    ) -> None:
+        if self._use_python_reducer:  # torch.compile reduces gradients itself, in its graph
+            super()._ddp_init_helper(parameters, expect_sparse_gradient, param_to_name_mapping, static_graph)
+            return
+        first, rebuilt = self._bucket_config.compute_bucket_size_limits(
+            static_graph=static_graph, find_unused_parameters=self.find_unused_parameters
+        )
+        buckets, limits = ddp._compute_bucket_assignment_by_size(parameters, first, expect_sparse_gradient)
+        self.reducer = ddp.Reducer(
+            parameters,
+            buckets[::-1],  # gradients come in about the reverse order of the parameters
+            limits[::-1],
+            self.process_group,
+            expect_sparse_gradient,
+            self.bucket_bytes_cap,
+            self.find_unused_parameters,
+            self.gradient_as_bucket_view,
+            _names(self.module, parameters),
+            self._bucket_config.first_bucket_bytes_cap,
+            bucket_bytes_cap_list=rebuilt,
+        )
+        self.logger = ddp.Logger(self.reducer)
+        self.reducer.set_logger(self.logger)
+        self.logger.set_construction_data_and_log(
+            type(self.module).__name__,
+            self.device_ids or [],
+            -1 if self.output_device is None else self.output_device,
+            self.forward_sync_buffers,
+            any(isinstance(module, torch.nn.SyncBatchNorm) for module in self.module.modules()),
+            static_graph,
+        )
+        self._passing_sync_batchnorm_handle(self.module)
+
+    def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
+        """As PyTorch's: has `hook(state, bucket)` reduce every bucket; it returns a future of the content."""
+        self._check_comm_hook(hook)
+        ddp._register_comm_hook(self.reducer, state, hook)
+        self.logger._set_comm_hook_name(getattr(hook, "__qualname__", type(hook).__name__))
+        self._comm_hooks.append((hook, state))
+
+    def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
+        ddp._register_builtin_comm_hook(self.reducer, comm_hook_type)
+        self.logger._set_comm_hook_name(str(comm_hook_type))
+
+    def _check_comm_hook(self, hook: Callable[..., Any]) -> None:
+        """As PyTorch's, but bfloat16 is reduced on the CPU, too."""
+        if not callable(hook):
+            self._log_and_throw(TypeError, "Communication hook must be callable.")
+        parameters = inspect.signature(hook).parameters
+        if "bucket" not in parameters:
+            self._log_and_throw(
+                ValueError,
+                "Communication hook: its second parameter must be called `bucket`: hook(state, bucket).",
+            )
+        buckets = (inspect.Parameter.empty, dist.GradBucket, ddp.GradBucket)
+        if parameters["bucket"].annotation not in buckets:
+            self._log_and_throw(
+                ValueError, "Communication hook: bucket annotation should be dist.GradBucket."
+            )
+        futures = (inspect.Signature.empty, torch.futures.Future[torch.Tensor])
+        if inspect.signature(hook).return_annotation not in futures:
+            self._log_and_throw(
+                ValueError,
+                "Communication hook: return annotation should be torch.futures.Future[torch.Tensor].",
+            )
+
+    # Ranks with different numbers of batches: one that has none takes part in the reductions of the others.
+
+    def _match_all_reduce_for_bwd_pass(self) -> None:
+        self.reducer._take_part()
+
+    def _match_unused_params_allreduce(self) -> None:
+        """That was a part of it."""
+
+
+def _names(module: torch.nn.Module, parameters: list[torch.Tensor]) -> dict[int, str]:
+    """The name of each parameter, for errors."""
+    numbers = {parameter: number for number, parameter in enumerate(parameters)}
+    return {numbers[parameter]: name for name, parameter in module.named_parameters() if parameter in numbers}
+
+
+def _check(
+    module: torch.nn.Module,
+    process_group: dist.ProcessGroup | None,
+    device_mesh: Any,
+    init_sync: bool,
+    mixed_precision: Any,
+    **_: Any,
+) -> None:
+    """What PyTorch finds out late, or on some ranks only."""
+    if mixed_precision is not None:
+        raise NotImplementedError(
+            "mixed_precision needs an accelerator, as in PyTorch's own DDP; use torch.autocast on the CPU"
+        )
+    group = process_group
+    if group is None and device_mesh is not None:
+        group = device_mesh.get_group(mesh_dim=0)
+    group = group or dist.distributed_c10d._get_default_group()
+    if dist.distributed_c10d._rank_not_in_group(group):
+        return  # PyTorch knows what to say
+    backend_of(group)
+    if not init_sync or torch._dynamo.utils.get_optimize_ddp_mode() == "python_reducer":
+        return
+    ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", []))
+    parameters = {
+        name: parameter
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad and name not in ignored
+    }
+    lazy = torch.nn.parameter.UninitializedParameter
+    if not any(isinstance(parameter, lazy) for parameter in parameters.values()):
+        ddp.verify_named(group, parameters)

@@ -1,0 +1,200 @@
+"""Where the gradients of a `Reducer` are, for PyTorch: in `.grad`, which autograd fills, and in the buckets.
+
+What is here follows PyTorch's own reducer to the bit: a gradient that is copied into its bucket is multiplied
+by the inverse of the number of ranks, one that lies there already is divided.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Variable
+
+from tenfold import _tenfold, gradients
+from tenfold.torch.work import Work
+
+
+class Gradients(gradients.Gradients):
+    """As for arrays, with `.grad` besides: a tensor of its own, or a view of the bucket."""
+
+    def __init__(self, params: Sequence[Tensor], as_views: bool) -> None:
+        super().__init__(params, as_views)
+        self._as_views = as_views
+        self._numbers = {param: number for number, param in enumerate(self.params)}
+        # Autograd's node for each parameter has the hook; it lives as long as somebody refers to it.
+        self._nodes: list[Any] = []
+        self._handles: list[Any] = []
+
+    @staticmethod
+    def spec(param: Tensor, name: str, sparse: bool) -> gradients.Spec:
+        return name, tuple(param.shape), str(param.dtype).removeprefix("torch."), sparse
+
+    def place(self, reducer: _tenfold.Reducer, layout: list[list[int]]) -> None:
+        lie_there = [number for number in range(len(self.views)) if self._lies_there(number)]
+        super().place(reducer, layout)
+        for number in lie_there:
+            self.params[number].grad = self.views[number]
+
+    def flat(self, memory: _tenfold.SharedMemory, like: Tensor) -> Tensor:
+        if len(memory) == 0:
+            return torch.empty(0, dtype=like.dtype)
+        return torch.frombuffer(memory, dtype=like.dtype)
+
+    def view(self, flat: Tensor, param: Tensor) -> Tensor:
+        if flat.numel() != param.numel():
+            return flat  # a sparse one has no memory
+        # As autograd's own gradients lie: with the strides of a parameter that has no holes.
+        if torch._prims_common.is_non_overlapping_and_dense_or_false(param):
+            return flat.as_strided(param.size(), param.stride())
+        return flat.view(param.shape)
+
+    def zeros(self, bucket: int) -> Tensor:
+        return torch.zeros_like(self.flats[bucket])
+
+    def attach(self, ready: Callable[[int], None]) -> None:
+        for number, param in enumerate(self.params):
+            with torch.enable_grad():
+                node = param.expand_as(param).grad_fn.next_functions[0][0]
+
+            def hook(*_: Any, number: int = number) -> None:
+                ready(number)
+
+            self._nodes.append(node)
+            self._handles.append(node.register_hook(hook))
+
+    def detach(self) -> None:
+        while self._handles:
+            self._handles.pop().remove()
+        self._nodes.clear()
+
+    def has(self, index: int) -> bool:
+        return self.params[index].grad is not None
+
+    def _lies_there(self, index: int) -> bool:
+        gradient = self.params[index].grad
+        return (
+            gradient is not None
+            and not gradient.is_sparse
+            and gradient.data_ptr() == self.views[index].data_ptr()
+            and gradient.numel() > 0
+        )
+
+    def load(self, index: int, divisor: int) -> None:
+        param, view = self.params[index], self.views[index]
+        gradient = param.grad
+        if gradient is None:
+            view.zero_()
+            return
+        if gradient.is_sparse:
+            raise NotImplementedError(
+                f"the gradient of parameter {index} is sparse and was expected to be dense; only those of "
+                "`Embedding` and `EmbeddingBag` with `sparse=True` are known to be sparse"
+            )
+        if gradient.requires_grad:  # of a backward that makes a graph of its own
+            gradient = gradient.detach()
+        if gradient.data_ptr() == view.data_ptr():
+            if divisor != 1:
+                gradient.div_(divisor)
+            return
+        if gradient.dtype != view.dtype or gradient.shape != view.shape:
+            raise RuntimeError(
+                f"the gradient of parameter {index} has shape {tuple(gradient.shape)} and dtype "
+                f"{gradient.dtype}, the parameter shape {tuple(view.shape)} and dtype {view.dtype}"
+            )
+        if divisor == 1:
+            view.copy_(gradient)
+        else:
+            torch.mul(gradient, 1.0 / divisor, out=view)
+        if self._as_views:
+            param.grad = view
+
+    def sparse(self, index: int, divisor: int) -> tuple[list[int], Tensor] | None:
+        gradient = self.params[index].grad
+        if gradient is None:
+            return [], self.params[index].detach().new_empty(0)
+        if not gradient.is_sparse:
+            raise RuntimeError(f"the gradient of parameter {index} is dense and was expected to be sparse")
+        gradient = gradient.detach()
+        if divisor != 1:
+            gradient.div_(divisor)
+        if gradient.sparse_dim() != 1:
+            raise NotImplementedError(
+                f"the gradient of parameter {index} has {gradient.sparse_dim()} sparse dimensions, "
+                "of which there may be one"
+            )
+        return gradient._indices()[0].tolist(), gradient._values()
+
+    def store(self, indices: Iterable[int], reducer: _tenfold.Reducer) -> None:
+        targets, sources = [], []
+        for index in indices:
+            param, view = self.params[index], self.views[index]
+            if view.numel() != param.numel():
+                self._store_sparse(index, reducer)
+            elif self._as_views:
+                if not self._lies_there(index):
+                    param.grad = view
+            elif param.grad is None:
+                param.grad = view.clone()
+            elif param.grad.data_ptr() != view.data_ptr():
+                targets.append(param.grad.detach() if param.grad.requires_grad else param.grad)
+                sources.append(view)
+        if targets:
+            torch._foreach_copy_(targets, sources)
+
+    def _store_sparse(self, index: int, reducer: _tenfold.Reducer) -> None:
+        average, param = reducer.sparse_gradient(index), self.params[index]
+        if average is None:
+            return
+        rows, values = average
+        empty = param.detach().new_empty(0)
+        values = torch.frombuffer(bytearray(values), dtype=param.dtype) if values else empty
+        with torch.no_grad():
+            param.grad = torch.sparse_coo_tensor(
+                torch.tensor([rows], dtype=torch.int64),
+                values.view(len(rows), *param.shape[1:]),
+                param.shape,
+                check_invariants=False,
+                is_coalesced=True,
+            )
+
+    def unused(self, outputs: Sequence[Tensor]) -> list[int]:
+        used: set[int] = set()
+        seen: set[Any] = set()
+        nodes = [output.grad_fn for output in outputs if output.grad_fn is not None]
+        # An output may be a parameter itself.
+        used.update(self._numbers[output] for output in outputs if output in self._numbers)
+        while nodes:
+            node = nodes.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            variable = getattr(node, "variable", None)
+            if variable is not None and variable in self._numbers:
+                used.add(self._numbers[variable])
+            nodes += [following for following, _ in node.next_functions if following is not None]
+        return [number for number in range(len(self.params)) if number not in used]
+
+    def when_backward_ends(self, callback: Callable[[], None]) -> None:
+        Variable._execution_engine.queue_callback(callback)
+
+    def put_result(self, bucket: int, result: Any) -> None:
+        flat = self.flats[bucket]
+        if not isinstance(result, Tensor):
+            raise TypeError(
+                f"the future of a communication hook must hold a tensor of {flat.numel()} elements, as the "
+                f"bucket has; it holds a {type(result).__name__}"
+            )
+        if result.numel() != flat.numel():
+            raise RuntimeError(
+                f"the future of a communication hook holds a tensor of {result.numel()} elements, and the "
+                f"bucket has {flat.numel()}"
+            )
+        if result.data_ptr() != flat.data_ptr() or result.dtype != flat.dtype:
+            flat.copy_(result.detach().view(-1))
+
+    def used_map(self, used: Sequence[int]) -> Tensor:
+        return torch.tensor(used, dtype=torch.int32)
+
+    def future(self, work: _tenfold.Work, tensor: Tensor) -> Any:
+        return Work([work], [tensor]).get_future()
