@@ -50,10 +50,20 @@ class Job:
         for rank in range(self.world):
             expected = self.outcome("reference", case, rank)
             actual = self.outcome("candidate", case, rank)
-            assert list(actual) == list(expected)
+            lacking, extra = expected.keys() - actual.keys(), actual.keys() - expected.keys()
+            assert not lacking | extra, f"rank {rank} lacks {sorted(lacking)} and has {sorted(extra)} besides"
             different = [name for name in expected if not same_bits(actual[name], expected[name])]
-            report = "\n".join(f"{name}: {actual[name]} is not {expected[name]}" for name in different)
+            report = "\n".join(difference(name, actual[name], expected[name]) for name in different)
             assert not different, f"rank {rank}:\n{report}"
+
+
+def difference(name: str, actual: Result, expected: Result) -> str:
+    if isinstance(actual, Tensor) and isinstance(expected, Tensor) and actual.shape == expected.shape:
+        places = actual != expected
+        apart = (actual.double() - expected.double()).abs().max().item()
+        found = f"{actual[places][:3].tolist()} is not {expected[places][:3].tolist()}"
+        return f"{name}: {int(places.sum())} of {places.numel()} differ, by at most {apart:.3g}: {found}"
+    return f"{name}: {actual} is not {expected}"
 
 
 def shared_job(
