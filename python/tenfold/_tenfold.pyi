@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn, Protocol, Self, TypeAlias, final
 
@@ -17,6 +17,7 @@ __all__ = [
     "Group",
     "HashStore",
     "PrefixStore",
+    "Reducer",
     "Registration",
     "SharedMemory",
     "Store",
@@ -25,8 +26,13 @@ __all__ = [
     "_ControlCollectives",
     "_StoreCollectives",
     "__version__",
+    "assign_by_size",
     "command",
+    "verify_params",
 ]
+
+# A name, a shape, the name of a dtype, and whether gradients are sparse.
+_Spec: TypeAlias = tuple[str, Sequence[int], str, bool]
 
 __version__: str
 
@@ -326,6 +332,7 @@ def assign_by_size(
     params: Sequence[_Spec], limits: Sequence[int], order: Sequence[int] | None
 ) -> tuple[list[list[int]], list[int]]: ...
 def verify_params(group: Group, params: Sequence[_Spec]) -> None: ...
+
 @final
 class Reducer:
     def __new__(
@@ -337,6 +344,7 @@ class Reducer:
         first_buckets: Sequence[Sequence[int]],
         find_unused_parameters: bool = False,
         static_graph: bool = False,
+        reduce_dtype: str | None = None,
     ) -> Reducer: ...
     def layout(self) -> list[list[int]]: ...
     def place(self, param: int) -> tuple[int, int, int]: ...
@@ -349,13 +357,13 @@ class Reducer:
     def grad_ready_sparse(self, param: int, rows: Sequence[int], values: _Tensor) -> bool: ...
     def sparse_gradient(self, param: int) -> tuple[list[int], bytes] | None: ...
     def keep(self, param: int, used: bool) -> None: ...
+    def keep_sparse(self, param: int, used: bool, rows: Sequence[int], values: _Tensor) -> None: ...
+    def count_ready(self, param: int) -> None: ...
     def finish(self) -> None: ...
     def take_part(self) -> None: ...
     def is_used_anywhere(self, param: int) -> bool: ...
     def set_static_graph(self) -> None: ...
-    def set_hook(
-        self, name: str, launch: Callable[[int], object], land: Callable[[int], object]
-    ) -> None: ...
+    def set_hook(self, name: str, launch: Callable[[int], object], land: Callable[[int], object]) -> None: ...
     def set_builtin_hook(self, name: str) -> None: ...
     def group(self) -> Group: ...
     def logging_data(self) -> tuple[list[tuple[str, str]], list[tuple[str, int]]]: ...

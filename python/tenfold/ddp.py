@@ -22,11 +22,11 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from tenfold import _tenfold, gradients
 from tenfold.arrays import is_torch
-from tenfold.debug import get_debug_level
 from tenfold.enums import Numbered
 from tenfold.options import _DEFAULT_FIRST_BUCKET_BYTES
 
@@ -90,6 +90,8 @@ class GradBucket:
 class DDPLoggingData:
     """What a `Logger` knows, by c10d's names."""
 
+    __slots__ = ("ints_map", "strs_map")
+
     def __init__(self) -> None:
         self.strs_map: dict[str, str] = {}
         self.ints_map: dict[str, int] = {}
@@ -107,7 +109,8 @@ class Reducer:
 
     The arguments are c10d's. Buckets are in shared memory and stay there; gradients are copied in one by one.
     So `lazy_bucket_allocation`, `batched_grad_copy` and `skip_all_reduce_unused_params`, which save time or
-    memory and change no result, do nothing here.
+    memory and change no result, do nothing here. Beyond c10d, gradients can travel in another dtype:
+    `reduce_dtype`.
     """
 
     def __init__(
@@ -120,18 +123,21 @@ class Reducer:
         bucket_bytes_cap: int = 26214400,
         find_unused_parameters: bool = False,
         gradient_as_bucket_view: bool = False,
-        param_to_name_mapping: Mapping[int, str] | None = None,
+        param_to_name_mapping: Mapping[int, str] = MappingProxyType({}),
         first_bucket_bytes_cap: int = _DEFAULT_FIRST_BUCKET_BYTES,
         skip_all_reduce_unused_params: bool = False,
         use_python_reducer: bool = False,
         bucket_bytes_cap_list: Sequence[int] = (),
         batched_grad_copy: bool = False,
         lazy_bucket_allocation: bool = False,
+        *,
+        reduce_dtype: Any = None,
     ) -> None:
         self._sparse = list(expect_sparse_gradients) or [False] * len(params)
-        self._names = param_to_name_mapping or {}
+        self._names = param_to_name_mapping
         self._find_unused = find_unused_parameters
         self._limits = list(bucket_bytes_cap_list) or [first_bucket_bytes_cap, bucket_bytes_cap]
+        self._reduce_dtype = None if reduce_dtype is None else str(reduce_dtype).removeprefix("torch.")
         self._first_buckets = [list(bucket) for bucket in bucket_indices]
         self._gradients = _gradients_of(params)(params, gradient_as_bucket_view)
         self._gradient_as_bucket_view = gradient_as_bucket_view
@@ -175,6 +181,7 @@ class Reducer:
             first_buckets=self._first_buckets,
             find_unused_parameters=self._find_unused and not self._is_static,
             static_graph=self._is_static,
+            reduce_dtype=self._reduce_dtype,
         )
         self._group = self._native.group()
         self._place()
@@ -234,7 +241,7 @@ class Reducer:
             return
         self._ready_times[index] = time.perf_counter_ns() - self._backward_start
         if self._is_static and not self._native.completes(index):
-            self._logged(self._native.grad_ready, index)  # counts; there is more to come
+            self._logged(self._native.count_ready, index)
             return
         if self._ready(index) and not self._is_manual:
             self._gradients.when_backward_ends(self._finish)
@@ -251,18 +258,21 @@ class Reducer:
     def _begin(self) -> None:
         self._rebuilt(self._logged(self._native.rebuild))
         self._divisor = self._current_divisor()
-        unused = []
         for number in self._unused:
-            if self._gradients.has(number):
-                if self._sparse[number]:
-                    continue  # it is made ready with what it has
-                self._gradients.load(number, self._divisor)
-                self._native.keep(number, number in self._used_without_sync)
-            unused.append(number)
-        self._logged(self._native.start_backward, unused)
+            self._keep(number)
+        self._logged(self._native.start_backward, self._unused)
         self._state = _RUNNING
-        for number in set(self._unused) - set(unused):
-            self._ready(number)
+
+    def _keep(self, index: int) -> None:
+        """What a gradient has from before goes along, though the parameter gets none."""
+        if not self._gradients.has(index):
+            return
+        used = index in self._used_without_sync
+        if self._sparse[index]:
+            self._native.keep_sparse(index, used, *self._gradients.sparse(index, self._divisor))
+        else:
+            self._gradients.load(index, self._divisor)
+            self._native.keep(index, used)
 
     def _current_divisor(self) -> int:
         if self._hook is not None or self._builtin_hook is not None:
@@ -277,8 +287,7 @@ class Reducer:
     def _ready(self, index: int) -> bool:
         if self._sparse[index]:
             sparse = self._gradients.sparse(index, self._divisor)
-            if sparse is not None:
-                return self._logged(self._native.grad_ready_sparse, index, *sparse)
+            return self._logged(self._native.grad_ready_sparse, index, *sparse)
         self._gradients.load(index, self._divisor)
         return self._logged(self._native.grad_ready, index)
 
@@ -289,9 +298,7 @@ class Reducer:
         if self._state != _RUNNING:
             self._begin()
         for index in range(len(self._sparse)):
-            if self._gradients.has(index) and not self._sparse[index]:
-                self._gradients.load(index, self._divisor)
-                self._native.keep(index, False)
+            self._keep(index)
         self._finish()
 
     def finish(self) -> None:
@@ -302,14 +309,13 @@ class Reducer:
         for future in self._post_backward_futures:
             future.wait()
         self._post_backward_futures.clear()
-        learns = self._is_static and not self._has_learned
         self._logged(self._native.finish)
         self._has_learned = True
         self._used_without_sync.clear()
         self._forward_pass = None
         self._state = _FINISHED
         indices: Iterable[int] = range(len(self._sparse))
-        if learns or (self._find_unused and not self._is_static):
+        if self._is_static or self._find_unused:
             indices = [index for index in indices if self._native.is_used_anywhere(index)]
         if self._optimizer_in_backward:
             indices = [index for index in indices if self._gradients.has(index)]
@@ -360,7 +366,8 @@ class Reducer:
     def _take_part(self) -> None:
         """Adds nothing to an iteration of the others, of which this rank has none."""
         self._rebuild_buckets()
-        self._logged(self._native.take_part)
+        with self._gradients.kept():
+            self._logged(self._native.take_part)
         self._has_learned = True
 
     def _push_all_rebuilt_params(self) -> None:
@@ -486,15 +493,25 @@ class Reducer:
             raise ValueError(f"the sample rate of DDP's logging must be at least 1, not {sample_rate}")
 
     def _set_mixed_precision_param_dtype(self, dtype: Any, /) -> None:
-        raise NotImplementedError(
-            "DDP's own mixed precision needs an accelerator; use torch.autocast on the CPU"
-        )
+        """Gradients may come in this dtype, and are converted as they are copied in."""
+        self._gradients.narrow_dtype = dtype
 
     def _set_sparse_metadata(self, metadata: Mapping[str, Any], /) -> None:
         raise NotImplementedError("rows that all ranks have are not known in advance here")
 
     def __repr__(self) -> str:
         return repr(self._native)
+
+
+# What c10d's logs call dtypes.
+_NAMES_IN_C = {
+    "bfloat16": "c10::BFloat16",
+    "complex64": "c10::complex<float>",
+    "complex128": "c10::complex<double>",
+    "float16": "c10::Half",
+    "float32": "float",
+    "float64": "double",
+}
 
 
 class Logger:
@@ -518,7 +535,7 @@ class Logger:
         strings, integers = self._data.strs_map, self._data.ints_map
         strings["module_name"] = module_name
         strings["device_ids"] = ", ".join(map(str, device_ids))
-        strings["torch_distributed_debug"] = get_debug_level().name
+        strings["torch_distributed_debug"] = os.environ.get("TORCH_DISTRIBUTED_DEBUG", "N/A")
         strings["master_addr"] = os.environ.get("MASTER_ADDR", "N/A")
         strings["master_port"] = os.environ.get("MASTER_PORT", "N/A")
         strings["cuda_visible_devices"] = os.environ.get("CUDA_VISIBLE_DEVICES", "N/A")
@@ -553,6 +570,8 @@ class Logger:
             strings, integers = reducer._native.logging_data()
             data.strs_map.update(strings)
             data.ints_map.update(integers)
+            dtypes = data.strs_map["dtypes"].split(", ")
+            data.strs_map["dtypes"] = ", ".join(sorted(_NAMES_IN_C.get(name, name) for name in dtypes))
             data.ints_map["can_set_static_graph"] = int(reducer._ddp_graph_static())
         data.strs_map.update(self._data.strs_map)
         data.ints_map.update(self._data.ints_map)

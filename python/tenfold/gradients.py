@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from tenfold import _tenfold
@@ -19,6 +20,7 @@ class Gradients:
         self.params = list(params)
         self.flats: list[Any] = []
         self.views: list[Any] = []
+        self.narrow_dtype: Any = None  # in which gradients may come besides their own
 
     @staticmethod
     def spec(param: Any, name: str, sparse: bool) -> Spec:
@@ -64,9 +66,13 @@ class Gradients:
         if divisor != 1:
             self.views[index] /= divisor
 
-    def sparse(self, index: int, divisor: int) -> tuple[list[int], Any] | None:
-        """Rows and values of a sparse gradient, divided; None if it is dense."""
-        return None
+    def sparse(self, index: int, divisor: int) -> tuple[list[int], Any]:
+        """Rows and values of a sparse gradient, divided."""
+        raise NotImplementedError("an array's gradient cannot be sparse")
+
+    def kept(self) -> AbstractContextManager[None]:
+        """Has gradients afterwards what they were before, whatever happens to their buckets."""
+        return nullcontext()
 
     def store(self, indices: Iterable[int], reducer: _tenfold.Reducer) -> None:
         """The averages go where the caller looks for them."""

@@ -9,6 +9,7 @@ import typing
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Any
 
 REQUIRED = "required"
@@ -106,6 +107,9 @@ def _python_default(parameter: inspect.Parameter) -> str:
         return NEW_OPTIONS if parameter.name == "opts" else "..."
     if parameter.name == "timeout" and value is None:
         return GROUPS_TIMEOUT
+    # Python's defaults are shared between calls, so ours are those that nobody can change.
+    if isinstance(value, tuple | MappingProxyType) and not value:
+        return "[]" if isinstance(value, tuple) else "{}"
     return repr(value)
 
 

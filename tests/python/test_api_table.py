@@ -18,7 +18,6 @@ from tenfold import functional
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import _functional_collectives
 
-DDP = "gradient buckets, which are a part of tenfold's DDP (issue 6)"
 OBSERVABILITY = "the flight recorder and the control plane (issue 7)"
 NVIDIA = "for NVIDIA's GPUs only; tenfold works on the CPU"
 GPU_MEMORY = "memory that GPUs share; tenfold's shared memory is `Group.shared_memory`"
@@ -27,15 +26,6 @@ COMPILER = "for torch.compile's graphs, which need PyTorch"
 INTERNAL = "a switch or test of PyTorch's C++ runtime"
 
 ABSENT = {
-    "BuiltinCommHookType": DDP,
-    "DDPLoggingData": DDP,
-    "GradBucket": DDP,
-    "Logger": DDP,
-    "Reducer": DDP,
-    "_compute_bucket_assignment_by_size": DDP,
-    "_register_builtin_comm_hook": DDP,
-    "_register_comm_hook": DDP,
-    "_verify_params_across_processes": DDP,
     "FlightRecorderHook": OBSERVABILITY,
     "HealthCheckHook": OBSERVABILITY,
     "NanCheckHook": OBSERVABILITY,

@@ -25,12 +25,15 @@ type Spec = (String, Vec<usize>, String, bool);
 
 fn params(py: Python<'_>, specs: Vec<Spec>) -> PyResult<Vec<Param>> {
     let param = |(name, shape, dtype, sparse): Spec| {
-        let known = DType::ALL.into_iter().find(|known| known.name() == dtype);
         let message = || argument(py, format!("parameter `{name}` of {dtype} can have no gradient"));
-        let dtype = known.ok_or_else(message)?;
+        let dtype = named_dtype(&dtype).ok_or_else(message)?;
         Ok(Param { name, shape, dtype, sparse })
     };
     specs.into_iter().map(param).collect()
+}
+
+fn named_dtype(name: &str) -> Option<DType> {
+    DType::ALL.into_iter().find(|known| known.name() == name)
 }
 
 /// c10d's `_compute_bucket_assignment_by_size`: the parameters of each bucket, and the limit that closed it.
@@ -113,7 +116,7 @@ impl Reducer {
 impl Reducer {
     /// Joins the reducers of all ranks: returns once all have.
     #[new]
-    #[pyo3(signature = (group, params, *, limits, first_buckets, find_unused_parameters=false, static_graph=false))]
+    #[pyo3(signature = (group, params, *, limits, first_buckets, find_unused_parameters=false, static_graph=false, reduce_dtype=None))]
     fn new(
         py: Python<'_>,
         group: &Group,
@@ -122,6 +125,7 @@ impl Reducer {
         first_buckets: Vec<Vec<usize>>,
         find_unused_parameters: bool,
         static_graph: bool,
+        reduce_dtype: Option<&str>,
     ) -> PyResult<Self> {
         let (group, params) = (group.inner.clone(), self::params(py, params)?);
         let mut options =
@@ -131,6 +135,10 @@ impl Reducer {
         }
         if static_graph {
             options = options.static_graph();
+        }
+        if let Some(name) = reduce_dtype {
+            let unknown = || argument(py, format!("gradients cannot be reduced as {name}"));
+            options = options.reduce_dtype(named_dtype(name).ok_or_else(unknown)?);
         }
         let make = move || ddp::Reducer::new(&group, &params, options);
         let inner =
@@ -208,17 +216,32 @@ impl Reducer {
         rows: Vec<i64>,
         values: &Bound<'_, PyAny>,
     ) -> PyResult<bool> {
-        let view = lend(values, "values", Access::Read)?.view;
-        let mut own = Tensor::zeros(view.dtype(), view.elements());
-        view.pack(own.lend().span());
+        let values = copied(values)?;
         self.call(py, |reducer| {
-            let shape = reducer.params().get(param).map(|param| param.shape.clone()).unwrap_or_default();
-            let first = shape.first().copied().unwrap_or_default();
-            let dense = shape.iter().skip(1).product();
-            let gradient = SparseTensor { shape: vec![first], indices: rows, dense, values: own };
-            reducer.grad_ready_sparse(param, gradient)?;
+            reducer.grad_ready_sparse(param, sparse(reducer, param, rows, values))?;
             Ok(reducer.is_whole())
         })
+    }
+
+    /// As `keep`, with a sparse gradient.
+    fn keep_sparse(
+        &self,
+        py: Python<'_>,
+        param: usize,
+        used: bool,
+        rows: Vec<i64>,
+        values: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let values = copied(values)?;
+        self.call(py, |reducer| {
+            let gradient = sparse(reducer, param, rows, values);
+            reducer.keep_sparse(param, gradient, used)
+        })
+    }
+
+    /// A gradient is not whole yet.
+    fn count_ready(&self, py: Python<'_>, param: usize) -> PyResult<()> {
+        self.call(py, |reducer| reducer.count_ready(param))
     }
 
     /// Rows and values of a sparse gradient after `finish`, as bytes.
@@ -296,6 +319,21 @@ impl Reducer {
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         self.call(py, |reducer| Ok(format!("{reducer:?}")))
     }
+}
+
+fn copied(values: &Bound<'_, PyAny>) -> PyResult<Tensor> {
+    let view = lend(values, "values", Access::Read)?.view;
+    let mut own = Tensor::zeros(view.dtype(), view.elements());
+    view.pack(own.lend().span());
+    Ok(own)
+}
+
+/// Rows of a parameter.
+fn sparse(reducer: &ddp::Reducer, param: usize, rows: Vec<i64>, values: Tensor) -> SparseTensor {
+    let shape = reducer.params().get(param).map_or(&[][..], |param| &param.shape);
+    let first = shape.first().copied().unwrap_or_default();
+    let dense = shape.iter().skip(1).product();
+    SparseTensor { shape: vec![first], indices: rows, dense, values }
 }
 
 /// A hook that is written in Python.

@@ -13,6 +13,7 @@ be made to be waited for costs more than a small collective.
 """
 
 import threading
+from collections import deque
 from datetime import timedelta
 from typing import Any
 
@@ -85,6 +86,9 @@ class Backend(_Base):
         self._seconds: float | None = None  # unless the group was given another timeout since
         self._coalescing: list[Work] | None = None
         self.shared_storages = SharedStorages()
+        # PyTorch's DDP keeps only the C++ half of a handle on a single number (how many ranks have data left)
+        # and waits for it in backward, which takes the Python half: such small ones live a while longer.
+        self._small: deque[Work] = deque(maxlen=1024)
         self.made = threading.local()  # what the last call of this thread made, see `_dispatched`
         seconds = timeout.total_seconds()
         # The tenfold group behind this backend.
@@ -150,7 +154,12 @@ class Backend(_Base):
             if tensor.layout is torch.strided:
                 raise
             return self.allreduce_sparse(tensors, opts)
-        return self._finish(work, tensors) if is_async else None
+        if not is_async:
+            return None
+        handle = self._finish(work, tensors)
+        if tensor.numel() == 1:
+            self._small.append(handle)
+        return handle
 
     def allreduce_sparse(self, tensors: list[torch.Tensor], opts: Any) -> Work | None:
         for tensor in tensors:

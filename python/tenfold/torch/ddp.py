@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.nn import parallel
+from torch.nn.parallel.distributed import _MixedPrecision
 
 from tenfold import ddp
 from tenfold.torch.memory import backend_of
@@ -25,6 +26,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         model = tenfold.torch.DistributedDataParallel(module)
 
     Takes what `torch.nn.parallel.DistributedDataParallel` takes, and needs a group of the backend `tenfold`.
+    Unlike there, `mixed_precision` works on the CPU.
     """
 
     @functools.wraps(parallel.DistributedDataParallel.__init__)
@@ -32,7 +34,30 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         given = inspect.signature(super().__init__).bind(*args, **kwargs)
         given.apply_defaults()
         _check(**given.arguments)
-        super().__init__(*args, **kwargs)
+        # PyTorch's way to mixed precision needs the streams of an accelerator; ours is in `_run_ddp_forward`.
+        precision = given.arguments["mixed_precision"] or _MixedPrecision()
+        self._precision = precision
+        given.arguments["mixed_precision"] = None
+        super().__init__(*given.args, **given.kwargs)
+        if precision.param_dtype is not None:
+            self.mixed_precision = precision  # has inputs converted
+        if precision.buffer_dtype is not None:
+            for buffer in self.module.buffers():
+                if buffer.is_floating_point():
+                    buffer.data = buffer.to(precision.buffer_dtype)
+
+    def _run_ddp_forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        dtype = self._precision.param_dtype
+        if dtype is None:
+            return super()._run_ddp_forward(*inputs, **kwargs)
+        # Converted by autograd, so gradients come back in the parameters' own dtype.
+        narrow = {
+            name: parameter.to(dtype) if parameter.is_floating_point() else parameter
+            for name, parameter in self.module.named_parameters()
+            if name not in self.parameters_to_ignore
+        }
+        with self._inside_ddp_forward():
+            return torch.func.functional_call(self.module, narrow, inputs, kwargs)
 
     def _ddp_init_helper(
         self,
@@ -60,6 +85,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
             _names(self.module, parameters),
             self._bucket_config.first_bucket_bytes_cap,
             bucket_bytes_cap_list=rebuilt,
+            reduce_dtype=self._precision.reduce_dtype or self._precision.param_dtype,
         )
         self.logger = ddp.Logger(self.reducer)
         self.reducer.set_logger(self.logger)
@@ -126,14 +152,9 @@ def _check(
     process_group: dist.ProcessGroup | None,
     device_mesh: Any,
     init_sync: bool,
-    mixed_precision: Any,
     **_: Any,
 ) -> None:
     """What PyTorch finds out late, or on some ranks only."""
-    if mixed_precision is not None:
-        raise NotImplementedError(
-            "mixed_precision needs an accelerator, as in PyTorch's own DDP; use torch.autocast on the CPU"
-        )
     group = process_group
     if group is None and device_mesh is not None:
         group = device_mesh.get_group(mesh_dim=0)

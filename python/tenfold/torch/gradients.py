@@ -4,7 +4,8 @@ What is here follows PyTorch's own reducer to the bit: a gradient that is copied
 by the inverse of the number of ranks, one that lies there already is divided.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -97,6 +98,8 @@ class Gradients(gradients.Gradients):
             if divisor != 1:
                 gradient.div_(divisor)
             return
+        if gradient.dtype == self.narrow_dtype:
+            gradient = gradient.to(view.dtype)
         if gradient.dtype != view.dtype or gradient.shape != view.shape:
             raise RuntimeError(
                 f"the gradient of parameter {index} has shape {tuple(gradient.shape)} and dtype "
@@ -109,7 +112,16 @@ class Gradients(gradients.Gradients):
         if self._as_views:
             param.grad = view
 
-    def sparse(self, index: int, divisor: int) -> tuple[list[int], Tensor] | None:
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        kept = {
+            index: self.views[index].clone() for index in range(len(self.views)) if self._lies_there(index)
+        }
+        yield
+        for index, gradient in kept.items():
+            self.views[index].copy_(gradient)
+
+    def sparse(self, index: int, divisor: int) -> tuple[list[int], Tensor]:
         gradient = self.params[index].grad
         if gradient is None:
             return [], self.params[index].detach().new_empty(0)
@@ -123,7 +135,8 @@ class Gradients(gradients.Gradients):
                 f"the gradient of parameter {index} has {gradient.sparse_dim()} sparse dimensions, "
                 "of which there may be one"
             )
-        return gradient._indices()[0].tolist(), gradient._values()
+        gradient = gradient.coalesce()
+        return gradient.indices()[0].tolist(), gradient.values()
 
     def store(self, indices: Iterable[int], reducer: _tenfold.Reducer) -> None:
         targets, sources = [], []

@@ -181,8 +181,8 @@ impl Logger {
         self.set_integer("has_rebuilt_buckets", 1);
         self.set("rebuilt_bucket_sizes", sizes(params, buckets));
         let members: Vec<String> =
-            (0..buckets.len()).map(|index| list(&buckets.bucket(index).params)).collect();
-        self.set("rebuilt_per_bucket_param_indices", members.join("; "));
+            (0..buckets.len()).map(|index| join(&buckets.bucket(index).params, " ")).collect();
+        self.set("rebuilt_per_bucket_param_indices", members.join(", "));
     }
 
     pub(super) fn failed(&mut self, error: &Error) {
@@ -198,7 +198,11 @@ fn sizes(params: &[Param], buckets: &Buckets) -> String {
 }
 
 fn list(numbers: &[usize]) -> String {
-    numbers.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
+    join(numbers, ", ")
+}
+
+fn join(numbers: &[usize], between: &str) -> String {
+    numbers.iter().map(usize::to_string).collect::<Vec<_>>().join(between)
 }
 
 fn now() -> Duration {

@@ -227,13 +227,22 @@ impl Reducer {
     /// # Errors
     /// If there is no such parameter, or an iteration is under way that is not the first of a static graph.
     pub fn keep(&mut self, param: usize, used: bool) -> Result<()> {
-        self.check_usable()?;
-        self.check_param(param)?;
-        if self.phase == Phase::Backward && !self.buckets.learns() {
-            return Err(self.refuse("a gradient cannot be kept before `finish`"));
-        }
+        self.check_keeping(param)?;
         self.states[param].accumulated = true;
         self.states[param].used |= used;
+        Ok(())
+    }
+
+    /// As [`keep`](Reducer::keep), with a sparse gradient.
+    ///
+    /// # Errors
+    /// See there; or if the tensor does not fit the parameter.
+    pub fn keep_sparse(&mut self, param: usize, gradient: SparseTensor, used: bool) -> Result<()> {
+        self.check_keeping(param)?;
+        self.check_sparse(param, &gradient)?;
+        let state = &mut self.states[param];
+        (state.sparse, state.accumulated) = (Some(gradient), true);
+        state.used |= used;
         Ok(())
     }
 
@@ -348,6 +357,17 @@ impl Reducer {
         self.launch(launch)
     }
 
+    /// The parameter was used once more, and more is to come: counts only, for a static graph and a framework that accumulates
+    /// gradients itself. The last time, and at the end of the first iteration, it gives the whole gradient.
+    ///
+    /// # Errors
+    /// As for [`grad_ready`](Reducer::grad_ready).
+    pub fn count_ready(&mut self, param: usize) -> Result<()> {
+        self.check_turn(param)?;
+        let launch = self.make_ready(param)?;
+        self.launch(launch)
+    }
+
     /// As [`grad_ready`](Reducer::grad_ready), with a gradient from elsewhere: the bytes of all its elements. It is added to
     /// what earlier iterations without synchronisation have left, else it replaces what is there.
     ///
@@ -387,19 +407,7 @@ impl Reducer {
     /// See there; or if the tensor does not fit the parameter.
     pub fn grad_ready_sparse(&mut self, param: usize, gradient: SparseTensor) -> Result<()> {
         self.check_turn(param)?;
-        let Param { name, dtype, sparse, .. } = &self.params[param];
-        if !sparse {
-            let fault =
-                Fault::argument(format!("parameter {param} `{name}` is not sparse, and its gradient is"));
-            return Err(self.group.ddp_error(fault.hint("declare it with `Param::sparse`")));
-        }
-        let like = self.no_rows(param);
-        if gradient.shape != like.shape || gradient.dense != like.dense || gradient.values.dtype() != *dtype {
-            return Err(self.refuse(format!(
-                "the gradient of parameter {param} `{name}` has {:?} rows of {} {}, not {:?} rows of {} {dtype}",
-                gradient.shape, gradient.dense, gradient.values.dtype(), like.shape, like.dense,
-            )));
-        }
+        self.check_sparse(param, &gradient)?;
         let launch = if self.sync { self.make_ready(param)? } else { 0..0 };
         let state = &mut self.states[param];
         state.accumulated |= !self.sync;

@@ -9,7 +9,7 @@ use super::super::options::Options;
 use super::super::{Param, complaint, numbers};
 use super::{Phase, Reducer};
 use crate::fault::{Error, Fault, Result};
-use crate::{DType, FaultKind};
+use crate::{DType, FaultKind, SparseTensor};
 
 impl Reducer {
     pub(super) fn check_usable(&self) -> Result<()> {
@@ -56,6 +56,32 @@ impl Reducer {
             let fault =
                 Fault::argument(format!("the gradient of parameter {param} `{name}` is being reduced"));
             return Err(self.group.ddp_error(fault.hint("it is yours again after `finish`")));
+        }
+        Ok(())
+    }
+
+    pub(super) fn check_sparse(&self, param: usize, gradient: &SparseTensor) -> Result<()> {
+        let Param { name, dtype, sparse, .. } = &self.params[param];
+        if !sparse {
+            let fault =
+                Fault::argument(format!("parameter {param} `{name}` is not sparse, and its gradient is"));
+            return Err(self.group.ddp_error(fault.hint("declare it with `Param::sparse`")));
+        }
+        let like = self.no_rows(param);
+        if gradient.shape != like.shape || gradient.dense != like.dense || gradient.values.dtype() != *dtype {
+            return Err(self.refuse(format!(
+                "the gradient of parameter {param} `{name}` has {:?} rows of {} {}, not {:?} rows of {} {dtype}",
+                gradient.shape, gradient.dense, gradient.values.dtype(), like.shape, like.dense,
+            )));
+        }
+        Ok(())
+    }
+
+    pub(super) fn check_keeping(&self, param: usize) -> Result<()> {
+        self.check_usable()?;
+        self.check_param(param)?;
+        if self.phase == Phase::Backward && !self.buckets.learns() {
+            return Err(self.refuse("a gradient cannot be kept before `finish`"));
         }
         Ok(())
     }
