@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _MixedPrecision
 from torch.utils.checkpoint import checkpoint
 from training_case import (
     CLASSES,
@@ -619,3 +620,58 @@ def the_log_of_a_hook_and_of_join(scene: Scene) -> Results:
     joined(scene, model)
     data = model._get_ddp_logging_data()
     return {name: str(data.get(name)) for name in ["comm_hook", "join_uneven_inputs"]}
+
+
+# ---------------------------------------------------------------------------------- mixed precision
+
+
+def trained_in(scene: Scene, precision: _MixedPrecision) -> Results:
+    """PyTorch's `mixed_precision` needs an accelerator, so the reference is done by hand.
+
+    Forward and backward are in `param_dtype`; gradients are divided and added up in `reduce_dtype`, and come
+    back in the dtype of the parameters, which the optimizer changes.
+    """
+    by_hand = dist.get_backend() == "gloo"
+    model = perceptron()
+    replicated = model if by_hand else small(scene, model, mixed_precision=precision)
+    optimizer = sgd(model)
+    results: Results = {}
+    for step, (inputs, labels) in enumerate(batches(scene)):
+        optimizer.zero_grad()
+        if by_hand:
+            loss = backward_by_hand(model, inputs, labels, precision, scene.world)
+        else:
+            loss = loss_of(replicated, inputs, labels)
+            loss.backward()
+        optimizer.step()
+        results[f"loss {step}"] = loss.item()
+    return results | contents(model)
+
+
+def backward_by_hand(
+    model: nn.Module, inputs: Tensor, labels: Tensor, precision: _MixedPrecision, world: int
+) -> Tensor:
+    computing = precision.param_dtype or torch.float32
+    narrow = copy.deepcopy(model).to(computing)
+    loss = loss_of(narrow, inputs.to(computing), labels)
+    loss.backward()
+    for parameter, low in zip(model.parameters(), narrow.parameters(), strict=True):
+        gradient = low.grad.to(precision.reduce_dtype or computing).div(world)
+        dist.all_reduce(gradient)
+        parameter.grad = gradient.to(parameter.dtype)
+    return loss
+
+
+@case
+def mixed_precision_in_bfloat16(scene: Scene) -> Results:
+    return trained_in(scene, _MixedPrecision(param_dtype=torch.bfloat16))
+
+
+@case
+def mixed_precision_reduced_in_float32(scene: Scene) -> Results:
+    return trained_in(scene, _MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
+
+
+@case
+def mixed_precision_of_the_reduction_alone(scene: Scene) -> Results:
+    return trained_in(scene, _MixedPrecision(reduce_dtype=torch.bfloat16))
