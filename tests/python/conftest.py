@@ -1,6 +1,7 @@
 """What the tests are given: a fresh server, clients of it, and clients known to be blocked in it."""
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -11,9 +12,12 @@ from typing import Any
 
 import pytest
 from ranks import RankServer
-from servers import Address, TenfoldServer, TorchServer, TorchServers
+from servers import PROGRAMS, Address, TenfoldServer, TorchServer, TorchServers
 from tap import PATIENCE, Tap
 from torch.distributed import TCPStore
+
+sys.path.append(str(PROGRAMS))
+from ddp_class import CHOICES, VARIABLE
 
 # torch's client asks the DNS for the name of every peer, for its log. Where a packet gets lost this costs 5 s
 # a time; the C library reads this setting, here and in every process the tests start.
@@ -33,6 +37,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="tenfold",
         help="which backend of torch.distributed to test; `gloo` shows whether the tests are right",
     )
+    parser.addoption(
+        "--ddp",
+        choices=CHOICES,
+        default=CHOICES[0],
+        help="whose DistributedDataParallel to test; PyTorch's own shows whether the tests are right",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    os.environ[VARIABLE] = config.getoption("--ddp")  # for every process the tests start
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

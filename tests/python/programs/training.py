@@ -1,10 +1,12 @@
-"""One rank of all training cases, under one backend and then another: training.py FOLDER REFERENCE CANDIDATE.
+"""One rank of many training cases, each in several roles: training.py FOLDER MODULE,... ROLE=BACKEND[/DDP]...
+
+A role is a backend, and whose DistributedDataParallel: `reference=gloo`, `candidate=tenfold/tenfold`.
 
 Importing PyTorch costs seconds and a group milliseconds: so one job runs everything, and every case under
 every backend gets a group of its own. A case that fails ends there. The ranks meet in the store, not in the
 group, before they go on, so that none meets a peer which is still waiting in a broken case.
 
-Each rank writes FOLDER/<reference or candidate>/<case>/<rank>.pt as soon as it can: either what the case
+Each rank writes FOLDER/<role>/<case>/<rank>.pt as soon as it can: either what the case
 returned, or the text of the exception.
 """
 
@@ -18,11 +20,10 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import training_ddp  # noqa: F401 (adds its cases to the list)
-import training_sharded  # noqa: F401
+from ddp_class import ddp_class
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from training_case import CASES, Case, Results, Scene, seeded
+from training_case import Case, Results, Scene, cases_of, seeded
 
 PATIENCE = timedelta(seconds=15)  # of a collective; a case takes a fraction of a second
 MEETING = timedelta(seconds=40)  # of ranks between cases: the slowest has spent its patience by then
@@ -30,19 +31,24 @@ HANGING = (
     60.0  # seconds after which a case that no time limit ended ends the process, which says where it was
 )
 
+ONLY = os.environ.get("TENFOLD_TEST_CASES", "")  # for who looks for a fault: cases with this in their names
+
 # Groups outlive their cases: Gloo aborts the process ("Resource deadlock avoided") if the last to let go of
 # one is a callback on a thread of its own, which PowerSGD's are.
 KEPT: list[dist.ProcessGroup] = []
 
 
 def main() -> None:
-    folder, reference, candidate = sys.argv[1:]
+    folder, modules, *roles = sys.argv[1:]
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=MEETING)
-    for name, function in CASES.items():
-        for role, backend in [("reference", reference), ("candidate", candidate)]:
+    for name, function in cases_of(*modules.split(",")).items():
+        if ONLY not in name:
+            continue
+        for role, _, kind in (each.partition("=") for each in roles):
             faulthandler.dump_traceback_later(HANGING, exit=True)
-            scene = Scene(rank, world, Path(folder, role, name))
+            backend, _, ddp = kind.partition("/")
+            scene = Scene(rank, world, Path(folder, role, name), ddp_class(ddp or "torch"))
             scene.folder.mkdir(parents=True, exist_ok=True)
             outcome = run(function, scene, backend, dist.PrefixStore(f"{name}/{role}", store))
             torch.save(outcome, scene.folder / f"{rank}.pt")
@@ -69,9 +75,11 @@ def run(function: Case, scene: Scene, backend: str, store: dist.Store) -> Result
             dist.destroy_process_group()
 
 
-def plain(value: Tensor | float) -> Tensor | float:
+def plain(value: Tensor | float | str) -> Tensor | float | str:
     if isinstance(value, DTensor):
         value = value.to_local()
+    if isinstance(value, Tensor) and value.is_sparse:
+        value = value.to_dense()
     return value.detach().clone() if isinstance(value, Tensor) else value
 
 

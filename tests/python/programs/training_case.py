@@ -5,6 +5,7 @@ two processes, and must compute the same bits each time: whatever is random come
 case. Each rank has data of its own, so that a collective which moves nothing is noticed.
 """
 
+import importlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +13,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own name for it)
+from torch.nn.parallel import DistributedDataParallel
 
 STEPS = 4
 FEATURES = 16
 CLASSES = 5
 
-Results = dict[str, Tensor | float]
+Results = dict[str, Tensor | float | str]
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class Scene:
     rank: int
     world: int
     folder: Path  # for this case and backend alone, the same on all ranks
+    ddp: type[DistributedDataParallel] = DistributedDataParallel  # whose cases of DDP are to use
 
 
 Case = Callable[[Scene], Results]
@@ -37,6 +40,13 @@ def case(function: Case) -> Case:
     """Adds a function to the list of cases, under its own name."""
     CASES[function.__name__] = function
     return function
+
+
+def cases_of(*modules: str) -> dict[str, Case]:
+    """Those that these modules define, in their order."""
+    for module in modules:
+        importlib.import_module(module)
+    return {name: function for name, function in CASES.items() if function.__module__ in modules}
 
 
 def seeded() -> None:
@@ -83,4 +93,5 @@ def contents(model: nn.Module) -> Results:
     """Parameters with their gradients, and buffers."""
     held = dict(model.named_parameters()) | dict(model.named_buffers())
     gradients = {f"gradient of {name}": p.grad for name, p in model.named_parameters() if p.grad is not None}
-    return held | gradients
+    layouts = {f"layout of {name}": str(gradient.layout) for name, gradient in gradients.items()}
+    return held | gradients | layouts

@@ -31,17 +31,17 @@ SMALL_BUCKET_MB = 0.001  # about one layer of `perceptron`, so that there are se
 
 @case
 def ddp(scene: Scene) -> Results:
-    return train(DistributedDataParallel(perceptron()), scene)
+    return train(scene.ddp(perceptron()), scene)
 
 
 @case
 def ddp_with_small_buckets(scene: Scene) -> Results:
-    return train(DistributedDataParallel(perceptron(), bucket_cap_mb=SMALL_BUCKET_MB), scene)
+    return train(scene.ddp(perceptron(), bucket_cap_mb=SMALL_BUCKET_MB), scene)
 
 
 @case
 def ddp_with_bucket_views(scene: Scene) -> Results:
-    model = DistributedDataParallel(perceptron(), gradient_as_bucket_view=True, bucket_cap_mb=SMALL_BUCKET_MB)
+    model = scene.ddp(perceptron(), gradient_as_bucket_view=True, bucket_cap_mb=SMALL_BUCKET_MB)
     return train(model, scene)
 
 
@@ -61,17 +61,17 @@ class Fork(nn.Module):
 
 @case
 def ddp_with_unused_parameters(scene: Scene) -> Results:
-    return train(DistributedDataParallel(Fork(scene.rank), find_unused_parameters=True), scene)
+    return train(scene.ddp(Fork(scene.rank), find_unused_parameters=True), scene)
 
 
 @case
 def ddp_with_a_static_graph(scene: Scene) -> Results:
-    return train(DistributedDataParallel(Fork(0), static_graph=True, bucket_cap_mb=SMALL_BUCKET_MB), scene)
+    return train(scene.ddp(Fork(0), static_graph=True, bucket_cap_mb=SMALL_BUCKET_MB), scene)
 
 
 @case
 def ddp_with_no_sync(scene: Scene) -> Results:
-    model = DistributedDataParallel(perceptron())
+    model = scene.ddp(perceptron())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step, (inputs, labels) in enumerate(batches(scene)):
         if step % 2 == 0:
@@ -92,36 +92,40 @@ def sum_of_halves(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Te
 
 
 def hooked(
-    hook: object, state: object = None, bucket_cap_mb: float = SMALL_BUCKET_MB, **options: object
+    scene: Scene,
+    hook: object,
+    state: object = None,
+    bucket_cap_mb: float = SMALL_BUCKET_MB,
+    **options: object,
 ) -> DistributedDataParallel:
-    model = DistributedDataParallel(perceptron(), bucket_cap_mb=bucket_cap_mb, **options)
+    model = scene.ddp(perceptron(), bucket_cap_mb=bucket_cap_mb, **options)
     model.register_comm_hook(state, hook)
     return model
 
 
 @case
 def ddp_with_a_python_hook(scene: Scene) -> Results:
-    return train(hooked(sum_of_halves), scene)
+    return train(hooked(scene, sum_of_halves), scene)
 
 
 @case
 def ddp_with_a_python_hook_and_bucket_views(scene: Scene) -> Results:
-    return train(hooked(sum_of_halves, gradient_as_bucket_view=True), scene)
+    return train(hooked(scene, sum_of_halves, gradient_as_bucket_view=True), scene)
 
 
 @case
 def ddp_with_the_all_reduce_hook(scene: Scene) -> Results:
-    return train(hooked(default_hooks.allreduce_hook), scene)
+    return train(hooked(scene, default_hooks.allreduce_hook), scene)
 
 
 @case
 def ddp_with_the_bf16_hook(scene: Scene) -> Results:
-    return train(hooked(default_hooks.bf16_compress_hook), scene)
+    return train(hooked(scene, default_hooks.bf16_compress_hook), scene)
 
 
 @case
 def ddp_with_the_fp16_hook(scene: Scene) -> Results:
-    return train(hooked(default_hooks.fp16_compress_hook), scene)
+    return train(hooked(scene, default_hooks.fp16_compress_hook), scene)
 
 
 @case
@@ -131,12 +135,12 @@ def ddp_with_the_power_sgd_hook(scene: Scene) -> Results:
     One bucket: with several, Gloo's two threads wait in callbacks for ever, for what only they could do.
     """
     state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
-    return train(hooked(powerSGD_hook.powerSGD_hook, state, bucket_cap_mb=25), scene)
+    return train(hooked(scene, powerSGD_hook.powerSGD_hook, state, bucket_cap_mb=25), scene)
 
 
 @case
 def ddp_with_an_optimizer_after_the_hook(scene: Scene) -> Results:
-    model = DistributedDataParallel(perceptron(), bucket_cap_mb=SMALL_BUCKET_MB)
+    model = scene.ddp(perceptron(), bucket_cap_mb=SMALL_BUCKET_MB)
     model._register_fused_optim(torch.optim.SGD, 0.1)  # each bucket's parameters change as its sum arrives
     for inputs, labels in batches(scene):
         F.cross_entropy(model(inputs), labels).backward()
@@ -154,14 +158,14 @@ def train_unevenly(model: nn.Module, optimizer: torch.optim.Optimizer, scene: Sc
 
 @case
 def ddp_joined_with_uneven_inputs(scene: Scene) -> Results:
-    model = DistributedDataParallel(perceptron(), bucket_cap_mb=SMALL_BUCKET_MB)
+    model = scene.ddp(perceptron(), bucket_cap_mb=SMALL_BUCKET_MB)
     train_unevenly(model, torch.optim.SGD(model.parameters(), lr=0.1), scene, [model])
     return contents(model)
 
 
 @case
 def ddp_and_zero_joined_with_uneven_inputs(scene: Scene) -> Results:
-    model = DistributedDataParallel(perceptron())
+    model = scene.ddp(perceptron())
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
     train_unevenly(model, optimizer, scene, [model, optimizer])
     return contents(model)
@@ -183,9 +187,8 @@ class Bag(nn.Module):
 
 @case
 def ddp_with_sparse_gradients(scene: Scene) -> Results:
-    model = DistributedDataParallel(Bag())
-    results = train(model, scene, torch.optim.SGD(model.parameters(), lr=0.5))
-    return {name: value.to_dense() if isinstance(value, Tensor) else value for name, value in results.items()}
+    model = scene.ddp(Bag())
+    return train(model, scene, torch.optim.SGD(model.parameters(), lr=0.5))
 
 
 def normalised() -> nn.Sequential:
@@ -195,7 +198,7 @@ def normalised() -> nn.Sequential:
 
 @case
 def ddp_with_batch_norm_buffers(scene: Scene) -> Results:
-    return train(DistributedDataParallel(normalised()), scene)
+    return train(scene.ddp(normalised()), scene)
 
 
 @case
@@ -209,19 +212,19 @@ def ddp_in_double_precision_and_bfloat16(scene: Scene) -> Results:
         def forward(self, inputs: Tensor) -> Tensor:
             return self.rest(self.first(inputs.double()).bfloat16())
 
-    return train(DistributedDataParallel(Mixed()), scene)
+    return train(scene.ddp(Mixed()), scene)
 
 
 @case
 def ddp_compiled(scene: Scene) -> Results:
     torch._dynamo.reset()
-    model = DistributedDataParallel(perceptron())  # the compiler refuses buckets below a megabyte
+    model = scene.ddp(perceptron())  # the compiler refuses buckets below a megabyte
     return train(torch.compile(model, backend="aot_eager"), scene)
 
 
 @case
 def zero_redundancy_optimizer(scene: Scene) -> Results:
-    model = DistributedDataParallel(perceptron())
+    model = scene.ddp(perceptron())
     optimizer = ZeroRedundancyOptimizer(
         model.parameters(), torch.optim.Adam, parameters_as_bucket_view=True, lr=0.01
     )
@@ -237,7 +240,7 @@ def zero_redundancy_optimizer(scene: Scene) -> Results:
 def post_local_sgd(scene: Scene) -> Results:
     subgroup, _ = dist.new_subgroups(group_size=1)
     state = PostLocalSGDState(process_group=None, subgroup=subgroup, start_localSGD_iter=2)
-    model = hooked(post_localSGD_hook, state)
+    model = hooked(scene, post_localSGD_hook, state)
     optimizer = PostLocalSGDOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.1), PeriodicModelAverager(period=2, warmup_steps=1)
     )

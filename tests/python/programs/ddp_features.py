@@ -1,0 +1,677 @@
+"""What DDP can do beyond a plain step: uneven inputs, buffers, odd graphs and parameters, states, its log."""
+
+import copy
+import dataclasses
+import io
+
+import torch
+import torch.distributed as dist
+from ddp_models import Mixed, Transformer, loss_of, plainly
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn import functional as F  # noqa: N812
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _MixedPrecision
+from torch.utils.checkpoint import checkpoint
+from training_case import (
+    CLASSES,
+    FEATURES,
+    Results,
+    Scene,
+    batches,
+    case,
+    contents,
+    perceptron,
+    seeded,
+    train,
+)
+from training_ddp import SMALL_BUCKET_MB, Fork, normalised
+
+
+def small(scene: Scene, model: nn.Module | None = None, **options: object) -> DistributedDataParallel:
+    return scene.ddp(model or perceptron(), **({"bucket_cap_mb": SMALL_BUCKET_MB} | options))
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def prefixed(prefix: str, results: Results) -> Results:
+    return {f"{prefix} {name}": value for name, value in results.items()}
+
+
+# ---------------------------------------------------------------------------------- uneven inputs
+
+
+def joined(scene: Scene, model: nn.Module, **options: object) -> Results:
+    """Rank 0 has two batches, every next rank three more."""
+    optimizer = sgd(model)
+    results: Results = {}
+    with model.join(**options):
+        for step, (inputs, labels) in enumerate(batches(scene, count=2 + 3 * scene.rank)):
+            optimizer.zero_grad()
+            loss = loss_of(model, inputs, labels)
+            loss.backward()
+            optimizer.step()
+            results[f"loss {step}"] = loss.item()
+    return results | contents(model)
+
+
+@case
+def join_divided_by_all_ranks(scene: Scene) -> Results:
+    return joined(scene, small(scene), divide_by_initial_world_size=True)
+
+
+@case
+def join_divided_by_live_ranks(scene: Scene) -> Results:
+    return joined(scene, small(scene), divide_by_initial_world_size=False)
+
+
+@case
+def join_with_bucket_views(scene: Scene) -> Results:
+    return joined(scene, small(scene, gradient_as_bucket_view=True), divide_by_initial_world_size=False)
+
+
+@case
+def join_with_unused_parameters(scene: Scene) -> Results:
+    return joined(scene, small(scene, Fork(scene.rank), find_unused_parameters=True))
+
+
+@case
+def join_with_buffers(scene: Scene) -> Results:
+    return joined(scene, small(scene, normalised()))
+
+
+@case
+def join_with_a_hook(scene: Scene) -> Results:
+    model = small(scene)
+    model.register_comm_hook(None, dist.algorithms.ddp_comm_hooks.default_hooks.allreduce_hook)
+    return joined(scene, model)
+
+
+@case
+def join_with_batches_without_sync(scene: Scene) -> Results:
+    """Whoever has run out learns in every step whether the others synchronise in it."""
+    model = small(scene)
+    optimizer = sgd(model)
+    with model.join():
+        for step, (inputs, labels) in enumerate(batches(scene, count=3 + 3 * scene.rank)):
+            if step % 3 < 2:
+                with model.no_sync():
+                    loss_of(model, inputs, labels).backward()
+            else:
+                loss_of(model, inputs, labels).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    return contents(model)
+
+
+@case
+def join_disabled(scene: Scene) -> Results:
+    model = small(scene)
+    with model.join(enable=False):
+        return train(model, scene)
+
+
+@case
+def join_that_ends_early(scene: Scene) -> Results:
+    model = small(scene)
+    text = ""
+    try:
+        joined(scene, model, throw_on_early_termination=True)
+    except RuntimeError as error:
+        text = str(error)
+    return {"text": text} | contents(model)
+
+
+@case
+def join_and_training_afterwards(scene: Scene) -> Results:
+    model = small(scene)
+    return joined(scene, model) | prefixed("afterwards", train(model, scene))
+
+
+# ---------------------------------------------------------------------------------- beginnings and buffers
+
+
+class Different(nn.Module):
+    """Every rank begins with other parameters and buffers."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.inner = normalised()
+        with torch.no_grad():
+            for number, tensor in enumerate([*self.inner.parameters(), *self.inner.buffers()]):
+                tensor.add_(rank * (number + 1))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.inner(inputs)
+
+
+@case
+def different_beginnings_become_rank_0s(scene: Scene) -> Results:
+    model = small(scene, Different(scene.rank))
+    return prefixed("at first", contents(model)) | train(model, scene)
+
+
+@case
+def different_beginnings_that_stay(scene: Scene) -> Results:
+    model = small(scene, Different(scene.rank), init_sync=False, forward_sync_buffers=False)
+    return prefixed("at first", contents(model)) | train(model, scene)
+
+
+@case
+def buffers_that_are_not_synchronised(scene: Scene) -> Results:
+    return train(small(scene, normalised(), forward_sync_buffers=False), scene)
+
+
+@case
+def buffers_that_are_synchronised_by_the_old_name(scene: Scene) -> Results:
+    return train(small(scene, normalised(), broadcast_buffers=False), scene)
+
+
+@case
+def buffers_with_a_hook(scene: Scene) -> Results:
+    model = small(scene, normalised())
+
+    def average(_: object, buffers: dict[str, Tensor]) -> list[torch.futures.Future]:
+        floats = [buffer for buffer in buffers.values() if buffer.is_floating_point()]
+        return [dist.all_reduce(buffer.div_(scene.world), async_op=True).get_future() for buffer in floats]
+
+    model._register_buffer_comm_hook(None, average)
+    return train(model, scene)
+
+
+@case
+def forward_in_evaluation(scene: Scene) -> Results:
+    model = small(scene, normalised())
+    results = train(model, scene)
+    model.eval()
+    with torch.no_grad():
+        for step, (inputs, _) in enumerate(batches(scene)):
+            results[f"output {step}"] = model(inputs)
+    model.train()
+    return results | prefixed("afterwards", train(model, scene))
+
+
+# ---------------------------------------------------------------------------------- parameters
+
+
+@case
+def a_frozen_parameter(scene: Scene) -> Results:
+    inner = perceptron()
+    inner[2].weight.requires_grad_(False)
+    return train(small(scene, inner), scene)
+
+
+@case
+def a_parameter_that_is_ignored(scene: Scene) -> Results:
+    inner = perceptron()
+    scene.ddp._set_params_and_buffers_to_ignore_for_model(inner, ["2.weight"])
+    return train(small(scene, inner), scene)
+
+
+@case
+def parameters_that_are_reduced_later(scene: Scene) -> Results:
+    inner = perceptron()
+    delayed = [("2.weight", inner[2].weight), ("2.bias", inner[2].bias)]
+    model = small(
+        scene, inner, delay_all_reduce_named_params=delayed, param_to_hook_all_reduce=inner[0].weight
+    )
+    optimizer = sgd(model)
+    results: Results = {}
+    for step, (inputs, labels) in enumerate(batches(scene)):
+        optimizer.zero_grad(set_to_none=False)
+        loss = loss_of(model, inputs, labels)
+        loss.backward()
+        dist.barrier()  # nothing waits for the late reduction; collectives of a group end in their order
+        optimizer.step()
+        results[f"loss {step}"] = loss.item()
+    return results | contents(model)
+
+
+@case
+def buckets_of_unused_parameters_that_are_not_reduced(scene: Scene) -> Results:
+    return train(
+        small(scene, Fork(0), find_unused_parameters=True, skip_all_reduce_unused_params=True), scene
+    )
+
+
+class Strided(nn.Module):
+    """Parameters that are not contiguous, of no dimension, and empty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        seeded()
+        self.turned = nn.Parameter(torch.randn(CLASSES, FEATURES).t())
+        self.scale = nn.Parameter(torch.tensor(0.5))
+        self.nothing = nn.Parameter(torch.zeros(0, 3))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs @ self.turned * self.scale + self.nothing.sum()
+
+
+@case
+def parameters_of_odd_shapes(scene: Scene) -> Results:
+    return train(small(scene, Strided()), scene) | prefixed(
+        "views", train(small(scene, Strided(), gradient_as_bucket_view=True), scene)
+    )
+
+
+@case
+def parameters_in_channels_last(scene: Scene) -> Results:
+    seeded()
+    inner = nn.Sequential(
+        nn.Unflatten(1, (1, 4, 4)), nn.Conv2d(1, 6, 2), nn.ReLU(), nn.Conv2d(6, CLASSES, 3), nn.Flatten()
+    ).to(memory_format=torch.channels_last)
+    results: Results = {}
+    for views in [False, True]:
+        model = small(scene, copy.deepcopy(inner), gradient_as_bucket_view=views)
+        results |= prefixed(f"views {views}", train(model, scene))
+        for name, parameter in model.named_parameters():
+            results[f"views {views} strides of {name}"] = str(parameter.grad.stride())
+    return results
+
+
+@case
+def gradients_that_are_replaced(scene: Scene) -> Results:
+    """A gradient that somebody puts elsewhere is found there."""
+    model = small(scene, gradient_as_bucket_view=True)
+    optimizer = sgd(model)
+    for step, (inputs, labels) in enumerate(batches(scene, count=6)):
+        loss_of(model, inputs, labels).backward()
+        optimizer.step()
+        for number, parameter in enumerate(model.parameters()):
+            if (number + step) % 3 == 0:
+                parameter.grad = parameter.grad.clone() * 0.5
+            elif (number + step) % 3 == 1:
+                parameter.grad = None
+    return contents(model)
+
+
+# ---------------------------------------------------------------------------------- graphs
+
+
+@case
+def backward_twice_without_sync(scene: Scene) -> Results:
+    """Two losses of one forward, summed up before everybody's gradients are."""
+    model = small(scene)
+    optimizer = sgd(model)
+    results: Results = {}
+    for step, (inputs, labels) in enumerate(batches(scene)):
+        optimizer.zero_grad()
+        with model.no_sync():
+            loss = loss_of(model, inputs, labels)
+            loss.backward(retain_graph=True)
+            loss.square().backward()
+        loss = loss_of(model, inputs, labels)
+        loss.backward()
+        optimizer.step()
+        results[f"loss {step}"] = loss.item()
+    return results | contents(model)
+
+
+class Checkpointed(nn.Module):
+    """Computes its middle again in backward; used twice, so that parameters are ready more than once."""
+
+    def __init__(self, reentrant: bool, times: int) -> None:
+        super().__init__()
+        seeded()
+        self.stem, self.middle = nn.Linear(FEATURES, 16), nn.Linear(16, 16)
+        self.head = nn.Linear(16, CLASSES)
+        self.reentrant, self.times = reentrant, times
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        inner = self.stem(inputs)
+        for _ in range(self.times):
+            inner = checkpoint(lambda x: self.middle(x).relu(), inner, use_reentrant=self.reentrant)
+        return self.head(inner)
+
+
+@case
+def checkpoints_of_activations(scene: Scene) -> Results:
+    return train(small(scene, Checkpointed(reentrant=False, times=2)), scene)
+
+
+@case
+def reentrant_checkpoints_with_a_static_graph(scene: Scene) -> Results:
+    results: Results = {}
+    for times in [1, 2]:
+        for views in [False, True]:
+            inner = Checkpointed(reentrant=True, times=times)
+            model = small(scene, inner, static_graph=True, gradient_as_bucket_view=views)
+            results |= prefixed(f"{times} {views}", train(model, scene))
+    return results
+
+
+@case
+def a_static_graph_that_is_declared_later(scene: Scene) -> Results:
+    model = small(scene, Checkpointed(reentrant=True, times=2))
+    model._set_static_graph()
+    return train(model, scene)
+
+
+@case
+def a_static_graph_in_which_a_parameter_is_unused(scene: Scene) -> Results:
+    results: Results = {}
+    for views in [False, True]:
+        model = small(scene, Fork(0), static_graph=True, gradient_as_bucket_view=views)
+        results |= prefixed(f"views {views}", plainly(model, scene, sgd(model)) | contents(model))
+    return results
+
+
+class Talkative(nn.Module):
+    """Returns more than one tensor, in several kinds of containers, and never uses a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = perceptron()
+        self.aside, self.unused = nn.Linear(FEATURES, 3), nn.Linear(3, 3)
+
+    def forward(self, inputs: Tensor, *, kind: str) -> object:
+        output, aside = self.inner(inputs), self.aside(inputs)
+        if kind == "dict":
+            return {"logits": output, "more": [aside]}
+        if kind == "tuple":
+            return output, aside
+        return Answer(output, aside)
+
+
+@dataclasses.dataclass
+class Answer:
+    logits: Tensor
+    aside: Tensor
+
+
+@case
+def outputs_in_containers(scene: Scene) -> Results:
+    results: Results = {}
+    for kind in ["dict", "tuple", "dataclass"]:
+        seeded()
+        model = small(scene, Talkative(), find_unused_parameters=True)
+        optimizer = sgd(model)
+        for inputs, labels in batches(scene):
+            output = model(inputs, kind=kind)
+            if kind == "dict":
+                output = output["logits"], output["more"][0]
+            logits, aside = output if kind != "dataclass" else (output.logits, output.aside)
+            (F.cross_entropy(logits, labels) + aside.square().mean()).backward()
+            optimizer.step()
+        results |= prefixed(kind, contents(model))
+    return results
+
+
+class Changing(nn.Module):
+    """Takes another way in every step, the same on all ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        seeded()
+        self.stem = nn.Linear(FEATURES, 16)
+        self.ways = nn.ModuleList([nn.Linear(16, CLASSES) for _ in range(3)])
+        self.step = 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.step += 1
+        return self.ways[self.step % 3](self.stem(inputs).relu())
+
+
+@case
+def a_graph_that_changes_with_every_step(scene: Scene) -> Results:
+    results: Results = {}
+    for views in [False, True]:
+        model = small(scene, Changing(), find_unused_parameters=True, gradient_as_bucket_view=views)
+        results |= prefixed(f"views {views}", plainly(model, scene, sgd(model)) | contents(model))
+    return results
+
+
+@case
+def finalization_by_hand(scene: Scene) -> Results:
+    model = small(scene)
+    model.require_manual_backward_finalization = True
+    optimizer = sgd(model)
+    results: Results = {}
+    for step, (inputs, labels) in enumerate(batches(scene)):
+        optimizer.zero_grad()
+        loss = loss_of(model, inputs, labels)
+        loss.backward()
+        model.finalize_backward()
+        optimizer.step()
+        results[f"loss {step}"] = loss.item()
+    return results | contents(model)
+
+
+@case
+def models_that_take_turns(scene: Scene) -> Results:
+    """As the two of a GAN: each learns from the output of the other, in buckets of the same group."""
+    seeded()
+    maker = small(scene, nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, FEATURES)))
+    judge = small(scene, perceptron(), gradient_as_bucket_view=True)
+    optimizers = [sgd(maker), sgd(judge)]
+    results: Results = {}
+    for step, (inputs, labels) in enumerate(batches(scene)):
+        made = maker(inputs[:, :4])
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss = F.cross_entropy(judge(made), labels)
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        results[f"loss {step}"] = loss.item()
+    return results | prefixed("maker", contents(maker)) | prefixed("judge", contents(judge))
+
+
+# ---------------------------------------------------------------------------------- groups
+
+
+@case
+def a_group_of_its_own(scene: Scene) -> Results:
+    return train(small(scene, process_group=dist.new_group()), scene)
+
+
+@case
+def a_group_of_one_rank(scene: Scene) -> Results:
+    groups = [dist.new_group([rank]) for rank in range(scene.world)]
+    return train(small(scene, process_group=groups[scene.rank]), scene)
+
+
+@case
+def a_mesh(scene: Scene) -> Results:
+    return train(small(scene, device_mesh=init_device_mesh("cpu", (scene.world,))), scene)
+
+
+@case
+def a_group_that_is_replaced(scene: Scene) -> Results:
+    model = small(scene)
+    results = prefixed("before", train(model, scene))
+    model._update_process_group(dist.new_group())
+    return results | train(model, scene)
+
+
+# ---------------------------------------------------------------------------------- states
+
+
+@case
+def states_that_others_load(scene: Scene) -> Results:
+    """From the DDP under test into PyTorch's and into the bare module, and back from both."""
+    ours = small(scene, Transformer())
+    train(ours, scene)
+    theirs = DistributedDataParallel(Transformer())
+    theirs.load_state_dict(ours.state_dict())
+    bare = Transformer()
+    bare.load_state_dict(ours.module.state_dict())
+    results = prefixed("theirs", train(theirs, scene)) | prefixed("bare", train(bare, scene))
+    back = small(scene, Transformer())
+    back.load_state_dict(theirs.state_dict())
+    results |= prefixed("back", train(back, scene))
+    back.module.load_state_dict(bare.state_dict())
+    return results | prefixed("bare and back", contents(back)) | {"keys": " ".join(ours.state_dict())}
+
+
+@case
+def states_saved_by_torch(scene: Scene) -> Results:
+    model = small(scene, normalised(), gradient_as_bucket_view=True)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    train(model, scene, optimizer)
+    file = io.BytesIO()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    file.seek(0)
+    saved = torch.load(file)
+    again = small(scene, normalised())
+    again.load_state_dict(saved["model"])
+    optimizer = torch.optim.Adam(again.parameters(), lr=0.01)
+    optimizer.load_state_dict(saved["optimizer"])
+    return train(again, scene, optimizer)
+
+
+@case
+def models_saved_whole(scene: Scene) -> Results:
+    """DDP with a default group can be pickled; a copy makes a reducer of its own."""
+    model = small(scene)
+    train(model, scene)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    again = torch.load(file, weights_only=False)
+    return train(again, scene) | {"class": str(type(again) is scene.ddp)}
+
+
+# ---------------------------------------------------------------------------------- the log
+
+# What the same training writes the same, whoever's DDP it is. (`iteration` is that of PyTorch's last sample.)
+LOGGED = [
+    "module_name",
+    "world_size",
+    "rank",
+    "bucket_sizes",
+    "bucket_cap_bytes",
+    "broadcast_buffers",
+    "dtypes",
+    "has_sync_bn",
+    "find_unused_parameters",
+    "gradient_as_bucket_view",
+    "num_parameter_tensors",
+    "total_parameter_size_bytes",
+    "is_multi_device_module",
+    "device_ids",
+    "output_device",
+    "num_buckets_reduced",
+    "unused_parameter_size",
+    "prev_iteration_grad_ready_order_indices",
+    "has_rebuilt_buckets",
+    "rebuilt_bucket_sizes",
+    "rebuilt_per_bucket_param_indices",
+    "torch_distributed_debug",
+    "master_addr",
+    "cuda_visible_devices",
+]
+OF_GLOO = {"gloo_socket_ifname", "gloo_device_transport", "gloo_num_threads"}
+TIMES = [
+    f"{prefix}{name}"
+    for prefix in ["", "avg_"]
+    for name in [
+        "forward_compute_time",
+        "backward_compute_time",
+        "backward_comm_time",
+        "backward_compute_comm_overlap_time",
+    ]
+]
+
+
+def logged(model: DistributedDataParallel) -> Results:
+    data = model._get_ddp_logging_data()
+    results: Results = {name: str(data.get(name, "")) for name in LOGGED}
+    results |= {f"{name} is positive": str(data.get(name, 0) > 0) for name in TIMES}
+    return results
+
+
+@case
+def the_log(scene: Scene) -> Results:
+    results: Results = {}
+    kinds = {
+        "plain": (perceptron(), {}),
+        "views": (perceptron(), {"gradient_as_bucket_view": True}),
+        "static": (Fork(0), {"static_graph": True}),
+        "searching": (Fork(0), {"find_unused_parameters": True}),
+        "mixed": (Mixed(), {}),
+        "normalised": (normalised(), {"forward_sync_buffers": True}),
+    }
+    for kind, (inner, options) in kinds.items():
+        model = small(scene, inner, **options)
+        train(model, scene)
+        results |= prefixed(kind, logged(model))
+    return results
+
+
+@case
+def the_keys_of_the_log(scene: Scene) -> Results:
+    """All of PyTorch's, but for those of Gloo; what else is there is of no concern."""
+    model = small(scene)
+    train(model, scene)
+    reference = DistributedDataParallel(perceptron(), bucket_cap_mb=SMALL_BUCKET_MB)
+    train(reference, scene)
+    missing = set(reference._get_ddp_logging_data()) - set(model._get_ddp_logging_data()) - OF_GLOO
+    return {"missing": " ".join(sorted(missing))}
+
+
+@case
+def the_log_of_a_hook_and_of_join(scene: Scene) -> Results:
+    model = small(scene)
+    model.register_comm_hook(None, dist.algorithms.ddp_comm_hooks.default_hooks.allreduce_hook)
+    joined(scene, model)
+    data = model._get_ddp_logging_data()
+    return {name: str(data.get(name)) for name in ["comm_hook", "join_uneven_inputs"]}
+
+
+# ---------------------------------------------------------------------------------- mixed precision
+
+
+def trained_in(scene: Scene, precision: _MixedPrecision) -> Results:
+    """PyTorch's `mixed_precision` needs an accelerator, so the reference is done by hand.
+
+    Forward and backward are in `param_dtype`; gradients are divided and added up in `reduce_dtype`, and come
+    back in the dtype of the parameters, which the optimizer changes.
+    """
+    by_hand = dist.get_backend() == "gloo"
+    model = perceptron()
+    replicated = model if by_hand else small(scene, model, mixed_precision=precision)
+    optimizer = sgd(model)
+    results: Results = {}
+    for step, (inputs, labels) in enumerate(batches(scene)):
+        optimizer.zero_grad()
+        if by_hand:
+            loss = backward_by_hand(model, inputs, labels, precision, scene.world)
+        else:
+            loss = loss_of(replicated, inputs, labels)
+            loss.backward()
+        optimizer.step()
+        results[f"loss {step}"] = loss.item()
+    return results | contents(model)
+
+
+def backward_by_hand(
+    model: nn.Module, inputs: Tensor, labels: Tensor, precision: _MixedPrecision, world: int
+) -> Tensor:
+    computing = precision.param_dtype or torch.float32
+    narrow = copy.deepcopy(model).to(computing)
+    loss = loss_of(narrow, inputs.to(computing), labels)
+    loss.backward()
+    for parameter, low in zip(model.parameters(), narrow.parameters(), strict=True):
+        gradient = low.grad.to(precision.reduce_dtype or computing).div(world)
+        dist.all_reduce(gradient)
+        parameter.grad = gradient.to(parameter.dtype)
+    return loss
+
+
+@case
+def mixed_precision_in_bfloat16(scene: Scene) -> Results:
+    return trained_in(scene, _MixedPrecision(param_dtype=torch.bfloat16))
+
+
+@case
+def mixed_precision_reduced_in_float32(scene: Scene) -> Results:
+    return trained_in(scene, _MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
+
+
+@case
+def mixed_precision_of_the_reduction_alone(scene: Scene) -> Results:
+    return trained_in(scene, _MixedPrecision(reduce_dtype=torch.bfloat16))
