@@ -880,7 +880,7 @@ fn missing_gradients_are_named_with_their_ranks_on_all_ranks() {
             format!(
                 "ddp in group `default/ddp` failed on rank {rank} of 3: 2 parameters have no gradient at the end of \
                  iteration 2: `p1` on all ranks, `p3` on rank 2\n  hint: give every parameter a gradient in every \
-                 iteration, or set `find_unused_parameters` and name the unused ones"
+                 iteration, or set `find_unused_parameters`"
             )
         );
     }
