@@ -16,10 +16,10 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use support::{Cable, Hosts, Job, Jobs, Loss, Rank, Slow, local_store, run_as_rank};
+use support::{Cable, Hosts, Job, Jobs, Loss, Rank, Slow, local_store, once_within, run_as_rank};
 use tenfold_store::StoreExt as _;
 
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_secs(60);
 
 const JOBS: Jobs = &[
     ("report", |rank| {
@@ -110,6 +110,22 @@ fn a_rank_that_hangs_fails_its_test_with_the_words_and_threads_of_all_ranks() {
     ranks.wait_for_all("ready", SOON);
     let pids = [ranks.pid(0), ranks.pid(1)];
     ranks.tell(1, "end");
+    // A rank that has ended is a zombie until somebody asks how; the other one has nothing to do but to wait for an order.
+    let state = |thread: String| {
+        let stat = std::fs::read_to_string(format!("/proc/{thread}/stat")).unwrap_or_default();
+        stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next())
+    };
+    let waits = || {
+        std::fs::read_dir(format!("/proc/{}/task", pids[0]))
+            .unwrap()
+            .flatten()
+            .all(|thread| state(format!("{}/task/{}", pids[0], thread.file_name().display())) == Some('S'))
+    };
+    let start = Instant::now();
+    while state(pids[1].to_string()) != Some('Z') || !waits() {
+        assert!(start.elapsed() < SOON, "rank 1 does not end, or rank 0 does not wait");
+        std::thread::yield_now();
+    }
     let hang = catch_unwind(AssertUnwindSafe(|| ranks.join(Duration::from_millis(500)))).unwrap_err();
     let text = hang.downcast::<String>().expect("a message");
     assert!(text.starts_with("not all ranks ended within 500ms: the time is over\n"), "{text}");
@@ -280,11 +296,17 @@ fn a_delay_is_felt_in_both_directions() {
         hear(&mut caller, "and back");
         (there, start.elapsed())
     };
-    let trips: Vec<_> = (0..10).map(trip).collect();
-    println!("there, and there and back: {trips:?}");
-    assert!(trips.iter().all(|(there, both)| *there >= delay && *both >= 2 * delay));
-    let quickest = trips.iter().map(|(_, both)| *both).min().unwrap();
-    assert!(quickest < 3 * delay, "one of ten is not held up by a busy machine: {quickest:?}");
+    // One of many is not held up by a busy machine.
+    let (mut trips, start) = ((0..).map(trip), Instant::now());
+    loop {
+        let (there, both) = trips.next().unwrap();
+        println!("there {there:?}, and back {both:?}");
+        assert!(there >= delay && both >= 2 * delay, "there {there:?}, and back {both:?}");
+        if both < 3 * delay {
+            break;
+        }
+        assert!(start.elapsed() < SOON, "the last of many took {both:?}");
+    }
 }
 
 /// Sends 2,000 datagrams over a cable that loses a tenth of them; those that came, and what the cable counted.
@@ -334,13 +356,18 @@ fn a_slow_cable_keeps_up_with_thousands_of_packets_a_second() {
     const BYTES: usize = 8 << 20;
     let Some(mut hosts) = Hosts::join(&[Cable::Slow(Slow::default()), Cable::Ideal]) else { return };
     let (mut caller, mut called) = call(&hosts);
-    let start = Instant::now();
-    let sender = std::thread::spawn(move || caller.write_all(&vec![7; BYTES]));
-    called.read_exact(&mut vec![0; BYTES]).unwrap();
-    let took = start.elapsed();
-    sender.join().unwrap().unwrap();
-    let loss = hosts.loss(0);
-    let packets = (loss.out_seen + loss.in_seen) as f64 / took.as_secs_f64();
-    println!("{BYTES} bytes in {took:?}, {packets:.0} packets a second: {loss:?}");
-    assert!(packets > 3000.0, "{packets:.0} packets a second");
+    // One of a few is not held up by a busy machine.
+    once_within(Duration::from_secs(1) / 3000, || {
+        let before = hosts.loss(0);
+        let start = Instant::now();
+        std::thread::scope(|threads| {
+            let sender = threads.spawn(|| caller.write_all(&vec![7; BYTES]));
+            called.read_exact(&mut vec![0; BYTES]).unwrap();
+            sender.join().unwrap().unwrap();
+        });
+        let (took, after) = (start.elapsed(), hosts.loss(0));
+        let packets = after.out_seen + after.in_seen - before.out_seen - before.in_seen;
+        println!("{BYTES} bytes in {took:?}, {packets} packets: {after:?}");
+        took / u32::try_from(packets).unwrap()
+    });
 }

@@ -12,14 +12,18 @@ mod support;
 use std::time::{Duration, Instant};
 
 use every_collective::check_every_collective;
-use support::{Cable, Hosts, Job, Jobs, Rank, Ranks, Slow, run_as_rank};
+use support::{Cable, Hosts, Job, Jobs, Rank, Ranks, Slow, once_within, run_as_rank};
 use tenfold::{DType, Group, Options, ReduceOp, Tensor};
 
-/// How long a test may take before it is said to hang.
-const SOON: Duration = Duration::from_secs(25);
+/// How long something may take before it is said to hang.
+const SOON: Duration = Duration::from_secs(60);
 
 /// A peer that has been silent this long is given up.
 const HEARTBEAT: Duration = Duration::from_secs(2);
+
+/// For ranks that shall not be given up, however long a busy machine does not let them run. After a cut TCP tries again at
+/// ever longer intervals: what is mended after a second may be heard of two seconds later.
+const HEARTBEAT_LONG: Duration = Duration::from_secs(20);
 
 /// What an error may take beyond the heartbeat.
 const GRACE: Duration = Duration::from_secs(1);
@@ -28,6 +32,7 @@ const JOBS: Jobs = &[
     ("every_collective", every_collective),
     ("locality", locality),
     ("sum_until_told", sum_until_told),
+    ("sum_patiently", sum_patiently),
     ("differ", differ),
 ];
 
@@ -38,7 +43,11 @@ fn rank_entry() {
 }
 
 fn connect(rank: &Rank) -> Group {
-    let options = Options::new("default").timeout(SOON).heartbeat(HEARTBEAT);
+    connect_with(rank, HEARTBEAT_LONG)
+}
+
+fn connect_with(rank: &Rank, heartbeat: Duration) -> Group {
+    let options = Options::new("default").timeout(SOON).heartbeat(heartbeat);
     Group::connect(rank.store(), rank.rank, rank.size, options).unwrap()
 }
 
@@ -69,7 +78,15 @@ fn ones(elements: usize) -> Tensor {
 /// Sums ones, round after round, until the last rank is told to end: it then sums zeros, which all ranks see. The argument
 /// is the number of elements.
 fn sum_until_told(rank: &Rank) {
-    let group = connect(rank);
+    sum(rank, &connect_with(rank, HEARTBEAT));
+}
+
+/// The same with ranks that do not give each other up soon.
+fn sum_patiently(rank: &Rank) {
+    sum(rank, &connect(rank));
+}
+
+fn sum(rank: &Rank, group: &Group) {
     let (orders, told) = std::sync::mpsc::channel();
     let decides = rank.rank == rank.size - 1;
     std::thread::scope(|threads| {
@@ -114,9 +131,9 @@ fn differ(rank: &Rank) {
     rank.order();
 }
 
-/// Three hosts of two ranks that sum `elements` ones in a loop, past their first rounds.
-fn summing(hosts: &Hosts, store: std::net::SocketAddr, elements: usize) -> Ranks {
-    let mut ranks = Job::spread("sum_until_told", 2, hosts).argument(elements).start(store);
+/// Three hosts of two ranks that sum ones in a loop, past their first rounds. A job, and its number of elements.
+fn summing(hosts: &Hosts, store: std::net::SocketAddr, job: &'static str, elements: usize) -> Ranks {
+    let mut ranks = Job::spread(job, 2, hosts).argument(elements).start(store);
     ranks.wait_for_all("round 5", SOON);
     ranks
 }
@@ -132,14 +149,27 @@ fn end_well(mut ranks: Ranks) -> Vec<support::Ended> {
     ended
 }
 
-/// Waits until every rank has raised; each must be in time, and name one of `unreachable[rank]`. Those who can name nobody
-/// are dead.
-fn all_raise(mut ranks: Ranks, since: Instant, unreachable: [&[usize]; 6]) {
+/// Has the network of three hosts fail as `fail` says. Every rank must raise in time, and name one of `unreachable[rank]`.
+/// Those who can name nobody are dead.
+fn all_raise(fail: impl Fn(&Hosts, &Ranks), unreachable: [&[usize]; 6]) {
+    once_within(HEARTBEAT + GRACE, || {
+        let Some(hosts) = Hosts::near(3) else { return Duration::ZERO };
+        let store = hosts.serve_store();
+        let ranks = summing(&hosts, store.address(), "sum_until_told", 1 << 16);
+        let since = Instant::now();
+        fail(&hosts, &ranks);
+        all_have_raised(ranks, since, unreachable)
+    });
+}
+
+/// How long it took.
+fn all_have_raised(mut ranks: Ranks, since: Instant, unreachable: [&[usize]; 6]) -> Duration {
+    let mut longest = Duration::ZERO;
     for (rank, unreachable) in unreachable.into_iter().enumerate().filter(|(_, whom)| !whom.is_empty()) {
         let error = ranks.wait_for_event(rank, "raised ", SOON);
         let took = error.at - since;
         println!("rank {rank} after {took:?}: {}", error.text);
-        assert!(took < HEARTBEAT + GRACE, "rank {rank} raised after {took:?}: {}", error.text);
+        longest = longest.max(took);
         let named =
             |peer: &&usize| error.text.contains(&format!("rank {peer} (host host-{}, pid ", *peer / 2));
         assert!(
@@ -152,6 +182,7 @@ fn all_raise(mut ranks: Ranks, since: Instant, unreachable: [&[usize]; 6]) {
     for (end, unreachable) in std::iter::zip(ranks.join(SOON), unreachable) {
         assert_eq!(end.status.success(), !unreachable.is_empty(), "{}", end.stderr);
     }
+    longest
 }
 
 // ── all is well ────────────────────────────────────────────────────────────────────────────────────────────
@@ -196,56 +227,47 @@ fn ranks_of_one_host_need_not_be_neighbours_in_the_group() {
 
 #[test]
 fn a_silent_partition_is_raised_by_every_rank_and_names_the_unreachable() {
-    let Some(hosts) = Hosts::near(3) else { return };
-    let store = hosts.serve_store();
-    let ranks = summing(&hosts, store.address(), 1 << 16);
-    let since = Instant::now();
-    hosts.isolate(2);
     // Those who are cut off see nobody of the others; which of them they miss first is chance.
     let (inside, outside): (&[usize], &[usize]) = (&[4, 5], &[0, 1, 2, 3]);
-    all_raise(ranks, since, [inside, inside, inside, inside, outside, outside]);
+    all_raise(|hosts, _| hosts.isolate(2), [inside, inside, inside, inside, outside, outside]);
 }
 
 #[test]
 fn one_way_loss_is_raised_by_every_rank_and_names_one_of_the_two_ends() {
-    let Some(hosts) = Hosts::near(3) else { return };
-    let store = hosts.serve_store();
-    let ranks = summing(&hosts, store.address(), 1 << 16);
-    let since = Instant::now();
-    hosts.cut_one_way(0, 1);
     // Host 2 reaches everybody: it learns from them.
     let (zero, one, both): (&[usize], &[usize], &[usize]) = (&[0, 1], &[2, 3], &[0, 1, 2, 3]);
-    all_raise(ranks, since, [one, one, zero, zero, both, both]);
+    all_raise(|hosts, _| hosts.cut_one_way(0, 1), [one, one, zero, zero, both, both]);
 }
 
 #[test]
 fn a_host_that_goes_down_is_raised_by_all_others() {
-    let Some(hosts) = Hosts::near(3) else { return };
-    let store = hosts.serve_store();
-    let ranks = summing(&hosts, store.address(), 1 << 16);
-    let since = Instant::now();
-    // No word of their end comes through.
-    hosts.isolate(2);
-    ranks.kill(4);
-    ranks.kill(5);
     let down: &[usize] = &[4, 5];
-    all_raise(ranks, since, [down, down, down, down, &[], &[]]);
+    let go_down = |hosts: &Hosts, ranks: &Ranks| {
+        // No word of their end comes through.
+        hosts.isolate(2);
+        ranks.kill(4);
+        ranks.kill(5);
+    };
+    all_raise(go_down, [down, down, down, down, &[], &[]]);
 }
 
 #[test]
 fn a_rank_that_dies_is_known_on_all_hosts_at_once() {
-    let Some(hosts) = Hosts::near(3) else { return };
-    let store = hosts.serve_store();
-    let mut ranks = summing(&hosts, store.address(), 1 << 16);
-    let since = Instant::now();
-    ranks.kill(3);
-    for survivor in [0, 1, 2, 4, 5] {
-        let error = ranks.wait_for_event(survivor, "raised PeerLost Some(3) ", SOON);
-        println!("rank {survivor} after {:?}: {}", error.at - since, error.text);
-        assert!(error.at - since < Duration::from_millis(500), "rank {survivor} took {:?}", error.at - since);
-        let name = format!("rank 3 (host host-1, pid {})", ranks.pid(3));
-        assert!(error.text.contains(&name), "{}", error.text);
-    }
+    once_within(Duration::from_millis(500), || {
+        let Some(hosts) = Hosts::near(3) else { return Duration::ZERO };
+        let store = hosts.serve_store();
+        let mut ranks = summing(&hosts, store.address(), "sum_until_told", 1 << 16);
+        let since = Instant::now();
+        ranks.kill(3);
+        let known = [0, 1, 2, 4, 5].map(|survivor| {
+            let error = ranks.wait_for_event(survivor, "raised PeerLost Some(3) ", SOON);
+            println!("rank {survivor} after {:?}: {}", error.at - since, error.text);
+            let name = format!("rank 3 (host host-1, pid {})", ranks.pid(3));
+            assert!(error.text.contains(&name), "{}", error.text);
+            error.at - since
+        });
+        known.into_iter().max().unwrap()
+    });
 }
 
 #[test]
@@ -266,7 +288,7 @@ fn ranks_of_different_hosts_that_disagree_are_told_in_the_same_words() {
 fn a_partition_shorter_than_the_heartbeat_is_no_error() {
     let Some(hosts) = Hosts::near(3) else { return };
     let store = hosts.serve_store();
-    let mut ranks = summing(&hosts, store.address(), 1 << 16);
+    let mut ranks = summing(&hosts, store.address(), "sum_patiently", 1 << 16);
     hosts.isolate(2);
     // A fault lasts as long as it lasts: the second is the test, not a wait for something.
     std::thread::park_timeout(Duration::from_secs(1));
@@ -279,7 +301,7 @@ fn a_partition_shorter_than_the_heartbeat_is_no_error() {
 fn a_store_that_is_cut_off_disturbs_nobody() {
     let Some(hosts) = Hosts::near(3) else { return };
     let store = hosts.serve_store();
-    let mut ranks = summing(&hosts, store.address(), 1 << 10);
+    let mut ranks = summing(&hosts, store.address(), "sum_patiently", 1 << 10);
     hosts.isolate_store();
     ranks.wait_for_all("round 500", SOON);
     end_well(ranks);
@@ -292,7 +314,7 @@ fn sums_are_right_over_20_ms_of_delay() {
     let slow = Cable::Slow(Slow { delay: Duration::from_millis(20), ..Slow::default() });
     let Some(hosts) = Hosts::join(&[slow, slow, Cable::Ideal]) else { return };
     let store = hosts.serve_store();
-    end_well(summing(&hosts, store.address(), 1 << 14));
+    end_well(summing(&hosts, store.address(), "sum_patiently", 1 << 14));
 }
 
 #[test]
@@ -300,7 +322,7 @@ fn sums_are_right_over_a_cable_that_loses_one_packet_in_a_hundred() {
     let lossy = Cable::Slow(Slow { loss_out: 0.01, loss_in: 0.01, seed: 1, ..Slow::default() });
     let Some(mut hosts) = Hosts::join(&[lossy, Cable::Ideal, Cable::Ideal]) else { return };
     let store = hosts.serve_store();
-    let ranks = summing(&hosts, store.address(), 1 << 18);
+    let ranks = summing(&hosts, store.address(), "sum_patiently", 1 << 18);
     end_well(ranks);
     let loss = hosts.loss(0);
     println!("{loss:?}");

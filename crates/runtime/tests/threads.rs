@@ -17,7 +17,7 @@ fn rank_entry() {
     support::run_as_rank(JOBS);
 }
 
-const LIMIT: Duration = Duration::from_secs(40);
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// One of each, short and long, and what must come out.
 fn some_of_everything(group: &Group, long: usize) -> Result<()> {

@@ -227,12 +227,12 @@ fn a_client_that_sends_a_byte_at_a_time_is_cut_off_at_the_message_timeout() {
 
 #[test]
 fn whole_messages_at_any_pace_are_no_slow_message() {
-    let (server, address) = serve(|limits| limits.message_timeout = Duration::from_millis(100));
+    let (server, address) = serve(|limits| limits.message_timeout = Duration::from_secs(1));
     let mut raw = Raw::greeted(address);
     let start = Instant::now();
     // Each one is begun in one write and ended in the next, together with the beginning of another.
     raw.send(&[PING, 1]);
-    while start.elapsed() < Duration::from_millis(500) {
+    while start.elapsed() < Duration::from_millis(2500) {
         raw.send(&[2, 3, 4, PING, 1]);
         assert_eq!(raw.read(), [1, 2, 3, 4]);
         std::thread::park_timeout(Duration::from_millis(20));
@@ -738,10 +738,10 @@ fn a_flood_of_appends_to_a_long_value_does_not_hold_up_others() {
     raw.send(&message(SET, &[b"/long", &vec![7; 8 << 20]]));
     raw.sync();
     let bystander = Bystander::watch(address);
-    raw.send(&message(APPEND, &[b"/long", b"x"]).repeat(1000));
+    raw.send(&message(APPEND, &[b"/long", b"x"]).repeat(4000));
     raw.sync();
-    let stall = bystander.report("1,000 appends to 8 MB");
-    assert!(stall < Duration::from_secs(1), "{stall:?}");
+    let stall = bystander.report("4,000 appends to 8 MB"); // a copy of each would take far longer
+    assert!(stall < HANG / 8, "{stall:?}");
 }
 
 #[test]
@@ -759,7 +759,7 @@ fn a_flood_of_questions_about_many_waiters_does_not_hold_up_others() {
     raw.send(&[INFO; 1000]);
     (0..1000).for_each(|_| drop(raw.read_value()));
     let stall = bystander.report("1,000 infos about a wait of 131,072 keys");
-    assert!(stall < Duration::from_secs(1), "{stall:?}");
+    assert!(stall < HANG / 8, "{stall:?}");
 }
 
 // ── no descriptors left ────────────────────────────────────────────────────────────────────────────────────
@@ -890,9 +890,10 @@ enum After {
     More(&'static [u8]),
 }
 
-/// How long our client waits for a mean server, and what it may take beyond that.
+/// How long our client waits for a mean server, and what it may take beyond that: a second to cancel, and a busy machine. A
+/// client that forgets its timeout waits for ever.
 const PATIENCE: Duration = Duration::from_millis(600);
-const GRACE: Duration = Duration::from_millis(1500);
+const GRACE: Duration = Duration::from_secs(10);
 
 fn fails<T: std::fmt::Debug>(
     answer: &'static [u8],
