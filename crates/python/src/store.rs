@@ -260,7 +260,7 @@ impl Store {
     /// >>> store.queue_pop("jobs", block=False)
     /// Traceback (most recent call last):
     /// ...
-    /// tenfold.exceptions.DistQueueEmptyError: store queue_pop `jobs` at this process failed: queue is empty
+    /// tenfold.exceptions.DistQueueEmptyError: store queue_pop `jobs` at this process failed...: queue is empty
     #[pyo3(signature = (key, block=true))]
     fn queue_pop<'py>(slf: &Bound<'py, Self>, key: Text, block: bool) -> PyResult<Bound<'py, PyBytes>> {
         let store = Store::inner(slf, Operation::QueuePop)?;

@@ -89,8 +89,8 @@ class Gradients(gradients.Gradients):
             return
         if gradient.is_sparse:
             raise NotImplementedError(
-                f"the gradient of {self.described(index)} is sparse and was expected to be dense; only those of "
-                "`Embedding` and `EmbeddingBag` with `sparse=True` are known to be sparse"
+                f"the gradient of {self.described(index)} is sparse and was expected to be dense; only those "
+                "of `Embedding` and `EmbeddingBag` with `sparse=True` are known to be sparse"
             )
         if gradient.requires_grad:  # of a backward that makes a graph of its own
             gradient = gradient.detach()
