@@ -109,8 +109,8 @@ class Reducer:
 
     The arguments are c10d's. Buckets are in shared memory and stay there; gradients are copied in one by one.
     So `lazy_bucket_allocation`, `batched_grad_copy` and `skip_all_reduce_unused_params`, which save time or
-    memory and change no result, do nothing here. Beyond c10d, gradients can travel in another dtype:
-    `reduce_dtype`.
+    memory and change no result, do nothing here. Beyond c10d, a static graph can be declared at once, and
+    gradients can travel in another dtype.
     """
 
     def __init__(
@@ -131,6 +131,7 @@ class Reducer:
         batched_grad_copy: bool = False,
         lazy_bucket_allocation: bool = False,
         *,
+        static_graph: bool = False,
         reduce_dtype: Any = None,
     ) -> None:
         self._sparse = list(expect_sparse_gradients) or [False] * len(params)
@@ -140,8 +141,10 @@ class Reducer:
         self._reduce_dtype = None if reduce_dtype is None else str(reduce_dtype).removeprefix("torch.")
         self._first_buckets = [list(bucket) for bucket in bucket_indices]
         self._gradients = _gradients_of(params)(params, gradient_as_bucket_view)
+        self._gradients.names = self._names
         self._gradient_as_bucket_view = gradient_as_bucket_view
-        self._is_static = False
+        self._is_static = static_graph
+        self._counted: set[int] = set()  # in the first iteration of a static graph
         self._has_learned = False
         self._hook: tuple[Any, Callable[[Any, GradBucket], Any]] | None = None
         self._builtin_hook: BuiltinCommHookType | None = None
@@ -242,6 +245,7 @@ class Reducer:
         self._ready_times[index] = time.perf_counter_ns() - self._backward_start
         if self._is_static and not self._native.completes(index):
             self._logged(self._native.count_ready, index)
+            self._counted.add(index)
             return
         if self._ready(index) and not self._is_manual:
             self._gradients.when_backward_ends(self._finish)
@@ -259,14 +263,13 @@ class Reducer:
         self._rebuilt(self._logged(self._native.rebuild))
         self._divisor = self._current_divisor()
         for number in self._unused:
-            self._keep(number)
+            if self._gradients.has(number):
+                self._keep(number)
         self._logged(self._native.start_backward, self._unused)
         self._state = _RUNNING
 
     def _keep(self, index: int) -> None:
         """What a gradient has from before goes along, though the parameter gets none."""
-        if not self._gradients.has(index):
-            return
         used = index in self._used_without_sync
         if self._sparse[index]:
             self._native.keep_sparse(index, used, *self._gradients.sparse(index, self._divisor))
@@ -298,7 +301,8 @@ class Reducer:
         if self._state != _RUNNING:
             self._begin()
         for index in range(len(self._sparse)):
-            self._keep(index)
+            if index in self._counted or self._gradients.has(index):
+                self._keep(index)
         self._finish()
 
     def finish(self) -> None:

@@ -3,7 +3,7 @@
 `tenfold.torch.gradients` is the same for PyTorch, whose autograd has gradients of its own.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -20,7 +20,13 @@ class Gradients:
         self.params = list(params)
         self.flats: list[Any] = []
         self.views: list[Any] = []
+        self.names: Mapping[int, str] = {}
         self.narrow_dtype: Any = None  # in which gradients may come besides their own
+
+    def described(self, index: int) -> str:
+        """A parameter, for messages."""
+        name = self.names.get(index)
+        return f"parameter {index}" + (f" `{name}`" if name else "")
 
     @staticmethod
     def spec(param: Any, name: str, sparse: bool) -> Spec:

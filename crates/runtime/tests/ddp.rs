@@ -370,6 +370,99 @@ fn unused_parameters_count_as_zero_and_those_that_nobody_used_are_known() {
     .unwrap();
 }
 
+/// As a framework works that accumulates gradients itself, divides them as it copies them in, and looks which are there at the end.
+#[test]
+fn a_caller_with_gradients_of_its_own_divides_counts_and_keeps() {
+    let model = [
+        Param::new("weight", &[2], DType::F32),
+        Param::new("bias", &[2], DType::F32),
+        Param::new("rows", &[10, 3], DType::F32).sparse(),
+    ];
+    Group::threads(2, |group| {
+        let rank = group.rank();
+        let options = Options::default().divided_by_caller().find_unused_parameters();
+        let mut reducer = Reducer::new(&group, &model, options)?;
+        // Nobody uses bias in this iteration, but each rank has something from before; rank 1 also has a row.
+        reducer.gradient_mut::<f32>(1)?.fill(10.0 + rank as f32);
+        reducer.keep(1, rank == 0)?;
+        if rank == 1 {
+            reducer.keep_sparse(2, rows(&[2], &[8.0; 3]), false)?;
+        }
+        reducer.start_backward_without(&[1, 2])?;
+        reducer.gradient_mut::<f32>(0)?.fill(1.0);
+        reducer.grad_ready(0)?;
+        assert!(reducer.is_whole());
+        assert_eq!(message(reducer.keep(1, true).unwrap_err()), "a gradient cannot be kept before `finish`");
+        while !reducer.wait_for(Duration::from_millis(50)) {}
+        reducer.finish()?;
+        assert_eq!(reducer.gradient::<f32>(0)?, [2.0; 2], "added up, not divided");
+        assert_eq!(reducer.gradient::<f32>(1)?, [21.0; 2]);
+        assert_eq!(reducer.sparse_gradient(2).unwrap().values.as_slice::<f32>(), [8.0; 3]);
+        assert!(reducer.is_used_anywhere(1) && !reducer.is_used_anywhere(2));
+
+        // What was kept is kept once.
+        reducer.start_backward_without(&[1, 2])?;
+        reducer.grad_ready(0)?;
+        reducer.finish()?;
+        assert_eq!(reducer.gradient::<f32>(1)?, [0.0; 2]);
+        assert!(!reducer.is_used_anywhere(1));
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_gradient_of_a_static_graph_is_given_when_it_is_whole() {
+    Group::threads(2, |group| {
+        let options = Options::default().divided_by_caller().static_graph();
+        let mut reducer = Reducer::new(&group, &weight_and_bias(), options)?;
+        for iteration in 0..3 {
+            reducer.start_backward()?;
+            reducer.count_ready(0)?;
+            if iteration == 0 {
+                // Only its end shows what a gradient is.
+                reducer.count_ready(0)?;
+                reducer.count_ready(1)?;
+                assert!(!reducer.is_whole());
+                for param in [0, 1] {
+                    reducer.gradient_mut::<f32>(param)?.fill(1.0 + group.rank() as f32);
+                    reducer.keep(param, false)?;
+                }
+            } else {
+                assert!(reducer.buckets().completes(0));
+                for param in [0, 1] {
+                    reducer.gradient_mut::<f32>(param)?.fill(1.0 + group.rank() as f32);
+                    reducer.grad_ready(param)?;
+                }
+                assert!(reducer.is_whole());
+            }
+            reducer.finish()?;
+            assert_eq!(reducer.gradient::<f32>(0)?, [3.0; 6], "iteration {iteration}");
+            assert_eq!(reducer.gradient::<f32>(1)?, [3.0; 2], "iteration {iteration}");
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_rank_that_knows_of_others_data_takes_part() {
+    Group::threads(3, |group| {
+        let mut reducer = Reducer::new(&group, &weight_and_bias(), Options::default())?;
+        for iteration in 0..4 {
+            if group.rank() < iteration {
+                reducer.take_part()?;
+            } else {
+                step(&mut reducer, &[1, 0], 3.0)?;
+            }
+            let live = (3 - iteration.min(3)) as f32;
+            assert_eq!(reducer.gradient::<f32>(1)?, [live; 2], "iteration {iteration}");
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
 #[test]
 fn a_static_graph_knows_how_often_each_parameter_comes() {
     Group::threads(2, |group| {
@@ -711,10 +804,12 @@ fn buckets_may_be_given_and_must_make_sense() {
             refused(vec![vec![0, 1], vec![]]),
             "first bucket 1 is empty, of several dtypes, or has a sparse parameter that is not alone"
         );
-        assert_eq!(
-            message(reducer.set_hook(Largest).unwrap_err()),
-            "a hook is set before the first backward"
-        );
+        reducer.start_backward()?;
+        assert_eq!(message(reducer.set_hook(Largest).unwrap_err()), "a hook cannot be set before `finish`");
+        for param in [1, 0] {
+            reducer.grad_ready(param)?;
+        }
+        reducer.finish()?;
         assert_eq!(
             message(reducer.set_static_graph().unwrap_err()),
             "a static graph is declared before the first backward"
@@ -944,7 +1039,7 @@ fn the_logger_has_c10ds_fields() {
             ["Net", "tenfold", "float32", "32", "8, 24"]
         );
         assert_eq!(data.strings["prev_iteration_grad_ready_order_indices"], "1, 0");
-        assert_eq!(data.strings["rebuilt_per_bucket_param_indices"], "1; 0");
+        assert_eq!(data.strings["rebuilt_per_bucket_param_indices"], "1, 0");
         let numbers =
             ["world_size", "rank", "num_parameter_tensors", "total_parameter_size_bytes", "iteration"];
         let expected = [2, group.rank() as i64, 2, 32, 3];

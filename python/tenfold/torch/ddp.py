@@ -85,6 +85,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
             _names(self.module, parameters),
             self._bucket_config.first_bucket_bytes_cap,
             bucket_bytes_cap_list=rebuilt,
+            static_graph=static_graph,
             reduce_dtype=self._precision.reduce_dtype or self._precision.param_dtype,
         )
         self.logger = ddp.Logger(self.reducer)

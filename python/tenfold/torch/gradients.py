@@ -89,7 +89,7 @@ class Gradients(gradients.Gradients):
             return
         if gradient.is_sparse:
             raise NotImplementedError(
-                f"the gradient of parameter {index} is sparse and was expected to be dense; only those of "
+                f"the gradient of {self.described(index)} is sparse and was expected to be dense; only those of "
                 "`Embedding` and `EmbeddingBag` with `sparse=True` are known to be sparse"
             )
         if gradient.requires_grad:  # of a backward that makes a graph of its own
@@ -102,7 +102,7 @@ class Gradients(gradients.Gradients):
             gradient = gradient.to(view.dtype)
         if gradient.dtype != view.dtype or gradient.shape != view.shape:
             raise RuntimeError(
-                f"the gradient of parameter {index} has shape {tuple(gradient.shape)} and dtype "
+                f"the gradient of {self.described(index)} has shape {tuple(gradient.shape)} and dtype "
                 f"{gradient.dtype}, the parameter shape {tuple(view.shape)} and dtype {view.dtype}"
             )
         if divisor == 1:
@@ -126,13 +126,15 @@ class Gradients(gradients.Gradients):
         if gradient is None:
             return [], self.params[index].detach().new_empty(0)
         if not gradient.is_sparse:
-            raise RuntimeError(f"the gradient of parameter {index} is dense and was expected to be sparse")
+            raise RuntimeError(
+                f"the gradient of {self.described(index)} is dense and was expected to be sparse"
+            )
         gradient = gradient.detach()
         if divisor != 1:
             gradient.div_(divisor)
         if gradient.sparse_dim() != 1:
             raise NotImplementedError(
-                f"the gradient of parameter {index} has {gradient.sparse_dim()} sparse dimensions, "
+                f"the gradient of {self.described(index)} has {gradient.sparse_dim()} sparse dimensions, "
                 "of which there may be one"
             )
         gradient = gradient.coalesce()

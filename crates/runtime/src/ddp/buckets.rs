@@ -30,7 +30,8 @@ pub struct Assignment {
 ///
 /// Each dtype has one open bucket, which closes as soon as it has *at least* its limit; the dtype then goes on to the next
 /// limit, and the last one repeats. Without an `order`, parameters come as they are numbered, and buckets in the order of
-/// their first parameter. With one, buckets come as they close, and those still open at the end as they were opened.
+/// their first parameter. With one, buckets come as they close, and of those still open at the end the last opened first: c10d
+/// walks a hash map there, and this is what comes of it.
 ///
 /// # Panics
 /// If there are no limits, or the order names a parameter that does not exist.
@@ -65,7 +66,7 @@ pub fn assign_by_size(params: &[Param], limits: &[usize], order: Option<&[usize]
             bucket.limits_used = (bucket.limits_used + 1).min(limits.len() - 1);
         }
     }
-    let rest = open.into_iter().filter(|open| !open.params.is_empty());
+    let rest = open.into_iter().rev().filter(|open| !open.params.is_empty());
     closed.extend(rest.map(|open| Assignment { params: open.params, limit: limits[open.limits_used] }));
     if order.is_none() {
         closed.sort_by_key(|bucket| bucket.params.iter().min().copied());

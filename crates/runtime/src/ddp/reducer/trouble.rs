@@ -3,7 +3,7 @@
 //! A call that makes no sense is refused and does no harm. Whatever leaves ranks with different ideas of an iteration fails the
 //! reducer and gives up its group, so that the others fail too and say why.
 
-use super::super::buckets::{Misuse, is_order_of};
+use super::super::buckets::{Graph, Misuse, is_order_of};
 use super::super::complaint::Complaint;
 use super::super::options::Options;
 use super::super::{Param, complaint, numbers};
@@ -175,9 +175,10 @@ impl Reducer {
         let disturb = || reason.into_iter().for_each(|reason| self.group.abort(reason));
         let all = complaint::exchange(&self.complaints, own, disturb);
         let fault = Fault::argument(complaint::describe(&self.params, &all)?);
-        let fault = fault.hint(
-            "give every parameter a gradient in every iteration, or set `find_unused_parameters` and name the unused ones",
-        );
+        let fault = fault.hint(match self.options.graph {
+            Graph::Static => "the graph has changed since the first iteration: do without `static_graph`",
+            _ => "give every parameter a gradient in every iteration, or set `find_unused_parameters`",
+        });
         Some(self.remember(self.group.ddp_error(fault)))
     }
 
