@@ -48,7 +48,9 @@ def add(model: str, options: str) -> None:
                 results[f"own {step} {name}"] = torch.zeros_like(parameter) if gradient is None else gradient
             for name, parameter in replicated.module.named_parameters():
                 if parameter.grad is not None:
-                    results[f"average {step} {name}"] = parameter.grad.clone()  # the next step's may lie there
+                    results[f"average {step} {name}"] = (
+                        parameter.grad.clone()
+                    )  # the next step's may lie there
         return results
 
     CASES[f"rounding-{model}-{options}"] = rounding_case
