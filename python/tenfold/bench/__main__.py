@@ -13,7 +13,7 @@ from tenfold.bench import ddp, operations, overhead
 EXAMPLES = """examples:
   python -m tenfold.bench --against gloo                      everything; some minutes
   python -m tenfold.bench operations --ops all_reduce --ranks 2 --sizes 8,64K,16M
-  python -m tenfold.bench ddp --hook shared                   buckets in shared memory
+  python -m tenfold.bench ddp --bucket-views                  tenfold's DDP, PyTorch's on tenfold, and on Gloo
   python -m tenfold.bench overhead                            a call that moves nothing
 """
 
@@ -54,15 +54,19 @@ def parser() -> argparse.ArgumentParser:
         "parts", nargs="*", metavar="PART", help="overhead, operations, ddp (default: all three)"
     )
     parser.add_argument("--against", metavar="BACKEND", default="gloo", help="the peer (default: gloo)")
-    parser.add_argument("--ranks", type=listed(int), help="processes (default: 2,4,8; ddp: 2)")
+    parser.add_argument("--ranks", type=listed(int), help="processes (default: 2,4,8; ddp: 2,4)")
     parser.add_argument(
         "--sizes", type=listed(size), default=operations.SIZES, help="bytes, such as 8,64K,16M"
     )
     parser.add_argument("--ops", type=listed(operation), default=operations.OPERATIONS, help="operations")
     parser.add_argument("--megabytes", type=listed(int), default=[1, 25, 100], help="sizes of ddp's models")
-    parser.add_argument("--rounds", type=int, default=15, help="of each backend (default: 15)")
-    parser.add_argument("--bucket-views", action="store_true", help="ddp with gradient_as_bucket_view")
-    parser.add_argument("--hook", choices=["shared"], help="ddp with tenfold's hook that shares buckets")
+    parser.add_argument("--rounds", type=int, default=15, help="of each kind (default: 15)")
+    parser.add_argument(
+        "--bucket-views", action="store_true", help="ddp with gradient_as_bucket_view, of every kind"
+    )
+    parser.add_argument(
+        "--hook", choices=["shared"], help="ddp: PyTorch's on tenfold has its buckets in shared memory"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
     return parser
 
@@ -81,11 +85,11 @@ def main() -> None:
             print(operations.table(found, options.against), "\n", flush=True)
             rows += found
     if "ddp" in parts:
-        for ranks in options.ranks or [2]:
+        for ranks in options.ranks or ddp.RANKS:
             found = ddp.run(
                 ranks,
                 options.megabytes,
-                backends,
+                options.against,
                 options.rounds,
                 bucket_views=options.bucket_views,
                 shared_hook=options.hook == "shared",

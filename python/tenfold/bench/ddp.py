@@ -1,13 +1,14 @@
-"""How long a step of PyTorch's DDP takes, and how much of it is communication that no computation hides.
+"""How long a step of DDP takes, and how much of it is communication that no computation hides.
 
-    python -m tenfold.bench.ddp --against gloo
+    python -m tenfold.bench ddp --against gloo
 
-One job measures all backends: their groups exist side by side, and the rounds of one alternate with those of
+Measured are tenfold's DistributedDataParallel, PyTorch's on the backend `tenfold`, and PyTorch's on the peer.
+One job measures all of them: their groups exist side by side, and the rounds of one alternate with those of
 the others, so that whatever else the machine does hits all of them. A round is a few steps computed alone
 (`no_sync`), then as many with their gradients averaged; a step is forward and backward, and takes what its
 slowest rank needs. *Exposed* is the difference of the medians of the two.
 
-The computation is the same under every backend, so all rounds of all backends together say what it costs.
+The computation is the same for all, so all rounds together say what it costs.
 
 PyTorch is imported in the ranks alone.
 """
@@ -29,24 +30,45 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn.parallel import DistributedDataParallel
 
+RANKS = [2, 4]  # by default
 WARM_UP_STEPS = 3  # DDP orders its buckets anew after the first
 ROUND_MS = 50.0  # small models take several steps a round, so that starting together costs little of it
 
 
 @dataclass(frozen=True)
+class Kind:
+    """Whose DistributedDataParallel, on which backend."""
+
+    ddp: str
+    backend: str
+
+    @property
+    def title(self) -> str:
+        return "tenfold's DDP" if self.ddp == "tenfold" else f"PyTorch's on {self.backend}"
+
+
+OURS, PLUGGED_IN = Kind("tenfold", "tenfold"), Kind("torch", "tenfold")
+
+
+@dataclass(frozen=True)
 class Row:
-    """What one backend did with one model. Times are medians over the rounds."""
+    """What one kind of DDP did with one model. Times are medians over the rounds."""
 
     model_mb: int
     ranks: int
+    ddp: str
     backend: str
     compute_ms: float
     step_ms: float
     exposed_share: float  # of the step
 
     @property
+    def kind(self) -> Kind:
+        return Kind(self.ddp, self.backend)
+
+    @property
     def exposed_ms(self) -> float:
-        return self.step_ms - self.compute_ms
+        return max(0.0, self.step_ms - self.compute_ms)
 
 
 @dataclass(frozen=True)
@@ -55,10 +77,13 @@ class Settings:
 
     ranks: int
     megabytes: list[int]
-    backends: list[str]
+    against: str
     rounds: int
     bucket_views: bool = False
     shared_hook: bool = False
+
+    def kinds(self) -> list[Kind]:
+        return list(dict.fromkeys([OURS, PLUGGED_IN, Kind("torch", self.against)]))
 
 
 @dataclass(frozen=True)
@@ -84,17 +109,18 @@ BATCHES = {1: 64, 25: 160, 100: 48}
 def run(
     ranks: int,
     megabytes: list[int],
-    backends: list[str],
+    against: str,
     rounds: int,
     *,
     bucket_views: bool = False,
     shared_hook: bool = False,
 ) -> list[Row]:
-    """Measures every model under every backend, in one job of processes on this host.
+    """Measures every model with every kind of DDP, in one job of processes on this host.
 
-    `shared_hook` gives the backend `tenfold` its hook that moves DDP's buckets into shared memory.
+    `shared_hook` gives PyTorch's DDP on `tenfold` the hook that moves its buckets into shared memory, where
+    those of tenfold's own are anyway.
     """
-    settings = Settings(ranks, megabytes, backends, rounds, bucket_views, shared_hook)
+    settings = Settings(ranks, megabytes, against, rounds, bucket_views, shared_hook)
     return [Row(**row) for row in job.run("tenfold.bench.ddp", settings, ranks)]
 
 
@@ -105,46 +131,57 @@ def rank_main(rank: int, folder: Path) -> None:
     def measure_all(groups: dict[str, dist.ProcessGroup]) -> list[Row]:
         return [row for size in settings.megabytes for row in measure(size, groups, settings)]
 
-    job.be_a_rank(rank, settings.ranks, folder, settings.backends, measure_all)
+    backends = list(dict.fromkeys([settings.against, "tenfold"]))
+    job.be_a_rank(rank, settings.ranks, folder, backends, measure_all)
 
 
 def measure(size: int, groups: dict[str, dist.ProcessGroup], settings: Settings) -> list[Row]:
-    """One model under every backend, with rounds that take turns."""
+    """One model with every kind of DDP, with rounds that take turns."""
     import torch
 
     shape = Shape.of(size)
-    models = {backend: replicated(shape, group, settings) for backend, group in groups.items()}
+    models = {kind: replicated(shape, kind, groups[kind.backend], settings) for kind in settings.kinds()}
     batch = torch.randn(shape.batch, shape.width)
     steps = warm_up(list(models.values()), batch)
     computing: list[float] = []
-    stepping: dict[str, list[float]] = {backend: [] for backend in models}
+    stepping: dict[Kind, list[float]] = {kind: [] for kind in models}
     for turn in range(settings.rounds):
-        for backend in job.rotated(list(models), turn):  # nobody always comes first
-            model = models[backend]
+        for kind in job.rotated(list(models), turn):  # nobody always comes first
+            model = models[kind]
             computing.append(milliseconds_a_step(model, batch, steps, model.no_sync()))
-            stepping[backend].append(milliseconds_a_step(model, batch, steps, nullcontext()))
+            stepping[kind].append(milliseconds_a_step(model, batch, steps, nullcontext()))
     compute_ms = statistics.median(job.slowest_rank(computing))
-    medians = {backend: statistics.median(job.slowest_rank(rounds)) for backend, rounds in stepping.items()}
+    medians = {kind: statistics.median(job.slowest_rank(rounds)) for kind, rounds in stepping.items()}
     return [
-        Row(size, settings.ranks, backend, compute_ms, step_ms, max(0.0, 1 - compute_ms / step_ms))
-        for backend, step_ms in medians.items()
+        Row(
+            size,
+            settings.ranks,
+            kind.ddp,
+            kind.backend,
+            compute_ms,
+            step_ms,
+            max(0.0, 1 - compute_ms / step_ms),
+        )
+        for kind, step_ms in medians.items()
     ]
 
 
-def replicated(shape: Shape, group: dist.ProcessGroup, settings: Settings) -> DistributedDataParallel:
-    import torch.distributed as dist
+def replicated(
+    shape: Shape, kind: Kind, group: dist.ProcessGroup, settings: Settings
+) -> DistributedDataParallel:
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
 
+    import tenfold.torch
+
+    wrapper = tenfold.torch.DistributedDataParallel if kind == OURS else DistributedDataParallel
     layers: list[nn.Module] = []
     for _ in range(shape.layers):
         layers += [nn.Linear(shape.width, shape.width, bias=False), nn.ReLU()]
-    model = DistributedDataParallel(
+    model = wrapper(
         nn.Sequential(*layers), process_group=group, gradient_as_bucket_view=settings.bucket_views
     )
-    if settings.shared_hook and dist.get_backend(group) == "tenfold":
-        import tenfold.torch
-
+    if settings.shared_hook and kind == PLUGGED_IN:
         model.register_comm_hook(group, tenfold.torch.shared_buckets_hook)
     return model
 
@@ -173,35 +210,53 @@ def milliseconds_a_step(
 
 
 def table(rows: list[Row], against: str) -> str:
-    """One line a row; the last column compares its exposed communication with that of `against`."""
-    columns = ("compute", "step", "exposed")
-    header = f"{'model':>8} {'ranks':>5}  {'backend':<10}" + "".join(f" {name:>10}" for name in columns)
-    lines = [f"{header} {'share':>6}  {against} exposes"]
-    for row in rows:
-        peer = next((r for r in rows if (r.model_mb, r.backend) == (row.model_mb, against)), None)
-        line = f"{row.model_mb:>5} MB {row.ranks:>5}  {row.backend:<10} {row.compute_ms:>7.2f} ms"
-        line += f" {row.step_ms:>7.2f} ms {row.exposed_ms:>7.2f} ms {row.exposed_share:>6.0%}"
-        if peer and peer is not row and row.exposed_ms > 0:
-            line += f"  {peer.exposed_ms / row.exposed_ms:.2f} times as much"
+    """A line for each model, with columns for each kind; the last ones say how much more the peer exposes."""
+    kinds = list(dict.fromkeys(row.kind for row in rows))
+    peer = Kind("torch", against)
+    compared = [kind for kind in kinds if kind != peer]
+    titles = "".join(f"   {kind.title:^27}" for kind in kinds)
+    columns = f"   {'step':>10} {'exposed':>10} {'share':>5}" * len(kinds)
+    ratios = "".join(f" {'ours' if kind == OURS else 'plug-in':>8}" for kind in compared)
+    lines = [
+        f"{'':>25}{titles}   {against} exposes, against".rstrip(),
+        f"{'model':>8} {'ranks':>5} {'compute':>10}{columns}  {ratios}".rstrip(),
+    ]
+    found = {(row.ranks, row.model_mb, row.kind): row for row in rows}
+    for ranks, megabytes in dict.fromkeys((row.ranks, row.model_mb) for row in rows):
+        measured = {kind: found[ranks, megabytes, kind] for kind in kinds}
+        line = f"{megabytes:>5} MB {ranks:>5} {measured[kinds[0]].compute_ms:>7.2f} ms"
+        for row in measured.values():
+            line += f"   {row.step_ms:>7.2f} ms {row.exposed_ms:>7.2f} ms {row.exposed_share:>5.0%}"
+        line += "  "
+        for kind in compared:
+            line += f" {ratio(measured[peer], measured[kind]):>8}"
         lines.append(line)
     return "\n".join(lines)
 
 
+def ratio(peer: Row, row: Row) -> str:
+    """How many times as much communication the peer exposes."""
+    return f"{peer.exposed_ms / row.exposed_ms:.2f}x" if row.exposed_ms > 0 else "-"
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m tenfold.bench.ddp", description="measures the steps of DistributedDataParallel"
+        prog="python -m tenfold.bench.ddp",
+        description="measures steps of DistributedDataParallel, tenfold's and PyTorch's",
     )
     parser.add_argument(
         "--against", metavar="BACKEND", default="gloo", help="compare with this (default: gloo)"
     )
-    parser.add_argument("--ranks", type=int, default=2, help="processes on this host (default: 2)")
+    parser.add_argument(
+        "--ranks", type=int, nargs="+", default=RANKS, help="processes on this host (default: 2 4)"
+    )
     parser.add_argument(
         "--megabytes", type=int, nargs="+", default=[1, 25, 100], help="sizes of models (default: 1 25 100)"
     )
-    parser.add_argument("--rounds", type=int, default=15, help="of each backend (default: 15)")
+    parser.add_argument("--rounds", type=int, default=15, help="of each kind (default: 15)")
     parser.add_argument("--bucket-views", action="store_true", help="with gradient_as_bucket_view")
     parser.add_argument(
-        "--hook", choices=["shared"], help="shared: tenfold moves DDP's buckets into shared memory"
+        "--hook", choices=["shared"], help="shared: PyTorch's DDP on tenfold has its buckets in shared memory"
     )
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)  # this process is one of the ranks …
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)  # … and finds its settings here
@@ -209,16 +264,16 @@ def main(arguments: list[str] | None = None) -> None:
     if options.rank is not None:
         rank_main(options.rank, options.folder)
         return
-    backends = list(dict.fromkeys([options.against, "tenfold"]))
-    rows = run(
-        options.ranks,
-        options.megabytes,
-        backends,
-        options.rounds,
-        bucket_views=options.bucket_views,
-        shared_hook=options.hook == "shared",
-    )
-    print(table(rows, options.against))
+    for ranks in options.ranks:
+        rows = run(
+            ranks,
+            options.megabytes,
+            options.against,
+            options.rounds,
+            bucket_views=options.bucket_views,
+            shared_hook=options.hook == "shared",
+        )
+        print(table(rows, options.against), "\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -12,10 +12,12 @@ import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     import torch.distributed as dist
+
+Item = TypeVar("Item")
 
 RANK_PATIENCE = timedelta(seconds=60)  # of a collective: a rank that lost its peers ends by itself
 JOB_PATIENCE = 1800.0  # seconds
@@ -88,7 +90,7 @@ def slowest_rank(times: list[float]) -> list[float]:
     return slowest.tolist()
 
 
-def rotated(items: list[str], turn: int) -> list[str]:
+def rotated(items: list[Item], turn: int) -> list[Item]:
     """Another one comes first each turn."""
     turn %= len(items)
     return items[turn:] + items[:turn]

@@ -119,7 +119,10 @@ def post_local_sgd_with_a_subgroup(scene: Scene) -> Results:
 
 @case
 def batched_power_sgd_that_compresses(scene: Scene) -> Results:
-    """In PyTorch 2.15 it fails an assertion about its own matrices, in the third backward."""
+    """In PyTorch 2.15 it fails an assertion about its own matrices, in the third backward.
+
+    With ours it fails a little earlier in it: it wants to make the bucket longer, which shared memory is not.
+    """
     model = small(scene, bucket_cap_mb=ONE_BUCKET_MB)
     model.register_comm_hook(power_state(), power_sgd.batched_powerSGD_hook)
     results: Results = {}
@@ -127,7 +130,7 @@ def batched_power_sgd_that_compresses(scene: Scene) -> Results:
         loss = loss_of(model, inputs, labels)
         try:
             loss.backward()
-        except AssertionError:
+        except (AssertionError, RuntimeError):
             return results | {"failed": float(step)}
         results[f"loss {step}"] = loss.item()
     return results | contents(model)

@@ -48,8 +48,10 @@ def add(model: str, options: str) -> None:
                 results[f"own {step} {name}"] = torch.zeros_like(parameter) if gradient is None else gradient
             for name, parameter in replicated.module.named_parameters():
                 if parameter.grad is not None:
-                    results[f"average {step} {name}"] = parameter.grad
-        return {name: value.clone() if hasattr(value, "clone") else value for name, value in results.items()}
+                    results[f"average {step} {name}"] = (
+                        parameter.grad.clone()
+                    )  # the next step's may lie there
+        return results
 
     CASES[f"rounding-{model}-{options}"] = rounding_case
 
