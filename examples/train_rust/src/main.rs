@@ -24,10 +24,10 @@ use tenfold_store::{PrefixStore, TcpStore, TcpStoreOptions};
 #[derive(clap::Parser)]
 #[command(after_help = "Examples:
   tenfold run -n 4 target/release/train_rust
-  tenfold run -n 2 target/release/train_rust --epochs 20 --batch 32")]
+  tenfold run -n 2 target/release/train_rust --epochs 50 --batch 32")]
 struct Args {
     /// How often all points are seen
-    #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     epochs: u32,
     /// Points in a batch, of all ranks together
     #[arg(long, default_value_t = 48, value_parser = clap::value_parser!(u32).range(1..))]

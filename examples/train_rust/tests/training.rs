@@ -51,17 +51,17 @@ fn four_ranks_learn_as_well_as_one_and_end_with_the_same_bits() {
     let mut losses = Vec::new();
     for ranks in [1, 4] {
         let (epochs, last) = trained(ranks, &[]);
-        assert_eq!(epochs.len(), 40);
-        let (first, end) = (&epochs[0], &epochs[39]);
-        assert!(first.loss > 0.7 && end.loss < 0.15, "{ranks} ranks: {} → {}", first.loss, end.loss);
-        assert!(end.accuracy > 95.0, "{ranks} ranks: {} %", end.accuracy);
+        assert_eq!(epochs.len(), 20);
+        let (first, end) = (&epochs[0], &epochs[19]);
+        assert!(first.loss > 0.7 && end.loss < 0.05, "{ranks} ranks: {} → {}", first.loss, end.loss);
+        assert!(end.accuracy > 97.0, "{ranks} ranks: {} %", end.accuracy);
         assert!(
             last.starts_with(&format!("replicas bit-identical: {ranks} of {ranks}, fingerprint ")),
             "{last}"
         );
         losses.push(end.loss);
     }
-    assert!((losses[0] - losses[1]).abs() < 0.1, "{losses:?}");
+    assert!((losses[0] - losses[1]).abs() < 0.03, "{losses:?}");
 }
 
 #[test]
