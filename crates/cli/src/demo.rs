@@ -42,7 +42,7 @@ pub(crate) struct Args {
     #[arg(long, short = 'n', default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
     workers: u16,
     /// Training steps
-    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     steps: u32,
     /// Operations of the store, of each kind, that every worker does
     #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
@@ -85,12 +85,9 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let mut screen = screen();
     if !args.json {
         let pids: Vec<String> = workers.pids().iter().map(u32::to_string).collect();
-        screen.line(format_args!(
-            "{} train one network, each on its share of the points; they met through a store at {}",
-            count(args.workers.into(), "worker process", "worker processes"),
-            server.address()
-        ))?;
-        screen.line(format_args!("pids {}\n", pids.join(" ")))?;
+        let workers = count(pids.len(), "worker process trains", "worker processes train");
+        screen.line(format_args!("{workers} one network, each on its share of the points"))?;
+        screen.line(format_args!("pids {}, store at {}\n", pids.join(" "), server.address()))?;
     }
     let curve = watch(&mut workers, args, &mut screen)?;
     let reports: Vec<Report> = workers.reports()?;
@@ -215,11 +212,11 @@ fn print_training(
         train::TEST_POINTS
     ))?;
     screen.line(format_args!(
-        "a step     {step_us:.0} µs, of which {communication_us:.0} µs ({:.0} %) went by waiting for gradients of others",
+        "a step     {step_us:.0} µs, {communication_us:.0} µs of it ({:.0} %) waiting for gradients of others",
         100.0 * communication_us / step_us
     ))?;
     screen.line(format_args!(
-        "replicas   bit-identical: {} with the same {} parameters, fingerprint {fingerprint}",
+        "replicas   bit-identical: {} × {} parameters, {fingerprint}",
         count(reports.len(), "worker", "workers"),
         reports[0].training.parameters
     ))
@@ -235,7 +232,7 @@ fn print_end(
     let operations: u64 = facts.operations.values().sum();
     let slowest = reports.iter().map(|report| report.joined_ms).fold(0.0, f64::max);
     screen.line(format_args!(
-        "\n{:.2} s in all; the last worker had joined {slowest:.1} ms after its start; the store's server answered {operations} requests",
+        "\n{:.2} s in all; all had joined after {slowest:.1} ms; the store answered {operations} requests",
         elapsed.as_secs_f64()
     ))
 }

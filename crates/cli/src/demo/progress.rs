@@ -50,9 +50,9 @@ impl<W: Write> Screen<W> {
         self.output.flush()
     }
 
-    /// The bar has done its work.
+    /// The bar has done its work and goes; lines stay, and what follows stands apart from them.
     pub(super) fn end_of_progress(&mut self) -> io::Result<()> {
-        if self.is_terminal { write!(self.output, "{WIPE}") } else { Ok(()) }
+        if self.is_terminal { write!(self.output, "{WIPE}") } else { writeln!(self.output) }
     }
 }
 
@@ -82,10 +82,10 @@ mod tests {
 
     #[test]
     fn the_bar_fills_and_keeps_within_the_width() {
-        assert_eq!(bar(at(50), 40, false), "━━━············  step  50 of 200, loss 0.5000");
+        assert_eq!(bar(at(50), 40, false), "━━········  step  50 of 200, loss 0.5000");
         assert_eq!(
             bar(at(200), 40, true),
-            format!("{GREEN}{}{PLAIN}  step 200 of 200, loss 0.5000", "━".repeat(11))
+            format!("{GREEN}{}{PLAIN}  step 200 of 200, loss 0.5000", "━".repeat(10))
         );
         for width in 0..150 {
             for step in [0, 1, 100, 199, 200] {
@@ -109,7 +109,7 @@ mod tests {
     fn a_file_gets_a_few_lines_and_no_control_characters() {
         let text = written(false, (2..=200).step_by(2));
         assert!(!text.contains('\x1b') && !text.contains('\r'), "{text:?}");
-        let steps: Vec<&str> = text.lines().map(|line| &line[5..8]).collect();
+        let steps: Vec<&str> = text.trim_end().lines().map(|line| &line[5..8]).collect();
         assert_eq!(steps, ["  2", " 40", " 80", "120", "160", "200"]);
     }
 

@@ -180,13 +180,10 @@ pub(super) fn print_short(screen: &mut Screen<impl Write>, tours: &[&Tour]) -> i
         .map(|(operation, median)| format!("{operation} {median:.0} µs"))
         .collect();
     screen.line(format_args!("store      {}", store.join(", ")))?;
-    let rows = collective_rows(tours);
-    let row = |operation: &'static str| rows.iter().filter(move |row| row.operation == operation);
-    let mut parts: Vec<String> = row("all_reduce")
-        .map(|row| format!("{} {}", show_size(row.bytes), show_time(row.shared_us)))
-        .collect();
-    parts.extend(row("barrier").map(|row| format!("barrier {}", show_time(row.shared_us))));
-    screen.line(format_args!("all_reduce {}", parts.join(", ")))
+    let reduces = collective_rows(tours).into_iter().filter(|row| row.operation == "all_reduce");
+    let times: Vec<String> =
+        reduces.map(|row| format!("{} {}", show_size(row.bytes), show_time(row.shared_us))).collect();
+    screen.line(format_args!("all_reduce {}", times.join(", ")))
 }
 
 /// Two tables.

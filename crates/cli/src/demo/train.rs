@@ -18,10 +18,10 @@ const BATCH: usize = 256;
 /// Enough for one batch of the most workers that the command takes.
 const TRAINING_POINTS: usize = 6144;
 pub(super) const TEST_POINTS: usize = 1500;
-const RATE: f32 = 0.1;
+const RATE: f32 = 0.3;
 /// Points of the curve, unless they would be too far apart to tell that all is well.
 const CURVE_POINTS: u32 = 100;
-const STEPS_APART: u32 = 1000;
+const STEPS_APART: u32 = 100;
 
 /// How it went, on one rank.
 #[derive(Clone, Debug, Serialize, Deserialize)]
