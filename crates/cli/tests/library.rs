@@ -12,7 +12,7 @@ fn ranks_are_started_by_the_program_that_the_caller_names() {
     let script = r#"echo "$2" >> "$0" && exec "$@""#;
     let words = ["-c".into(), script.into(), started.clone().into(), env!("CARGO_BIN_EXE_tenfold").into()];
     let code = tenfold_cli::main(
-        ["demo", "--workers", "2", "--operations", "5"].map(OsString::from),
+        ["demo", "--workers", "2", "--steps", "5", "--operations", "5"].map(OsString::from),
         Program::new("sh", words),
     );
     assert_eq!(code, 0);
