@@ -36,6 +36,15 @@ def test_the_five_lines_do_what_the_readme_shows(tmp_path: Path) -> None:
     assert tenfold_run("-n", "2", example) == shown[1].splitlines()
 
 
+def test_the_reducer_of_the_ddp_guide_averages(tmp_path: Path) -> None:
+    guide = (ROOT / "docs" / "ddp.md").read_text()
+    program = re.search(r"<!-- tests/python/test_readme.py .*?```python\n(.*?)```", guide, re.DOTALL)
+    example = tmp_path / "example.py"
+    example.write_text(program[1])
+    # Three steps of 0.1 along the average of ranks 0 and 1.
+    assert tenfold_run("-n", "2", example) == ["[0] [-0.15 -0.15]", "[1] [-0.15 -0.15]"]
+
+
 def test_an_example_runs_under_the_launcher() -> None:
     lines = tenfold_run("-n", "2", ROOT / "examples" / "ddp.py", "--epochs", "1")
     assert any("loss" in line for line in lines), lines
