@@ -175,9 +175,13 @@ def add(model: str, options: str, way: str, train: Way) -> None:
     CASES[f"{model}-{options}" + (f"-{way}" if way else "")] = case
 
 
+# With which options two models are trained, the others not.
+RARE = {"one_bucket", "list_of_caps", "batched_copies", "lazy_buckets", "searching_views"}
+
 for each, favourites in TRAINED_IN_ALL_WAYS.items():
     for option in OPTIONS:
-        add(each, option, "", plainly)
+        if option not in RARE or each in ("perceptron", "mixed"):
+            add(each, option, "", plainly)
     for way, train in WAYS.items():
         for option in favourites:
             add(each, option, way, train)
