@@ -47,7 +47,7 @@ pub(crate) struct Args {
     /// Operations of the store, of each kind, that every worker does
     #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     operations: u32,
-    /// Print tables of how long operations take
+    /// Measure more operations, and print tables of how long they take
     #[arg(long)]
     tour: bool,
     /// Print the report as JSON, and nothing before it

@@ -1,5 +1,7 @@
 //! The example under the real launcher: it learns, on any number of ranks alike, and all replicas stay bit-identical.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 

@@ -34,11 +34,20 @@ struct Collective {
     shared_us: f64,
 }
 
+/// How much of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Length {
+    /// What a line has room for, in little time also on a busy machine.
+    Short,
+    Whole,
+}
+
 /// Every worker calls it, with its store and its group.
 pub(super) fn take(
     store: &std::sync::Arc<TcpStore>,
     group: &Group,
     operations: u32,
+    length: Length,
     limit: Duration,
 ) -> Result<Tour, Box<dyn std::error::Error>> {
     let (rank, workers) = (group.rank(), group.size());
@@ -51,7 +60,7 @@ pub(super) fn take(
         .count();
     let sum = ranks.all_sum("demo/sum", (rank * rank) as i64, limit)?;
     let medians = store_operations(store, rank, workers, operations)?;
-    Ok(Tour { met, sum, medians, collectives: collectives(group)? })
+    Ok(Tour { met, sum, medians, collectives: collectives(group, length)? })
 }
 
 fn store_operations(
@@ -92,22 +101,27 @@ fn store_operations(
 }
 
 /// Checks sums, and measures a few operations.
-fn collectives(group: &Group) -> Result<Vec<Collective>, Box<dyn std::error::Error>> {
+fn collectives(group: &Group, length: Length) -> Result<Vec<Collective>, Box<dyn std::error::Error>> {
+    let turns_max = if length == Length::Short { 20 } else { 500 };
     let mut rows = Vec::new();
     for elements in [2, 1 << 10, 1 << 16, 1 << 20] {
         let mut tensors = [Tensor::zeros(DType::F32, elements), group.shared_tensor(DType::F32, elements)?];
         for tensor in &mut tensors {
             check_sum(group, tensor)?;
         }
-        rows.push(time_both(group, "all_reduce", &mut tensors, |group, tensor| {
+        rows.push(time_both(group, "all_reduce", turns_max, &mut tensors, |group, tensor| {
             group.all_reduce(tensor.lend(), ReduceOp::Max)
         })?);
-        rows.push(time_both(group, "broadcast", &mut tensors, |group, tensor| {
-            group.broadcast(tensor.lend(), 0)
-        })?);
+        if length == Length::Whole {
+            rows.push(time_both(group, "broadcast", turns_max, &mut tensors, |group, tensor| {
+                group.broadcast(tensor.lend(), 0)
+            })?);
+        }
     }
-    let mut nothing = [Tensor::zeros(DType::U8, 0), Tensor::zeros(DType::U8, 0)];
-    rows.push(time_both(group, "barrier", &mut nothing, |group, _| group.barrier())?);
+    if length == Length::Whole {
+        let mut nothing = [Tensor::zeros(DType::U8, 0), Tensor::zeros(DType::U8, 0)];
+        rows.push(time_both(group, "barrier", turns_max, &mut nothing, |group, _| group.barrier())?);
+    }
     rows.sort_by_key(|row| (row.operation.clone(), row.bytes));
     Ok(rows)
 }
@@ -136,11 +150,12 @@ fn check_sum(group: &Group, tensor: &mut Tensor) -> Result<(), Box<dyn std::erro
 fn time_both(
     group: &Group,
     operation: &str,
+    turns_max: usize,
     tensors: &mut [Tensor; 2],
     call: impl Fn(&Group, &mut Tensor) -> tenfold::Result<Work>,
 ) -> tenfold::Result<Collective> {
     let bytes = tensors[0].elements() * tensors[0].dtype().size();
-    let turns = ((8 << 20) / bytes.max(1)).clamp(5, 500);
+    let turns = ((8 << 20) / bytes.max(1)).clamp(5, turns_max);
     let (mut medians, mut algorithm) = ([0.0; 2], "");
     for (tensor, median) in tensors.iter_mut().zip(&mut medians) {
         group.barrier()?.wait()?;

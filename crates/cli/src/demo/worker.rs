@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use tenfold::{Group, Options};
 use tenfold_store::{StoreExt, TcpStore, TcpStoreOptions};
 
-use super::tour::{self, Tour};
+use super::tour::{self, Length, Tour};
 use super::train::{self, Training};
 use super::{LIMIT, keys};
 use crate::{FAILURE, Outcome, SUCCESS};
@@ -30,6 +30,8 @@ pub(crate) struct WorkerArgs {
     steps: u32,
     #[arg(long)]
     operations: u32,
+    #[arg(long)]
+    tour: bool,
 }
 
 /// What a worker tells the parent at its end.
@@ -63,7 +65,7 @@ fn work(
     store: &Arc<TcpStore>,
     started: Instant,
 ) -> Result<Report, Box<dyn std::error::Error>> {
-    let WorkerArgs { rank, workers, steps, operations, .. } = *args;
+    let WorkerArgs { rank, workers, steps, operations, tour, .. } = *args;
     let group = Group::connect(store.clone(), rank, workers, Options::new("demo").timeout(LIMIT))?;
     let joined_ms = started.elapsed().as_secs_f64() * 1e3;
     let mut told = 0;
@@ -74,6 +76,7 @@ fn work(
         }
         Ok::<(), Box<dyn std::error::Error>>(())
     })?;
-    let tour = tour::take(store, &group, operations, LIMIT)?;
+    let length = if tour { Length::Whole } else { Length::Short };
+    let tour = tour::take(store, &group, operations, length, LIMIT)?;
     Ok(Report { rank, pid: std::process::id(), joined_ms, training, tour })
 }

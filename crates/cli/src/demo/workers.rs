@@ -38,6 +38,7 @@ impl Workers {
                 .args(["--port", &port.to_string(), "--rank", &rank.to_string()])
                 .args(["--workers", &args.workers.to_string(), "--steps", &args.steps.to_string()])
                 .args(["--operations", &args.operations.to_string()])
+                .args(args.tour.then_some("--tour"))
                 .stdin(Stdio::null())
                 .stdout(Stdio::null());
             tenfold_memory::spawn::die_with_parent(&mut command); // a demo that is killed leaves nobody behind
