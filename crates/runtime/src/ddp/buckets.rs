@@ -283,11 +283,16 @@ impl Buckets {
         !self.rebuilt && self.iterations >= after
     }
 
-    /// The order in which parameters got ready; those that did not come last, in reverse.
+    /// The parameters that got ready, in the order in which they did.
+    pub fn came(&self) -> &[usize] {
+        &self.arrival
+    }
+
+    /// The same with those that did not come at the end.
     pub fn arrival(&self) -> Vec<usize> {
         let mut absent = vec![true; self.seen.len()];
         self.arrival.iter().for_each(|param| absent[*param] = false);
-        let absent = (0..absent.len()).rev().filter(|param| absent[*param]);
+        let absent = (0..absent.len()).filter(|param| absent[*param]);
         self.arrival.iter().copied().chain(absent).collect()
     }
 

@@ -174,7 +174,7 @@ impl Logger {
         }
         self.count("num_buckets_reduced", moved.buckets_reduced);
         self.count("unused_parameter_size", moved.unused_bytes);
-        self.set("prev_iteration_grad_ready_order_indices", list(&buckets.arrival()));
+        self.set("prev_iteration_grad_ready_order_indices", list(buckets.came()));
     }
 
     pub(super) fn rebuilt(&mut self, params: &[Param], buckets: &Buckets) {
