@@ -261,6 +261,9 @@ class Reducer:
 
     def _begin(self) -> None:
         self._rebuilt(self._logged(self._native.rebuild))
+        if self._gradients.are_kept():
+            self._native.renew()
+            self._place()
         self._divisor = self._current_divisor()
         for number in self._unused:
             if self._gradients.has(number):
@@ -319,11 +322,12 @@ class Reducer:
         self._forward_pass = None
         self._state = _FINISHED
         indices: Iterable[int] = range(len(self._sparse))
-        if self._is_static or self._find_unused:
+        all_are_used = not self._is_static and not self._find_unused
+        if not all_are_used:
             indices = [index for index in indices if self._native.is_used_anywhere(index)]
         if self._optimizer_in_backward:
             indices = [index for index in indices if self._gradients.has(index)]
-        self._gradients.store(indices, self._native)
+        self._gradients.store(indices, self._native, all_are_used)
 
     def _logged(self, call: Callable[..., Any], *arguments: Any) -> Any:
         try:

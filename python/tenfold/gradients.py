@@ -18,6 +18,8 @@ class Gradients:
 
     def __init__(self, params: Sequence[Any], _as_views: bool) -> None:
         self.params = list(params)
+        self._memory: list[_tenfold.SharedMemory] = []
+        self._places: list[tuple[int, int, int]] = []
         self.flats: list[Any] = []
         self.views: list[Any] = []
         self.names: Mapping[int, str] = {}
@@ -34,24 +36,24 @@ class Gradients:
 
     def place(self, reducer: _tenfold.Reducer, layout: list[list[int]]) -> None:
         """Makes arrays on the memory of the buckets, which were just cut."""
+        self._memory = [reducer.bucket_memory(number) for number in range(len(layout))]
+        self._places = [reducer.place(number) for number in range(len(self.params))]
         self.flats = [
-            self.flat(reducer.bucket_memory(number), self.params[members[0]])
-            for number, members in enumerate(layout)
+            self.array(memory, self.params[members[0]])
+            for memory, members in zip(self._memory, layout, strict=True)
         ]
-        self.views = [
-            self.view(self.flats[bucket][start:end], param)
-            for param, (bucket, start, end) in zip(
-                self.params, map(reducer.place, range(len(self.params))), strict=True
-            )
-        ]
+        self.views = [self.view(number) for number in range(len(self.params))]
 
-    def flat(self, memory: _tenfold.SharedMemory, like: Any) -> Any:
+    def array(self, memory: _tenfold.SharedMemory, like: Any, start: int = 0, count: int = -1) -> Any:
+        """A flat array on a part of a bucket."""
         import numpy as np
 
-        return np.frombuffer(memory, dtype=like.dtype)
+        return np.frombuffer(memory, like.dtype, count, start * like.dtype.itemsize)
 
-    def view(self, flat: Any, param: Any) -> Any:
-        return flat.reshape(param.shape) if flat.size == param.size else flat  # a sparse one has no memory
+    def view(self, index: int) -> Any:
+        param, (bucket, start, end) = self.params[index], self._places[index]
+        array = self.array(self._memory[bucket], param, start, end - start)
+        return array.reshape(param.shape) if array.size == param.size else array  # a sparse one has no memory
 
     def zeros(self, bucket: int) -> Any:
         import numpy as np
@@ -67,6 +69,10 @@ class Gradients:
         """Is there something in the gradient that may not be lost?"""
         return False
 
+    def are_kept(self) -> bool:
+        """Does somebody still look at a gradient of the last iteration, in its bucket?"""
+        return False
+
     def load(self, index: int, divisor: int) -> None:
         """The gradient goes into its bucket, divided."""
         if divisor != 1:
@@ -80,7 +86,7 @@ class Gradients:
         """Has gradients afterwards what they were before, whatever happens to their buckets."""
         return nullcontext()
 
-    def store(self, indices: Iterable[int], reducer: _tenfold.Reducer) -> None:
+    def store(self, indices: Iterable[int], reducer: _tenfold.Reducer, all_are_used: bool) -> None:
         """The averages go where the caller looks for them."""
 
     def unused(self, outputs: Sequence[Any]) -> list[int]:

@@ -11,7 +11,7 @@ use std::thread::ThreadId;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use tenfold::ddp::{self, CommHook, GradBucket, Options, Param, hook_error, hooks};
+use tenfold::ddp::{self, CommHook, GradBucket, Options, Param, Rebuilt, hook_error, hooks};
 use tenfold::{DType, SparseTensor, Tensor};
 
 use crate::exceptions::{argument, group_error};
@@ -107,6 +107,15 @@ impl Reducer {
         outcome.map_err(|error| raised.unwrap_or_else(|| group_error(py, &error)))
     }
 
+    /// Gives the former memory to the arrays on it.
+    fn leave(&self, rebuilt: Rebuilt, reducer: &ddp::Reducer) {
+        let mut formers = locked(&self.formers);
+        for (former, memory) in formers.iter().zip(rebuilt.memory) {
+            *locked(former) = Some(memory);
+        }
+        *formers = Self::fresh_formers(reducer);
+    }
+
     fn fresh_formers(reducer: &ddp::Reducer) -> Vec<Arc<Former>> {
         (0..reducer.buckets().len()).map(|_| Arc::default()).collect()
     }
@@ -178,16 +187,20 @@ impl Reducer {
 
     /// Cuts buckets anew if that is due, and says whether it did. All arrays on their memory are void then.
     fn rebuild(&self, py: Python<'_>) -> PyResult<bool> {
-        let rebuilt = self.call(py, |reducer| {
+        self.call(py, |reducer| {
             let Some(rebuilt) = reducer.rebuild_buckets()? else { return Ok(false) };
-            let mut formers = locked(&self.formers);
-            for (former, memory) in formers.iter().zip(rebuilt.memory) {
-                *locked(former) = Some(memory);
-            }
-            *formers = Self::fresh_formers(reducer);
+            self.leave(rebuilt, reducer);
             Ok(true)
-        });
-        rebuilt
+        })
+    }
+
+    /// Goes on in new memory; the old stays what it is for whoever has arrays on it.
+    fn renew(&self, py: Python<'_>) -> PyResult<()> {
+        self.call(py, |reducer| {
+            let rebuilt = reducer.renew_memory()?;
+            self.leave(rebuilt, reducer);
+            Ok(())
+        })
     }
 
     /// Backward begins, in which these parameters get no gradient on this rank.

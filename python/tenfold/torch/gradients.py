@@ -2,8 +2,15 @@
 
 What is here follows PyTorch's own reducer to the bit: a gradient that is copied into its bucket is multiplied
 by the inverse of the number of ranks, one that lies there already is divided.
+
+Without `gradient_as_bucket_view` a `.grad` belongs to the program, and what refers to it stays as it was when
+the next backward comes. Copying averages out of the buckets for that costs as much as reducing them. So
+where nobody but the parameter refers to its gradient, the one in the bucket takes its place. A program that
+is found to have kept one of those keeps it with the whole memory of the buckets, which get new memory, and
+from then on averages are copied.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -22,6 +29,8 @@ class Gradients(gradients.Gradients):
     def __init__(self, params: Sequence[Tensor], as_views: bool) -> None:
         super().__init__(params, as_views)
         self._as_views = as_views
+        self._takes = not as_views
+        self._taken: set[int] = set()  # those whose `.grad` was replaced
         self._numbers = {param: number for number, param in enumerate(self.params)}
         # Autograd's node for each parameter has the hook; it lives as long as somebody refers to it.
         self._nodes: list[Any] = []
@@ -35,20 +44,25 @@ class Gradients(gradients.Gradients):
         lie_there = [number for number in range(len(self.views)) if self._lies_there(number)]
         super().place(reducer, layout)
         for number in lie_there:
-            self.params[number].grad = self.views[number]
+            self.params[number].grad = self.views[number] if self._as_views else self.views[number].data
 
-    def flat(self, memory: _tenfold.SharedMemory, like: Tensor) -> Tensor:
-        if len(memory) == 0:
+    def array(self, memory: _tenfold.SharedMemory, like: Tensor, start: int = 0, count: int = -1) -> Tensor:
+        if len(memory) == 0 or count == 0:
             return torch.empty(0, dtype=like.dtype)
-        return torch.frombuffer(memory, dtype=like.dtype)
+        return torch.frombuffer(memory, dtype=like.dtype, count=count, offset=start * like.dtype.itemsize)
 
-    def view(self, flat: Tensor, param: Tensor) -> Tensor:
-        if flat.numel() != param.numel():
-            return flat  # a sparse one has no memory
+    def view(self, index: int) -> Tensor:
+        param, (bucket, start, end) = self.params[index], self._places[index]
+        array = self.array(self._memory[bucket], param, start, end - start)
+        if array.numel() != param.numel():
+            return array  # a sparse one has no memory
         # As autograd's own gradients lie: with the strides of a parameter that has no holes.
         if torch._prims_common.is_non_overlapping_and_dense_or_false(param):
-            return flat.as_strided(param.size(), param.stride())
-        return flat.view(param.shape)
+            array = array.as_strided(param.size(), param.stride())
+        else:
+            array = array.view(param.shape)
+        # A storage of its own, which only this refers to, so that others who do can be counted.
+        return array if self._as_views else array.data
 
     def zeros(self, bucket: int) -> Tensor:
         return torch.zeros_like(self.flats[bucket])
@@ -112,6 +126,15 @@ class Gradients(gradients.Gradients):
         if self._as_views:
             param.grad = view
 
+    def are_kept(self) -> bool:
+        for index in self._taken:
+            # Two refer to a storage that nobody else has: its tensor, and the object that asks.
+            if not self._lies_there(index) and _uses(self.views[index].untyped_storage()) > 2:
+                self._takes = False
+                self._taken.clear()
+                return True
+        return False
+
     @contextmanager
     def kept(self) -> Iterator[None]:
         kept = {
@@ -140,19 +163,27 @@ class Gradients(gradients.Gradients):
         gradient = gradient.coalesce()
         return gradient.indices()[0].tolist(), gradient.values()
 
-    def store(self, indices: Iterable[int], reducer: _tenfold.Reducer) -> None:
+    def store(self, indices: Iterable[int], reducer: _tenfold.Reducer, all_are_used: bool) -> None:
         targets, sources = [], []
+        takes = self._takes and all_are_used
         for index in indices:
             param, view = self.params[index], self.views[index]
+            gradient = param.grad
             if view.numel() != param.numel():
                 self._store_sparse(index, reducer)
             elif self._as_views:
                 if not self._lies_there(index):
                     param.grad = view
-            elif param.grad is None:
+            elif gradient is None:
                 param.grad = view.clone()
-            elif param.grad.data_ptr() != view.data_ptr():
-                targets.append(param.grad.detach() if param.grad.requires_grad else param.grad)
+            elif gradient.data_ptr() == view.data_ptr():
+                pass
+            # An unused gradient must stay as it is, whatever its bucket is reduced to.
+            elif takes and sys.getrefcount(gradient) == _REFERENCES and _is_alone(gradient):
+                param.grad = view.data
+                self._taken.add(index)
+            else:
+                targets.append(gradient.detach() if gradient.requires_grad else gradient)
                 sources.append(view)
         if targets:
             torch._foreach_copy_(targets, sources)
@@ -213,3 +244,24 @@ class Gradients(gradients.Gradients):
 
     def future(self, work: _tenfold.Work, tensor: Tensor) -> Any:
         return Work([work], [tensor]).get_future()
+
+
+def _uses(storage: torch.UntypedStorage) -> int:
+    return torch._C._storage_Use_Count(storage._cdata)
+
+
+def _references() -> int:
+    """How many refer to a gradient that only its parameter has: PyTorch's versions differ."""
+    param = torch.nn.Parameter(torch.zeros(1))
+    param.grad = torch.zeros(1)
+    gradient = param.grad
+    return sys.getrefcount(gradient)
+
+
+_REFERENCES = _references()
+
+
+def _is_alone(gradient: Tensor) -> bool:
+    """Is it the only tensor on its memory, and an ordinary one?"""
+    storage = gradient.untyped_storage()
+    return _uses(storage) == 2 and not gradient.requires_grad and not gradient._backward_hooks

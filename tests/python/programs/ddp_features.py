@@ -283,6 +283,66 @@ def parameters_in_channels_last(scene: Scene) -> Results:
     return results
 
 
+def gradients_of(model: nn.Module) -> Results:
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+@case
+def gradients_that_the_program_keeps(scene: Scene) -> Results:
+    """As tensors, as views, as NumPy's arrays: what was kept stays what it was in its step."""
+    model = small(scene)
+    results: Results = {}
+    kept: dict[str, Tensor] = {}
+    for step, (inputs, labels) in enumerate(batches(scene, count=6)):
+        model.zero_grad()
+        loss_of(model, inputs, labels).backward()
+        results |= prefixed(f"step {step}", gradients_of(model))
+        # Nothing at first; then one way after the other, from one step to the next or to the end.
+        first, second, *_ = model.parameters()
+        if step == 2:
+            kept["tensor"] = first.grad
+        if step == 3:
+            kept["array"] = torch.from_numpy(second.grad.numpy())
+        if step >= 4:
+            kept[f"view {step}"] = first.grad.view(-1)[1:4]
+    return results | kept
+
+
+@case
+def gradients_that_are_the_programs_own(scene: Scene) -> Results:
+    """Parts of one flat tensor, as optimizers that fuse their steps like them: averages must arrive there."""
+    model = small(scene)
+    parameters = list(model.parameters())
+    flat = torch.zeros(sum(parameter.numel() for parameter in parameters))
+    parts = flat.split([parameter.numel() for parameter in parameters])
+    for parameter, part in zip(parameters, parts, strict=True):
+        parameter.grad = part.view_as(parameter)
+    results: Results = {}
+    for step, (inputs, labels) in enumerate(batches(scene, count=4)):
+        flat.zero_()
+        loss_of(model, inputs, labels).backward()
+        results[f"step {step}"] = flat.clone()
+    return results
+
+
+@case
+def gradients_that_add_up_and_are_kept(scene: Scene) -> Results:
+    """A reference to a gradient that is not taken away sees what is added to it, until it is."""
+    model = small(scene)
+    parameter = next(model.parameters())
+    results: Results = {}
+    kept = None
+    for step, (inputs, labels) in enumerate(batches(scene, count=6)):
+        if step == 4:
+            parameter.grad = None
+        loss_of(model, inputs, labels).backward()
+        kept = kept if kept is not None else parameter.grad.view(-1) if step == 1 else None
+        if kept is not None:
+            results[f"kept {step}"] = kept.clone()
+        results |= prefixed(f"step {step}", gradients_of(model))
+    return results
+
+
 @case
 def gradients_that_are_replaced(scene: Scene) -> Results:
     """A gradient that somebody puts elsewhere is found there."""

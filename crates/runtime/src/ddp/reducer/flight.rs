@@ -164,6 +164,23 @@ impl Reducer {
         Ok(Some(Rebuilt { memory: old.into_iter().map(GradBucket::into_memory).collect() }))
     }
 
+    /// Goes on in new memory, with the same gradients, and hands over the old: for callers who find that somebody still looks
+    /// at gradients of the past.
+    ///
+    /// # Errors
+    /// If an iteration is under way.
+    pub fn renew_memory(&mut self) -> Result<Rebuilt> {
+        self.check_usable()?;
+        if self.phase == Phase::Backward {
+            return Err(self.refuse("memory cannot be renewed before `finish`"));
+        }
+        let old = self.allocate();
+        for (new, old) in self.memory.iter_mut().zip(&old) {
+            new.memory_mut().as_mut_bytes().copy_from_slice(old.memory().as_bytes());
+        }
+        Ok(Rebuilt { memory: old.into_iter().map(GradBucket::into_memory).collect() })
+    }
+
     /// The parameters of each bucket.
     pub(super) fn layout(&self) -> Vec<Vec<usize>> {
         (0..self.buckets.len()).map(|index| self.buckets.bucket(index).params.clone()).collect()
