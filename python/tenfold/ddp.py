@@ -142,6 +142,7 @@ class Reducer:
         self._first_buckets = [list(bucket) for bucket in bucket_indices]
         self._gradients = _gradients_of(params)(params, gradient_as_bucket_view)
         self._gradients.names = self._names
+        self._gradients.all_are_used = not static_graph and not find_unused_parameters
         self._gradient_as_bucket_view = gradient_as_bucket_view
         self._is_static = static_graph
         self._counted: set[int] = set()  # in the first iteration of a static graph
@@ -322,12 +323,11 @@ class Reducer:
         self._forward_pass = None
         self._state = _FINISHED
         indices: Iterable[int] = range(len(self._sparse))
-        all_are_used = not self._is_static and not self._find_unused
-        if not all_are_used:
+        if not self._gradients.all_are_used:
             indices = [index for index in indices if self._native.is_used_anywhere(index)]
         if self._optimizer_in_backward:
             indices = [index for index in indices if self._gradients.has(index)]
-        self._gradients.store(indices, self._native, all_are_used)
+        self._gradients.store(indices, self._native)
 
     def _logged(self, call: Callable[..., Any], *arguments: Any) -> Any:
         try:
@@ -363,6 +363,7 @@ class Reducer:
             return
         self._logged(self._native.set_static_graph)
         self._is_static = True
+        self._gradients.all_are_used = False
 
     def _ddp_graph_static(self) -> bool:
         """Could the graph be declared static, as far as it has been seen?"""

@@ -22,6 +22,7 @@ class Gradients:
         self._places: list[tuple[int, int, int]] = []
         self.flats: list[Any] = []
         self.views: list[Any] = []
+        self.all_are_used = True  # by every rank in every iteration
         self.names: Mapping[int, str] = {}
         self.narrow_dtype: Any = None  # in which gradients may come besides their own
 
@@ -86,7 +87,7 @@ class Gradients:
         """Has gradients afterwards what they were before, whatever happens to their buckets."""
         return nullcontext()
 
-    def store(self, indices: Iterable[int], reducer: _tenfold.Reducer, all_are_used: bool) -> None:
+    def store(self, indices: Iterable[int], reducer: _tenfold.Reducer) -> None:
         """The averages go where the caller looks for them."""
 
     def unused(self, outputs: Sequence[Any]) -> list[int]:

@@ -5,9 +5,10 @@ by the inverse of the number of ranks, one that lies there already is divided.
 
 Without `gradient_as_bucket_view` a `.grad` belongs to the program, and what refers to it stays as it was when
 the next backward comes. Copying averages out of the buckets for that costs as much as reducing them. So
-where nobody but the parameter refers to its gradient, the one in the bucket takes its place. A program that
-is found to have kept one of those keeps it with the whole memory of the buckets, which get new memory, and
-from then on averages are copied.
+where nobody but the parameter refers to its gradient, the one in the bucket takes its place, and the memory
+of the first is there for the next gradient that autograd computes. A program that is found to have kept one
+of the bucket's keeps it with the whole memory of the buckets, which get new memory, and from then on averages
+are copied.
 """
 
 import sys
@@ -30,6 +31,7 @@ class Gradients(gradients.Gradients):
         super().__init__(params, as_views)
         self._as_views = as_views
         self._takes = not as_views
+        self._incoming: Tensor | None = None  # what autograd has just added to a gradient, or made it of
         self._taken: set[int] = set()  # those whose `.grad` was replaced
         self._numbers = {param: number for number, param in enumerate(self.params)}
         # Autograd's node for each parameter has the hook; it lives as long as somebody refers to it.
@@ -72,8 +74,10 @@ class Gradients(gradients.Gradients):
             with torch.enable_grad():
                 node = param.expand_as(param).grad_fn.next_functions[0][0]
 
-            def hook(*_: Any, number: int = number) -> None:
+            def hook(_: Any, incoming: tuple[Tensor | None], number: int = number) -> None:
+                self._incoming = incoming[0]
                 ready(number)
+                self._incoming = None
 
             self._nodes.append(node)
             self._handles.append(node.register_hook(hook))
@@ -106,8 +110,10 @@ class Gradients(gradients.Gradients):
                 f"the gradient of {self.described(index)} is sparse and was expected to be dense; only those "
                 "of `Embedding` and `EmbeddingBag` with `sparse=True` are known to be sparse"
             )
+        # An unused gradient must stay as it is, whatever its bucket is reduced to: then none is taken.
+        takes = self._takes and self.all_are_used and sys.getrefcount(gradient) == _REFERENCES
         if gradient.requires_grad:  # of a backward that makes a graph of its own
-            gradient = gradient.detach()
+            gradient, takes = gradient.detach(), False
         if gradient.data_ptr() == view.data_ptr():
             if divisor != 1:
                 gradient.div_(divisor)
@@ -125,6 +131,15 @@ class Gradients(gradients.Gradients):
             torch.mul(gradient, 1.0 / divisor, out=view)
         if self._as_views:
             param.grad = view
+        elif takes and self._is_alone(gradient):
+            param.grad = view.data
+            self._taken.add(index)
+
+    def _is_alone(self, gradient: Tensor) -> bool:
+        """Is it the only tensor on its memory, but for those of which autograd has just made it?"""
+        storage, incoming = gradient.untyped_storage(), self._incoming
+        is_new = incoming is not None and incoming.data_ptr() == gradient.data_ptr()
+        return _uses(storage) <= (4 if is_new else 2) and not gradient._backward_hooks
 
     def are_kept(self) -> bool:
         for index in self._taken:
@@ -163,9 +178,8 @@ class Gradients(gradients.Gradients):
         gradient = gradient.coalesce()
         return gradient.indices()[0].tolist(), gradient.values()
 
-    def store(self, indices: Iterable[int], reducer: _tenfold.Reducer, all_are_used: bool) -> None:
+    def store(self, indices: Iterable[int], reducer: _tenfold.Reducer) -> None:
         targets, sources = [], []
-        takes = self._takes and all_are_used
         for index in indices:
             param, view = self.params[index], self.views[index]
             gradient = param.grad
@@ -176,13 +190,7 @@ class Gradients(gradients.Gradients):
                     param.grad = view
             elif gradient is None:
                 param.grad = view.clone()
-            elif gradient.data_ptr() == view.data_ptr():
-                pass
-            # An unused gradient must stay as it is, whatever its bucket is reduced to.
-            elif takes and sys.getrefcount(gradient) == _REFERENCES and _is_alone(gradient):
-                param.grad = view.data
-                self._taken.add(index)
-            else:
+            elif gradient.data_ptr() != view.data_ptr():
                 targets.append(gradient.detach() if gradient.requires_grad else gradient)
                 sources.append(view)
         if targets:
@@ -259,9 +267,3 @@ def _references() -> int:
 
 
 _REFERENCES = _references()
-
-
-def _is_alone(gradient: Tensor) -> bool:
-    """Is it the only tensor on its memory, and an ordinary one?"""
-    storage = gradient.untyped_storage()
-    return _uses(storage) == 2 and not gradient.requires_grad and not gradient._backward_hooks
