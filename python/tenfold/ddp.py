@@ -149,7 +149,7 @@ class Reducer:
         self._has_learned = False
         self._hook: tuple[Any, Callable[[Any, GradBucket], Any]] | None = None
         self._builtin_hook: BuiltinCommHookType | None = None
-        self._futures: dict[int, tuple[Any, GradBucket]] = {}
+        self._futures: dict[int, Any] = {}  # of a hook, by bucket
         self._post_backward_futures: list[Any] = []
         self._is_manual = False
         self._optimizer_in_backward = False
@@ -176,7 +176,6 @@ class Reducer:
 
     def _connect(self, process_group: Any) -> None:
         group = _group_of(process_group)
-        self._process_group = process_group
         specs = _specs(self._gradients.params, self._sparse, self._names)
         self._native = _tenfold.Reducer(
             group,
@@ -192,7 +191,6 @@ class Reducer:
 
     def _place(self) -> None:
         self._layout = self._native.layout()
-        self._places = [self._native.place(number) for number in range(len(self._sparse))]
         dense = [index for index, members in enumerate(self._layout) if not self._sparse[members[0]]]
         self._last_bucket = dense[-1] if dense else -1
         self._gradients.place(self._native, self._layout)
@@ -397,7 +395,8 @@ class Reducer:
 
     def _bucket(self, index: int, flat: Any) -> GradBucket:
         parts = [
-            (self._gradients.params[number], *self._places[number][1:]) for number in self._layout[index]
+            (self._gradients.params[number], *self._gradients.places[number][1:])
+            for number in self._layout[index]
         ]
         return GradBucket(index, index == self._last_bucket, flat, parts)
 
@@ -415,13 +414,12 @@ class Reducer:
                     "DDP communication hook's callback must return a torch.futures.Future object, or one "
                     f"of tenfold's; this one returned a {type(future).__name__}"
                 )
-            reducer._futures[index] = (future, bucket)
+            reducer._futures[index] = future
 
         def land(index: int) -> None:
             reducer = itself()
             assert reducer is not None, "it is what calls"
-            future, _ = reducer._futures.pop(index)
-            result = future.wait()
+            result = reducer._futures.pop(index).wait()
             if isinstance(result, list | tuple):
                 result = result[0]
             reducer._gradients.put_result(index, result)

@@ -19,7 +19,7 @@ class Gradients:
     def __init__(self, params: Sequence[Any], _as_views: bool) -> None:
         self.params = list(params)
         self._memory: list[_tenfold.SharedMemory] = []
-        self._places: list[tuple[int, int, int]] = []
+        self.places: list[tuple[int, int, int]] = []
         self.flats: list[Any] = []
         self.views: list[Any] = []
         self.all_are_used = True  # by every rank in every iteration
@@ -38,7 +38,7 @@ class Gradients:
     def place(self, reducer: _tenfold.Reducer, layout: list[list[int]]) -> None:
         """Makes arrays on the memory of the buckets, which were just cut."""
         self._memory = [reducer.bucket_memory(number) for number in range(len(layout))]
-        self._places = [reducer.place(number) for number in range(len(self.params))]
+        self.places = [reducer.place(number) for number in range(len(self.params))]
         self.flats = [
             self.array(memory, self.params[members[0]])
             for memory, members in zip(self._memory, layout, strict=True)
@@ -52,7 +52,7 @@ class Gradients:
         return np.frombuffer(memory, like.dtype, count, start * like.dtype.itemsize)
 
     def view(self, index: int) -> Any:
-        param, (bucket, start, end) = self.params[index], self._places[index]
+        param, (bucket, start, end) = self.params[index], self.places[index]
         array = self.array(self._memory[bucket], param, start, end - start)
         return array.reshape(param.shape) if array.size == param.size else array  # a sparse one has no memory
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.autograd import Variable
 
 from tenfold import _tenfold, gradients
+from tenfold.torch.memory import uses
 from tenfold.torch.work import Work
 
 
@@ -54,7 +55,7 @@ class Gradients(gradients.Gradients):
         return torch.frombuffer(memory, dtype=like.dtype, count=count, offset=start * like.dtype.itemsize)
 
     def view(self, index: int) -> Tensor:
-        param, (bucket, start, end) = self.params[index], self._places[index]
+        param, (bucket, start, end) = self.params[index], self.places[index]
         array = self.array(self._memory[bucket], param, start, end - start)
         if array.numel() != param.numel():
             return array  # a sparse one has no memory
@@ -139,12 +140,12 @@ class Gradients(gradients.Gradients):
         """Is it the only tensor on its memory, but for those of which autograd has just made it?"""
         storage, incoming = gradient.untyped_storage(), self._incoming
         is_new = incoming is not None and incoming.data_ptr() == gradient.data_ptr()
-        return _uses(storage) <= (4 if is_new else 2) and not gradient._backward_hooks
+        return uses(storage) <= (4 if is_new else 2) and not gradient._backward_hooks
 
     def are_kept(self) -> bool:
         for index in self._taken:
             # Two refer to a storage that nobody else has: its tensor, and the object that asks.
-            if not self._lies_there(index) and _uses(self.views[index].untyped_storage()) > 2:
+            if not self._lies_there(index) and uses(self.views[index].untyped_storage()) > 2:
                 self._takes = False
                 self._taken.clear()
                 return True
@@ -252,10 +253,6 @@ class Gradients(gradients.Gradients):
 
     def future(self, work: _tenfold.Work, tensor: Tensor) -> Any:
         return Work([work], [tensor]).get_future()
-
-
-def _uses(storage: torch.UntypedStorage) -> int:
-    return torch._C._storage_Use_Count(storage._cdata)
 
 
 def _references() -> int:

@@ -43,7 +43,7 @@ class SharedStorages:
 
     def _let_go_of_what_nobody_has(self) -> None:
         # A storage that only `_known` refers to is counted once.
-        unused = [address for address, (storage, _) in self._known.items() if _uses(storage) == 1]
+        unused = [address for address, (storage, _) in self._known.items() if uses(storage) == 1]
         for address in unused:
             del self._known[address]
 
@@ -51,7 +51,8 @@ class SharedStorages:
         self._known.clear()
 
 
-def _uses(storage: torch.UntypedStorage) -> int:
+def uses(storage: torch.UntypedStorage) -> int:
+    """How many refer to it: tensors, and the object that asks."""
     return torch._C._storage_Use_Count(storage._cdata)
 
 
