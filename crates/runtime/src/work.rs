@@ -18,6 +18,7 @@ use tenfold_store::Deadline;
 use crate::fabric::FabricHandle;
 use crate::fault::{Error, Fault, FaultKind, Result, Scene, show_duration};
 use crate::label::{Label, OpKind};
+use crate::recorder::{self, GroupRecord, Ticket, Waited};
 
 type Callback = Box<dyn FnOnce(&Result<()>) + Send>;
 
@@ -63,7 +64,16 @@ pub(crate) struct Shared {
     size: usize,
     source: AtomicU64,
     duration_ns: AtomicU64,
+    record: Mutex<Recorded>,
     after: Mutex<After>,
+}
+
+/// Its place in the flight recorder.
+#[derive(Clone, Debug)]
+pub(crate) struct Recorded {
+    pub group: Arc<GroupRecord>,
+    /// Nothing if the recorder is off.
+    pub ticket: Option<Ticket>,
 }
 
 #[derive(Default)]
@@ -99,6 +109,7 @@ impl Shared {
         group: &Arc<str>,
         rank: Rank,
         size: usize,
+        record: Recorded,
     ) -> Arc<Self> {
         Arc::new(Shared {
             state: AtomicU8::new(PENDING),
@@ -111,6 +122,7 @@ impl Shared {
             size,
             source: AtomicU64::new(NOBODY),
             duration_ns: AtomicU64::new(0),
+            record: Mutex::new(record),
             after: Mutex::default(),
         })
     }
@@ -132,8 +144,24 @@ impl Shared {
         self.source.store(source as u64, Ordering::Relaxed);
     }
 
-    /// The operation is over. True if somebody wants to hear of it: then [`Shared::tell`] must follow, outside any lock.
-    pub(crate) fn finish(&self, outcome: Result<()>) -> bool {
+    /// What came before it is over, or its partner is there.
+    pub(crate) fn begin(&self) {
+        let Recorded { group, ticket } = &mut *self.record();
+        if let Some(ticket) = ticket {
+            group.started(ticket);
+        }
+    }
+
+    fn record(&self) -> MutexGuard<'_, Recorded> {
+        self.record.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The operation is over, having stood still for some time. True if somebody wants to hear of it: then [`Shared::tell`]
+    /// must follow, outside any lock.
+    pub(crate) fn finish(&self, outcome: Result<()>, waited: Waited) -> bool {
+        if let Recorded { group, ticket: Some(ticket) } = &*self.record() {
+            if outcome.is_ok() { group.completed(ticket, waited) } else { group.failed(ticket) }
+        }
         let after = self.after();
         let watched = !after.is_empty();
         self.duration_ns.store(self.deadline.elapsed().as_nanos() as u64, Ordering::Relaxed);
@@ -263,7 +291,11 @@ impl Work {
                         return Err(not_yet(shared, until));
                     }
                 }
-                shared.outcome.get().cloned().unwrap_or(Ok(()))
+                let outcome = shared.outcome.get().cloned().unwrap_or(Ok(()));
+                if outcome.is_err() {
+                    recorder::wait_until_dumped();
+                }
+                outcome
             }
         }
     }
