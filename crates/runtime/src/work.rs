@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use tenfold_plan::Rank;
 use tenfold_store::Deadline;
+use tracing::Span;
 
 use crate::fabric::FabricHandle;
 use crate::fault::{Error, Fault, FaultKind, Result, Scene, show_duration};
@@ -76,8 +77,13 @@ pub(crate) struct Recorded {
     pub ticket: Option<Ticket>,
 }
 
+/// Where spans and events of operations are found.
+pub(crate) const OPERATIONS: &str = "tenfold::operation";
+
 #[derive(Default)]
 struct After {
+    /// Of somebody who follows operations.
+    span: Option<Span>,
     callbacks: Vec<Callback>,
     /// Callbacks that take no time.
     notices: Vec<Callback>,
@@ -94,7 +100,7 @@ impl After {
     }
 
     fn is_empty(&self) -> bool {
-        self.callbacks.is_empty() && self.notices.is_empty() && self.wakers.is_empty()
+        self.callbacks.is_empty() && self.notices.is_empty() && self.wakers.is_empty() && self.span.is_none()
     }
 }
 
@@ -173,7 +179,13 @@ impl Shared {
 
     /// Runs what was to happen afterwards; elsewhere if this thread has other duties.
     pub(crate) fn tell(self: Arc<Self>) {
-        let notices = std::mem::take(&mut self.after().notices);
+        let (notices, span) = {
+            let mut after = self.after();
+            (std::mem::take(&mut after.notices), after.span.take())
+        };
+        if let Some(span) = span {
+            self.close_span(&span);
+        }
         let outcome = self.outcome.get().expect("it is over");
         notices.into_iter().for_each(|notice| notice(outcome));
         if self.after().is_empty() {
@@ -199,6 +211,29 @@ impl Shared {
         }
         for callback in after.callbacks {
             callback(outcome);
+        }
+    }
+
+    /// Keeps a span open until it is over.
+    pub(crate) fn trace(&self, span: Span) {
+        if span.is_disabled() {
+            return;
+        }
+        span.record("seq", self.label.seq);
+        let mut after = self.after();
+        if self.is_done() {
+            drop(after);
+            self.close_span(&span);
+        } else {
+            after.span = Some(span);
+        }
+    }
+
+    fn close_span(&self, span: &Span) {
+        let seconds = Duration::from_nanos(self.duration_ns.load(Ordering::Relaxed)).as_secs_f64();
+        match self.outcome.get() {
+            Some(Err(error)) => tracing::debug!(target: OPERATIONS, parent: span, seconds, %error, "failed"),
+            _ => tracing::debug!(target: OPERATIONS, parent: span, seconds, "done"),
         }
     }
 

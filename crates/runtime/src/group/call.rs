@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tenfold_memory::{DType, ReduceOp, Reduction, Tensor, TensorView};
 use tenfold_plan::{Buffer, Kind, Needs, Rank};
+use tracing::{Level, Span};
 
 use super::Group;
 use super::point_to_point::Receiving;
@@ -12,9 +13,9 @@ use super::state::{Finish, GroupState};
 use crate::engine::{Submitted, Urgency};
 use crate::fault::{Fault, FaultKind, Result, show_duration, show_ranks};
 use crate::label::{Label, OpKind};
-use crate::recorder::{Call, Sizes};
+use crate::recorder::{self, Call, Sizes};
 use crate::run::{Buffers, Parts, Run};
-use crate::work::{Recorded, Shared, Work};
+use crate::work::{OPERATIONS, Recorded, Shared, Work};
 
 /// A collective that was checked and can be submitted.
 pub(super) struct Request {
@@ -112,6 +113,12 @@ impl Group {
             0..=QUICK => Urgency::Quick,
             _ => Urgency::Patient,
         };
+        let span = self.span(&label, || match request.run.as_mut() {
+            Some(run) => {
+                [Buffer::Input, Buffer::Output].map(|it| run.buffers().sizes(it).total()).into_iter().max()
+            }
+            None => None,
+        });
         let in_rank_order = inner.options.deterministic || request.in_order;
         let needs = Needs { in_rank_order, equal_parts: request.regular };
         let (kind, bytes, root, in_place) = (request.kind, request.bytes, request.root, request.in_place);
@@ -141,13 +148,32 @@ impl Group {
         };
         let Request { run, finish, .. } = &mut request;
         match inner.fabric.engine.submit_run(&inner.fabric, inner.index, urgency, (run, finish), plan, note) {
-            Ok(Submitted::Underway(work)) => Ok(Work::new(work, inner.fabric.clone())),
+            Ok(Submitted::Underway(work)) => {
+                work.trace(span);
+                Ok(Work::new(work, inner.fabric.clone()))
+            }
             Ok(Submitted::Over) => {
                 let run = request.run.as_ref();
+                if let (Some(run), false) = (run, span.is_disabled()) {
+                    span.record("seq", run.label().seq);
+                }
                 Ok(run.map_or(Work::done(label, ""), |run| Work::done(*run.label(), run.algorithm())))
             }
             Err(fault) => Err(self.error(label, refused(fault))),
         }
+    }
+
+    /// For whoever follows operations by `tracing`: open from the call to the end. It is made and closed outside the engine's
+    /// lock, because nobody knows what a subscriber does.
+    #[inline]
+    fn span(&self, label: &Label, elements: impl FnOnce() -> Option<u64>) -> Span {
+        if !tracing::enabled!(target: OPERATIONS, Level::DEBUG) {
+            return Span::none();
+        }
+        let element = label.dtype.map_or(0, |dtype| dtype.size() as u64);
+        let bytes = elements().unwrap_or(label.count).max(label.count) * element;
+        let (group, rank, op) = (&*self.inner.name, self.inner.rank, label.kind.name());
+        tracing::debug_span!(target: OPERATIONS, "operation", group, rank, op, bytes, seq = tracing::field::Empty)
     }
 
     /// What is recorded of a call.
@@ -697,6 +723,7 @@ impl Group {
             return Err(self.error(label, fault));
         }
         let deadline = self.deadline();
+        let span = self.span(&label, || None);
         let submitted = inner.fabric.engine.submit(&inner.fabric, inner.index, self.background, |state| {
             if let Some(fault) = state.failed() {
                 return Err(fault.clone());
@@ -712,7 +739,10 @@ impl Group {
             Ok(work)
         });
         match submitted {
-            Ok(work) => Ok(Work::new(work, inner.fabric.clone())),
+            Ok(work) => {
+                work.trace(span);
+                Ok(Work::new(work, inner.fabric.clone()))
+            }
             Err(fault) => Err(self.error(label, refused(fault))),
         }
     }
@@ -801,6 +831,7 @@ fn add_all(buffers: &mut Buffers, views: Vec<TensorView>) -> Vec<(usize, usize, 
 /// A failed group says why it failed.
 #[cold]
 fn refused(fault: Fault) -> Fault {
+    recorder::wait_until_dumped(); // this may be the first that the caller hears of it
     let message = format!("the group has failed before: {}", fault.message);
     Fault { message, ..fault }
 }

@@ -434,6 +434,7 @@ impl Drop for Inner {
         fabric.bury(state.into_remains());
         fabric.forget_group(self.id);
         finished.into_iter().for_each(|work: Arc<crate::work::Shared>| work.tell());
+        recorder::wait_until_dumped(); // a process that ends now has left its dump
     }
 }
 

@@ -261,3 +261,93 @@ fn facts(entry: &Entry, time: impl Fn(Option<u64>) -> Plain) -> Vec<(String, Pla
     ]);
     facts.into_iter().map(|(key, value)| (key.to_string(), value)).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    fn entry(record_id: u64) -> Entry {
+        Entry {
+            record_id,
+            group_id: 0,
+            group: "world".to_string(),
+            description: "default_pg".to_string(),
+            rank: 1,
+            operation: OpKind::AllReduce,
+            profiling_name: "tenfold:all_reduce".to_string(),
+            collective_seq_id: record_id + 1,
+            p2p_seq_id: 0,
+            op_id: record_id + 1,
+            is_p2p: false,
+            dtype: Some(DType::F32),
+            input_shapes: vec![vec![3, 2]],
+            output_shapes: vec![vec![3, 2]],
+            state: State::Completed,
+            created_ns: 1_794_830_275_365_354_939,
+            started_ns: Some(1_794_830_275_365_354_939),
+            completed_ns: Some(1_794_830_275_366_604_939),
+            retired: true,
+            timeout_ms: 1_800_000,
+            thread_id: "4712".to_string(),
+            thread_name: "python".to_string(),
+            frames: vec![Frame { name: "train".into(), file: "/home/me/train.py".into(), line: 70 }],
+        }
+    }
+
+    fn snapshot() -> Snapshot {
+        let group = GroupFacts {
+            id: 0,
+            name: "world".to_string(),
+            description: "default_pg".to_string(),
+            rank: 1,
+            ranks: vec![0, 1],
+            enqueued: 2,
+            started: 1,
+            completed: 1,
+        };
+        let waiting = Entry {
+            operation: OpKind::AllGather,
+            profiling_name: "tenfold:all_gather".to_string(),
+            dtype: Some(DType::I64),
+            input_shapes: vec![vec![300]],
+            output_shapes: vec![vec![300]; 2],
+            state: State::Scheduled,
+            started_ns: None,
+            completed_ns: None,
+            retired: false,
+            frames: Vec::new(),
+            ..entry(1)
+        };
+        let message = Entry {
+            operation: OpKind::Send,
+            profiling_name: "tenfold:send 1->0".to_string(),
+            is_p2p: true,
+            collective_seq_id: 2,
+            p2p_seq_id: 1,
+            op_id: 3,
+            output_shapes: Vec::new(),
+            state: State::Started,
+            completed_ns: None,
+            ..entry(2)
+        };
+        Snapshot { groups: vec![group], entries: vec![entry(0), waiting, message] }
+    }
+
+    /// Compares with a file beside the tests; `TENFOLD_BLESS=1` writes it anew. `tests/python/test_recorder.py` reads both files.
+    fn golden(name: &str, ours: &[u8]) {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
+        if std::env::var_os("TENFOLD_BLESS").is_some() {
+            std::fs::write(&path, ours).unwrap();
+        }
+        let expected = std::fs::read(&path).unwrap();
+        assert!(expected == ours, "{name} differs:\n{}", String::from_utf8_lossy(ours));
+    }
+
+    #[test]
+    fn a_dump_is_the_same_byte_for_byte() {
+        let options = DumpOptions::default();
+        golden("recorder.pickle", &pickle(&snapshot(), &options));
+        golden("recorder.json", json(&snapshot(), &options).as_bytes());
+    }
+}
