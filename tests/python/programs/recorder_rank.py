@@ -29,7 +29,11 @@ def main() -> None:
     group.broadcast(numbers, root=1)
     outputs = [bytearray(8) for _ in range(size)]
     group.all_gather(outputs, numbers)
-    half = group.subgroup([0, 2] if rank % 2 == 0 else [1, 3], name=f"half {rank % 2}") if case == "clean" else None
+    half = (
+        group.subgroup([0, 2] if rank % 2 == 0 else [1, 3], name=f"half {rank % 2}")
+        if case == "clean"
+        else None
+    )
     if half:
         half.all_reduce(numbers)
         half.close()
