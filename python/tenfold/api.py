@@ -161,7 +161,7 @@ class Group:
         self._inner.abort(reason)
 
     def describe(self, description: str | None = None, global_ranks: Sequence[int] | None = None) -> None:
-        """Says what the group is for, and which rank of the job each member is, in dumps of the flight recorder."""
+        """Says what the group is for, and which rank of the job each member is, in dumps of the recorder."""
         self._inner.describe(description, global_ranks)
 
     def close(self) -> None:

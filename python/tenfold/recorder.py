@@ -1,8 +1,8 @@
 """The flight recorder: what this process called last, and how far it got; and numbers about all of it.
 
 Every operation of every group is recorded, always. `_dump_fr_trace` and its relatives have c10d's names and
-formats, so that `torchfrtrace` and `tenfold trace` read what they give. A group that fails leaves a file by itself:
-`TORCH_FR_DUMP_TEMP_FILE` with the rank behind it.
+formats, so that `torchfrtrace` and `tenfold trace` read what they give. A group that fails leaves a file by
+itself: `TORCH_FR_DUMP_TEMP_FILE` with the rank behind it.
 
 >>> import json, tenfold
 >>> group = tenfold.init(store=tenfold.HashStore(), rank=0, world_size=1, name="example")
@@ -15,6 +15,8 @@ formats, so that `torchfrtrace` and `tenfold trace` read what they give. A group
 [('all_reduce', 1, 8)]
 >>> group.close()
 """
+
+# ruff: noqa: N803 - the arguments have the names that c10d gave them
 
 from typing import Any
 
@@ -36,7 +38,7 @@ def _dump_fr_trace(
     onlyActive: bool | None = None,
     backend: str = "gloo",
 ) -> bytes:
-    """What is recorded, pickled as c10d does it. All groups are recorded together, whatever the backend's name."""
+    """What is recorded, pickled as c10d does it. All groups are in it, whatever the backend's name."""
     return _tenfold.recorder_pickle(includeCollectives, includeStackTraces, onlyActive)
 
 
@@ -70,9 +72,9 @@ def _reset_fr_trace(backend: str = "gloo") -> None:
 def metrics() -> list[dict[str, Any]]:
     """What this process did of each operation in each group.
 
-    Each has `group`, `rank`, `operation`, `count`, `failed`, `bytes`, and in seconds `duration`, `wait` (how long
-    it stood still because of other ranks) and `wait_max`; `durations` and `waits` are histograms, whose bounds
-    are those of `prometheus`.
+    Each has `group`, `rank`, `operation`, `count`, `failed`, `bytes`, and in seconds `duration`, `wait` (how
+    long it stood still because of other ranks) and `wait_max`; `durations` and `waits` are histograms, whose
+    bounds are those of `prometheus`.
     """
     return _tenfold.metrics_snapshot()
 

@@ -51,7 +51,7 @@ def test_the_analyser_of_pytorch_finds_in_the_pickles_what_went_wrong(dumps: Pat
     for finding in FINDINGS[case]:
         assert finding in said
     if case == "clean":
-        assert "errors" not in said and "missing" not in said and "Not all" not in said, said
+        assert not [word for word in ("errors", "missing", "Not all") if word in said], said
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -124,7 +124,8 @@ def test_groups_are_told_with_the_ranks_of_the_job(clean: dict[str, Any]) -> Non
     last = clean["pg_status"][str(clean["entries"][0]["pg_id"])]
     assert last["last_enqueued_collective"] == last["last_completed_collective"] >= 6
     for entry in clean["entries"]:
-        assert entry["state"] == "completed" and entry["retired"] and entry["duration_ms"] >= 0
+        assert (entry["state"], entry["retired"]) == ("completed", True)
+        assert entry["duration_ms"] >= 0
         created, ended = entry["time_created_ns"], entry["time_discovered_completed_ns"]
         assert created <= entry["time_discovered_started_ns"] <= ended
         assert abs(ended / 1e9 - time.time()) < 3600
@@ -143,7 +144,7 @@ def test_the_dumps_in_the_tests_of_the_crate_are_read_and_say_the_same() -> None
         and first["input_sizes"] == [[3, 2]]
         and first["input_dtypes"] == ["Float"]
     )
-    assert waiting["time_discovered_started_ns"] is None and waiting["output_sizes"] == [[300], [300]]
+    assert (waiting["time_discovered_started_ns"], waiting["output_sizes"]) == (None, [[300], [300]])
     assert (message["profiling_name"], message["is_p2p"], message["output_sizes"]) == (
         "tenfold:send 1->0",
         True,
@@ -221,7 +222,8 @@ print([entry["record_id"] for entry in pickle.loads(tenfold._dump_fr_trace())["e
 def test_the_filters_and_the_reset_are_c10ds(tmp_path: Path) -> None:
     script = """
 group.barrier()
-count = lambda *words, **named: len(pickle.loads(tenfold._dump_fr_trace(*words, **named)).get("entries", "no"))
+dump = lambda *words, **named: pickle.loads(tenfold._dump_fr_trace(*words, **named))
+count = lambda *words, **named: len(dump(*words, **named).get("entries", "no"))
 print(count(), count(False), count(onlyActive=True), end=" ")
 print("frames" in pickle.loads(tenfold._dump_fr_trace(includeStackTraces=False))["entries"][0], end=" ")
 tenfold._reset_fr_trace()
@@ -246,7 +248,8 @@ group.abort("to see what becomes of it")
 
 
 def test_an_abort_leaves_a_dump_unless_that_is_switched_off(tmp_path: Path) -> None:
-    script = "group.barrier(); group.abort('enough'); print(os.path.exists(os.environ['TORCH_FR_DUMP_TEMP_FILE'] + '0'))"
+    script = "group.barrier(); group.abort('enough'); "
+    script += "print(os.path.exists(os.environ['TORCH_FR_DUMP_TEMP_FILE'] + '0'))"
     assert alone(script, tmp_path, TORCH_FR_DUMP_ON_TIMEOUT="0") == "False"
     assert alone(script, tmp_path) == "True"
 

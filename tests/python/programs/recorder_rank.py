@@ -1,7 +1,7 @@
 """A rank whose flight recorder is looked at: `recorder_rank.py CASE FOLDER RANK SIZE`.
 
-What went wrong is left by the recorder itself, as `FOLDER/CASE/pickle/rank_<rank>`; what went well is written at the end. The same
-as JSON is in `FOLDER/CASE/json`.
+What went wrong is left by the recorder itself, as `FOLDER/CASE/pickle/rank_<rank>`; what went well is written
+at the end. The same as JSON is in `FOLDER/CASE/json`.
 """
 
 import os
