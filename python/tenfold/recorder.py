@@ -1,3 +1,4 @@
+# ruff: noqa: N803  c10d's parameters are named in its own way
 """The flight recorder: what this process called last, and how far it got; and numbers about all of it.
 
 Every operation of every group is recorded, always. `_dump_fr_trace` and its relatives have c10d's names and
@@ -15,8 +16,6 @@ itself: `TORCH_FR_DUMP_TEMP_FILE` with the rank behind it.
 [('all_reduce', 1, 8)]
 >>> group.close()
 """
-
-# ruff: noqa: N803 - the arguments have the names that c10d gave them
 
 from typing import Any
 

@@ -7,7 +7,8 @@ page's own, unless a comment before the block says otherwise:
     <!-- test: background -->  started, and left running until the page is through; after its first line
     <!-- test: fails 1 -->     they end with this exit code
 
-A block of Python that begins with a file's name is that file. `node-a` is this machine, and the well-known ports become free ones: pages are tested at the same time.
+A block of Python that begins with the name of a file is that file. `node-a` is this machine, and the
+well-known ports become free ones: pages are tested at the same time.
 """
 
 import os

@@ -133,17 +133,11 @@ def test_groups_are_told_with_the_ranks_of_the_job(clean: dict[str, Any]) -> Non
 
 def test_the_dumps_in_the_tests_of_the_crate_are_read_and_say_the_same() -> None:
     golden = Path(__file__).parents[2] / "crates/runtime/tests/golden"
-    dump, text = (
-        pickle.loads((golden / "recorder.pickle").read_bytes()),
-        json.loads((golden / "recorder.json").read_text()),
-    )
+    dump = pickle.loads((golden / "recorder.pickle").read_bytes())
+    text = json.loads((golden / "recorder.json").read_text())
     first, waiting, message = dump["entries"]
     assert first["frames"] == [{"name": "train", "filename": "/home/me/train.py", "line": 70}]
-    assert (
-        first["duration_ms"] == 1.25
-        and first["input_sizes"] == [[3, 2]]
-        and first["input_dtypes"] == ["Float"]
-    )
+    assert (first["duration_ms"], first["input_sizes"], first["input_dtypes"]) == (1.25, [[3, 2]], ["Float"])
     assert (waiting["time_discovered_started_ns"], waiting["output_sizes"]) == (None, [[300], [300]])
     assert (message["profiling_name"], message["is_p2p"], message["output_sizes"]) == (
         "tenfold:send 1->0",

@@ -1,7 +1,5 @@
 //! Memory of tenfold: dtypes, reductions, shared segments, and all of its unsafe code.
 
-#[cfg(feature = "count-allocations")]
-mod allocator;
 mod dtype;
 mod float8;
 mod fork;
@@ -17,8 +15,6 @@ pub mod spawn;
 mod sync;
 mod tensor;
 
-#[cfg(feature = "count-allocations")]
-pub use allocator::CountingAllocator;
 pub use dtype::{DType, Element, UnknownDType};
 pub use float8::{F8E4M3FN, F8E4M3FNUZ, F8E5M2, F8E5M2FNUZ};
 pub use fork::ForkGuard;

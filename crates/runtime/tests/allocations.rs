@@ -3,10 +3,6 @@
 use std::process::Command;
 
 use tenfold::{DType, Group, ReduceOp, Tensor, recorder};
-use tenfold_memory::CountingAllocator;
-
-#[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 const TIMES: u64 = 5000; // more than the ring holds
 
@@ -22,11 +18,8 @@ fn count() -> Vec<u64> {
         let mut counts = Vec::new();
         for call in &mut calls {
             call()?; // the first call on a thread gives the thread a name, and makes the plan
-            let before = CountingAllocator::count();
-            for _ in 0..TIMES {
-                call()?;
-            }
-            counts.push(CountingAllocator::count() - before);
+            let measured = allocation_counter::measure(|| (0..TIMES).for_each(|_| call().unwrap()));
+            counts.push(measured.count_total);
         }
         Ok(counts)
     })
