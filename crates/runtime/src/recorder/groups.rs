@@ -23,9 +23,19 @@ const NONE: u64 = u64::MAX;
 /// What c10d has for a group that nobody described.
 const UNDESCRIBED: &str = "undefined";
 
+/// Groups that were left and whose numbers are still told.
+const LEFT_MAX: usize = 16;
+
 /// A group of this process, as the recorder knows it.
 #[derive(Debug)]
 pub(crate) struct GroupRecord {
+    identity: Arc<Identity>,
+    pub(crate) metrics: GroupMetrics,
+}
+
+/// What records of a group refer to: small, because it is kept for as long as there are any.
+#[derive(Debug)]
+pub(crate) struct Identity {
     recorder: &'static Recorder,
     /// c10d's `pg_id`.
     id: u32,
@@ -44,12 +54,20 @@ pub(crate) struct GroupRecord {
     last: AtomicU64,
     /// This rank left it.
     left: AtomicBool,
-    pub(crate) metrics: GroupMetrics,
+}
+
+impl std::ops::Deref for GroupRecord {
+    type Target = Identity;
+
+    #[inline]
+    fn deref(&self) -> &Identity {
+        &self.identity
+    }
 }
 
 #[derive(Clone, Debug)]
 struct Facts {
-    description: String,
+    description: Option<String>,
     /// Each member's rank in the whole job; nothing if that is its rank here.
     global_ranks: Option<Arc<[Rank]>>,
 }
@@ -151,12 +169,14 @@ impl GroupRecord {
         ring.update(ticket.id, [(RETIRED, clock::now())]);
         self.metrics.failed(ticket.kind);
     }
+}
 
+impl Identity {
     /// Says what a group is for, and which rank of the whole job each member is.
     pub(crate) fn describe(&self, description: Option<&str>, global_ranks: Option<&[Rank]>) {
         let mut facts = self.lock();
         if let Some(description) = description {
-            facts.description = description.to_string();
+            facts.description = Some(description.to_string());
         }
         if let Some(ranks) = global_ranks {
             facts.global_ranks = Some(ranks.into());
@@ -206,7 +226,7 @@ impl GroupRecord {
         GroupFacts {
             id: self.id,
             name: self.name.clone(),
-            description: facts.description,
+            description: facts.description.unwrap_or_else(|| UNDESCRIBED.to_string()),
             rank: self.rank,
             ranks: facts.global_ranks.map_or_else(|| (0..self.size).collect(), |ranks| ranks.to_vec()),
             enqueued: number(&self.enqueued),
@@ -262,9 +282,16 @@ pub(super) struct Groups {
 #[derive(Debug, Default)]
 struct GroupList {
     next: u32,
-    groups: Vec<Arc<GroupRecord>>,
+    groups: Vec<Known>,
     /// How many groups of a name a rank has had.
     names: std::collections::HashMap<(String, Rank), u32>,
+}
+
+/// A group, and its numbers unless it was left long ago.
+#[derive(Debug)]
+struct Known {
+    identity: Arc<Identity>,
+    whole: Option<Arc<GroupRecord>>,
 }
 
 /// Names that are counted; in a process with more than that, numbers begin anew.
@@ -279,9 +306,16 @@ impl Groups {
         let mut list = self.lock();
         let oldest =
             recorder.ring.as_ref().map_or(0, |ring| ring.next().saturating_sub(ring.capacity() as u64));
-        list.groups.retain(|group| {
-            !group.left.load(Ordering::Acquire) || group.last.load(Ordering::Relaxed) > oldest
-        });
+        let mut left = 0;
+        for known in list.groups.iter_mut().rev().filter(|known| known.identity.left.load(Ordering::Acquire))
+        {
+            left += 1;
+            if left > LEFT_MAX {
+                known.whole = None;
+            }
+        }
+        list.groups
+            .retain(|known| known.whole.is_some() || known.identity.last.load(Ordering::Relaxed) > oldest);
         if list.names.len() > NAMES_MAX {
             list.names.clear();
         }
@@ -291,14 +325,13 @@ impl Groups {
         let name = if *count == 1 { new.name.to_string() } else { format!("{}#{count}", new.name) };
         let id = list.next;
         list.next += 1;
-        let description = UNDESCRIBED.to_string();
-        let group = Arc::new(GroupRecord {
+        let identity = Arc::new(Identity {
             recorder,
             id,
             name,
             rank: new.rank,
             size: new.size,
-            facts: Mutex::new(Facts { description, global_ranks: new.global_ranks }),
+            facts: Mutex::new(Facts { description: None, global_ranks: new.global_ranks }),
             fabric: new.fabric,
             among_threads: new.among_threads,
             enqueued: AtomicU64::new(NONE),
@@ -306,19 +339,21 @@ impl Groups {
             completed: AtomicU64::new(NONE),
             last: AtomicU64::new(0),
             left: AtomicBool::new(false),
-            metrics: GroupMetrics::default(),
         });
-        list.groups.push(Arc::clone(&group));
+        let group =
+            Arc::new(GroupRecord { identity: Arc::clone(&identity), metrics: GroupMetrics::default() });
+        list.groups.push(Known { identity, whole: Some(Arc::clone(&group)) });
         group
     }
 
+    /// Those that are there, or were until recently.
     pub(super) fn all(&self) -> Vec<Arc<GroupRecord>> {
-        self.lock().groups.clone()
+        self.lock().groups.iter().filter_map(|known| known.whole.clone()).collect()
     }
 
     /// Those of one rank, or all.
     pub(super) fn facts(&self, only: Option<FabricId>) -> Vec<GroupFacts> {
-        let groups = self.all();
+        let groups: Vec<_> = self.lock().groups.iter().map(|known| Arc::clone(&known.identity)).collect();
         let wanted = groups.iter().filter(|group| only.is_none_or(|only| only == group.fabric));
         wanted.map(|group| group.facts()).collect()
     }
