@@ -166,29 +166,32 @@ pub fn dump_file(rank: Rank, options: &DumpOptions) -> io::Result<PathBuf> {
     file::write(&RECORDER, rank, options)
 }
 
-/// Writes `times` operations into a ring of its own: what recording costs, without the operations. For `examples/recorder.rs`.
+/// Records operations that nobody called, in a ring of its own: what recording costs. For `examples/recorder.rs`.
 #[doc(hidden)]
-pub fn record_for_nothing(times: u32) {
+pub fn record_for_nothing() -> impl FnMut(u32) {
     let recorder: &'static Recorder = Box::leak(Box::new(Recorder::new(Settings::default())));
     let fabric = crate::wire::FabricId(0);
     let new = Newcomer { name: "none", rank: 0, size: 2, global_ranks: None, fabric, among_threads: false };
     let group = recorder.groups.add(recorder, new);
-    for number in 0..u64::from(times) {
-        let sizes = Sizes::one(2);
-        let mut ticket = group.called(&Call {
-            kind: crate::OpKind::AllReduce,
-            dtype: Some(crate::DType::F32),
-            collectives: number,
-            messages: 0,
-            input: sizes,
-            output: sizes,
-            peer: None,
-            timeout_ms: 1000,
-            starts: false,
-        });
-        if let Some(ticket) = &mut ticket {
-            group.started(ticket);
-            group.completed(ticket, Waited::All);
+    let sizes = Sizes::one(2);
+    let mut call = Call {
+        kind: crate::OpKind::AllReduce,
+        dtype: Some(crate::DType::F32),
+        collectives: 0,
+        messages: 0,
+        input: sizes,
+        output: sizes,
+        peer: None,
+        timeout_ms: 1000,
+        starts: false,
+    };
+    move |times| {
+        for _ in 0..times {
+            call.collectives += 1;
+            if let Some(ticket) = &mut group.called(&call) {
+                group.started(ticket);
+                group.completed(ticket, Waited::All);
+            }
         }
     }
 }
