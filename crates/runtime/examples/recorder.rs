@@ -1,5 +1,5 @@
 //! What the flight recorder costs: `recorder [ROUNDS]`. An all-reduce of 8 bytes in a group of one, with and without it, and
-//! recording alone: called, begun, ended, of which three looks at the clock are a part.
+//! recording alone: called, begun, ended, of which two looks at the clock are a part.
 
 #![expect(clippy::disallowed_methods, reason = "measures time")]
 

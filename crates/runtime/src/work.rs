@@ -150,11 +150,19 @@ impl Shared {
         self.source.store(source as u64, Ordering::Relaxed);
     }
 
-    /// What came before it is over, or its partner is there.
+    /// A message has found its partner.
     pub(crate) fn begin(&self) {
         let Recorded { group, ticket } = &mut *self.record();
         if let Some(ticket) = ticket {
             group.started(ticket);
+        }
+    }
+
+    /// The collective before this one has just ended.
+    pub(crate) fn begin_next(&self) {
+        let Recorded { group, ticket } = &mut *self.record();
+        if let Some(ticket) = ticket {
+            group.started_next(ticket);
         }
     }
 

@@ -19,7 +19,7 @@ fn count() -> Vec<u64> {
         for call in &mut calls {
             call()?; // the first call on a thread gives the thread a name, and makes the plan
             let measured = allocation_counter::measure(|| {
-                (0..TIMES).for_each(|_| call().expect("nobody else is needed"))
+                (0..TIMES).for_each(|_| call().expect("nobody else is needed"));
             });
             counts.push(measured.count_total);
         }

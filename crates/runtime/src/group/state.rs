@@ -300,7 +300,6 @@ impl GroupState {
         self.doing.finished = job.run.label().head();
         if let Some(next) = self.queue.front() {
             self.doing.current = next.run.label().head();
-            next.work.begin();
         }
         self.mesh.show(&self.doing);
         // The tensors are the caller's again before the work is done.
@@ -311,6 +310,9 @@ impl GroupState {
         }
         if job.work.finish(Ok(()), job.stalls.total()) {
             finished.push(job.work);
+        }
+        if let Some(next) = self.queue.front() {
+            next.work.begin_next();
         }
     }
 

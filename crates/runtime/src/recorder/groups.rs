@@ -50,6 +50,8 @@ pub(crate) struct Identity {
     enqueued: AtomicU64,
     started: AtomicU64,
     completed: AtomicU64,
+    /// When something of it last ended well.
+    ended: AtomicU64,
     /// The number of its last record, plus one.
     last: AtomicU64,
     /// This rank left it.
@@ -132,11 +134,21 @@ impl GroupRecord {
         Some(Ticket { id, created: now, started: record.started, kind: call.kind, bytes, collective })
     }
 
-    /// An operation that had to wait for others is begun.
+    /// A message has found its partner.
     pub(crate) fn started(&self, ticket: &mut Ticket) {
+        self.started_at(ticket, clock::now());
+    }
+
+    /// A collective is begun because the one before it has just ended: no other look at the clock is needed.
+    pub(crate) fn started_next(&self, ticket: &mut Ticket) {
+        self.started_at(ticket, self.ended.load(Ordering::Relaxed).max(ticket.created));
+    }
+
+    #[inline]
+    fn started_at(&self, ticket: &mut Ticket, now: u64) {
         let Some(ring) = &self.recorder.ring else { return };
         if ticket.started == 0 {
-            ticket.started = clock::now();
+            ticket.started = now;
             ring.update(ticket.id, [(STARTED, ticket.started)]);
             if ticket.collective != NONE {
                 self.started.store(ticket.collective, Ordering::Relaxed);
@@ -150,6 +162,7 @@ impl GroupRecord {
         let Some(ring) = &self.recorder.ring else { return };
         let now = clock::now();
         ring.update(ticket.id, [(COMPLETED, now), (RETIRED, now)]);
+        self.ended.store(now, Ordering::Relaxed);
         if ticket.collective != NONE {
             self.completed.store(ticket.collective, Ordering::Relaxed);
         }
@@ -337,6 +350,7 @@ impl Groups {
             enqueued: AtomicU64::new(NONE),
             started: AtomicU64::new(NONE),
             completed: AtomicU64::new(NONE),
+            ended: AtomicU64::new(0),
             last: AtomicU64::new(0),
             left: AtomicBool::new(false),
         });

@@ -189,7 +189,7 @@ pub fn record_for_nothing() -> impl FnMut(u32) {
         for _ in 0..times {
             call.collectives += 1;
             if let Some(ticket) = &mut group.called(&call) {
-                group.started(ticket);
+                group.started_next(ticket);
                 group.completed(ticket, Waited::All);
             }
         }
