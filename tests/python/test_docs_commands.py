@@ -79,7 +79,9 @@ def test_a_page_can_be_typed(page: str, tmp_path: Path) -> None:
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
     (bin_folder / "tenfold").symlink_to(tenfold_binary())
-    (bin_folder / "python3").symlink_to(sys.executable)
+    # No link: a Python that is called by a link does not find the packages beside it.
+    (bin_folder / "python3").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (bin_folder / "python3").chmod(0o755)
     environment = {"PATH": f"{bin_folder}:{os.environ['PATH']}", "PYTHON_EXEC": sys.executable}
     ports = {port: str(free_port()) for port in PORTS}
     running: list[Launcher] = []
