@@ -71,6 +71,14 @@ from tenfold.options import (
     default_pg_timeout,
 )
 from tenfold.process_group import ProcessGroup, _broadcast_coalesced
+from tenfold.recorder import (
+    _dump_fr_trace,
+    _dump_fr_trace_file,
+    _dump_fr_trace_json,
+    _reset_fr_trace,
+    metrics,
+    prometheus,
+)
 from tenfold.reduce_op import ReduceOp, _make_nccl_premul_sum, _make_premul_sum
 from tenfold.registry import (
     _current_process_group,
@@ -151,6 +159,9 @@ __all__ = [
     "_compute_bucket_assignment_by_size",
     "_create_work_from_future",
     "_current_process_group",
+    "_dump_fr_trace",
+    "_dump_fr_trace_file",
+    "_dump_fr_trace_json",
     "_get_work_registry_size",
     "_is_process_group_registered",
     "_make_nccl_premul_sum",
@@ -159,6 +170,7 @@ __all__ = [
     "_register_comm_hook",
     "_register_process_group",
     "_register_work",
+    "_reset_fr_trace",
     "_resolve_process_group",
     "_set_process_group",
     "_unregister_all_process_groups",
@@ -168,6 +180,8 @@ __all__ = [
     "functional",
     "get_debug_level",
     "init",
+    "metrics",
+    "prometheus",
     "set_debug_level",
     "set_debug_level_from_env",
 ]

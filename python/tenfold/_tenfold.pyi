@@ -28,6 +28,12 @@ __all__ = [
     "__version__",
     "assign_by_size",
     "command",
+    "metrics_prometheus",
+    "metrics_snapshot",
+    "recorder_file",
+    "recorder_json",
+    "recorder_pickle",
+    "recorder_reset",
     "verify_params",
 ]
 
@@ -37,6 +43,19 @@ _Spec: TypeAlias = tuple[str, Sequence[int], str, bool]
 __version__: str
 
 def command(words: Sequence[str], python: str) -> int: ...
+
+# ── the flight recorder ────────────────────────────────────────────────────────────────────────────────────
+
+def recorder_pickle(
+    collectives: bool | None = None, stacks: bool | None = None, only_active: bool | None = None
+) -> bytes: ...
+def recorder_json(collectives: bool | None = None, only_active: bool | None = None) -> str: ...
+def recorder_file(
+    rank: int, collectives: bool | None = None, stacks: bool | None = None, only_active: bool | None = None
+) -> str: ...
+def recorder_reset() -> None: ...
+def metrics_snapshot() -> list[dict[str, Any]]: ...
+def metrics_prometheus() -> str: ...
 
 # ── stores ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -204,6 +223,7 @@ class Group:
     def sequence_number(self) -> int: ...
     def failure(self) -> DistError | None: ...
     def abort(self, reason: str = "by request") -> None: ...
+    def describe(self, description: str | None = None, global_ranks: Sequence[int] | None = None) -> None: ...
     def subgroup(
         self, ranks: Sequence[int], *, name: str, timeout: float | None = None, deterministic: bool = False
     ) -> Group | None: ...

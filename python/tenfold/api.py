@@ -160,6 +160,10 @@ class Group:
         """Gives the group up on all ranks, which are told the reason."""
         self._inner.abort(reason)
 
+    def describe(self, description: str | None = None, global_ranks: Sequence[int] | None = None) -> None:
+        """Says what the group is for, and which rank of the job each member is, in dumps of the recorder."""
+        self._inner.describe(description, global_ranks)
+
     def close(self) -> None:
         """Leaves the group."""
         self._backend.shutdown()

@@ -7,7 +7,8 @@ page's own, unless a comment before the block says otherwise:
     <!-- test: background -->  started, and left running until the page is through; after its first line
     <!-- test: fails 1 -->     they end with this exit code
 
-`node-a` is this machine, and the well-known ports become free ones: pages are tested at the same time.
+A block of Python that begins with the name of a file is that file. `node-a` is this machine, and the
+well-known ports become free ones: pages are tested at the same time.
 """
 
 import os
@@ -23,7 +24,7 @@ from launchers import Launcher, free_port
 from ranks import ENVIRONMENT
 from servers import ROOT, tenfold_binary
 
-PAGES = ["migrating-from-torchrun.md", "operating.md"]
+PAGES = ["debugging.md", "migrating-from-torchrun.md", "operating.md"]
 PORTS = ["29400", "29500", "29580"]
 
 TRAIN = """\
@@ -71,10 +72,16 @@ def test_a_block_is_read_with_what_is_said_about_it() -> None:
 def test_a_page_can_be_typed(page: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     (tmp_path / "fails.py").write_text(FAILS)
+    for name, program in re.findall(
+        r"```python\n# (\w+\.py)\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL
+    ):
+        (tmp_path / name).write_text(program)
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
     (bin_folder / "tenfold").symlink_to(tenfold_binary())
-    (bin_folder / "python3").symlink_to(sys.executable)
+    # No link: a Python that is called by a link does not find the packages beside it.
+    (bin_folder / "python3").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (bin_folder / "python3").chmod(0o755)
     environment = {"PATH": f"{bin_folder}:{os.environ['PATH']}", "PYTHON_EXEC": sys.executable}
     ports = {port: str(free_port()) for port in PORTS}
     running: list[Launcher] = []

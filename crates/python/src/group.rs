@@ -13,6 +13,7 @@ use pyo3::types::{PyInt, PyTuple};
 use tenfold::{DType, Options, ReduceOp, TensorView, UnknownOp};
 
 use crate::exceptions::{argument, group_error};
+use crate::recorder::noted;
 use crate::registration::Registration;
 use crate::shared_memory::SharedMemory;
 use crate::store;
@@ -45,7 +46,7 @@ impl Group {
         if async_op {
             group = group.background();
         }
-        let work = py.detach(|| call(&group)).map_err(|error| group_error(py, &error))?;
+        let work = noted(py, || call(&group))?.map_err(|error| group_error(py, &error))?;
         if async_op {
             return Work::new(py, work, tensors).map(Some);
         }
@@ -217,6 +218,18 @@ impl Group {
     #[pyo3(signature = (reason="by request"))]
     fn abort(&self, py: Python<'_>, reason: &str) {
         py.detach(|| self.inner.abort(reason));
+    }
+
+    /// Says what the group is for, and which rank of the whole job each member is, in dumps of the recorder.
+    #[pyo3(signature = (description=None, global_ranks=None))]
+    fn describe(
+        &self,
+        py: Python<'_>,
+        description: Option<&str>,
+        global_ranks: Option<Vec<usize>>,
+    ) -> PyResult<()> {
+        let described = self.inner.describe(description, global_ranks.as_deref());
+        described.map_err(|error| group_error(py, &error))
     }
 
     /// A group of some ranks of this one, which all ranks of this one must ask for; None for the others.

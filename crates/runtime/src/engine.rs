@@ -22,6 +22,7 @@ use crate::fabric::{Fabric, GroupProgress};
 use crate::fault::Fault;
 use crate::group::state::{Finish, GroupState, Job};
 use crate::patience::{Next, Patience};
+use crate::recorder::{Stalls, Ticket};
 use crate::run::Run;
 use crate::transport::Socket;
 use crate::work::{Shared, earlier};
@@ -215,8 +216,8 @@ impl Engine {
         result
     }
 
-    /// Starts a collective. If it is over at once, there is nothing left to wait for; else `run` and `finish` go into the
-    /// queue, with what `note` makes of it.
+    /// Starts a collective, which `plan` has recorded. If it is over at once, there is nothing left to wait for; else `run` and
+    /// `finish` go into the queue, with what `note` makes of it.
     #[inline]
     pub(crate) fn submit_run(
         &self,
@@ -224,8 +225,8 @@ impl Engine {
         index: GroupIndex,
         urgency: Urgency,
         (run, finish): (&mut Option<Run>, &mut Option<Finish>),
-        plan: impl FnOnce(&mut GroupState, &mut Run),
-        note: impl FnOnce(&Run) -> Arc<Shared>,
+        plan: impl FnOnce(&mut GroupState, &mut Run) -> Option<Ticket>,
+        note: impl FnOnce(&Run, Option<Ticket>) -> Arc<Shared>,
     ) -> Result<Submitted, Fault> {
         let mut state = self.lock();
         let State { groups, to_tell, patience } = &mut *state;
@@ -234,20 +235,24 @@ impl Engine {
             return Err(fault.clone());
         }
         let Some(planned) = run else { return Ok(Submitted::Over) };
-        plan(group, planned);
+        let ticket = plan(group, planned);
         group.remember(planned.label());
         let was_busy = group.is_busy() || group.is_doubtful();
         let turns = if was_busy || urgency != Urgency::Quick { 0 } else { patience.quick_turns() };
-        if group.try_at_once(planned, turns, || self.crowd.load(Ordering::Relaxed) > 0) {
+        if let Some(waited) = group.try_at_once(planned, turns, || self.crowd.load(Ordering::Relaxed) > 0) {
+            if let Some(ticket) = &ticket {
+                group.record.completed(ticket, waited);
+            }
             drop(state);
             if let Some(finish) = finish.take() {
                 finish(std::mem::take(planned.buffers()));
             }
             return Ok(Submitted::Over);
         }
-        let work = note(planned);
+        let work = note(planned, ticket);
         let Some(run) = run.take() else { return Ok(Submitted::Over) };
-        group.enqueue(Job { run, work: Arc::clone(&work), finish: finish.take() });
+        let stalls = Stalls::default();
+        group.enqueue(Job { run, work: Arc::clone(&work), finish: finish.take(), stalls });
         group.poll(fabric, to_tell);
         let waiters = self.waiters.load(Ordering::Relaxed);
         let busy = group.is_busy();

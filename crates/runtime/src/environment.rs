@@ -9,6 +9,7 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use crate::fault::Fault;
+use crate::recorder;
 
 /// Every setting, as read once at the start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,6 +24,8 @@ pub(crate) struct Environment {
     pub algorithms: Vec<(String, String)>,
     /// `TENFOLD_PROGRESS`: a folder in which the launcher wants to read how far this rank is.
     pub progress: Option<PathBuf>,
+    /// c10d's `TORCH_FR_…`: what is recorded, and where dumps go.
+    pub recorder: recorder::Settings,
 }
 
 /// By what messages may go.
@@ -85,14 +88,30 @@ impl Environment {
                 .map_or(Ok(TransportChoice::Auto), |it| it.transport())?,
             algorithms: look_up("TENFOLD_ALGORITHM")?.map_or(Ok(Vec::new()), |it| it.algorithms())?,
             progress: look_up("TENFOLD_PROGRESS")?.map(|variable| variable.value.into()),
+            recorder: recorder::Settings::parse(&look_up)?,
         })
     }
 }
 
+/// The recorder's settings alone: it begins before anybody has asked for anything else.
+pub(crate) fn recorder_settings() -> Result<recorder::Settings, Fault> {
+    recorder::Settings::parse(&variable)
+}
+
+/// Where dumps go now.
+pub(crate) fn recorder_prefix() -> Result<PathBuf, Fault> {
+    recorder::Settings::prefix(&variable)
+}
+
+fn variable(name: &'static str) -> Result<Option<Variable>, Fault> {
+    Variable::of(name, std::env::var_os(name).unwrap_or_default())
+}
+
 /// A variable that is set, shown as one would set it.
-struct Variable {
+#[derive(Debug)]
+pub(crate) struct Variable {
     name: &'static str,
-    value: String,
+    pub(crate) value: String,
 }
 
 impl fmt::Display for Variable {
@@ -103,7 +122,7 @@ impl fmt::Display for Variable {
 
 impl Variable {
     /// Nothing if the value is empty.
-    fn of(name: &'static str, value: OsString) -> Result<Option<Variable>, Fault> {
+    pub(crate) fn of(name: &'static str, value: OsString) -> Result<Option<Variable>, Fault> {
         let value = value
             .into_string()
             .map_err(|value| Fault::argument(format!("`{name}={}` is no text", value.to_string_lossy())))?;
@@ -148,6 +167,35 @@ impl Variable {
         }
     }
 
+    /// What c10d takes for yes and no.
+    pub(crate) fn truth(&self) -> Result<bool, Fault> {
+        match &self.value.to_lowercase()[..] {
+            "1" | "y" | "yes" | "t" | "true" | "on" => Ok(true),
+            "0" | "n" | "no" | "f" | "false" | "off" => Ok(false),
+            _ => Err(self.wrong("is neither yes nor no", "say `1` or `0`")),
+        }
+    }
+
+    pub(crate) fn number(&self) -> Result<usize, Fault> {
+        self.value.parse().map_err(|_| self.wrong("is no number", "say a number, 0 or more"))
+    }
+
+    /// A signal that nothing else needs.
+    pub(crate) fn signal(&self) -> Result<i32, Fault> {
+        let name = self.value.to_uppercase();
+        let signal = match name.strip_prefix("SIG").unwrap_or(&name) {
+            "USR1" => rustix::process::Signal::USR1,
+            "USR2" => rustix::process::Signal::USR2,
+            "HUP" => rustix::process::Signal::HUP,
+            "QUIT" => rustix::process::Signal::QUIT,
+            _ => {
+                let hint = "say `SIGUSR1`, `SIGUSR2`, `SIGHUP` or `SIGQUIT`";
+                return Err(self.wrong("is no signal that can be asked for", hint));
+            }
+        };
+        Ok(signal.as_raw())
+    }
+
     fn transport(&self) -> Result<TransportChoice, Fault> {
         match &self.value[..] {
             "auto" => Ok(TransportChoice::Auto),
@@ -190,9 +238,12 @@ mod tests {
 
     #[test]
     fn nothing_set_leaves_everything_to_tenfold_and_empty_is_nothing() {
-        assert_eq!(parse(&[]).unwrap(), Environment::default());
+        let recorder =
+            recorder::Settings { prefix: parse(&[]).unwrap().recorder.prefix, ..Default::default() };
+        let nothing = Environment { recorder, ..Environment::default() };
+        assert_eq!(parse(&[]).unwrap(), nothing);
         let empty = ["TENFOLD_INTERFACE", "TENFOLD_PORT_RANGE", "TENFOLD_TRANSPORT", "TENFOLD_ALGORITHM"];
-        assert_eq!(parse(&empty.map(|name| (name, " "))).unwrap(), Environment::default());
+        assert_eq!(parse(&empty.map(|name| (name, " "))).unwrap(), nothing);
     }
 
     #[test]

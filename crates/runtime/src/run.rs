@@ -15,6 +15,7 @@ use tenfold_plan::{Buffer, Chunk, Plan, Rank, Step};
 
 use crate::fault::Fault;
 use crate::label::Label;
+use crate::recorder::Sizes;
 use crate::transport::{Stage, Transport, Wants};
 
 /// Lent chunks that may be on their way before the run waits for one of them to be taken.
@@ -110,6 +111,21 @@ impl Buffers {
             _ => self.others.get(index - 2),
         };
         view.expect("parts lie in views that were added")
+    }
+
+    /// How long the tensors are that the caller gave for a buffer.
+    pub(crate) fn sizes(&self, buffer: Buffer) -> Sizes {
+        match self.parts(buffer) {
+            Parts::None => Sizes::NONE,
+            Parts::One(view) | Parts::Equal { view, .. } => Sizes::one(self.view(*view).elements()),
+            Parts::Table(table) => {
+                // Parts of one view are one tensor, cut by splits.
+                let ends_view =
+                    |index: usize| table.get(index + 1).is_none_or(|next| next.0 != table[index].0);
+                let last_of_views = (0..table.len()).filter(|index| ends_view(*index));
+                Sizes::of(last_of_views.map(|index| self.view(table[index].0).elements()))
+            }
+        }
     }
 
     pub(crate) fn set(&mut self, buffer: Buffer, parts: Parts) {

@@ -14,10 +14,12 @@ use std::time::{Duration, Instant};
 
 use tenfold_plan::Rank;
 use tenfold_store::Deadline;
+use tracing::Span;
 
 use crate::fabric::FabricHandle;
 use crate::fault::{Error, Fault, FaultKind, Result, Scene, show_duration};
 use crate::label::{Label, OpKind};
+use crate::recorder::{self, GroupRecord, Ticket, Waited};
 
 type Callback = Box<dyn FnOnce(&Result<()>) + Send>;
 
@@ -63,11 +65,25 @@ pub(crate) struct Shared {
     size: usize,
     source: AtomicU64,
     duration_ns: AtomicU64,
+    record: Mutex<Recorded>,
     after: Mutex<After>,
 }
 
+/// Its place in the flight recorder.
+#[derive(Clone, Debug)]
+pub(crate) struct Recorded {
+    pub group: Arc<GroupRecord>,
+    /// Nothing if the recorder is off.
+    pub ticket: Option<Ticket>,
+}
+
+/// Where spans and events of operations are found.
+pub(crate) const OPERATIONS: &str = "tenfold::operation";
+
 #[derive(Default)]
 struct After {
+    /// Of somebody who follows operations.
+    span: Option<Span>,
     callbacks: Vec<Callback>,
     /// Callbacks that take no time.
     notices: Vec<Callback>,
@@ -84,7 +100,7 @@ impl After {
     }
 
     fn is_empty(&self) -> bool {
-        self.callbacks.is_empty() && self.notices.is_empty() && self.wakers.is_empty()
+        self.callbacks.is_empty() && self.notices.is_empty() && self.wakers.is_empty() && self.span.is_none()
     }
 }
 
@@ -99,6 +115,7 @@ impl Shared {
         group: &Arc<str>,
         rank: Rank,
         size: usize,
+        record: Recorded,
     ) -> Arc<Self> {
         Arc::new(Shared {
             state: AtomicU8::new(PENDING),
@@ -111,6 +128,7 @@ impl Shared {
             size,
             source: AtomicU64::new(NOBODY),
             duration_ns: AtomicU64::new(0),
+            record: Mutex::new(record),
             after: Mutex::default(),
         })
     }
@@ -132,8 +150,32 @@ impl Shared {
         self.source.store(source as u64, Ordering::Relaxed);
     }
 
-    /// The operation is over. True if somebody wants to hear of it: then [`Shared::tell`] must follow, outside any lock.
-    pub(crate) fn finish(&self, outcome: Result<()>) -> bool {
+    /// A message has found its partner.
+    pub(crate) fn begin(&self) {
+        let Recorded { group, ticket } = &mut *self.record();
+        if let Some(ticket) = ticket {
+            group.started(ticket);
+        }
+    }
+
+    /// The collective before this one has just ended.
+    pub(crate) fn begin_next(&self) {
+        let Recorded { group, ticket } = &mut *self.record();
+        if let Some(ticket) = ticket {
+            group.started_next(ticket);
+        }
+    }
+
+    fn record(&self) -> MutexGuard<'_, Recorded> {
+        self.record.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The operation is over, having stood still for some time. True if somebody wants to hear of it: then [`Shared::tell`]
+    /// must follow, outside any lock.
+    pub(crate) fn finish(&self, outcome: Result<()>, waited: Waited) -> bool {
+        if let Recorded { group, ticket: Some(ticket) } = &*self.record() {
+            if outcome.is_ok() { group.completed(ticket, waited) } else { group.failed(ticket) }
+        }
         let after = self.after();
         let watched = !after.is_empty();
         self.duration_ns.store(self.deadline.elapsed().as_nanos() as u64, Ordering::Relaxed);
@@ -145,7 +187,13 @@ impl Shared {
 
     /// Runs what was to happen afterwards; elsewhere if this thread has other duties.
     pub(crate) fn tell(self: Arc<Self>) {
-        let notices = std::mem::take(&mut self.after().notices);
+        let (notices, span) = {
+            let mut after = self.after();
+            (std::mem::take(&mut after.notices), after.span.take())
+        };
+        if let Some(span) = span {
+            self.close_span(&span);
+        }
         let outcome = self.outcome.get().expect("it is over");
         notices.into_iter().for_each(|notice| notice(outcome));
         if self.after().is_empty() {
@@ -171,6 +219,29 @@ impl Shared {
         }
         for callback in after.callbacks {
             callback(outcome);
+        }
+    }
+
+    /// Keeps a span open until it is over.
+    pub(crate) fn trace(&self, span: Span) {
+        if span.is_disabled() {
+            return;
+        }
+        span.record("seq", self.label.seq);
+        let mut after = self.after();
+        if self.is_done() {
+            drop(after);
+            self.close_span(&span);
+        } else {
+            after.span = Some(span);
+        }
+    }
+
+    fn close_span(&self, span: &Span) {
+        let seconds = Duration::from_nanos(self.duration_ns.load(Ordering::Relaxed)).as_secs_f64();
+        match self.outcome.get() {
+            Some(Err(error)) => tracing::debug!(target: OPERATIONS, parent: span, seconds, %error, "failed"),
+            _ => tracing::debug!(target: OPERATIONS, parent: span, seconds, "done"),
         }
     }
 
@@ -263,7 +334,11 @@ impl Work {
                         return Err(not_yet(shared, until));
                     }
                 }
-                shared.outcome.get().cloned().unwrap_or(Ok(()))
+                let outcome = shared.outcome.get().cloned().unwrap_or(Ok(()));
+                if outcome.is_err() {
+                    recorder::wait_until_dumped();
+                }
+                outcome
             }
         }
     }

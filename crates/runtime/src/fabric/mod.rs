@@ -159,6 +159,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Is this the fabric of a rank that is a thread of this process?
+pub(crate) fn is_local(id: FabricId) -> bool {
+    lock(&LOCAL).contains_key(&id.0)
+}
+
 impl Fabric {
     pub(crate) fn new(options: FabricOptions) -> Result<Arc<Self>, Fault> {
         let system = |what: &'static str| move |error: io::Error| Fault::io(what, &error);

@@ -576,6 +576,7 @@ impl Watch {
         self.fabric.bury(None);
         self.watch_near(away);
         self.watch_far(now, away);
+        crate::recorder::dump_if_signalled();
         if let Some(progress) = &mut self.progress {
             progress.tell(&self.fabric.engine.progress(), SystemTime::now());
         }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tenfold_memory::{DType, ReduceOp, Reduction, Tensor, TensorView};
 use tenfold_plan::{Buffer, Kind, Needs, Rank};
+use tracing::{Level, Span};
 
 use super::Group;
 use super::point_to_point::Receiving;
@@ -12,8 +13,9 @@ use super::state::{Finish, GroupState};
 use crate::engine::{Submitted, Urgency};
 use crate::fault::{Fault, FaultKind, Result, show_duration, show_ranks};
 use crate::label::{Label, OpKind};
+use crate::recorder::{self, Call, Sizes};
 use crate::run::{Buffers, Parts, Run};
-use crate::work::{Shared, Work};
+use crate::work::{OPERATIONS, Recorded, Shared, Work};
 
 /// A collective that was checked and can be submitted.
 pub(super) struct Request {
@@ -111,30 +113,84 @@ impl Group {
             0..=QUICK => Urgency::Quick,
             _ => Urgency::Patient,
         };
+        let span = self.span(&label, || match request.run.as_mut() {
+            Some(run) => {
+                [Buffer::Input, Buffer::Output].map(|it| run.buffers().sizes(it).total()).into_iter().max()
+            }
+            None => None,
+        });
         let in_rank_order = inner.options.deterministic || request.in_order;
         let needs = Needs { in_rank_order, equal_parts: request.regular };
         let (kind, bytes, root, in_place) = (request.kind, request.bytes, request.root, request.in_place);
         let plan = |state: &mut GroupState, run: &mut Run| {
             let choice = state.planner.plan(kind, bytes, root, needs);
+            let output = run.buffers().sizes(Buffer::Output);
+            let whole = in_place.then(|| Sizes::one(run.buffers().view(0).elements()));
+            let input = whole.unwrap_or_else(|| run.buffers().sizes(Buffer::Input));
             if in_place {
                 let part = cut(run.buffers().view(0), choice.plan.output);
                 run.buffers().set(Buffer::Output, Parts::Equal { view: 0, part });
             }
             run.assign(state.next_sequence_number(), choice.name, choice.plan, state.planner.piece());
+            let starts = state.begins_next();
+            state.record.called(&self.call(
+                &label,
+                state.counts(),
+                (input, whole.unwrap_or(output)),
+                None,
+                starts,
+            ))
         };
-        let note = |run: &Run| {
+        let note = |run: &Run, ticket| {
             let size = inner.topology.size();
-            Shared::new(*run.label(), run.algorithm(), self.deadline(), &inner.name, inner.rank, size)
+            let record = Recorded { group: Arc::clone(&inner.record), ticket };
+            Shared::new(*run.label(), run.algorithm(), self.deadline(), &inner.name, inner.rank, size, record)
         };
         let Request { run, finish, .. } = &mut request;
         match inner.fabric.engine.submit_run(&inner.fabric, inner.index, urgency, (run, finish), plan, note) {
-            Ok(Submitted::Underway(work)) => Ok(Work::new(work, inner.fabric.clone())),
+            Ok(Submitted::Underway(work)) => {
+                work.trace(span);
+                Ok(Work::new(work, inner.fabric.clone()))
+            }
             Ok(Submitted::Over) => {
                 let run = request.run.as_ref();
+                if let (Some(run), false) = (run, span.is_disabled()) {
+                    span.record("seq", run.label().seq);
+                }
                 Ok(run.map_or(Work::done(label, ""), |run| Work::done(*run.label(), run.algorithm())))
             }
             Err(fault) => Err(self.error(label, refused(fault))),
         }
+    }
+
+    /// For whoever follows operations by `tracing`: open from the call to the end. It is made and closed outside the engine's
+    /// lock, because nobody knows what a subscriber does.
+    #[inline]
+    fn span(&self, label: &Label, elements: impl FnOnce() -> Option<u64>) -> Span {
+        if !tracing::enabled!(target: OPERATIONS, Level::DEBUG) {
+            return Span::none();
+        }
+        let element = label.dtype.map_or(0, |dtype| dtype.size() as u64);
+        let bytes = elements().unwrap_or(label.count).max(label.count) * element;
+        let (group, rank, op) = (&*self.inner.name, self.inner.rank, label.kind.name());
+        tracing::debug_span!(target: OPERATIONS, "operation", group, rank, op, bytes, seq = tracing::field::Empty)
+    }
+
+    /// What is recorded of a call.
+    #[inline]
+    fn call(
+        &self,
+        label: &Label,
+        (collectives, messages): (u64, u64),
+        (input, output): (Sizes, Sizes),
+        peer: Option<Rank>,
+        starts: bool,
+    ) -> Call {
+        let timeout = self.timeout.unwrap_or(self.inner.options.timeout);
+        let timeout_ms =
+            timeout.as_secs().saturating_mul(1000).saturating_add(u64::from(timeout.subsec_millis()));
+        let (kind, dtype) = (label.kind, label.dtype);
+        Call { kind, dtype, collectives, messages, input, output, peer, timeout_ms, starts }
     }
 
     fn check_root(&self, label: &Label, root: Rank, what: &str) -> Result<()> {
@@ -590,7 +646,7 @@ impl Group {
         let label = Label::new(OpKind::Send, 0).elements(tensor.dtype(), tensor.elements()).tag(tag);
         self.check_peer(&label, to)?;
         self.check_contiguous(&label, &tensor)?;
-        self.message(label, |state, work| {
+        self.message(label, Some(to), |state, work| {
             state.messages.send(work, tensor, to);
         })
     }
@@ -608,7 +664,7 @@ impl Group {
         let label = Label::new(OpKind::Recv, 0).elements(tensor.dtype(), tensor.elements()).tag(tag);
         self.check_peer(&label, from)?;
         self.check_contiguous(&label, &tensor)?;
-        self.message(label, |state, work| {
+        self.message(label, Some(from), |state, work| {
             state.messages.receive(Receiving { work, view: tensor, from: Some(from), tag });
         })
     }
@@ -624,7 +680,7 @@ impl Group {
             return self.refuse(&label, "there is nobody else in the group to receive from".to_string());
         }
         self.check_contiguous(&label, &tensor)?;
-        self.message(label, |state, work| {
+        self.message(label, None, |state, work| {
             state.messages.receive(Receiving { work, view: tensor, from: None, tag });
         })
     }
@@ -656,23 +712,37 @@ impl Group {
         Ok(())
     }
 
-    fn message(&self, mut label: Label, start: impl FnOnce(&mut GroupState, Arc<Shared>)) -> Result<Work> {
+    fn message(
+        &self,
+        mut label: Label,
+        peer: Option<Rank>,
+        start: impl FnOnce(&mut GroupState, Arc<Shared>),
+    ) -> Result<Work> {
         let inner = &self.inner;
         if let Err(fault) = inner.fabric.check_process() {
             return Err(self.error(label, fault));
         }
         let deadline = self.deadline();
+        let span = self.span(&label, || None);
         let submitted = inner.fabric.engine.submit(&inner.fabric, inner.index, self.background, |state| {
             if let Some(fault) = state.failed() {
                 return Err(fault.clone());
             }
             label.seq = state.next_message_number();
-            let work = Shared::new(label, "", deadline, &inner.name, inner.rank, inner.topology.size());
+            let whole = Sizes::one(label.count as usize);
+            let sizes = if label.kind == OpKind::Send { (whole, Sizes::NONE) } else { (Sizes::NONE, whole) };
+            let ticket = state.record.called(&self.call(&label, state.counts(), sizes, peer, false));
+            let record = Recorded { group: Arc::clone(&inner.record), ticket };
+            let size = inner.topology.size();
+            let work = Shared::new(label, "", deadline, &inner.name, inner.rank, size, record);
             start(state, Arc::clone(&work));
             Ok(work)
         });
         match submitted {
-            Ok(work) => Ok(Work::new(work, inner.fabric.clone())),
+            Ok(work) => {
+                work.trace(span);
+                Ok(Work::new(work, inner.fabric.clone()))
+            }
             Err(fault) => Err(self.error(label, refused(fault))),
         }
     }
@@ -761,6 +831,7 @@ fn add_all(buffers: &mut Buffers, views: Vec<TensorView>) -> Vec<(usize, usize, 
 /// A failed group says why it failed.
 #[cold]
 fn refused(fault: Fault) -> Fault {
+    recorder::wait_until_dumped(); // this may be the first that the caller hears of it
     let message = format!("the group has failed before: {}", fault.message);
     Fault { message, ..fault }
 }

@@ -25,9 +25,10 @@ use tenfold_store::{Deadline, HashStore, Store};
 
 use crate::engine::GroupIndex;
 use crate::environment::{Environment, TransportChoice};
-use crate::fabric::{FabricHandle, Registration};
+use crate::fabric::{FabricHandle, Registration, is_local};
 use crate::fault::{Error, Fault, Result, Scene};
 use crate::label::{Label, OpKind};
+use crate::recorder::{self, GroupRecord, Newcomer};
 use crate::transport::mesh::Mesh;
 use connect::Met;
 use planner::Planner;
@@ -165,6 +166,7 @@ pub(crate) struct Inner {
     rank: Rank,
     topology: Topology,
     options: Options,
+    record: Arc<GroupRecord>,
     /// Groups made from this one.
     children: AtomicU64,
 }
@@ -186,7 +188,7 @@ impl Group {
             Ok((connect::meet(&store, rank, size, &options)?, forced))
         };
         match joined() {
-            Ok((met, forced)) => Ok(Group::from_met(met, name, rank, options.clone(), forced)),
+            Ok((met, forced)) => Ok(Group::from_met(met, name, rank, options.clone(), forced, None)),
             Err(fault) => Err(connect_error(&name, rank, size, deadline, fault)),
         }
     }
@@ -235,15 +237,24 @@ impl Group {
         rank: Rank,
         options: Options,
         forced: Vec<&'static Algorithm>,
+        global_ranks: Option<Arc<[Rank]>>,
     ) -> Group {
         let Met { fabric, id, room, members, topology } = met;
         let crowded = members.iter().filter(|member| member.near).count() > usable_cores();
+        let record = recorder::join(Newcomer {
+            name: &name,
+            rank,
+            size: members.len(),
+            global_ranks,
+            fabric: fabric.id(),
+            among_threads: members.iter().flat_map(|member| &member.peer).any(|peer| is_local(peer.id())),
+        });
         let mesh = Mesh::new(rank, id, Arc::clone(&fabric), room, members);
         let planner = Planner::new(topology.clone(), rank, forced);
-        let state = GroupState::new(id, Arc::clone(&name), rank, mesh, planner);
+        let state = GroupState::new(id, Arc::clone(&name), rank, mesh, planner, Arc::clone(&record));
         let index = fabric.engine.add(state, crowded);
         let children = AtomicU64::new(0);
-        let inner = Inner { fabric, index, id, name, rank, topology, options, children };
+        let inner = Inner { fabric, index, id, name, rank, topology, options, record, children };
         Group { inner: Arc::new(inner), timeout: None, background: false }
     }
 
@@ -343,6 +354,27 @@ impl Group {
         let fault = Fault::new(crate::FaultKind::Aborted, message).peer(self.rank());
         fabric.engine.fail(fabric, self.inner.index, fault);
         fabric.wait_until_told();
+        recorder::wait_until_dumped();
+    }
+
+    /// Says what the group is for, and which rank of the whole job each member is, in dumps of the [`recorder`](crate::recorder).
+    /// A group that was made from another knows the ranks already.
+    ///
+    /// # Errors
+    /// If there are not as many ranks as members.
+    pub fn describe(&self, description: Option<&str>, global_ranks: Option<&[Rank]>) -> Result<()> {
+        if let Some(ranks) = global_ranks
+            && ranks.len() != self.size()
+        {
+            let message = format!("there are {} global ranks for {} members", ranks.len(), self.size());
+            return Err(self.error(Label::new(OpKind::Connect, 0), Fault::argument(message)));
+        }
+        self.inner.record.describe(description, global_ranks);
+        Ok(())
+    }
+
+    pub(crate) fn record(&self) -> &Arc<GroupRecord> {
+        &self.inner.record
     }
 
     /// Why the group can no longer be used, if so.
@@ -393,6 +425,7 @@ impl Drop for Inner {
             return; // a forked child has nothing to say goodbye to
         }
         let fabric = &self.fabric;
+        self.record.leave();
         let closed = Fault::new(crate::FaultKind::Closed, "the group was dropped while this was under way");
         let Some(mut state) = fabric.engine.remove(self.index) else { return };
         state.say_goodbye(fabric);
@@ -401,6 +434,7 @@ impl Drop for Inner {
         fabric.bury(state.into_remains());
         fabric.forget_group(self.id);
         finished.into_iter().for_each(|work: Arc<crate::work::Shared>| work.tell());
+        recorder::wait_until_dumped(); // a process that ends now has left its dump
     }
 }
 

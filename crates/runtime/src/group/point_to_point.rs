@@ -12,6 +12,7 @@ use tenfold_plan::Rank;
 
 use crate::fault::{Error, Fault, FaultKind};
 use crate::label::{Label, OpKind};
+use crate::recorder::Waited;
 use crate::transport::mesh::{Mesh, TCP_PIECE};
 use crate::transport::{Transport as _, Wants};
 use crate::work::Shared;
@@ -159,6 +160,9 @@ impl PointToPoint {
                 if taken.is_pending() {
                     return Ok(moved);
                 }
+                if sending.sent.is_none() {
+                    sending.work.begin();
+                }
                 sending.sent = Some(until);
                 moved = true;
             }
@@ -220,7 +224,9 @@ impl PointToPoint {
         let target = match self.matching(from, label.tag_of()) {
             Some(index) => {
                 check(from, &label, total, &self.receives[index])?;
-                Target::Receive(self.receives.remove(index))
+                let receiving = self.receives.remove(index);
+                receiving.work.begin();
+                Target::Receive(receiving)
             }
             None if self.kept_bytes.saturating_add(total) > KEPT_MAX => return Ok(false),
             None => {
@@ -262,6 +268,7 @@ impl PointToPoint {
                 };
                 check(from, label, bytes.len(), &self.receives[receive])?;
                 let receiving = self.receives.remove(receive);
+                receiving.work.begin();
                 receiving.view.span().part(0, bytes.len()).copy_from(Bytes::of(bytes));
                 self.kept_bytes -= bytes.len();
                 self.kept[from].remove(index);
@@ -283,7 +290,8 @@ impl PointToPoint {
         self.receives.clear();
         self.arriving.iter_mut().for_each(|arriving| *arriving = None);
         for work in works {
-            if work.finish(Err(Error::new(work.scene(None), fault.clone()))) {
+            let error = Error::new(work.scene(None), fault.clone());
+            if work.finish(Err(error), Waited::UntilStarted) {
                 finished.push(work);
             }
         }
@@ -301,7 +309,7 @@ impl Arriving {
 }
 
 fn finish(work: Arc<Shared>, finished: &mut Vec<Arc<Shared>>) {
-    if work.finish(Ok(())) {
+    if work.finish(Ok(()), Waited::UntilStarted) {
         finished.push(work);
     }
 }

@@ -19,6 +19,7 @@ use super::point_to_point::PointToPoint;
 use crate::fabric::{Fabric, Fate, GroupProgress, Peer};
 use crate::fault::{Error, Fault, FaultKind, show_duration, show_ranks};
 use crate::label::Label;
+use crate::recorder::{self, GroupRecord, Stalls, Waited};
 use crate::run::{Buffers, Run};
 use crate::transport::mesh::{Member, Mesh, Remains};
 use crate::transport::{Socket, Wants};
@@ -45,6 +46,7 @@ pub(crate) struct Job {
     pub run: Run,
     pub work: Arc<Shared>,
     pub finish: Option<Finish>,
+    pub stalls: Stalls,
 }
 
 impl std::fmt::Debug for Job {
@@ -73,6 +75,7 @@ pub(crate) struct GroupState {
     queue: VecDeque<Job>,
     pub(super) messages: PointToPoint,
     pub(super) planner: Planner,
+    pub(crate) record: Arc<GroupRecord>,
     /// Collectives and messages that were called.
     calls: u64,
     collectives: u64,
@@ -88,7 +91,14 @@ pub(crate) struct GroupState {
 }
 
 impl GroupState {
-    pub(crate) fn new(id: u64, name: Arc<str>, rank: Rank, mesh: Mesh, planner: Planner) -> Box<Self> {
+    pub(crate) fn new(
+        id: u64,
+        name: Arc<str>,
+        rank: Rank,
+        mesh: Mesh,
+        planner: Planner,
+        record: Arc<GroupRecord>,
+    ) -> Box<Self> {
         let size = mesh.members().len();
         Box::new(GroupState {
             id,
@@ -98,6 +108,7 @@ impl GroupState {
             queue: VecDeque::new(),
             messages: PointToPoint::new(rank, size),
             planner,
+            record,
             calls: 0,
             collectives: 0,
             doing: Doing::default(),
@@ -151,6 +162,18 @@ impl GroupState {
         self.calls
     }
 
+    /// Collectives that were called, and messages.
+    #[inline]
+    pub(super) fn counts(&self) -> (u64, u64) {
+        (self.collectives, self.calls - self.collectives)
+    }
+
+    /// Is a collective that is called now begun at once?
+    #[inline]
+    pub(super) fn begins_next(&self) -> bool {
+        self.queue.is_empty()
+    }
+
     pub(super) fn members(&self) -> &[Member] {
         self.mesh.members()
     }
@@ -161,7 +184,7 @@ impl GroupState {
             let progress = if index == 0 { job.run.progress() } else { "not begun".to_string() };
             let error = Error::new(job.work.scene(Some(progress)), fault.clone());
             drop(job.run);
-            if job.work.finish(Err(error)) {
+            if job.work.finish(Err(error), job.stalls.total()) {
                 finished.push(job.work);
             }
         }
@@ -193,16 +216,21 @@ impl GroupState {
     }
 
     /// Polls a collective that is the only one under way and not in the queue, a few times: most short ones are over
-    /// before it is worth making a note of them.
+    /// before it is worth making a note of them. If it is over: for how long it had to wait.
     #[inline]
-    pub(crate) fn try_at_once(&mut self, run: &mut Run, turns: u32, give_way: impl Fn() -> bool) -> bool {
-        let mut over = false;
+    pub(crate) fn try_at_once(
+        &mut self,
+        run: &mut Run,
+        turns: u32,
+        give_way: impl Fn() -> bool,
+    ) -> Option<Waited> {
+        let mut over = None;
         for turn in 0..turns {
             match run.poll(&mut self.mesh.lane(Lane::Collective)) {
                 Ok(Poll::Ready(())) => {
                     self.doing.finished = run.label().head();
                     self.mesh.show(&self.doing);
-                    over = true;
+                    over = Some(if turn == 0 { Waited::Nanoseconds(0) } else { Waited::All });
                     break;
                 }
                 Ok(Poll::Pending) if !give_way() => std::hint::spin_loop(),
@@ -250,8 +278,11 @@ impl GroupState {
         let mut moved = false;
         while let Some(job) = self.queue.front_mut() {
             let before = job.run.position();
-            if job.run.poll(&mut self.mesh.lane(Lane::Collective))?.is_pending() {
-                moved |= job.run.position() != before;
+            let pending = job.run.poll(&mut self.mesh.lane(Lane::Collective))?.is_pending();
+            let advanced = !pending || job.run.position() != before;
+            job.stalls.polled(advanced, pending);
+            if pending {
+                moved |= advanced;
                 self.mesh.pump()?;
                 break;
             }
@@ -277,8 +308,11 @@ impl GroupState {
             Some(finish) => finish(buffers),
             None => drop(buffers),
         }
-        if job.work.finish(Ok(())) {
+        if job.work.finish(Ok(()), job.stalls.total()) {
             finished.push(job.work);
+        }
+        if let Some(next) = self.queue.front() {
+            next.work.begin_next();
         }
     }
 
@@ -441,7 +475,12 @@ impl GroupState {
         if self.failed.is_some() {
             return;
         }
+        // Expected before anybody can see the failure, and written after everything knows its fate.
+        let dump = recorder::expect_dump(&self.record);
         self.close(fault, finished);
+        if let Some(dump) = dump {
+            dump.write();
+        }
         if let Some(text) = self.notice() {
             fabric.tell(self.peers(), self.id, text);
         }

@@ -70,7 +70,8 @@ impl Group {
         let topology = Topology::new(ranks.iter().map(|rank| inner.topology.host_of(*rank)).collect());
         let name: Arc<str> = options.name.as_str().into();
         let met = Met { fabric: inner.fabric.clone(), id, room, members, topology };
-        Ok(Some(Group::from_met(met, name, place, options, forced)))
+        let global_ranks = inner.record.global_ranks_of(ranks);
+        Ok(Some(Group::from_met(met, name, place, options, forced, global_ranks)))
     }
 
     /// All ranks of this group once more, in the same order and with the same options: what goes wrong there does no harm here.

@@ -1,0 +1,353 @@
+//! What is in the ring, as the user sees it and as c10d writes it: version 2.10 of its format, as JSON and as pickle.
+//!
+//! The two differ where c10d's do: a time that has not come is `None` in a pickle and 0 in JSON, numbers of a group's status are
+//! text in JSON, and stacks are in pickles only.
+
+use super::entry::{Record, State, dtype_name};
+use super::groups::GroupFacts;
+use super::pickle::Plain;
+use super::site::Frame;
+use super::{Recorder, THREADS, clock};
+use crate::OpKind;
+use crate::wire::FabricId;
+use tenfold_memory::DType;
+use tenfold_plan::Rank;
+
+const VERSION: &str = "2.10";
+
+/// What goes into a dump.
+#[derive(Clone, Debug)]
+pub struct DumpOptions {
+    /// The operations; else only what groups there are and how far they got.
+    pub collectives: bool,
+    /// Where they were called, as far as that was recorded.
+    pub stacks: bool,
+    /// Only operations that are not over.
+    pub only_active: bool,
+    /// Only what one of the ranks of this process recorded.
+    only: Option<FabricId>,
+}
+
+impl Default for DumpOptions {
+    /// Everything, unless `TORCH_INCLUDE_STACK_TRACE` or `TORCH_INCLUDE_ONLY_ACTIVE` say otherwise.
+    fn default() -> Self {
+        let settings = &super::RECORDER.settings;
+        DumpOptions {
+            collectives: true,
+            stacks: settings.include_stacks,
+            only_active: settings.only_active,
+            only: None,
+        }
+    }
+}
+
+impl DumpOptions {
+    /// Only what the rank of `group` recorded: for programs whose ranks are threads, each with a dump of its own.
+    #[must_use]
+    pub fn of_rank(mut self, group: &crate::Group) -> Self {
+        self.only = group.record().only();
+        self
+    }
+
+    pub(super) fn only(mut self, only: Option<FabricId>) -> Self {
+        self.only = only;
+        self
+    }
+}
+
+/// One operation that was called. Times are nanoseconds since 1970.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Entry {
+    pub record_id: u64,
+    pub group_id: u32,
+    pub group: String,
+    pub description: String,
+    /// This process's rank in the group.
+    pub rank: Rank,
+    pub operation: OpKind,
+    /// As in `tenfold:all_reduce` or `tenfold:send 0->1`.
+    pub profiling_name: String,
+    /// How many collectives of the group were called, this one included; and messages; and both.
+    pub collective_seq_id: u64,
+    pub p2p_seq_id: u64,
+    pub op_id: u64,
+    pub is_p2p: bool,
+    pub dtype: Option<DType>,
+    /// Of each tensor; flat unless the caller told its shapes.
+    pub input_shapes: Vec<Vec<u64>>,
+    pub output_shapes: Vec<Vec<u64>>,
+    pub state: State,
+    pub created_ns: u64,
+    pub started_ns: Option<u64>,
+    pub completed_ns: Option<u64>,
+    /// Nothing more will happen to it: it ended, well or not.
+    pub retired: bool,
+    pub timeout_ms: u64,
+    pub thread_id: String,
+    pub thread_name: String,
+    /// The innermost first; empty unless recorded.
+    pub frames: Vec<Frame>,
+}
+
+/// All that a dump says.
+pub(super) struct Snapshot {
+    pub groups: Vec<GroupFacts>,
+    pub entries: Vec<Entry>,
+}
+
+pub(super) fn snapshot(recorder: &Recorder, options: &DumpOptions) -> Snapshot {
+    let entries = if options.collectives { entries(recorder, options) } else { Vec::new() };
+    Snapshot { groups: recorder.groups.facts(options.only), entries }
+}
+
+pub(super) fn entries(recorder: &Recorder, options: &DumpOptions) -> Vec<Entry> {
+    let Some(ring) = &recorder.ring else { return Vec::new() };
+    let records = ring.read();
+    let groups = recorder.groups.facts(options.only); // after the ring: whoever has a record has a group
+    let to_unix = clock::to_unix();
+    let mut entries = Vec::with_capacity(records.len());
+    for (id, words) in records {
+        let Some(record) = Record::decode(&words) else { continue };
+        let Some(group) = groups.iter().find(|group| group.id == record.group) else { continue };
+        if !(options.only_active && record.completed != 0) {
+            entries.push(entry(recorder, id, &record, group, to_unix));
+        }
+    }
+    entries
+}
+
+fn entry(recorder: &Recorder, id: u64, record: &Record, group: &GroupFacts, to_unix: i64) -> Entry {
+    let unix = |time: u64| time.wrapping_add_signed(to_unix);
+    let thread = THREADS.get(record.thread);
+    let site = record.has_site.then(|| recorder.sites.get(id)).flatten();
+    let site = site.as_deref().map(super::site::Site::get);
+    let flat = |lengths: Vec<u64>| lengths.into_iter().map(|length| vec![length]).collect();
+    Entry {
+        record_id: id,
+        group_id: group.id,
+        group: group.name.clone(),
+        description: group.description.clone(),
+        rank: group.rank,
+        operation: record.kind,
+        profiling_name: record.profiling_name(group.rank),
+        collective_seq_id: record.collectives,
+        p2p_seq_id: record.messages,
+        op_id: record.collectives + record.messages,
+        is_p2p: record.is_message(),
+        dtype: record.dtype,
+        input_shapes: site
+            .and_then(|site| site.input_shapes.clone())
+            .unwrap_or_else(|| flat(record.input_lengths())),
+        output_shapes: site
+            .and_then(|site| site.output_shapes.clone())
+            .unwrap_or_else(|| flat(record.output_lengths())),
+        state: record.state(),
+        created_ns: unix(record.created),
+        started_ns: (record.started != 0).then(|| unix(record.started)),
+        completed_ns: (record.completed != 0).then(|| unix(record.completed)),
+        retired: record.retired != 0,
+        timeout_ms: record.timeout_ms,
+        thread_id: thread.id,
+        thread_name: thread.name,
+        frames: site.map(|site| site.frames.clone()).unwrap_or_default(),
+    }
+}
+
+pub(super) fn pickle(snapshot: &Snapshot, options: &DumpOptions) -> Vec<u8> {
+    let mut pairs = vec![
+        ("version".to_string(), Plain::from(VERSION)),
+        ("pg_config".to_string(), config(&snapshot.groups)),
+        ("comm_lib_version".to_string(), Plain::from(env!("CARGO_PKG_VERSION"))),
+        ("pg_status".to_string(), status(&snapshot.groups, Plain::Int)),
+    ];
+    if options.collectives {
+        let entries = snapshot.entries.iter().map(|entry| {
+            let mut pairs = Vec::with_capacity(24);
+            if options.stacks {
+                pairs.push(("frames".to_string(), Plain::List(entry.frames.iter().map(frame).collect())));
+            }
+            pairs.extend(facts(entry, |time| time.map_or(Plain::None, Plain::from)));
+            Plain::Dict(pairs)
+        });
+        pairs.push(("entries".to_string(), Plain::List(entries.collect())));
+    }
+    Plain::Dict(pairs).to_pickle()
+}
+
+pub(super) fn json(snapshot: &Snapshot, options: &DumpOptions) -> String {
+    let mut pairs = vec![
+        ("version".to_string(), Plain::from(VERSION)),
+        ("pg_config".to_string(), config(&snapshot.groups)),
+        ("comm_lib_version".to_string(), Plain::from(env!("CARGO_PKG_VERSION"))),
+        ("nccl_comm_state".to_string(), Plain::Dict(Vec::new())),
+        ("pg_status".to_string(), status(&snapshot.groups, |number| Plain::Text(number.to_string()))),
+    ];
+    if options.collectives && !snapshot.entries.is_empty() {
+        let entry = |entry| Plain::Dict(facts(entry, |time| Plain::from(time.unwrap_or(0))));
+        pairs.push(("entries".to_string(), Plain::List(snapshot.entries.iter().map(entry).collect())));
+    }
+    Plain::Dict(pairs).to_json().to_string()
+}
+
+fn config(groups: &[GroupFacts]) -> Plain {
+    let of = |group: &GroupFacts| {
+        let facts = Plain::dict([
+            ("name", Plain::from(group.name.as_str())),
+            ("desc", Plain::from(group.description.as_str())),
+            ("ranks", Plain::Text(format!("{:?}", group.ranks))),
+        ]);
+        (group.name.clone(), facts)
+    };
+    Plain::Dict(groups.iter().map(of).collect())
+}
+
+fn status(groups: &[GroupFacts], number: impl Fn(i64) -> Plain) -> Plain {
+    let of = |group: &GroupFacts| {
+        let facts = Plain::dict([
+            ("last_enqueued_collective", number(group.enqueued)),
+            ("last_started_collective", number(group.started)),
+            ("last_completed_collective", number(group.completed)),
+        ]);
+        (group.id.to_string(), facts)
+    };
+    Plain::Dict(groups.iter().map(of).collect())
+}
+
+fn frame(frame: &Frame) -> Plain {
+    Plain::dict([
+        ("name", Plain::from(frame.name.as_str())),
+        ("filename", Plain::from(frame.file.as_str())),
+        ("line", Plain::from(u64::from(frame.line))),
+    ])
+}
+
+fn facts(entry: &Entry, time: impl Fn(Option<u64>) -> Plain) -> Vec<(String, Plain)> {
+    let shapes = |shapes: &[Vec<u64>]| {
+        let shape = |shape: &Vec<u64>| Plain::List(shape.iter().map(|length| Plain::from(*length)).collect());
+        Plain::List(shapes.iter().map(shape).collect())
+    };
+    let dtypes = |shapes: &[Vec<u64>]| {
+        let name = entry.dtype.map_or("", dtype_name);
+        Plain::List(shapes.iter().map(|_| Plain::from(name)).collect())
+    };
+    let group = (Plain::from(entry.group.as_str()), Plain::from(entry.description.as_str()));
+    let mut facts = vec![
+        ("record_id", Plain::from(entry.record_id)),
+        ("pg_id", Plain::from(u64::from(entry.group_id))),
+        ("process_group", Plain::Pair(Box::new(group))),
+        ("thread_name", Plain::from(entry.thread_name.as_str())),
+        ("thread_id", Plain::from(entry.thread_id.as_str())),
+        ("collective_seq_id", Plain::from(entry.collective_seq_id)),
+        ("p2p_seq_id", Plain::from(entry.p2p_seq_id)),
+        ("op_id", Plain::from(entry.op_id)),
+        ("profiling_name", Plain::from(entry.profiling_name.as_str())),
+        ("time_created_ns", Plain::from(entry.created_ns)),
+    ];
+    if let (Some(started), Some(completed)) = (entry.started_ns, entry.completed_ns) {
+        facts.push(("duration_ms", Plain::Float(completed.saturating_sub(started) as f64 / 1e6)));
+    }
+    facts.extend([
+        ("input_sizes", shapes(&entry.input_shapes)),
+        ("input_dtypes", dtypes(&entry.input_shapes)),
+        ("output_sizes", shapes(&entry.output_shapes)),
+        ("output_dtypes", dtypes(&entry.output_shapes)),
+        ("state", Plain::from(entry.state.name())),
+        ("time_discovered_started_ns", time(entry.started_ns)),
+        ("time_discovered_completed_ns", time(entry.completed_ns)),
+        ("retired", Plain::Bool(entry.retired)),
+        ("timeout_ms", Plain::from(entry.timeout_ms)),
+        ("is_p2p", Plain::Bool(entry.is_p2p)),
+    ]);
+    facts.into_iter().map(|(key, value)| (key.to_string(), value)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    fn entry(record_id: u64) -> Entry {
+        Entry {
+            record_id,
+            group_id: 0,
+            group: "world".to_string(),
+            description: "default_pg".to_string(),
+            rank: 1,
+            operation: OpKind::AllReduce,
+            profiling_name: "tenfold:all_reduce".to_string(),
+            collective_seq_id: record_id + 1,
+            p2p_seq_id: 0,
+            op_id: record_id + 1,
+            is_p2p: false,
+            dtype: Some(DType::F32),
+            input_shapes: vec![vec![3, 2]],
+            output_shapes: vec![vec![3, 2]],
+            state: State::Completed,
+            created_ns: 1_794_830_275_365_354_939,
+            started_ns: Some(1_794_830_275_365_354_939),
+            completed_ns: Some(1_794_830_275_366_604_939),
+            retired: true,
+            timeout_ms: 1_800_000,
+            thread_id: "4712".to_string(),
+            thread_name: "python".to_string(),
+            frames: vec![Frame { name: "train".into(), file: "/home/me/train.py".into(), line: 70 }],
+        }
+    }
+
+    fn snapshot() -> Snapshot {
+        let group = GroupFacts {
+            id: 0,
+            name: "world".to_string(),
+            description: "default_pg".to_string(),
+            rank: 1,
+            ranks: vec![0, 1],
+            enqueued: 2,
+            started: 1,
+            completed: 1,
+        };
+        let waiting = Entry {
+            operation: OpKind::AllGather,
+            profiling_name: "tenfold:all_gather".to_string(),
+            dtype: Some(DType::I64),
+            input_shapes: vec![vec![300]],
+            output_shapes: vec![vec![300]; 2],
+            state: State::Scheduled,
+            started_ns: None,
+            completed_ns: None,
+            retired: false,
+            frames: Vec::new(),
+            ..entry(1)
+        };
+        let message = Entry {
+            operation: OpKind::Send,
+            profiling_name: "tenfold:send 1->0".to_string(),
+            is_p2p: true,
+            collective_seq_id: 2,
+            p2p_seq_id: 1,
+            op_id: 3,
+            output_shapes: Vec::new(),
+            state: State::Started,
+            completed_ns: None,
+            ..entry(2)
+        };
+        Snapshot { groups: vec![group], entries: vec![entry(0), waiting, message] }
+    }
+
+    /// Compares with a file beside the tests; `TENFOLD_BLESS=1` writes it anew. `tests/python/test_recorder.py` reads both files.
+    fn golden(name: &str, ours: &[u8]) {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
+        if std::env::var_os("TENFOLD_BLESS").is_some() {
+            std::fs::write(&path, ours).unwrap();
+        }
+        let expected = std::fs::read(&path).unwrap();
+        assert!(expected == ours, "{name} differs:\n{}", String::from_utf8_lossy(ours));
+    }
+
+    #[test]
+    fn a_dump_is_the_same_byte_for_byte() {
+        let options = DumpOptions::default();
+        golden("recorder.pickle", &pickle(&snapshot(), &options));
+        golden("recorder.json", json(&snapshot(), &options).as_bytes());
+    }
+}

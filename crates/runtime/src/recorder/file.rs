@@ -1,0 +1,160 @@
+//! Dumps as files: on request, when a group fails, and on a signal.
+//!
+//! A file for a failed group is written by a thread of its own, because who finds the fault holds the engine's lock, and
+//! because a disk may hang. Whoever is told of the failure first waits for the file, for a limited time: a program that ends at
+//! its first error has left its dump by then.
+
+#![expect(clippy::disallowed_methods, reason = "owns the threads that write dumps")]
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+use tenfold_plan::Rank;
+
+use super::dump::{self, DumpOptions};
+use super::{GroupRecord, RECORDER, Recorder, clock};
+use crate::environment;
+
+/// Files that are being written at the same time; ranks that are threads have one each.
+const WRITING_MAX: usize = 64;
+
+/// How many files are being written, and who waits for them.
+static WRITING: (Mutex<usize>, Condvar) = (Mutex::new(0), Condvar::new());
+
+/// Writes a dump of `rank`; where.
+pub(super) fn write(recorder: &Recorder, rank: Rank, options: &DumpOptions) -> io::Result<PathBuf> {
+    let path = path(recorder, rank);
+    let bytes = dump::pickle(&dump::snapshot(recorder, options), options);
+    write_whole(&path, &bytes)
+        .map_err(|error| io::Error::new(error.kind(), format!("cannot write {}: {error}", path.display())))?;
+    Ok(path)
+}
+
+fn path(recorder: &Recorder, rank: Rank) -> PathBuf {
+    let settings = &recorder.settings;
+    let prefix = settings.dynamic_prefix.then(environment::recorder_prefix).and_then(Result::ok);
+    let mut path = prefix.unwrap_or_else(|| settings.prefix.clone()).into_os_string();
+    path.push(rank.to_string());
+    path.into()
+}
+
+/// In one piece: whoever reads sees the old file or the new one. The unfinished one has a name that no analyser takes for a dump.
+fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    fs::create_dir_all(folder)?;
+    let unfinished = folder.join(format!(".tenfold-dump-{}-{}", std::process::id(), clock::now()));
+    let written = fs::write(&unfinished, bytes).and_then(|()| fs::rename(&unfinished, path));
+    if written.is_err() {
+        let _ = fs::remove_file(&unfinished); // it may not have been made
+    }
+    written
+}
+
+/// A dump of a group that fails. From now on [`wait_until_dumped`] waits for it.
+pub(crate) struct ExpectedDump {
+    place: Place,
+    group: Arc<GroupRecord>,
+}
+
+/// A group fails, which leaves a dump, unless that was switched off.
+#[cold]
+pub(crate) fn expect_dump(group: &Arc<GroupRecord>) -> Option<ExpectedDump> {
+    let recorder = group.recorder();
+    if !recorder.settings.dump_on_failure || recorder.ring.is_none() {
+        return None;
+    }
+    Some(ExpectedDump { place: Place::take()?, group: Arc::clone(group) })
+}
+
+impl ExpectedDump {
+    /// Returns at once.
+    pub(crate) fn write(self) {
+        let ExpectedDump { place, group } = self;
+        let recorder = group.recorder();
+        place.run(move || {
+            let rank = match group.only() {
+                Some(_) => group.global_rank(),
+                None => *recorder.process_rank.get_or_init(|| group.global_rank()),
+            };
+            tell(write(recorder, rank, &DumpOptions::default().only(group.only())), group.name());
+        });
+    }
+}
+
+/// Writes a file for each rank of this process if the signal came that asks for it.
+pub(crate) fn dump_if_signalled() {
+    if RECORDER.signalled.load(Ordering::Relaxed) && RECORDER.signalled.swap(false, Ordering::AcqRel) {
+        let Some(place) = Place::take() else { return };
+        place.run(|| {
+            let mut told = Vec::new();
+            for group in RECORDER.groups.all() {
+                if told.contains(&group.only()) {
+                    continue;
+                }
+                told.push(group.only());
+                let rank = group.only().map(|_| group.global_rank());
+                let rank = rank.or(RECORDER.process_rank.get().copied()).unwrap_or_default();
+                tell(write(&RECORDER, rank, &DumpOptions::default().only(group.only())), "a signal");
+            }
+        });
+    }
+}
+
+fn tell(written: io::Result<PathBuf>, cause: &str) {
+    match written {
+        Ok(path) => tracing::info!(cause, "wrote the flight recorder's dump to {}", path.display()),
+        Err(error) => tracing::warn!(cause, "no dump of the flight recorder: {error}"),
+    }
+}
+
+/// One of the files that are being written, or will be.
+struct Place;
+
+impl Place {
+    fn take() -> Option<Place> {
+        let mut writing = WRITING.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if *writing >= WRITING_MAX {
+            tracing::warn!("no dump of the flight recorder: {writing} earlier ones are still being written");
+            return None;
+        }
+        *writing += 1;
+        Some(Place)
+    }
+
+    /// Runs `write` on a thread of its own.
+    fn run(self, write: impl FnOnce() + Send + 'static) {
+        let run = move || {
+            write();
+            drop(self);
+        };
+        if let Err(error) = std::thread::Builder::new().name("tenfold-dump".to_string()).spawn(run) {
+            tracing::warn!("no dump of the flight recorder: cannot start a thread: {error}");
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        *WRITING.0.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        WRITING.1.notify_all();
+    }
+}
+
+/// Returns when no dump is being written, or when the time for that is up.
+#[cold]
+pub(crate) fn wait_until_dumped() {
+    let writing = WRITING.0.lock().unwrap_or_else(PoisonError::into_inner);
+    let limit = RECORDER.settings.dump_time;
+    let _ = WRITING.1.wait_timeout_while(writing, limit, |writing| *writing > 0);
+}
+
+/// Has the signal that the user named set a flag; the helper thread looks at it.
+pub(super) fn listen_for_signal(recorder: &Recorder) {
+    let Some(signal) = recorder.settings.signal else { return };
+    if let Err(error) = signal_hook::flag::register(signal, Arc::clone(&recorder.signalled)) {
+        tracing::warn!("cannot listen for signal {signal}: {error}");
+    }
+}

@@ -1,0 +1,172 @@
+//! Where a call comes from, and the shapes it was made with: what only the caller knows.
+//!
+//! A language binding hands it in around a call; it is kept beside the ring, for as long as the record is. A program that never
+//! does pays for one look at a flag.
+
+use std::backtrace::Backtrace;
+use std::cell::RefCell;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+/// Frames that are kept of a stack.
+const FRAMES_MAX: usize = 64;
+
+/// A function on the stack of a caller.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Frame {
+    pub name: String,
+    pub file: String,
+    pub line: u32,
+}
+
+/// Where a call comes from.
+#[derive(Clone, Debug, Default)]
+pub struct CallSite {
+    /// The innermost first.
+    pub frames: Vec<Frame>,
+    /// Shapes of the tensors that go in and come out; nothing leaves them flat.
+    pub input_shapes: Option<Vec<Vec<u64>>>,
+    pub output_shapes: Option<Vec<Vec<u64>>>,
+}
+
+/// A site as it is kept: names are looked up when somebody wants to read them.
+#[derive(Debug)]
+pub(super) enum Site {
+    Given(CallSite),
+    Rust { stack: Backtrace, known: OnceLock<CallSite> },
+}
+
+impl Site {
+    pub(super) fn get(&self) -> &CallSite {
+        match self {
+            Site::Given(site) => site,
+            Site::Rust { stack, known } => {
+                known.get_or_init(|| CallSite { frames: parse(&stack.to_string()), ..CallSite::default() })
+            }
+        }
+    }
+}
+
+thread_local! {
+    static GIVEN: RefCell<Option<Arc<Site>>> = const { RefCell::new(None) };
+}
+
+/// Has any call site ever been given?
+static IN_USE: AtomicBool = AtomicBool::new(false);
+
+/// Runs `call` with `site` noted for every operation it calls on this thread.
+pub fn with_call_site<R>(site: CallSite, call: impl FnOnce() -> R) -> R {
+    struct Restore(Option<Arc<Site>>);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            GIVEN.set(self.0.take());
+        }
+    }
+    IN_USE.store(true, Ordering::Relaxed);
+    let _restore = Restore(GIVEN.replace(Some(Arc::new(Site::Given(site)))));
+    call()
+}
+
+/// The site of a call that is being made on this thread.
+#[inline]
+pub(super) fn current(stacks: bool) -> Option<Arc<Site>> {
+    if !stacks && !IN_USE.load(Ordering::Relaxed) { None } else { find(stacks) }
+}
+
+#[cold]
+fn find(stacks: bool) -> Option<Arc<Site>> {
+    let given = GIVEN.with_borrow(Option::clone);
+    given.or_else(|| {
+        let rust = || Site::Rust { stack: Backtrace::force_capture(), known: OnceLock::new() };
+        stacks.then(|| Arc::new(rust()))
+    })
+}
+
+/// Sites beside the slots of a ring.
+#[derive(Debug, Default)]
+pub(super) struct Sites {
+    places: OnceLock<Box<[Place]>>,
+}
+
+type Place = Mutex<Option<(u64, Arc<Site>)>>;
+
+impl Sites {
+    pub(super) fn put(&self, id: u64, site: Arc<Site>, capacity: usize) {
+        let places = self.places.get_or_init(|| (0..capacity.max(1)).map(|_| Mutex::default()).collect());
+        *places[id as usize % places.len()].lock().unwrap_or_else(PoisonError::into_inner) = Some((id, site));
+    }
+
+    pub(super) fn get(&self, id: u64) -> Option<Arc<Site>> {
+        let places = self.places.get()?;
+        let place = places[id as usize % places.len()].lock().unwrap_or_else(PoisonError::into_inner);
+        place.as_ref().filter(|(of, _)| *of == id).map(|(_, site)| Arc::clone(site))
+    }
+}
+
+/// Frames of a backtrace as std shows it, from the caller of this crate on.
+fn parse(shown: &str) -> Vec<Frame> {
+    let mut frames: Vec<Frame> = Vec::new();
+    for line in shown.lines().map(str::trim) {
+        if let Some(place) = line.strip_prefix("at ") {
+            let mut parts = place.rsplitn(3, ':');
+            let (_column, line, file) = (parts.next(), parts.next(), parts.next());
+            if let (Some(frame), Some(file)) = (frames.last_mut(), file) {
+                frame.file = file.to_string();
+                frame.line = line.and_then(|line| line.parse().ok()).unwrap_or(0);
+            }
+        } else if let Some((number, name)) = line.split_once(": ")
+            && number.bytes().all(|digit| digit.is_ascii_digit())
+        {
+            frames.push(Frame { name: name.to_string(), file: String::new(), line: 0 });
+        }
+    }
+    let is_ours = |frame: &Frame| {
+        let name = frame.name.trim_start_matches('<');
+        ["tenfold::", "std::backtrace", "core::", "std::thread::local"]
+            .iter()
+            .any(|own| name.starts_with(own))
+    };
+    let first = frames.iter().position(|frame| !is_ours(frame)).unwrap_or(0);
+    frames.drain(..first);
+    frames.truncate(FRAMES_MAX);
+    frames
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_backtrace_is_read_from_the_first_frame_that_is_not_ours() {
+        let shown = "   0: std::backtrace::Backtrace::force_capture\n             at /rustc/a/backtrace.rs:312:9\n   \
+                     1: <tenfold::group::Group>::all_reduce\n             at ./src/call.rs:10:5\n   2: train::step\n   \
+                     \x20         at ./src/main.rs:42:13\n   3: main\n";
+        let expected = [
+            Frame { name: "train::step".into(), file: "./src/main.rs".into(), line: 42 },
+            Frame { name: "main".into(), file: String::new(), line: 0 },
+        ];
+        assert_eq!(parse(shown), expected);
+        assert_eq!(parse("disabled backtrace"), []);
+    }
+
+    #[test]
+    fn a_site_is_for_the_calls_within_and_for_no_others() {
+        assert!(current(false).is_none());
+        let frames = vec![Frame { name: "f".into(), file: "x.py".into(), line: 3 }];
+        let site = CallSite { frames: frames.clone(), ..CallSite::default() };
+        let seen = with_call_site(site, || current(false).map(|site| site.get().frames.clone()));
+        assert_eq!(seen, Some(frames));
+        assert!(current(false).is_none());
+        assert!(current(true).is_some_and(|site| matches!(&*site, Site::Rust { .. })));
+    }
+
+    #[test]
+    fn a_site_is_found_by_the_record_it_belongs_to_only() {
+        let sites = Sites::default();
+        let site = Arc::new(Site::Given(CallSite::default()));
+        sites.put(1, Arc::clone(&site), 4);
+        assert!(sites.get(1).is_some() && sites.get(5).is_none());
+        sites.put(5, site, 4);
+        assert!(sites.get(1).is_none() && sites.get(5).is_some());
+    }
+}

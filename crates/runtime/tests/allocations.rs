@@ -1,0 +1,53 @@
+//! Recording an operation allocates nothing: with the recorder there are as many allocations as without it.
+
+use std::process::Command;
+
+use tenfold::{DType, Group, ReduceOp, Tensor, recorder};
+
+const TIMES: u64 = 5000; // more than the ring holds
+
+/// Allocations of many operations of a group of one, by kind of operation.
+fn count() -> Vec<u64> {
+    Group::threads(1, |group| {
+        let (mut one, mut two) = (Tensor::zeros(DType::F32, 2), Tensor::zeros(DType::F32, 2));
+        let mut calls: [Box<dyn FnMut() -> tenfold::Result<()> + '_>; 3] = [
+            Box::new(|| group.all_reduce(one.lend(), ReduceOp::Sum)?.wait()),
+            Box::new(|| group.barrier()?.wait()),
+            Box::new(|| group.broadcast(two.lend(), 0)?.wait()),
+        ];
+        let mut counts = Vec::new();
+        for call in &mut calls {
+            call()?; // the first call on a thread gives the thread a name, and makes the plan
+            let measured = allocation_counter::measure(|| {
+                (0..TIMES).for_each(|_| call().expect("nobody else is needed"));
+            });
+            counts.push(measured.count_total);
+        }
+        Ok(counts)
+    })
+    .expect("nobody else is needed")
+    .remove(0)
+}
+
+/// What [`recording_allocates_nothing`] runs in another process, with the recorder off.
+#[test]
+fn without_the_recorder() {
+    if !recorder::is_on() {
+        println!("@ {:?}", count());
+    }
+}
+
+#[test]
+fn recording_allocates_nothing() {
+    assert!(recorder::is_on());
+    let with = count();
+    let program = std::env::current_exe().unwrap();
+    let without = Command::new(program)
+        .args(["--exact", "without_the_recorder", "--nocapture"])
+        .env("TORCH_FR_BUFFER_SIZE", "0")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&without.stdout).into_owned();
+    assert!(said.contains(&format!("@ {with:?}")), "with the recorder {with:?}, without it {said}");
+    assert_eq!(recorder::entries().len(), 2000);
+}
