@@ -52,6 +52,7 @@ pub(crate) fn page(report: &Report<'_>, timeline: &Timeline<'_>) -> String {
         "start_ms": timeline.start_ns / 1_000_000,
         "length": timeline.end_ns.saturating_sub(timeline.start_ns),
         "groups": timeline.groups,
+        "missing": report.job.missing,
         "names": names.all,
         "boxes": boxes,
     });
