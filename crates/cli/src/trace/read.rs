@@ -2,13 +2,14 @@
 //!
 //! A file that cannot be read takes nothing from the others: it becomes a [`Refusal`] that names it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::dump::{self, Dump};
+use super::dump::{self, Dump, End, Record};
 use super::pickle::Problem;
 use super::{json, pickle};
 
@@ -42,7 +43,28 @@ pub(crate) fn read_all(paths: &[PathBuf]) -> Dumps {
         }
     }
     found.dumps.sort_by_key(|dump| dump.rank);
+    settle_ends(&mut found.dumps);
     found
+}
+
+/// Some recorders note that an operation was called and never look again (PyTorch's hook around a backend without completion hooks):
+/// all their operations seem to be under way. If a library has several on one rank and none has ever started or ended, they say nothing.
+fn settle_ends(dumps: &mut [Dump]) {
+    let mut watched: BTreeMap<Arc<str>, bool> = BTreeMap::new();
+    let mut several: BTreeSet<Arc<str>> = BTreeSet::new();
+    for dump in dumps.iter() {
+        let mut seen = BTreeSet::new();
+        for record in &dump.records {
+            let is_watched = record.end != End::Open || record.started_ns.is_some();
+            *watched.entry(record.library.clone()).or_default() |= is_watched;
+            if !seen.insert((&record.library, &record.group)) {
+                several.insert(record.library.clone());
+            }
+        }
+    }
+    let is_blind = |record: &Record| !watched[&record.library] && several.contains(&record.library);
+    let records = dumps.iter_mut().flat_map(|dump| &mut dump.records);
+    records.filter(|record| is_blind(record)).for_each(|record| record.end = End::Unknown);
 }
 
 impl Dumps {

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::align::{Group, Job};
+use super::dump::End;
 use super::read::Refusal;
 use super::verdict::{Finding, Level};
 use super::words::{self, clean};
@@ -65,7 +66,10 @@ impl Report<'_> {
             let title = group.rows.values().next_back()?.values().next()?.last()?.title();
             Some(format!(": all ranks have come to {title} of {}", group.title))
         });
-        format!("no trouble found{}", place.unwrap_or_default())
+        let blind =
+            self.job.dumps.iter().flat_map(|dump| &dump.records).any(|record| record.end == End::Unknown);
+        let caveat = if blind { "; whether it ended is not recorded" } else { "" };
+        format!("no trouble found{}{caveat}", place.unwrap_or_default())
     }
 
     /// One screen: what went wrong, who it was, and what the answer is made of.

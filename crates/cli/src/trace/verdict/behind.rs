@@ -77,12 +77,12 @@ fn behind(job: &Job<'_>, group: &Group<'_>, laggards: &Laggards) -> Option<Findi
             words::seconds(lead)
         ));
     }
-    if waiting.is_short() || !is_waited_for {
+    if !is_waited_for {
+        finding.level = Level::Note;
+        finding.lines.push("nobody waits for that: its dump is older, or the others did not need it".into());
+    } else if waiting.is_short() {
         finding.level = Level::Note;
         finding.lines.push("so short a time that it may be on its way".into());
-        if !is_waited_for {
-            finding.lines.pop();
-        }
     }
     Some(finding)
 }
