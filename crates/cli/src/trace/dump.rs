@@ -82,6 +82,8 @@ pub(crate) enum End {
     Open,
     /// Over; the time is not always known.
     Completed(Option<i64>),
+    /// Given up on, by a recorder that says of others that they completed: it failed, or its time was up.
+    Failed,
     /// The recorder does not watch it any more. It may have completed, failed, or go on: Gloo's and PyTorch's hook do not say.
     Unknown,
 }
@@ -127,7 +129,7 @@ impl Record {
         };
         match self.end {
             End::Completed(at) => at.or_else(by_duration),
-            End::Open | End::Unknown => None,
+            End::Open | End::Failed | End::Unknown => None,
         }
     }
 }

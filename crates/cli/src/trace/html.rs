@@ -65,6 +65,7 @@ fn state_number(end: End) -> u8 {
         End::Open => 0,
         End::Completed(_) => 1,
         End::Unknown => 2,
+        End::Failed => 3,
     }
 }
 

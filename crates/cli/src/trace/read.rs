@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::dump::{self, Dump, End, Record};
+use super::dump::{self, Dump, End};
 use super::pickle::Problem;
 use super::{json, pickle};
 
@@ -47,24 +47,37 @@ pub(crate) fn read_all(paths: &[PathBuf]) -> Dumps {
     found
 }
 
-/// Some recorders note that an operation was called and never look again (PyTorch's hook around a backend without completion hooks):
-/// all their operations seem to be under way. If a library has several on one rank and none has ever started or ended, they say nothing.
+/// What the end of an operation means depends on what its recorder ever says.
+///
+/// Some note that an operation was called and never look again (PyTorch's hook around a backend without completion hooks): all of theirs
+/// seem to be under way. If a library has several on one rank and none has ever started or ended, that says nothing. One that does say
+/// of operations that they completed, and stops watching another, has seen it fail.
 fn settle_ends(dumps: &mut [Dump]) {
-    let mut watched: BTreeMap<Arc<str>, bool> = BTreeMap::new();
+    let mut watched: BTreeSet<Arc<str>> = BTreeSet::new();
+    let mut told: BTreeSet<Arc<str>> = BTreeSet::new();
     let mut several: BTreeSet<Arc<str>> = BTreeSet::new();
     for dump in dumps.iter() {
         let mut seen = BTreeSet::new();
         for record in &dump.records {
-            let is_watched = record.end != End::Open || record.started_ns.is_some();
-            *watched.entry(record.library.clone()).or_default() |= is_watched;
+            if record.end != End::Open || record.started_ns.is_some() {
+                watched.insert(record.library.clone());
+            }
+            if record.is_completed() {
+                told.insert(record.library.clone());
+            }
             if !seen.insert((&record.library, &record.group)) {
                 several.insert(record.library.clone());
             }
         }
     }
-    let is_blind = |record: &Record| !watched[&record.library] && several.contains(&record.library);
-    let records = dumps.iter_mut().flat_map(|dump| &mut dump.records);
-    records.filter(|record| is_blind(record)).for_each(|record| record.end = End::Unknown);
+    for record in dumps.iter_mut().flat_map(|dump| &mut dump.records) {
+        let library = &record.library;
+        if !watched.contains(library) && several.contains(library) {
+            record.end = End::Unknown;
+        } else if record.end == End::Unknown && told.contains(library) {
+            record.end = End::Failed;
+        }
+    }
 }
 
 impl Dumps {
@@ -173,6 +186,7 @@ fn is_credible(dump: &Dump, written_ns: i64) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::dump::Record;
     use super::*;
 
     #[test]
@@ -198,6 +212,27 @@ mod tests {
         assert_eq!(problem(b"\x1f\x8b\x08"), "it is compressed\n  hint: `gunzip` it first");
         assert_eq!(problem(b"hello"), "no flight-recorder dump: it begins neither as JSON nor as a pickle");
         assert_eq!(problem(b"\x80\x02}"), "at byte 3: the file ends here: it is truncated");
+    }
+
+    #[test]
+    fn what_an_end_means_depends_on_what_its_recorder_says_of_others() {
+        let record = |library: &str, end| Record { library: library.into(), end, ..Record::default() };
+        let completed = End::Completed(None);
+        let ends = [
+            ("blind", End::Open, End::Unknown),
+            ("blind", End::Open, End::Unknown),
+            ("once", End::Open, End::Open),
+            ("good", completed, completed),
+            ("good", End::Unknown, End::Failed),
+            ("good", End::Open, End::Open),
+            ("gloo", End::Unknown, End::Unknown),
+            ("gloo", End::Open, End::Open),
+        ];
+        let records = ends.iter().map(|&(library, end, _)| record(library, end)).collect();
+        let mut dumps = [Dump { records, ..Dump::default() }];
+        settle_ends(&mut dumps);
+        let settled: Vec<End> = dumps[0].records.iter().map(|record| record.end).collect();
+        assert_eq!(settled, ends.map(|(_, _, expected)| expected));
     }
 
     #[test]

@@ -152,6 +152,7 @@ pub(crate) fn state(record: &Record) -> &'static str {
     match record.end {
         End::Open => "under way when the dump was written",
         End::Completed(_) => "completed",
+        End::Failed => "failed",
         End::Unknown => "its end was not recorded",
     }
 }
@@ -175,7 +176,7 @@ fn end_of(record: &Record, dump: &Dump) -> i64 {
     match record.end {
         End::Open => dump.written_ns.unwrap_or_else(last),
         End::Completed(_) => record.ended_ns().unwrap_or(begin),
-        End::Unknown => begin,
+        End::Failed | End::Unknown => begin,
     }
 }
 

@@ -130,31 +130,37 @@ struct Waiting {
     text: String,
     /// Seconds; known if a dump tells when it was written.
     longest: Option<f64>,
+    is_over: bool,
 }
 
 impl Waiting {
     /// `ranks 0 and 1 wait in it since 40.1 s (timeout 30.0 s), called at train.py:88 in step`
     fn new(job: &Job<'_>, records: &[(u32, &Record)]) -> Waiting {
-        let open: Vec<(u32, &Record)> =
-            records.iter().copied().filter(|(_, record)| record.end == End::Open).collect();
-        let unknown: Vec<(u32, &Record)> =
-            records.iter().copied().filter(|(_, record)| record.end == End::Unknown).collect();
-        let shown =
-            [&open, &unknown].into_iter().find(|some| !some.is_empty()).map_or(records, Vec::as_slice);
+        let of = |end: End| -> Vec<(u32, &Record)> {
+            records.iter().copied().filter(|(_, record)| record.end == end).collect()
+        };
+        // Of those in different states, the ones that tell most are spoken of.
+        let [open, failed, unknown] = [End::Open, End::Failed, End::Unknown].map(of);
+        let (shown, state) = match (open.is_empty(), failed.is_empty(), unknown.is_empty()) {
+            (false, _, _) => (&open[..], End::Open),
+            (_, false, _) => (&failed[..], End::Failed),
+            (_, _, false) => (&unknown[..], End::Unknown),
+            _ => (records, End::Completed(None)),
+        };
         let ranks: Vec<u32> = shown.iter().map(|(rank, _)| *rank).collect();
         let age = |&(rank, record): &(u32, &Record)| words::age(record, job.dump(rank)?);
         let longest = shown.iter().filter_map(age).max_by(f64::total_cmp);
         let who = words::ranks(&ranks);
-        let waits = if ranks.len() == 1 { "waits" } else { "wait" };
-        let mut text = match (open.is_empty(), unknown.is_empty(), longest) {
-            (false, _, Some(longest)) => format!("{who} {waits} in it since {}", words::seconds(longest)),
-            (false, _, None) => format!("{who} {waits} in it"),
-            (_, false, Some(longest)) => {
-                let dumps = if ranks.len() == 1 { "its dump" } else { "their dumps" };
-                format!("{who} entered it {} before {dumps}", words::seconds(longest))
-            }
-            (_, false, None) => format!("{who} entered it"),
-            _ => format!("{who} completed it"),
+        let (waits, dumps) = if ranks.len() == 1 { ("waits", "its dump") } else { ("wait", "their dumps") };
+        let since = longest.map(words::seconds);
+        let mut text = match (state, since) {
+            (End::Open, Some(since)) => format!("{who} {waits} in it since {since}"),
+            (End::Open, None) => format!("{who} {waits} in it"),
+            (End::Failed, Some(since)) => format!("{who} entered it {since} before {dumps} and failed"),
+            (End::Failed, None) => format!("{who} entered it and failed"),
+            (End::Unknown, Some(since)) => format!("{who} entered it {since} before {dumps}"),
+            (End::Unknown, None) => format!("{who} entered it"),
+            (End::Completed(_), _) => format!("{who} completed it"),
         };
         if let Some(limit) = shown.iter().find_map(|(_, record)| record.timeout_ms) {
             text += &format!(" (timeout {})", words::seconds(limit as f64 / 1e3));
@@ -162,11 +168,12 @@ impl Waiting {
         if let Some(site) = shown.iter().find_map(|(_, record)| words::call_site(record)) {
             text += &format!(", called at {site}");
         }
-        Waiting { text, longest }
+        Waiting { text, longest, is_over: state == End::Failed }
     }
 
+    /// So short that it may be on its way.
     fn is_short(&self) -> bool {
-        self.longest.is_some_and(|longest| longest < SHORT_S)
+        !self.is_over && self.longest.is_some_and(|longest| longest < SHORT_S)
     }
 }
 
@@ -217,6 +224,10 @@ fn fate(record: &Record, dump: &Dump) -> String {
         (End::Completed(_), _) => ", which it completed".into(),
         (End::Open, Some(ago)) => format!(", in which it is since {}", words::seconds(ago)),
         (End::Open, None) => ", in which it still is".into(),
+        (End::Failed, Some(ago)) => {
+            format!(", entered {} before its dump, in which it failed", words::seconds(ago))
+        }
+        (End::Failed, None) => ", in which it failed".into(),
         (End::Unknown, Some(ago)) => format!(", entered {} before its dump", words::seconds(ago)),
         (End::Unknown, None) => String::new(),
     }

@@ -104,32 +104,43 @@ fn stuck(job: &Job<'_>, group: &Group<'_>) -> Option<Finding> {
     if group.members.iter().any(|rank| job.missing.contains(rank)) {
         return None; // told with the ranks that are missing
     }
-    let is_open = |records: &Vec<&Record>| records.iter().any(|record| record.end == End::Open);
+    let is_inside = |record: &Record| matches!(record.end, End::Open | End::Failed);
+    let is_open = |records: &Vec<&Record>| records.iter().any(|record| is_inside(record));
     let (&sequence, _) = group.rows.iter().find(|(_, row)| row.values().any(is_open))?;
     let all = records_of(group, sequence);
-    let open: Vec<(u32, &Record)> =
-        all.iter().copied().filter(|(_, record)| record.end == End::Open).collect();
+    let open: Vec<(u32, &Record)> = all.iter().copied().filter(|(_, record)| is_inside(record)).collect();
     let waiting = Waiting::new(job, &open);
     if waiting.is_short() || open.is_empty() {
         return None;
     }
     let inside: Vec<u32> = open.iter().map(|(rank, _)| *rank).collect();
+    let failed: Vec<u32> =
+        open.iter().filter(|(_, record)| record.end == End::Failed).map(|(rank, _)| *rank).collect();
     let (title, place) = (open[0].1.title(), &group.title);
-    let headline = if inside.len() == all.len() {
-        format!(
-            "all {} are in {title} of {place}, and none has completed it",
-            words::counted(all.len(), "rank")
+    let (headline, remedy) = if !failed.is_empty() {
+        let who = words::ranks(&failed);
+        (
+            format!("{who} failed in {title} of {place}"),
+            "all had entered it and the calls agree: the error is in the log",
         )
     } else {
-        let has = if inside.len() == 1 { "has" } else { "have" };
-        format!("{} {has} not completed {title} of {place}, which the others have", words::ranks(&inside))
+        let headline = if inside.len() == all.len() {
+            format!(
+                "all {} are in {title} of {place}, and none has completed it",
+                words::counted(all.len(), "rank")
+            )
+        } else {
+            let has = if inside.len() == 1 { "has" } else { "have" };
+            format!("{} {has} not completed {title} of {place}, which the others have", words::ranks(&inside))
+        };
+        (
+            headline,
+            "nobody is missing and the calls agree: look at the network, and for a rank that died in it",
+        )
     };
     let mut finding = Finding::new(Kind::Stuck, headline).of(group, Some(sequence));
-    finding.lines = vec![
-        waiting.text,
-        "nobody is missing and the calls agree: look at the network, and for a rank that died in it".into(),
-    ];
-    finding.ranks.clone_from(&inside);
+    finding.lines = vec![waiting.text, remedy.into()];
+    finding.ranks = if failed.is_empty() { inside.clone() } else { failed };
     finding.waiting = inside;
     Some(finding)
 }

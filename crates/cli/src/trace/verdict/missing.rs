@@ -1,7 +1,7 @@
 //! Ranks that left no dump: they died, were killed, or hang so that they cannot even write.
 
 use super::super::align::Job;
-use super::super::dump::{End, Record};
+use super::super::dump::Record;
 use super::super::read::Refusal;
 use super::super::words;
 use super::{Finding, Kind, Waiting};
@@ -26,7 +26,7 @@ pub(super) fn find(job: &Job<'_>, refusals: &[Refusal]) -> Option<Finding> {
         let inside: Vec<(u32, &Record)> = row
             .iter()
             .filter_map(|(&rank, records)| Some((rank, *records.last()?)))
-            .filter(|(_, record)| record.end != End::Completed(None) && !record.is_completed())
+            .filter(|(_, record)| !record.is_completed())
             .collect();
         if absent.is_empty() || inside.is_empty() {
             continue;

@@ -363,6 +363,21 @@ fn a_group_that_is_complete_and_does_not_move_is_told() {
 }
 
 #[test]
+fn ranks_that_failed_in_a_call_that_agrees_are_told() {
+    let mut dumps = so_far_well();
+    for dump in &mut dumps {
+        call(dump, "all_reduce", 3, 0.5, Some(1));
+    }
+    dumps[1].records[2].end = End::Failed;
+    assert_eq!(
+        text(&dumps),
+        "✗ rank 1 failed in all_reduce #3 of group dp\n    \
+         rank 1 entered it 500.0 ms before its dump and failed (timeout 30.0 s), called at job/train.py:83 in step\n    \
+         all had entered it and the calls agree: the error is in the log"
+    );
+}
+
+#[test]
 fn a_message_without_a_partner_is_named() {
     let mut dumps = so_far_well();
     message(&mut dumps[0], "send", (Some(0), 1), 30.0, Some(1));
