@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -17,7 +18,7 @@ import pytest
 from browser import Browser, missing
 from processes import python, run_together
 from ranks import ENVIRONMENT
-from servers import tenfold_binary
+from servers import ROOT, tenfold_binary
 
 pytestmark = pytest.mark.tenfold_only("has nothing to do with it")
 
@@ -61,7 +62,14 @@ def scene(tmp_path_factory: pytest.TempPathFactory):
 
 def torch_analyser(folder: Path) -> str:
     """What PyTorch's own analyser says about the same dumps; a crash of it is said too."""
-    command = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", str(folder), "-p", "trace_"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.flight_recorder.fr_trace",
+        str(folder),
+        "-p",
+        "trace_",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=ENVIRONMENT | os.environ)
     return done.stdout + done.stderr
 
@@ -85,7 +93,9 @@ def test_a_rank_that_calls_another_collective_is_named_with_both_call_sites(scen
     verdict = trace(scene("wrong-collective"))
     said = "✗ rank 1 called broadcast #5 of group default_pg where ranks 0 and 2 called all_reduce"
     assert verdict.head == said, verdict
-    assert re.search(r"rank 1: broadcast, Float \[4\], called at .* in wrong_collective", verdict.said), verdict.said
+    assert re.search(r"rank 1: broadcast, Float \[4\], called at .* in wrong_collective", verdict.said), (
+        verdict.said
+    )
     assert re.search(r"ranks 0 and 2: all_reduce, Float \[4\], called at .* in train_step", verdict.said)
     assert verdict.code == TROUBLE
 
@@ -124,18 +134,22 @@ def test_the_first_cause_comes_before_what_follows_from_it(scene) -> None:
 
 def test_a_job_in_order_is_said_to_be(scene) -> None:
     verdict = trace(scene("healthy"))
-    assert verdict.head.startswith("✓ no trouble found: all ranks have come to all_reduce #7 of group default_pg")
+    assert verdict.head.startswith(
+        "✓ no trouble found: all ranks have come to all_reduce #7 of group default_pg"
+    )
     assert verdict.code == FINE
 
 
 def test_a_straggler_is_named(scene) -> None:
     verdict = trace(scene("straggler"))
     assert verdict.code == FINE, verdict
-    assert re.search(r"! rank 1 is a straggler: the last to come to 1\d of 16 collectives", verdict.said), verdict.said
+    assert re.search(r"! rank 1 is a straggler: the last to come to 1\d of 16 collectives", verdict.said), (
+        verdict.said
+    )
 
 
 @pytest.mark.parametrize("name", ["sleeps", "wrong-collective", "wrong-size", "missing", "healthy"])
-def test_the_hook_around_our_backend_and_json_tell_the_same(name: str, scene) -> None:
+def test_json_tells_the_same_as_the_pickle(name: str, scene) -> None:
     pickled = trace(scene(name))
     as_json = trace(scene(name) / "json")
     assert as_json.head == pickled.head, "JSON has no call sites, and says the same otherwise"
@@ -150,15 +164,24 @@ def test_the_hook_around_our_backend_and_json_tell_the_same(name: str, scene) ->
         ("wrong-size", r"Culprit rank 1; Error type: SIZE_OR_SYNTAX_MISMATCH"),
     ],
 )
-def test_pytorchs_analyser_finds_the_same_where_it_does_not_crash(name: str, finding: str, scene, tmp_path: Path) -> None:
-    assert "KeyError" in torch_analyser(scene(name)), "Gloo's own dumps crash it; if no more, compare them directly"
-    # With the group's name, which Gloo's recorder does not know yet when it writes it down.
+def test_pytorchs_analyser_finds_the_same_where_it_does_not_crash(
+    name: str, finding: str, scene, tmp_path: Path
+) -> None:
+    as_written, named = tmp_path / "as-written", tmp_path / "named"
+    as_written.mkdir()
+    named.mkdir()
     for file in scene(name).glob("trace_*"):
+        (as_written / file.name).write_bytes(file.read_bytes())
+        # With the group's name, which Gloo's recorder does not know yet when it writes it down.
         dump = pickle.loads(file.read_bytes())
         dump["pg_config"] = {"0": {"name": "0", "desc": "default_pg", "ranks": str(list(range(WORLD)))}}
-        (tmp_path / file.name).write_bytes(pickle.dumps(dump, protocol=2))
-    assert re.search(finding, torch_analyser(tmp_path)), torch_analyser(tmp_path)
-    assert "rank 1 " in trace(tmp_path).head
+        (named / file.name).write_bytes(pickle.dumps(dump, protocol=2))
+    crash = torch_analyser(as_written)
+    assert "KeyError" in crash, f"Gloo's own dumps crash it; if no more, compare them directly\n{crash}"
+    said = torch_analyser(named)
+    assert re.search(finding, said), said
+    assert "rank 1 " in trace(named).head
+    assert trace(named).head == trace(as_written).head
 
 
 # ---------------------------------------------------------------------------- damaged files, and programs that read it
@@ -174,7 +197,10 @@ def test_a_damaged_file_is_named_and_the_others_are_analysed(scene, tmp_path: Pa
         (gzip.compress(whole[2]), "it is compressed"),
         (b"", "it is empty"),
         (b"import os", "no flight-recorder dump"),
-        (pickle.dumps({"version": "2.10", "entries": [os.getcwd]}, protocol=2), "opcode GLOBAL would make an object"),
+        (
+            pickle.dumps({"version": "2.10", "entries": [os.getcwd]}, protocol=2),
+            "opcode GLOBAL would make an object",
+        ),
         (pickle.dumps({"version": "9.0", "entries": []}, protocol=4), "format version `9.0`"),
     ]:
         (tmp_path / "trace_2").write_bytes(broken)
@@ -214,14 +240,38 @@ def test_the_timeline_is_a_trace_that_perfetto_reads(tmp_path: Path) -> None:
     assert names == {"group default_pg", "group default_pg (2)", "group tp0", "group tp1"}
     assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in boxes)
     hung = [event for event in boxes if event["args"]["state"] == "under way when the dump was written"]
-    assert [(event["pid"], event["name"]) for event in hung] == [(rank, "all_reduce #9") for rank in (0, 1, 3)]
+    assert [(event["pid"], event["name"]) for event in hung] == [
+        (rank, "all_reduce #9") for rank in (0, 1, 3)
+    ]
     # Boxes of one thread do not cross, and every arrow has its beginning and its end.
     for thread in {(event["pid"], event["tid"]) for event in boxes}:
-        own = sorted((box["ts"], box["ts"] + box["dur"]) for box in boxes if (box["pid"], box["tid"]) == thread)
+        own = sorted(
+            (box["ts"], box["ts"] + box["dur"]) for box in boxes if (box["pid"], box["tid"]) == thread
+        )
         assert all(before[1] <= after[0] + 1e-3 for before, after in zip(own, own[1:], strict=False)), own
     arrows = [event for event in events if event["ph"] in "stf"]
-    ends = [{event["ph"] for event in arrows if event["id"] == flow} >= {"s", "f"} for flow in {event["id"] for event in arrows}]
+    ends = [
+        {event["ph"] for event in arrows if event["id"] == flow} >= {"s", "f"}
+        for flow in {event["id"] for event in arrows}
+    ]
     assert ends and all(ends)
+
+
+def test_every_command_of_the_documentation_runs(tmp_path: Path) -> None:
+    made_up(tmp_path)
+    page = (ROOT / "docs" / "debugging-hangs.md").read_text()
+    blocks = re.findall(r"<!-- test: fails 1 -->\n```console\n(.*?)```", page, re.DOTALL)
+    commands = [line[2:] for block in blocks for line in block.splitlines() if line.startswith("$ ")]
+    assert len(commands) == 6
+    for command in commands:
+        words = shlex.split(command)
+        assert words[0] == "tenfold"
+        done = subprocess.run(
+            [tenfold_binary(), *words[1:]], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == TROUBLE and not done.stderr, (command, done)
+    shown = blocks[0].splitlines()[1:]
+    assert trace(tmp_path / "dumps").said.splitlines()[: len(shown)] == shown, "the page shows what it says"
 
 
 # ---------------------------------------------------------------------------- the page
@@ -295,9 +345,16 @@ def test_an_operation_tells_its_fields_and_a_finding_shows_its_own(browser: Brow
         canvas.dispatchEvent(new PointerEvent("pointermove", at));
         """
     )
-    told = browser.until("getComputedStyle(document.querySelector('#info')).display === 'block' && document.querySelector('#info').innerText")
+    told = browser.until(
+        "getComputedStyle(document.querySelector('#info')).display === 'block' && document.querySelector('#info').innerText"
+    )
     assert told.startswith("all_reduce #79 on rank 0\n"), told
-    for part in ["group default_pg", "tensors: Float [25600]", "state: under way", "called at: job/train.py:88 in train_step"]:
+    for part in [
+        "group default_pg",
+        "tensors: Float [25600]",
+        "state: under way",
+        "called at: job/train.py:88 in train_step",
+    ]:
         assert part in told, told
     browser.click("#all")
     browser.until("document.querySelector('#range').textContent === args[0]", before)
@@ -311,7 +368,9 @@ def test_a_phone_shows_it_without_scrolling_sideways(browser: Browser, tmp_path:
     browser.resize(360, 740, 2.0, True)
     assert look(browser, page) > 0
     assert browser.run("return document.documentElement.scrollWidth") <= 360
-    assert browser.run("return document.querySelector('canvas').clientHeight") > 200, "there is room for the timeline"
+    assert browser.run("return document.querySelector('canvas').clientHeight") > 200, (
+        "there is room for the timeline"
+    )
 
 
 def test_tens_of_thousands_of_operations_are_merged_where_they_cannot_be_told_apart(
@@ -326,7 +385,7 @@ def test_tens_of_thousands_of_operations_are_merged_where_they_cannot_be_told_ap
 
 
 def test_what_a_dump_says_is_text_and_nothing_else(browser: Browser, tmp_path: Path) -> None:
-    hostile = "</script><img src=x onerror=\"window.hacked=1\"><script>window.hacked=1</script>"
+    hostile = '</script><img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'
     entry = {
         "record_id": 0,
         "process_group": ("0", hostile),

@@ -21,7 +21,9 @@ class Dump:
     def __init__(self, rank: int, ranks: int) -> None:
         half = [member for member in range(ranks) if member // 2 == rank // 2]
         groups = {"0": ("default_pg", list(range(ranks))), f"{1 + rank // 2}": (f"tp{rank // 2}", half)}
-        self.config = {name: {"name": name, "desc": desc, "ranks": str(all_)} for name, (desc, all_) in groups.items()}
+        self.config = {
+            name: {"name": name, "desc": desc, "ranks": str(all_)} for name, (desc, all_) in groups.items()
+        }
         self.entries: list[dict] = []
         self.numbers = dict.fromkeys(groups, 0)
         self.tensor_group = f"{1 + rank // 2}"
@@ -31,7 +33,11 @@ class Dump:
         gathered = [size * 2] if name == "all_gather" else [size]
         frames = [
             {"name": name, "filename": "/opt/venv/lib/torch/distributed/distributed_c10d.py", "line": 4174},
-            {"name": "forward" if name == "all_gather" else "train_step", "filename": "/home/ada/job/train.py", "line": line},
+            {
+                "name": "forward" if name == "all_gather" else "train_step",
+                "filename": "/home/ada/job/train.py",
+                "line": line,
+            },
             {"name": "main", "filename": "/home/ada/job/train.py", "line": 140},
         ]
         self.entries.append(
@@ -91,7 +97,9 @@ def main() -> None:
         for rank, dump in enumerate(dumps):
             begin = now + chance.randrange(MILLISECOND) + (6 * MILLISECOND if rank == STRAGGLER else 0)
             arrived.append(begin)
-            dump.add(dump.tensor_group, "all_gather", 71, 4096, begin - 5 * MILLISECOND, begin - 3 * MILLISECOND)
+            dump.add(
+                dump.tensor_group, "all_gather", 71, 4096, begin - 5 * MILLISECOND, begin - 3 * MILLISECOND
+            )
         end = max(arrived) + 4 * MILLISECOND
         for rank, dump in enumerate(dumps):
             is_last = step == options.steps - 1
@@ -99,7 +107,14 @@ def main() -> None:
                 continue
             dump.add("0", "all_reduce", 88, 25_600, arrived[rank], None if is_last else end + rank * 20_000)
             if not is_last:  # overlaps the first: two buckets under way
-                dump.add("0", "all_reduce", 88, 1_000, arrived[rank] + MILLISECOND, end + MILLISECOND + rank * 20_000)
+                dump.add(
+                    "0",
+                    "all_reduce",
+                    88,
+                    1_000,
+                    arrived[rank] + MILLISECOND,
+                    end + MILLISECOND + rank * 20_000,
+                )
         now = end + 9 * MILLISECOND
     for rank, dump in enumerate(dumps):
         dump.write(options.folder / f"trace_{rank}", now + WAITED)

@@ -76,7 +76,6 @@ def train_step(tensor: torch.Tensor) -> None:
     enter(dist.all_reduce(tensor, async_op=True))
 
 
-
 def sleeps() -> None:
     if rank != CULPRIT:
         train_step(torch.ones(4))

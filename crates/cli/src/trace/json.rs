@@ -17,8 +17,9 @@ pub(super) fn parse(bytes: &[u8]) -> Result<(Heap, Plain), Problem> {
         Err(error) => {
             let lines = bytes.split_inclusive(|&byte| byte == b'\n').take(error.line().saturating_sub(1));
             let position = lines.map(<[u8]>::len).sum::<usize>() + error.column().saturating_sub(1);
-            let text = if error.is_eof() { "truncated JSON: ".to_owned() } else { "no JSON: ".to_owned() };
-            Err(Problem { position: position.min(bytes.len()), text: text + &error.to_string() })
+            let (position, what) =
+                if error.is_eof() { (bytes.len(), "truncated JSON") } else { (position, "no JSON") };
+            Err(Problem { position: position.min(bytes.len()), text: format!("{what}: {error}") })
         }
     }
 }
@@ -106,7 +107,7 @@ mod tests {
     #[test]
     fn a_cut_or_wrong_text_is_named_with_its_place() {
         let cut = parse(b"{\"a\": [1,\n2").unwrap_err();
-        assert_eq!((cut.position, &cut.text[..16]), (10, "truncated JSON: "));
+        assert_eq!((cut.position, &cut.text[..16]), (11, "truncated JSON: "));
         let wrong = parse(b"{]").unwrap_err();
         assert_eq!((wrong.position, &wrong.text[..9]), (1, "no JSON: "));
         assert!(parse(&b"[".repeat(100_000)).unwrap_err().text.contains("recursion limit"));
