@@ -1,7 +1,8 @@
-"""`tenfold trace` on dumps of PyTorch's own recorder, made by jobs that go wrong on purpose; and its page in a real browser."""
+"""`tenfold trace` on dumps of PyTorch's own recorder, made by jobs that go wrong on purpose; and its page."""
 
 import functools
 import gzip
+import itertools
 import json
 import os
 import pickle
@@ -81,7 +82,7 @@ def test_a_rank_that_does_not_come_is_named(scene) -> None:
     verdict = trace(scene("sleeps"))
     assert verdict.head == "✗ rank 1 has not entered all_reduce #5 of group default_pg", verdict
     assert re.search(
-        r"ranks 0 and 2 wait in it since [\d.]+ \w+ \(timeout 60\.0 s\), called at .*trace_scenes\.py:\d+ in train_step",
+        r"ranks 0 and 2 wait in it since [\d.]+ \w+ \(timeout 60\.0 s\), called at .*\.py:\d+ in train_step",
         verdict.said,
     ), verdict.said
     assert "rank 1's last in this group was barrier #4" in verdict.said
@@ -129,7 +130,8 @@ def test_the_first_cause_comes_before_what_follows_from_it(scene) -> None:
     only = trace(scene("pairs"), "--group", "second")
     assert only.head == "✗ rank 0 has not entered all_reduce #2 of group second"
     nobody = trace(scene("pairs"), "--group", "third")
-    assert "no group is called `third`" in nobody.complained and "first, second" in nobody.complained
+    assert "no group is called `third`" in nobody.complained
+    assert "first, second" in nobody.complained
 
 
 def test_a_job_in_order_is_said_to_be(scene) -> None:
@@ -184,7 +186,7 @@ def test_pytorchs_analyser_finds_the_same_where_it_does_not_crash(
     assert trace(named).head == trace(as_written).head
 
 
-# ---------------------------------------------------------------------------- damaged files, and programs that read it
+# ---------------------------------------------------------------------------- damaged files, JSON, timeline
 
 
 def test_a_damaged_file_is_named_and_the_others_are_analysed(scene, tmp_path: Path) -> None:
@@ -205,12 +207,13 @@ def test_a_damaged_file_is_named_and_the_others_are_analysed(scene, tmp_path: Pa
     ]:
         (tmp_path / "trace_2").write_bytes(broken)
         verdict = trace(tmp_path)
-        assert f"error: {tmp_path}/trace_2: " in verdict.complained and problem in verdict.complained, verdict
+        assert f"error: {tmp_path}/trace_2: " in verdict.complained, verdict
+        assert problem in verdict.complained, verdict
         assert verdict.head == "✗ rank 2 has no dump here: 2 of 3 ranks do"
         assert "✗ rank 1 has not entered all_reduce #5 of group default_pg" in verdict.said
         assert verdict.code == TROUBLE
     alone = trace(tmp_path / "trace_2", tmp_path / "gone_7")
-    assert alone.code == UNSURE and not alone.said, alone
+    assert (alone.code, alone.said) == (UNSURE, ""), alone
     assert "gone_7: No such file" in alone.complained
 
 
@@ -248,13 +251,14 @@ def test_the_timeline_is_a_trace_that_perfetto_reads(tmp_path: Path) -> None:
         own = sorted(
             (box["ts"], box["ts"] + box["dur"]) for box in boxes if (box["pid"], box["tid"]) == thread
         )
-        assert all(before[1] <= after[0] + 1e-3 for before, after in zip(own, own[1:], strict=False)), own
+        assert all(before[1] <= after[0] + 1e-3 for before, after in itertools.pairwise(own)), own
     arrows = [event for event in events if event["ph"] in "stf"]
     ends = [
         {event["ph"] for event in arrows if event["id"] == flow} >= {"s", "f"}
         for flow in {event["id"] for event in arrows}
     ]
-    assert ends and all(ends)
+    assert ends
+    assert all(ends)
 
 
 def test_every_command_of_the_documentation_runs(tmp_path: Path) -> None:
@@ -269,7 +273,7 @@ def test_every_command_of_the_documentation_runs(tmp_path: Path) -> None:
         done = subprocess.run(
             [tenfold_binary(), *words[1:]], cwd=tmp_path, capture_output=True, text=True, timeout=60
         )
-        assert done.returncode == TROUBLE and not done.stderr, (command, done)
+        assert (done.returncode, done.stderr) == (TROUBLE, ""), command
     shown = blocks[0].splitlines()[1:]
     assert trace(tmp_path / "dumps").said.splitlines()[: len(shown)] == shown, "the page shows what it says"
 
@@ -341,13 +345,12 @@ def test_an_operation_tells_its_fields_and_a_finding_shows_its_own(browser: Brow
     browser.run(
         """
         const canvas = document.querySelector("canvas"), bounds = canvas.getBoundingClientRect();
-        const at = { clientX: bounds.left + bounds.width / 2, clientY: bounds.top + 26 + 11, pointerType: "mouse", bubbles: true };
-        canvas.dispatchEvent(new PointerEvent("pointermove", at));
+        const at = { clientX: bounds.left + bounds.width / 2, clientY: bounds.top + 26 + 11 };
+        canvas.dispatchEvent(new PointerEvent("pointermove", { ...at, pointerType: "mouse" }));
         """
     )
-    told = browser.until(
-        "getComputedStyle(document.querySelector('#info')).display === 'block' && document.querySelector('#info').innerText"
-    )
+    browser.until("document.querySelector('#info').style.display === 'block'")
+    told = browser.run("return document.querySelector('#info').innerText")
     assert told.startswith("all_reduce #79 on rank 0\n"), told
     for part in [
         "group default_pg",
@@ -376,10 +379,10 @@ def test_a_phone_shows_it_without_scrolling_sideways(browser: Browser, tmp_path:
 def test_tens_of_thousands_of_operations_are_merged_where_they_cannot_be_told_apart(
     browser: Browser, tmp_path: Path
 ) -> None:
-    page, _ = made_up(tmp_path, steps=1500, ranks=16)
+    page, _ = made_up(tmp_path, steps=1000, ranks=16)
     drawn = look(browser, page)
     boxes = browser.run("return data.boxes.length")
-    assert boxes > 70_000
+    assert boxes > 45_000
     assert drawn < 25_000, "one box a few pixels wide per place and row, whatever the number of operations"
     assert browser.complaints() == []
 

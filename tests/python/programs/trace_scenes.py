@@ -1,8 +1,9 @@
 """One rank of a job that goes wrong on purpose: trace_scenes.py SCENE FOLDER BACKEND RANK WORLD.
 
-Every rank makes a few calls that all make, then what the scene says, and when all have done so it writes what PyTorch's own
-recorder knows as a pickle to FOLDER/trace_<rank> and as JSON to FOLDER/json/trace_<rank>.json. Ranks agree by a store of files
-on when that is, so that nothing depends on time but the wait that is to be seen in the dumps.
+Every rank makes a few calls that all make, then what the scene says, and when all have done so it writes
+what PyTorch's own recorder knows as a pickle to FOLDER/trace_<rank> and as JSON to
+FOLDER/json/trace_<rank>.json. Ranks agree by a store of files on when that is, so that nothing depends on
+time but the wait that is to be seen in the dumps.
 """
 
 import os
@@ -24,13 +25,13 @@ others = [other for other in range(world) if other != CULPRIT]
 
 
 class Relay(c10d.Backend):
-    """Gloo behind a backend of its own name: PyTorch's hook records its calls, messages too, which Gloo's recorder does not."""
+    """Gloo behind another name: PyTorch's hook records its calls, and messages, which Gloo's recorder does not."""
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)
         self.gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
 
-    def getBackendName(self) -> str:
+    def getBackendName(self) -> str:  # noqa: N802, c10d's name
         return "relay"
 
     def allreduce(self, tensors, opts=None):

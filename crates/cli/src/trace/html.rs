@@ -14,6 +14,8 @@ use super::timeline::{self, Timeline};
 use super::words;
 
 const PAGE: &str = include_str!("page.html");
+/// Fields that are in each box: as text they would make every one different.
+const OWN: [&str; 3] = ["sequence", "duration_ms", "record"];
 const PLACE: &str = "/*DATA*/null";
 
 pub(crate) fn page(report: &Report<'_>, timeline: &Timeline<'_>) -> String {
@@ -23,7 +25,8 @@ pub(crate) fn page(report: &Report<'_>, timeline: &Timeline<'_>) -> String {
         .iter()
         .map(|one| {
             let record = one.record;
-            let fields = timeline::fields(record).into_iter().skip(1).filter(|(name, _)| name != "record");
+            let fields =
+                timeline::fields(record).into_iter().filter(|(name, _)| !OWN.contains(&name.as_str()));
             let text: Vec<String> = fields
                 .map(|(name, value)| match value.as_str() {
                     Some(text) => format!("{name}: {}", words::clean(text)),
