@@ -25,7 +25,7 @@ others = [other for other in range(world) if other != CULPRIT]
 
 
 class Relay(c10d.Backend):
-    """Gloo behind another name: PyTorch's hook records its calls, and messages, which Gloo's recorder does not."""
+    """Gloo by another name: PyTorch's hook records its calls and messages; Gloo's recorder has no messages."""
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)
@@ -109,10 +109,14 @@ def healthy() -> None:
 
 
 def straggler() -> None:
-    for _ in range(12):
+    """The culprit comes when the others are known to have come, and a little later than that."""
+    for turn in range(12):
         if rank == CULPRIT:
-            time.sleep(0.02)
-        dist.all_reduce(torch.ones(4))
+            store.wait([f"turn {turn} of {other}" for other in others])
+            time.sleep(0.01)
+        work = dist.all_reduce(torch.ones(4), async_op=True)
+        store.set(f"turn {turn} of {rank}", b"")
+        work.wait()
 
 
 def pairs() -> None:

@@ -102,8 +102,11 @@ pub(crate) struct Frame {
 }
 
 impl Shape {
+    /// Bounded, so that sums over all tensors and ranks of a stranger's file cannot overflow.
     pub(crate) fn elements(&self) -> i128 {
-        self.sizes.iter().fold(1, |product: i128, &size| product.saturating_mul(size.into()))
+        const BOUND: i128 = 1 << 80;
+        let product = self.sizes.iter().fold(1, |product: i128, &size| product.saturating_mul(size.into()));
+        product.clamp(-BOUND, BOUND)
     }
 }
 

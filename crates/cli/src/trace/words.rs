@@ -20,7 +20,7 @@ pub(crate) fn numbers(ranks: &[u32]) -> String {
     let mut runs: Vec<(u32, u32)> = Vec::new();
     for &rank in ranks {
         match runs.last_mut() {
-            Some((_, end)) if *end + 1 == rank => *end = rank,
+            Some((_, end)) if end.checked_add(1) == Some(rank) => *end = rank,
             _ => runs.push((rank, rank)),
         }
     }

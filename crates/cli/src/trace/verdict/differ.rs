@@ -120,12 +120,13 @@ fn shift(group: &Group<'_>, sequence: i64, expected: &Class<'_>, other: &Class<'
         (Some(one), Some(two)) => compare::difference(one, two).is_none(),
         _ => false,
     };
+    let next = sequence.checked_add(1)?;
     let who = words::ranks(&other.ranks);
     let verb = if other.ranks.len() == 1 { "seems" } else { "seem" };
-    if fits(records(ours, sequence), records(theirs, sequence + 1)) {
+    if fits(records(ours, sequence), records(theirs, next)) {
         return Some(format!("{who} {verb} to make one call more: the next is what the others call here"));
     }
-    if fits(records(ours, sequence + 1), records(theirs, sequence)) {
+    if fits(records(ours, next), records(theirs, sequence)) {
         return Some(format!("{who} {verb} to have left out one call: this is what the others call next"));
     }
     None

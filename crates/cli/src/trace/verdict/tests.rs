@@ -4,9 +4,12 @@ use std::sync::Arc;
 
 use super::super::align::{Filter, Job};
 use super::super::dump::{Detail, Dump, End, Frame, GroupConfig, Record, Shape};
+use super::super::html;
 use super::super::read::Refusal;
 use super::super::report::Report;
+use super::super::timeline::Timeline;
 use super::*;
+use proptest::prelude::*;
 
 const SECOND: i64 = 1_000_000_000;
 /// When the dumps of these tests are written.
@@ -487,4 +490,76 @@ fn what_a_dump_says_commands_no_terminal() {
     add_group(&mut dumps, "1", "\u{1b}[2J", &[0, 1]);
     call_in(&mut dumps[0], "1", "\u{1b}]0;x\u{7}", 1, 20.0, None);
     assert!(!text(&dumps).contains('\u{1b}'));
+}
+
+/// Numbers as a stranger may write them.
+fn extreme() -> impl Strategy<Value = i64> {
+    prop_oneof![prop::sample::select(vec![i64::MIN, -1, 0, 1, 2, 3, NOW, i64::MAX]), any::<i64>()]
+}
+
+fn any_record() -> impl Strategy<Value = Record> {
+    let operation = prop::sample::select(vec![
+        "all_reduce",
+        "all_gather",
+        "reduce_scatter",
+        "all_to_all",
+        "send",
+        "recv",
+        "x",
+    ]);
+    let end = prop_oneof![
+        Just(End::Open),
+        Just(End::Failed),
+        Just(End::Unknown),
+        extreme().prop_map(|at| End::Completed((at > 0).then_some(at)))
+    ];
+    let sizes = || prop::collection::vec(prop::collection::vec(extreme(), 0..4), 0..3);
+    let detail = prop_oneof![
+        Just(Detail::None),
+        Just(Detail::Argument("root=1".into())),
+        (any::<Option<u32>>(), 0..4u32).prop_map(|(source, target)| Detail::Message { source, target })
+    ];
+    let numbers = (extreme(), extreme(), extreme(), 0..2u32, any::<Option<f64>>());
+    (operation, end, sizes(), sizes(), detail, numbers).prop_map(
+        |(operation, end, inputs, outputs, detail, numbers)| {
+            let (id, sequence, created, group, duration_ms) = numbers;
+            let shape = |sizes: Vec<i64>| Shape { sizes, dtype: None };
+            Record {
+                id,
+                group: group.to_string().into(),
+                operation: operation.into(),
+                detail,
+                sequence,
+                is_p2p: matches!(operation, "send" | "recv"),
+                inputs: inputs.into_iter().map(shape).collect(),
+                outputs: outputs.into_iter().map(shape).collect(),
+                created_ns: (created > 0).then_some(created),
+                end,
+                duration_ms: duration_ms.filter(|ms| ms.is_finite() && *ms >= 0.0),
+                timeout_ms: (sequence > 0).then_some(sequence),
+                ..Record::default()
+            }
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn whatever_the_records_say_there_is_a_verdict_and_a_picture(
+        records in prop::collection::vec(prop::collection::vec(any_record(), 0..12), 1..4),
+        ranks in prop::collection::vec(prop_oneof![0..5u32, Just(u32::MAX)], 0..5),
+    ) {
+        let mut dumps = dumps(records.len() as u32);
+        dumps[0].groups.insert("1".into(), GroupConfig { description: "other".into(), ranks });
+        for (dump, records) in dumps.iter_mut().zip(records) {
+            dump.records = records;
+        }
+        let job = Job::new(&dumps, &[], &Filter::default());
+        let findings = findings(&job, &[]);
+        let report = Report { job: &job, findings: &findings, refusals: &[] };
+        prop_assert!(report.text(9, false).lines().count() >= 2);
+        let timeline = Timeline::new(&job);
+        prop_assert!(timeline.to_chrome()["traceEvents"].is_array());
+        prop_assert!(html::page(&report, &timeline).contains("<!doctype html>"));
+    }
 }
