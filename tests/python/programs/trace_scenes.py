@@ -25,7 +25,7 @@ others = [other for other in range(world) if other != CULPRIT]
 
 
 class Relay(c10d.Backend):
-    """Gloo by another name: PyTorch's hook records its calls and messages; Gloo's recorder has no messages."""
+    """Gloo by another name: PyTorch's hook records messages too, which Gloo's recorder does not."""
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)

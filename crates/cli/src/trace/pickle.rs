@@ -428,7 +428,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(2000))]
+        #![proptest_config(ProptestConfig::with_cases(1000))]
         #[test]
         fn any_bytes_are_read_or_refused_within_the_memory_of_their_length(bytes in likely()) {
             match unpickle(&bytes) {
