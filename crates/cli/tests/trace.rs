@@ -1,5 +1,5 @@
 //! `tenfold trace` on dumps that real jobs left: PyTorch's recorder under Gloo and under its hook (`dumps/torch`, made by
-//! tests/python/programs/trace_scenes.py), and ours (`dumps/ours`).
+//! tests/python/programs/trace_scenes.py as it was then), and ours (`dumps/ours`).
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
