@@ -12,6 +12,7 @@ mod run;
 mod serve;
 mod store;
 mod top;
+mod trace;
 mod units;
 
 use std::ffi::OsString;
@@ -51,6 +52,7 @@ enum Command {
     Serve(serve::Args),
     Store(store::Args),
     Top(top::Args),
+    Trace(trace::Args),
 }
 
 const SUCCESS: u8 = 0;
@@ -93,6 +95,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>, program: Program) -> 
         Command::Serve(args) => serve::run(args),
         Command::Store(args) => store::run(args),
         Command::Top(args) => top::run(args),
+        Command::Trace(args) => trace::run(&args),
     };
     match outcome {
         Ok(code) => code,

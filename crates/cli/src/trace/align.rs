@@ -1,0 +1,228 @@
+//! Lays the ranks' records side by side: who did what in which group, number by number.
+//!
+//! A ring keeps the last records only, and each rank's may begin elsewhere. So a rank is never said to lack a number that its
+//! ring may have lost: what counts is how far it has come, and the numbers that several ranks still hold.
+//!
+//! Groups of one name may differ in members (c10d's `split_group` makes such), so a group is its name and its members. A recorder
+//! that does not say who the members are (Gloo's) gets those that were seen; for the default group that is every rank known.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::dump::{Detail, Dump, Record};
+use super::words;
+
+pub(crate) struct Job<'a> {
+    pub(crate) dumps: &'a [Dump],
+    pub(crate) groups: Vec<Group<'a>>,
+    /// Ranks that a group mentions and no dump is of.
+    pub(crate) missing: Vec<u32>,
+}
+
+pub(crate) struct Group<'a> {
+    pub(crate) name: Arc<str>,
+    /// What the user called it, or its name.
+    pub(crate) title: String,
+    /// Those that are looked at, in ascending order.
+    pub(crate) members: Vec<u32>,
+    /// All of them: what a rank of the group counts in.
+    pub(crate) everyone: Vec<u32>,
+    /// False if the recorder did not say who they are.
+    pub(crate) members_known: bool,
+    /// By number and by rank. A coalesced operation has several records of one number.
+    pub(crate) rows: BTreeMap<i64, BTreeMap<u32, Vec<&'a Record>>>,
+    /// Messages by sender and receiver, global ranks; `None` is a receiver that takes any sender's.
+    pub(crate) sends: BTreeMap<(u32, u32), Vec<&'a Record>>,
+    pub(crate) receives: BTreeMap<(Option<u32>, u32), Vec<&'a Record>>,
+}
+
+/// How far a rank has come in a group.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Standing<'a> {
+    /// It left no dump.
+    NoDump,
+    /// It has never made a call here.
+    Nothing,
+    /// It may have made some, which its ring has lost.
+    Lost,
+    Last(&'a Record),
+}
+
+/// Which part of the dumps is looked at.
+#[derive(Debug, Default)]
+pub(crate) struct Filter {
+    /// Empty: all.
+    pub(crate) ranks: BTreeSet<u32>,
+    /// Names or descriptions. Empty: all.
+    pub(crate) groups: Vec<String>,
+}
+
+impl Filter {
+    pub(crate) fn has_rank(&self, rank: u32) -> bool {
+        self.ranks.is_empty() || self.ranks.contains(&rank)
+    }
+
+    fn has_group(&self, name: &str, description: &str) -> bool {
+        self.groups.is_empty() || self.groups.iter().any(|group| group == name || group == description)
+    }
+}
+
+type Key = (Arc<str>, Option<Vec<u32>>);
+
+impl<'a> Job<'a> {
+    /// `mentioned` are ranks that exist although no group with a name has them.
+    pub(crate) fn new(dumps: &'a [Dump], mentioned: &[u32], filter: &Filter) -> Job<'a> {
+        let mut world: BTreeSet<u32> = dumps.iter().map(|dump| dump.rank).collect();
+        world.extend(mentioned.iter().copied().filter(|&rank| filter.has_rank(rank)));
+        let mut descriptions: BTreeMap<Key, Arc<str>> = BTreeMap::new();
+        for dump in dumps {
+            for (name, config) in &dump.groups {
+                if filter.has_group(name, &config.description) {
+                    let ranks = sorted(&config.ranks);
+                    world.extend(ranks.iter().copied().filter(|&rank| filter.has_rank(rank)));
+                    descriptions.insert((name.clone(), Some(ranks)), config.description.clone());
+                }
+            }
+        }
+        let mut records: BTreeMap<Key, Vec<(u32, &'a Record)>> = BTreeMap::new();
+        for dump in dumps {
+            for record in &dump.records {
+                if filter.has_group(&record.group, &record.description) {
+                    let key = key_of(record, dump, &descriptions);
+                    descriptions.entry(key.clone()).or_insert_with(|| record.description.clone());
+                    records.entry(key).or_default().push((dump.rank, record));
+                }
+            }
+        }
+        let mut groups = Vec::new();
+        for (key, description) in &descriptions {
+            let records = records.remove(key).unwrap_or_default();
+            let shared = descriptions.values().filter(|other| *other == description).count() > 1;
+            let mut group = Group::new(key, description, shared, &records, &world);
+            group.members.retain(|&rank| filter.has_rank(rank));
+            records.into_iter().for_each(|(rank, record)| group.add(rank, record));
+            groups.push(group);
+        }
+        let here: BTreeSet<u32> = dumps.iter().map(|dump| dump.rank).collect();
+        Job { dumps, groups, missing: world.difference(&here).copied().collect() }
+    }
+
+    pub(crate) fn dump(&self, rank: u32) -> Option<&'a Dump> {
+        self.dumps.iter().find(|dump| dump.rank == rank)
+    }
+
+    /// The group that a rank's record is of.
+    fn group_of(&self, record: &Record, rank: u32) -> Option<&Group<'a>> {
+        let is_it = |group: &&Group<'a>| group.name == record.group && group.everyone.contains(&rank);
+        self.groups.iter().find(is_it)
+    }
+
+    pub(crate) fn title_of(&self, record: &Record, rank: u32) -> String {
+        self.group_of(record, rank)
+            .map_or_else(|| format!("group {}", record.group), |group| group.title.clone())
+    }
+
+    /// Whom a rank's message is to or from, as a rank of the job.
+    pub(crate) fn peer_of(&self, record: &Record, rank: u32) -> Option<u32> {
+        let Detail::Message { source, target } = record.detail else { return None };
+        let index = if &*record.operation == "send" { target } else { source? };
+        self.group_of(record, rank)?.everyone.get(index as usize).copied()
+    }
+
+    pub(crate) fn standing(&self, group: &Group<'a>, rank: u32) -> Standing<'a> {
+        let Some(dump) = self.dump(rank) else { return Standing::NoDump };
+        if let Some(last) = group.last(rank) {
+            return Standing::Last(last);
+        }
+        let begins_later = dump.records.first().is_some_and(|record| record.id > 0);
+        if begins_later { Standing::Lost } else { Standing::Nothing }
+    }
+}
+
+/// The rank's own word on the group's members; else that of another whose group of this name has the rank.
+fn key_of(record: &Record, dump: &Dump, known: &BTreeMap<Key, Arc<str>>) -> Key {
+    let name = record.group.clone();
+    if let Some(config) = dump.groups.get(&name) {
+        return (name, Some(sorted(&config.ranks)));
+    }
+    let others = known.keys().find(|(other, members)| {
+        *other == name && members.as_ref().is_some_and(|members| members.contains(&dump.rank))
+    });
+    others.cloned().unwrap_or((name, None))
+}
+
+fn sorted(ranks: &[u32]) -> Vec<u32> {
+    let ranks: BTreeSet<u32> = ranks.iter().copied().collect();
+    ranks.into_iter().collect()
+}
+
+impl<'a> Group<'a> {
+    fn new(
+        key: &Key,
+        description: &Arc<str>,
+        shared: bool,
+        records: &[(u32, &'a Record)],
+        world: &BTreeSet<u32>,
+    ) -> Group<'a> {
+        let (name, configured) = key;
+        let members: BTreeSet<u32> = match configured {
+            Some(members) => members.iter().copied().collect(),
+            None if &**description == "default_pg" => world.clone(),
+            None => records.iter().map(|(rank, _)| *rank).collect(),
+        };
+        let title = match &**description {
+            "" | "undefined" => format!("group {name}"),
+            // Several groups may be described alike: the data-parallel ones of a mesh.
+            description if shared => format!("group {description} ({name})"),
+            description => format!("group {description}"),
+        };
+        let everyone: Vec<u32> = members.into_iter().collect();
+        Group {
+            name: name.clone(),
+            title: words::clean(&title),
+            members: everyone.clone(),
+            everyone,
+            members_known: configured.is_some(),
+            rows: BTreeMap::new(),
+            sends: BTreeMap::new(),
+            receives: BTreeMap::new(),
+        }
+    }
+
+    fn add(&mut self, rank: u32, record: &'a Record) {
+        let member = |index: u32| self.everyone.get(index as usize).copied();
+        match (&*record.operation, &record.detail) {
+            ("send", Detail::Message { target, .. }) => {
+                if let Some(target) = member(*target) {
+                    self.sends.entry((rank, target)).or_default().push(record);
+                }
+            }
+            ("recv", Detail::Message { source, .. }) => {
+                let source = source.and_then(member);
+                self.receives.entry((source, rank)).or_default().push(record);
+            }
+            _ if record.is_p2p => {} // the frame around coalesced messages
+            _ => self.rows.entry(record.sequence).or_default().entry(rank).or_default().push(record),
+        }
+    }
+
+    /// The last collective that the rank has entered.
+    pub(crate) fn last(&self, rank: u32) -> Option<&'a Record> {
+        let row = self.rows.values().rev().find_map(|row| row.get(&rank))?;
+        row.last().copied()
+    }
+
+    /// The collective of this number on this rank.
+    pub(crate) fn at(&self, sequence: i64, rank: u32) -> Option<&'a Record> {
+        self.rows.get(&sequence)?.get(&rank)?.last().copied()
+    }
+
+    /// Ranks that have entered the collective of this number.
+    pub(crate) fn ranks_in(&self, sequence: i64) -> Vec<u32> {
+        self.rows.get(&sequence).map(|row| row.keys().copied().collect()).unwrap_or_default()
+    }
+
+    pub(crate) fn messages(&self) -> usize {
+        self.sends.values().chain(self.receives.values()).map(Vec::len).sum()
+    }
+}

@@ -1,0 +1,396 @@
+//! What one rank's flight recorder wrote, as values with names.
+//!
+//! The format is PyTorch's, version 2.x: a minor version adds a field, so that all of them are read by taking what is there.
+//! Fields that are missing or of another kind are left out; only what makes a record one (its group, its name and its number)
+//! must be there. Numbers come from strangers: none is used as an index or a length before it was checked.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::plain::View;
+
+/// Operations, frames and sizes of one dump together. Mentioning one list a million times takes a million bytes in a
+/// pickle; here each mention costs memory.
+const PARTS_MAX: usize = 4_000_000;
+/// Members of one group.
+const MEMBERS_MAX: usize = 1 << 20;
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Dump {
+    pub(crate) rank: u32,
+    /// As the user named it.
+    pub(crate) file: String,
+    pub(crate) version: String,
+    /// The machine, where the recorder says it. PyTorch's does not.
+    pub(crate) host: Option<Arc<str>>,
+    /// When the file was written, in nanoseconds since 1970, if that can be believed.
+    pub(crate) written_ns: Option<i64>,
+    /// What the recorder knows of its groups, by name. Gloo's own recorder has nothing of use here.
+    pub(crate) groups: BTreeMap<Arc<str>, GroupConfig>,
+    pub(crate) records: Vec<Record>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct GroupConfig {
+    pub(crate) description: Arc<str>,
+    /// Global ranks, in the order of the group.
+    pub(crate) ranks: Vec<u32>,
+}
+
+/// One operation on one rank.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Record {
+    /// Counts all records of the rank: the first that is not 0 tells that the ring has lost some.
+    pub(crate) id: i64,
+    pub(crate) group: Arc<str>,
+    pub(crate) description: Arc<str>,
+    /// `all_reduce`, `send`.
+    pub(crate) operation: Arc<str>,
+    /// Who recorded it: `gloo`, `nccl`, `tenfold`.
+    pub(crate) library: Arc<str>,
+    pub(crate) detail: Detail,
+    pub(crate) sequence: i64,
+    pub(crate) p2p_sequence: i64,
+    pub(crate) is_p2p: bool,
+    pub(crate) inputs: Vec<Shape>,
+    pub(crate) outputs: Vec<Shape>,
+    pub(crate) created_ns: Option<i64>,
+    pub(crate) started_ns: Option<i64>,
+    pub(crate) end: End,
+    pub(crate) duration_ms: Option<f64>,
+    pub(crate) timeout_ms: Option<i64>,
+    pub(crate) thread: Option<Arc<str>>,
+    /// The call's stack, innermost first.
+    pub(crate) frames: Vec<Frame>,
+}
+
+/// What follows the name of an operation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Detail {
+    #[default]
+    None,
+    /// From and to, as ranks of the group. A receiver may not know its sender.
+    Message { source: Option<u32>, target: u32 },
+    /// An argument that all ranks must agree on, such as a root.
+    Argument(Arc<str>),
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum End {
+    /// Under way when the dump was written.
+    #[default]
+    Open,
+    /// Over; the time is not always known.
+    Completed(Option<i64>),
+    /// Given up on, by a recorder that says of others that they completed: it failed, or its time was up.
+    Failed,
+    /// The recorder does not watch it any more. It may have completed, failed, or go on: Gloo's and PyTorch's hook do not say.
+    Unknown,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Shape {
+    pub(crate) sizes: Vec<i64>,
+    pub(crate) dtype: Option<Arc<str>>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Frame {
+    pub(crate) name: Arc<str>,
+    pub(crate) file: Arc<str>,
+    pub(crate) line: i64,
+}
+
+impl Shape {
+    /// Bounded, so that sums over all tensors and ranks of a stranger's file cannot overflow.
+    pub(crate) fn elements(&self) -> i128 {
+        const BOUND: i128 = 1 << 80;
+        let product = self.sizes.iter().fold(1, |product: i128, &size| product.saturating_mul(size.into()));
+        product.clamp(-BOUND, BOUND)
+    }
+}
+
+impl Record {
+    /// What it is called in messages: `all_reduce #288`.
+    pub(crate) fn title(&self) -> String {
+        match self.is_p2p {
+            false => format!("{} #{}", self.operation, self.sequence),
+            true => self.operation.to_string(),
+        }
+    }
+
+    /// Is it known to be over?
+    pub(crate) fn is_completed(&self) -> bool {
+        matches!(self.end, End::Completed(_))
+    }
+
+    /// When it was over, where that was recorded.
+    pub(crate) fn ended_ns(&self) -> Option<i64> {
+        let by_duration = || {
+            let start = self.started_ns.or(self.created_ns)?;
+            Some(start.saturating_add((self.duration_ms? * 1e6) as i64))
+        };
+        match self.end {
+            End::Completed(at) => at.or_else(by_duration),
+            End::Open | End::Failed | End::Unknown => None,
+        }
+    }
+}
+
+/// What the top of a dump says, before anything else is believed.
+pub(super) fn read(top: View<'_>) -> Result<Dump, String> {
+    if !top.is_dict() {
+        return Err(format!(
+            "no flight-recorder dump: it holds {} where a dictionary is expected",
+            top.kind()
+        ));
+    }
+    let version = match top.get("version").text() {
+        Some(version) => version,
+        None if top.get("entries").is_list() => return Err("its entries have no `version`".into()),
+        None => return Err("no flight-recorder dump: it has no `version`".into()),
+    };
+    let major = version.split('.').next().and_then(|major| major.parse::<u32>().ok());
+    if major != Some(2) {
+        return Err(format!(
+            "it is of format version `{version}`, and this tenfold reads 2.x\n  \
+             hint: PyTorch 2.4 and later write 2.x; a newer tenfold may read newer ones"
+        ));
+    }
+    let entries = top.get("entries");
+    if !entries.is_list() && !entries.is_none() {
+        return Err(format!("its `entries` are {}, not a list", entries.kind()));
+    }
+    let mut parts = Parts(0);
+    let mut dump = Dump {
+        version: version.to_string(),
+        host: top.get("hostname").text().or_else(|| top.get("host").text()),
+        groups: groups(top.get("pg_config"))?,
+        ..Dump::default()
+    };
+    for (index, entry) in entries.items().enumerate() {
+        let record = record(entry, &mut parts).map_err(|problem| format!("entry {index}: {problem}"))?;
+        dump.records.push(record);
+    }
+    dump.records.sort_by_key(|record| record.id);
+    Ok(dump)
+}
+
+/// The rank, where the dump itself says it.
+pub(super) fn rank(top: View<'_>) -> Option<u32> {
+    top.get("rank").integer().and_then(|rank| u32::try_from(rank).ok())
+}
+
+/// Counts what is read, so that no small file becomes a large dump.
+struct Parts(usize);
+
+impl Parts {
+    fn add(&mut self, more: usize) -> Result<(), String> {
+        self.0 += more + 1;
+        if self.0 <= PARTS_MAX {
+            return Ok(());
+        }
+        Err(format!("more than {PARTS_MAX} operations, frames and sizes: no recorder writes so much"))
+    }
+}
+
+fn groups(config: View<'_>) -> Result<BTreeMap<Arc<str>, GroupConfig>, String> {
+    let mut groups = BTreeMap::new();
+    for (name, group) in config.pairs() {
+        let Some(name) = name.text().filter(|name| !name.is_empty()) else {
+            continue; // Gloo writes its groups before they have a name.
+        };
+        let ranks = members(group.get("ranks"));
+        if ranks.len() > MEMBERS_MAX {
+            return Err(format!("group `{name}` has more than {MEMBERS_MAX} ranks"));
+        }
+        let description = group.get("desc").text().unwrap_or_default();
+        groups.insert(name, GroupConfig { description, ranks });
+    }
+    Ok(groups)
+}
+
+/// `"[0, 1]"`, or a list of numbers.
+fn members(ranks: View<'_>) -> Vec<u32> {
+    if ranks.is_list() {
+        let numbers = ranks.items().take(MEMBERS_MAX + 1);
+        return numbers.filter_map(|rank| u32::try_from(rank.integer()?).ok()).collect();
+    }
+    let text = ranks.text().unwrap_or_default();
+    let inner = text.trim().trim_start_matches('[').trim_end_matches(']');
+    inner.split(',').filter_map(|rank| rank.trim().parse().ok()).take(MEMBERS_MAX + 1).collect()
+}
+
+/// What Gloo's recorder says of its last group, whose name it does not know: ranks that exist.
+pub(super) fn nameless_members(top: View<'_>) -> Vec<u32> {
+    let nameless = top.get("pg_config").get("");
+    members(nameless.get("ranks"))
+}
+
+fn record(entry: View<'_>, parts: &mut Parts) -> Result<Record, String> {
+    if !entry.is_dict() {
+        return Err(format!("it is {}, not a dictionary", entry.kind()));
+    }
+    let full_name = entry.get("profiling_name").text().ok_or("it has no `profiling_name`")?;
+    let (library, name) = full_name.rsplit_once(':').unwrap_or(("", &full_name));
+    let (operation, detail) = name.split_once(' ').unwrap_or((name, ""));
+    let (group, description) = group_of(entry.get("process_group")).ok_or("it has no `process_group`")?;
+    // Before 2.1 there was one number for all.
+    let numbered = entry.get("collective_seq_id").integer().or_else(|| entry.get("seq_id").integer());
+    let frames = entry.get("frames");
+    parts.add(frames.items().len())?;
+    let state = entry.get("state").text().unwrap_or_default();
+    let retired = entry.get("retired").truth().unwrap_or(false);
+    let is_message = matches!(operation, "send" | "recv");
+    Ok(Record {
+        id: entry.get("record_id").integer().unwrap_or(0),
+        group,
+        description,
+        operation: operation.into(),
+        library: library.into(),
+        detail: detail_of(is_message, detail),
+        sequence: numbered.ok_or("it has no `collective_seq_id`")?,
+        p2p_sequence: entry.get("p2p_seq_id").integer().unwrap_or(0),
+        is_p2p: entry.get("is_p2p").truth().unwrap_or(false) || is_message,
+        inputs: shapes(entry.get("input_sizes"), entry.get("input_dtypes"), parts)?,
+        outputs: shapes(entry.get("output_sizes"), entry.get("output_dtypes"), parts)?,
+        created_ns: time(entry.get("time_created_ns")),
+        started_ns: time(entry.get("time_discovered_started_ns")),
+        end: match &*state {
+            "completed" => End::Completed(time(entry.get("time_discovered_completed_ns"))),
+            _ if retired => End::Unknown,
+            _ => End::Open,
+        },
+        duration_ms: entry.get("duration_ms").number().filter(|ms| ms.is_finite() && *ms >= 0.0),
+        timeout_ms: entry.get("timeout_ms").integer().filter(|&ms| ms > 0),
+        thread: entry.get("thread_name").text(),
+        frames: frames.items().filter_map(frame).collect(),
+    })
+}
+
+/// `("0", "default_pg")`; early versions had the name alone.
+fn group_of(value: View<'_>) -> Option<(Arc<str>, Arc<str>)> {
+    let mut items = value.items();
+    match items.next() {
+        Some(name) => Some((name.text()?, items.next().and_then(View::text).unwrap_or_default())),
+        None => Some((value.text()?, Arc::default())),
+    }
+}
+
+/// A time; JSON writes 0 for none.
+fn time(value: View<'_>) -> Option<i64> {
+    value.integer().filter(|&nanoseconds| nanoseconds > 0)
+}
+
+fn detail_of(is_message: bool, text: &str) -> Detail {
+    if text.is_empty() {
+        return Detail::None;
+    }
+    let message = || {
+        let ((source, target), backwards) = match text.split_once("->") {
+            Some(both) => (both, false),
+            None => (text.split_once("<-")?, true),
+        };
+        let (source, target) = if backwards { (target, source) } else { (source, target) };
+        Some(Detail::Message { source: source.trim().parse().ok(), target: target.trim().parse().ok()? })
+    };
+    match is_message {
+        true => message().unwrap_or_default(),
+        false => Detail::Argument(text.into()),
+    }
+}
+
+fn shapes(sizes: View<'_>, dtypes: View<'_>, parts: &mut Parts) -> Result<Vec<Shape>, String> {
+    let mut dtypes = dtypes.items();
+    let mut shapes = Vec::new();
+    for size in sizes.items() {
+        parts.add(size.items().len())?;
+        let sizes = size.items().map(|size| size.integer().unwrap_or(-1)).collect();
+        shapes.push(Shape { sizes, dtype: dtypes.next().and_then(View::text) });
+    }
+    Ok(shapes)
+}
+
+fn frame(value: View<'_>) -> Option<Frame> {
+    let line = value.get("line").integer().unwrap_or(0);
+    Some(Frame { name: value.get("name").text()?, file: value.get("filename").text()?, line })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::json;
+    use super::*;
+
+    fn dump(text: &str) -> Result<Dump, String> {
+        let (heap, value) = json::parse(text.as_bytes()).unwrap();
+        read(heap.view(&value))
+    }
+
+    #[test]
+    fn a_record_has_what_the_entry_says() {
+        let text = r#"{"version": "2.10", "pg_config": {"": {"ranks": "[0, 1]"}, "7": {"desc": "dp", "ranks": "[4, 2]"}},
+            "entries": [{"record_id": 3, "process_group": ["7", "dp"], "collective_seq_id": 5, "p2p_seq_id": 0,
+              "profiling_name": "nccl:recv 1<-0", "is_p2p": true, "state": "completed", "time_created_ns": 10,
+              "time_discovered_completed_ns": 30, "time_discovered_started_ns": 0, "timeout_ms": 600000,
+              "output_sizes": [[2, 3]], "output_dtypes": ["Float"], "input_sizes": [], "input_dtypes": [],
+              "frames": [{"name": "f", "filename": "a.py", "line": 3}]}]}"#;
+        let dump = dump(text).unwrap();
+        assert_eq!(dump.groups.len(), 1, "a group without a name is none");
+        assert_eq!(dump.groups["7"].ranks, [4, 2]);
+        let record = &dump.records[0];
+        assert_eq!(record.detail, Detail::Message { source: Some(0), target: 1 });
+        assert_eq!((&*record.library, &*record.operation, record.sequence), ("nccl", "recv", 5));
+        assert_eq!(record.end, End::Completed(Some(30)));
+        assert_eq!((record.started_ns, record.created_ns), (None, Some(10)));
+        assert_eq!(record.outputs[0].elements(), 6);
+        assert_eq!(record.frames[0].line, 3);
+    }
+
+    #[test]
+    fn an_old_minor_version_is_read_and_another_major_is_refused() {
+        let old = r#"{"version": "2.0", "pg_config": {}, "entries": [
+            {"record_id": 0, "process_group": "0", "seq_id": 9, "profiling_name": "nccl:all_reduce", "state": "started"}]}"#;
+        let record = &dump(old).unwrap().records[0];
+        assert_eq!((record.sequence, record.end), (9, End::Open));
+        let refused = dump(r#"{"version": "3.0", "entries": []}"#).unwrap_err();
+        assert!(
+            refused.starts_with("it is of format version `3.0`, and this tenfold reads 2.x"),
+            "{refused}"
+        );
+    }
+
+    #[test]
+    fn foreign_content_is_named() {
+        assert_eq!(
+            dump("[1]").unwrap_err(),
+            "no flight-recorder dump: it holds a list where a dictionary is expected"
+        );
+        assert_eq!(dump(r#"{"a": 1}"#).unwrap_err(), "no flight-recorder dump: it has no `version`");
+        let bad = r#"{"version": "2.1", "entries": [{"process_group": ["0", ""]}]}"#;
+        assert_eq!(dump(bad).unwrap_err(), "entry 0: it has no `profiling_name`");
+        assert_eq!(
+            dump(r#"{"version": "2.1", "entries": 3}"#).unwrap_err(),
+            "its `entries` are a number, not a list"
+        );
+    }
+
+    #[test]
+    fn a_small_file_cannot_become_a_large_dump() {
+        // One entry, one list of frames, each mentioned thousands of times.
+        let mut bytes =
+            b"\x80\x02}(X\x07\x00\x00\x00versionX\x03\x00\x00\x002.9X\x07\x00\x00\x00entries](}(".to_vec();
+        for (key, value) in [("profiling_name", "a:b"), ("process_group", "0"), ("collective_seq_id", "1")] {
+            for text in [key, value] {
+                bytes.extend([&b"X"[..], &(text.len() as u32).to_le_bytes(), text.as_bytes()].concat());
+            }
+        }
+        bytes.extend(b"X\x06\x00\x00\x00frames](}q\x01");
+        bytes.extend(b"h\x01".repeat(10_000));
+        bytes.extend(b"euq\x02");
+        bytes.extend(b"h\x02".repeat(10_000));
+        bytes.extend(b"eu.");
+        let (heap, value) = super::super::pickle::unpickle(&bytes).unwrap();
+        let refused = read(heap.view(&value)).unwrap_err();
+        assert!(refused.ends_with("no recorder writes so much"), "{refused}");
+    }
+}

@@ -1,0 +1,440 @@
+//! Reads the harmless part of pickle: numbers, text, bytes, lists, tuples and dictionaries of protocols 2 to 5.
+//!
+//! A pickle is a program for a small stack machine, and in Python's reader that program may call any function there is. This
+//! one has no opcode that makes an object or calls something: it is refused by name. What is left cannot loop, so the time is
+//! that of reading the file once. Every length is checked against what is left of the file before memory is taken, and
+//! what a file may pile up has bounds: [`STACK_MAX`], [`MEMO_MAX`], and those of the [`Heap`].
+//!
+//! Not here: what the values mean (see `dump`).
+
+use super::plain::{CONTAINERS_MAX, Heap, ITEMS_MAX, Plain, TooMuch};
+
+/// Values not yet in a container. PyTorch writes a container's values in one go: as many as a ring has operations.
+const STACK_MAX: usize = 2_000_000;
+/// Values that may be mentioned again.
+const MEMO_MAX: usize = 4_000_000;
+/// Bytes of a whole number. No time and no size needs more than eight.
+const LONG_MAX: usize = 255;
+
+/// What is wrong, and where.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Problem {
+    pub(super) position: usize,
+    pub(super) text: String,
+}
+
+/// The value that the pickle makes.
+pub(super) fn unpickle(bytes: &[u8]) -> Result<(Heap, Plain), Problem> {
+    let mut machine = Machine {
+        bytes,
+        position: 0,
+        heap: Heap::default(),
+        stack: Vec::new(),
+        marks: Vec::new(),
+        memo: Vec::new(),
+    };
+    let mut start = 0;
+    let result = loop {
+        start = machine.position.max(start);
+        match machine.step() {
+            Ok(None) => {}
+            Ok(Some(value)) => break Ok(value),
+            Err(text) => break Err(text),
+        }
+    };
+    match result {
+        Ok(value) => Ok((machine.heap, value)),
+        Err(text) => Err(Problem { position: start, text }),
+    }
+}
+
+struct Machine<'a> {
+    bytes: &'a [u8],
+    position: usize,
+    heap: Heap,
+    stack: Vec<Plain>,
+    /// Heights of the stack at which a container's values begin.
+    marks: Vec<usize>,
+    memo: Vec<Option<Plain>>,
+}
+
+impl From<TooMuch> for String {
+    fn from(_: TooMuch) -> String {
+        format!("it holds more than {CONTAINERS_MAX} containers or {ITEMS_MAX} values, which no dump does")
+    }
+}
+
+impl<'a> Machine<'a> {
+    /// Does what the next opcode says. The result, if it was the last.
+    fn step(&mut self) -> Result<Option<Plain>, String> {
+        let opcode = self.byte()?;
+        match opcode {
+            0x80 => self.protocol()?,
+            0x95 => {
+                let announced = self.number(8)?;
+                self.check_left(announced)?;
+            }
+            b'.' => return self.pop().map(Some),
+            b'(' => {
+                let height = self.stack.len();
+                self.check_room(self.marks.len())?;
+                self.marks.push(height);
+            }
+            b'0' => drop(self.pop()?),
+            b'1' => drop(self.pop_to_mark()?),
+            b'N' => self.push(Plain::None)?,
+            0x88 => self.push(Plain::Bool(true))?,
+            0x89 => self.push(Plain::Bool(false))?,
+            b'J' => {
+                let number = self.number(4)? as u32 as i32;
+                self.push(Plain::Int(number.into()))?;
+            }
+            b'K' => self.small_integer(1)?,
+            b'M' => self.small_integer(2)?,
+            0x8a => self.long(1)?,
+            0x8b => self.long(4)?,
+            b'G' => {
+                let number = f64::from_bits(self.number(8)?.swap_bytes());
+                self.push(Plain::Float(number))?;
+            }
+            0x8c => self.text(1)?,
+            b'X' => self.text(4)?,
+            0x8d => self.text(8)?,
+            // Bytes, and what Python 2 called a string.
+            b'C' | b'U' => self.skip_bytes(1)?,
+            b'B' | b'T' => self.skip_bytes(4)?,
+            0x8e | 0x96 => self.skip_bytes(8)?,
+            b']' => self.push_list(Vec::new())?,
+            b')' => self.push_list(Vec::new())?,
+            b'l' | b't' => {
+                let items = self.pop_to_mark()?;
+                self.push_list(items)?;
+            }
+            0x85..=0x87 => {
+                let items = self.pop_many(usize::from(opcode - 0x84))?;
+                self.push_list(items)?;
+            }
+            b'a' => {
+                let items = self.pop_many(1)?;
+                self.append(items)?;
+            }
+            b'e' => {
+                let items = self.pop_to_mark()?;
+                self.append(items)?;
+            }
+            b'}' => {
+                let dict = self.heap.dict()?;
+                self.push(dict)?;
+            }
+            b'd' => {
+                let pairs = self.pop_to_mark()?;
+                let dict = self.heap.dict()?;
+                self.push(dict)?;
+                self.insert(pairs)?;
+            }
+            b's' => {
+                let pair = self.pop_many(2)?;
+                self.insert(pair)?;
+            }
+            b'u' => {
+                let pairs = self.pop_to_mark()?;
+                self.insert(pairs)?;
+            }
+            b'q' => self.put(1)?,
+            b'r' => self.put(4)?,
+            0x94 => self.memoize(self.memo.len())?,
+            b'h' => self.get(1)?,
+            b'j' => self.get(4)?,
+            other => return Err(refused(other)),
+        }
+        Ok(None)
+    }
+
+    fn protocol(&mut self) -> Result<(), String> {
+        match self.byte()? {
+            2..=5 => Ok(()),
+            other => Err(format!("it is of pickle protocol {other}; those from 2 to 5 are read")),
+        }
+    }
+
+    fn small_integer(&mut self, width: usize) -> Result<(), String> {
+        let number = self.number(width)? as i64;
+        self.push(Plain::Int(number))
+    }
+
+    /// A whole number of any length, little-endian, two's complement. One that no integer of ours holds becomes inexact.
+    fn long(&mut self, width: usize) -> Result<(), String> {
+        let length = self.number(width)?;
+        if length > LONG_MAX as u64 {
+            return Err(format!("a number of {length} bytes; at most {LONG_MAX} are read"));
+        }
+        let bytes = self.take(length)?;
+        let negative = bytes.last().is_some_and(|&last| last >= 0x80);
+        let value = if bytes.len() <= 8 {
+            let mut whole = if negative { [0xff; 8] } else { [0; 8] };
+            whole[..bytes.len()].copy_from_slice(bytes);
+            Plain::Int(i64::from_le_bytes(whole))
+        } else {
+            let magnitude = bytes.iter().rev().fold(0.0, |sum, &byte| sum * 256.0 + f64::from(byte));
+            let wrapped = if negative { 256f64.powi(bytes.len() as i32) } else { 0.0 };
+            Plain::Float(magnitude - wrapped)
+        };
+        self.push(value)
+    }
+
+    fn text(&mut self, width: usize) -> Result<(), String> {
+        let length = self.number(width)?;
+        let bytes = self.take(length)?;
+        // A file name may be of any bytes; it is shown, not opened.
+        let text = String::from_utf8_lossy(bytes);
+        let text = self.heap.text(&text);
+        self.push(text)
+    }
+
+    fn skip_bytes(&mut self, width: usize) -> Result<(), String> {
+        let length = self.number(width)?;
+        self.take(length)?;
+        self.push(Plain::Bytes)
+    }
+
+    fn push_list(&mut self, items: Vec<Plain>) -> Result<(), String> {
+        let list = self.heap.list(items)?;
+        self.push(list)
+    }
+
+    fn append(&mut self, items: Vec<Plain>) -> Result<(), String> {
+        match self.stack.last() {
+            Some(&Plain::List(list)) => Ok(self.heap.extend_list(list, items)?),
+            _ => Err("values are appended to what is no list".into()),
+        }
+    }
+
+    fn insert(&mut self, pairs: Vec<Plain>) -> Result<(), String> {
+        let Some(&Plain::Dict(dict)) = self.stack.last() else {
+            return Err("pairs are put into what is no dictionary".into());
+        };
+        let mut pairs = pairs.into_iter();
+        while let Some(key) = pairs.next() {
+            let value = pairs.next().ok_or("a key has no value")?;
+            self.heap.insert(dict, key, value)?;
+        }
+        Ok(())
+    }
+
+    fn put(&mut self, width: usize) -> Result<(), String> {
+        let index = self.number(width)? as usize;
+        self.memoize(index)
+    }
+
+    fn memoize(&mut self, index: usize) -> Result<(), String> {
+        // Whoever writes pickles numbers them one after another: a number far beyond the file's length is damage.
+        if index >= MEMO_MAX.min(self.bytes.len()) {
+            return Err(format!("value {index} is to be remembered; the file is too short for so many"));
+        }
+        let value = self.stack.last().cloned().ok_or("a value is to be remembered, and there is none")?;
+        if self.memo.len() <= index {
+            self.memo.resize(index + 1, None);
+        }
+        self.memo[index] = Some(value);
+        Ok(())
+    }
+
+    fn get(&mut self, width: usize) -> Result<(), String> {
+        let index = self.number(width)? as usize;
+        let value = self.memo.get(index).cloned().flatten();
+        self.push(value.ok_or_else(|| format!("value {index} is mentioned and was never remembered"))?)
+    }
+
+    fn push(&mut self, value: Plain) -> Result<(), String> {
+        self.check_room(self.stack.len())?;
+        self.stack.push(value);
+        Ok(())
+    }
+
+    fn check_room(&self, held: usize) -> Result<(), String> {
+        if held < STACK_MAX { Ok(()) } else { Err(format!("more than {STACK_MAX} values are piled up")) }
+    }
+
+    fn pop(&mut self) -> Result<Plain, String> {
+        let floor = self.marks.last().copied().unwrap_or(0);
+        if self.stack.len() <= floor {
+            return Err("a value is taken where there is none".into());
+        }
+        Ok(self.stack.pop().expect("there is one above the floor"))
+    }
+
+    fn pop_many(&mut self, count: usize) -> Result<Vec<Plain>, String> {
+        let floor = self.marks.last().copied().unwrap_or(0);
+        match self.stack.len().checked_sub(count) {
+            Some(rest) if rest >= floor => Ok(self.stack.split_off(rest)),
+            _ => Err(format!("{count} values are taken where there are fewer")),
+        }
+    }
+
+    fn pop_to_mark(&mut self) -> Result<Vec<Plain>, String> {
+        let mark = self.marks.pop().ok_or("a container ends that was never begun")?;
+        Ok(self.stack.split_off(mark))
+    }
+
+    fn byte(&mut self) -> Result<u8, String> {
+        Ok(self.take(1)?[0])
+    }
+
+    /// A little-endian number without sign.
+    fn number(&mut self, width: usize) -> Result<u64, String> {
+        let mut whole = [0; 8];
+        whole[..width].copy_from_slice(self.take(width as u64)?);
+        Ok(u64::from_le_bytes(whole))
+    }
+
+    fn take(&mut self, length: u64) -> Result<&'a [u8], String> {
+        self.check_left(length)?;
+        let bytes: &'a [u8] = &self.bytes[self.position..][..length as usize];
+        self.position += length as usize;
+        Ok(bytes)
+    }
+
+    fn check_left(&self, length: u64) -> Result<(), String> {
+        let left = self.bytes.len() - self.position;
+        match length <= left as u64 {
+            true => Ok(()),
+            false if left == 0 => Err("the file ends here: it is truncated".into()),
+            false => Err(format!("{length} bytes should follow and there are {left}: truncated or damaged")),
+        }
+    }
+}
+
+/// Why an opcode is not followed.
+fn refused(opcode: u8) -> String {
+    let name = match opcode {
+        b'c' => "GLOBAL",
+        0x93 => "STACK_GLOBAL",
+        b'R' => "REDUCE",
+        b'b' => "BUILD",
+        b'i' => "INST",
+        b'o' => "OBJ",
+        0x81 => "NEWOBJ",
+        0x92 => "NEWOBJ_EX",
+        b'P' => "PERSID",
+        b'Q' => "BINPERSID",
+        0x82 => "EXT1",
+        0x83 => "EXT2",
+        0x84 => "EXT4",
+        0x8f => "EMPTY_SET",
+        0x90 => "ADDITEMS",
+        0x91 => "FROZENSET",
+        0x97 => "NEXT_BUFFER",
+        0x98 => "READONLY_BUFFER",
+        b'2' => "DUP",
+        b'I' | b'L' | b'F' | b'S' | b'V' | b'p' | b'g' => {
+            let letter = char::from(opcode);
+            return format!("opcode `{letter}` of pickle protocol 0, which no flight recorder writes");
+        }
+        other => return format!("{other:#04x} is no opcode of pickle: damaged, or no pickle"),
+    };
+    format!("opcode {name} would make an object; a dump is plain data, and only that is read")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn problem(bytes: &[u8]) -> String {
+        let Problem { position, text } = unpickle(bytes).unwrap_err();
+        format!("{position}: {text}")
+    }
+
+    #[test]
+    fn every_plain_kind_is_read_as_python_means_it() {
+        // pickle.dumps({"a": [1, -1, 300, 2**40, -2**70, 1.5, None, True, False], "b": ("x", b"y"), "c": {}}, 2..5)
+        let made: [&[u8]; 2] = [
+            b"\x80\x02}(X\x01\x00\x00\x00aq\x01](K\x01J\xff\xff\xff\xffM\x2c\x01\x8a\x06\x00\x00\x00\x00\x00\x01\x8a\x09\
+              \x00\x00\x00\x00\x00\x00\x00\x00\xc0G?\xf8\x00\x00\x00\x00\x00\x00N\x88\x89eX\x01\x00\x00\x00bX\x01\x00\
+              \x00\x00xC\x01y\x86X\x01\x00\x00\x00c}u.",
+            b"\x80\x04\x95\x4a\x00\x00\x00\x00\x00\x00\x00}\x94(\x8c\x01a\x94]\x94(K\x01J\xff\xff\xff\xffM\x2c\x01\x8a\
+              \x06\x00\x00\x00\x00\x00\x01\x8a\x09\x00\x00\x00\x00\x00\x00\x00\x00\xc0G?\xf8\x00\x00\x00\x00\x00\x00N\
+              \x88\x89e\x8c\x01b\x94\x8c\x01x\x94C\x01y\x94\x86\x94\x8c\x01c\x94}\x94u.",
+        ];
+        for bytes in made {
+            let (heap, value) = unpickle(bytes).unwrap();
+            let top = heap.view(&value);
+            let numbers: Vec<_> = top.get("a").items().map(|item| item.number()).collect();
+            let power = -(2f64.powi(70));
+            let expected = [1.0, -1.0, 300.0, 2f64.powi(40), power, 1.5].map(Some);
+            assert_eq!(numbers, [&expected[..], &[None; 3]].concat());
+            assert_eq!(top.get("a").items().last().and_then(super::super::plain::View::truth), Some(false));
+            let pair: Vec<_> = top.get("b").items().map(super::super::plain::View::kind).collect();
+            assert_eq!(pair, ["text", "bytes"]);
+            assert!(top.get("c").is_dict() && top.get("d").is_none());
+        }
+    }
+
+    #[test]
+    fn a_list_may_be_remembered_before_it_is_filled_and_may_hold_itself() {
+        let (heap, value) = unpickle(b"\x80\x02]q\x00(h\x00K\x07e.").unwrap();
+        let items: Vec<_> = heap.view(&value).items().collect();
+        assert_eq!(items.len(), 2);
+        assert_eq!(items[0].items().len(), 2, "the list within the list is the list");
+    }
+
+    #[test]
+    fn what_would_make_an_object_is_refused_by_name() {
+        // pickle.dumps(os.system) and friends begin so.
+        assert_eq!(
+            problem(b"\x80\x02cposix\nsystem\nq\x00."),
+            "2: opcode GLOBAL would make an object; a dump is plain data, and only that is read"
+        );
+        let opcodes = b"cRbioPQ\x81\x82\x83\x84\x8f\x90\x91\x92\x93\x97\x98";
+        for &opcode in opcodes {
+            let text = problem(&[0x80, 4, opcode, b'.']);
+            assert!(text.contains("would make an object"), "{opcode:#x}: {text}");
+        }
+    }
+
+    #[test]
+    fn damage_is_named_with_its_place() {
+        assert_eq!(problem(b""), "0: the file ends here: it is truncated");
+        assert_eq!(problem(b"\x80\x02}"), "3: the file ends here: it is truncated");
+        assert_eq!(
+            problem(b"\x80\x02X\xff\xff\xff\x7fab"),
+            "2: 2147483647 bytes should follow and there are 2: truncated or damaged"
+        );
+        assert_eq!(problem(b"\x80\x09."), "0: it is of pickle protocol 9; those from 2 to 5 are read");
+        assert_eq!(problem(b"\x80\x02h\x05."), "2: value 5 is mentioned and was never remembered");
+        assert_eq!(problem(b"\x80\x02e."), "2: a container ends that was never begun");
+        assert_eq!(problem(b"\x80\x02(."), "3: a value is taken where there is none");
+        assert_eq!(problem(b"\x80\x02(K\x01a."), "5: values are appended to what is no list");
+        assert_eq!(problem(b"\x80\x02}(K\x01u."), "6: a key has no value");
+        assert_eq!(
+            problem(b"\x80\x02Nr\xff\xff\xff\x00."),
+            "3: value 16777215 is to be remembered; the file is too short for so many"
+        );
+        assert_eq!(problem(b"\x80\x02\xff."), "2: 0xff is no opcode of pickle: damaged, or no pickle");
+    }
+
+    #[test]
+    fn what_piles_up_has_a_bound() {
+        let mut bytes = vec![0x80, 2];
+        bytes.resize(STACK_MAX + 10, b'N');
+        assert!(problem(&bytes).ends_with(": more than 2000000 values are piled up"));
+    }
+
+    /// Bytes that are more often opcodes than chance would have it.
+    fn likely() -> impl Strategy<Value = Vec<u8>> {
+        let opcodes =
+            b"(.01NJKMGXUBCT]})ltaedsuqrhj\x80\x85\x86\x87\x88\x89\x8a\x8b\x8c\x8d\x8e\x94\x95\x96".to_vec();
+        prop::collection::vec(prop_oneof![3 => prop::sample::select(opcodes), 1 => any::<u8>()], 0..400)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(1000))]
+        #[test]
+        fn any_bytes_are_read_or_refused_within_the_memory_of_their_length(bytes in likely()) {
+            match unpickle(&bytes) {
+                Ok((heap, _)) => prop_assert!(heap.size() <= 2 * bytes.len()),
+                Err(Problem { position, .. }) => prop_assert!(position <= bytes.len()),
+            }
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! Plain data, as a dump holds it: what JSON and the harmless part of pickle have in common.
+//!
+//! Containers lie in one [`Heap`] and are named by number, because a pickle may mention the same list twice, or a list
+//! within itself. Nothing here follows such a reference by itself: a reader goes as deep as it knows what it looks for, so
+//! that a small file cannot unfold into a large one. The heap counts what it holds and refuses more than [`ITEMS_MAX`].
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+/// Values in all containers of a file together: ten times what a ring of 20,000 operations with deep stacks has.
+pub(super) const ITEMS_MAX: usize = 16_000_000;
+/// Lists and dictionaries of one file.
+pub(super) const CONTAINERS_MAX: usize = 4_000_000;
+
+/// One value; text is shared, containers are in the heap.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Plain {
+    None,
+    Bool(bool),
+    Int(i64),
+    Float(f64),
+    Text(Arc<str>),
+    /// Bytes are of no use to us; only their presence is kept.
+    Bytes,
+    List(u32),
+    Dict(u32),
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Heap {
+    lists: Vec<Vec<Plain>>,
+    dicts: Vec<Vec<(Plain, Plain)>>,
+    items: usize,
+    texts: HashSet<Arc<str>>,
+}
+
+/// The file holds more than any dump does.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct TooMuch;
+
+impl Heap {
+    /// The text as a value. The same text is kept once: a dump repeats its file names thousands of times.
+    pub(super) fn text(&mut self, text: &str) -> Plain {
+        if let Some(known) = self.texts.get(text) {
+            return Plain::Text(known.clone());
+        }
+        let new: Arc<str> = text.into();
+        self.texts.insert(new.clone());
+        Plain::Text(new)
+    }
+
+    pub(super) fn list(&mut self, items: Vec<Plain>) -> Result<Plain, TooMuch> {
+        self.count(items.len())?;
+        self.lists.push(items);
+        Ok(Plain::List((self.lists.len() - 1) as u32))
+    }
+
+    pub(super) fn dict(&mut self) -> Result<Plain, TooMuch> {
+        self.count(0)?;
+        self.dicts.push(Vec::new());
+        Ok(Plain::Dict((self.dicts.len() - 1) as u32))
+    }
+
+    pub(super) fn extend_list(&mut self, list: u32, items: Vec<Plain>) -> Result<(), TooMuch> {
+        self.count(items.len())?;
+        self.lists[list as usize].extend(items);
+        Ok(())
+    }
+
+    pub(super) fn insert(&mut self, dict: u32, key: Plain, value: Plain) -> Result<(), TooMuch> {
+        self.count(1)?;
+        self.dicts[dict as usize].push((key, value));
+        Ok(())
+    }
+
+    fn count(&mut self, more: usize) -> Result<(), TooMuch> {
+        self.items += more;
+        let containers = self.lists.len() + self.dicts.len();
+        if self.items > ITEMS_MAX || containers >= CONTAINERS_MAX { Err(TooMuch) } else { Ok(()) }
+    }
+
+    pub(super) fn view<'a>(&'a self, value: &'a Plain) -> View<'a> {
+        View { heap: self, value }
+    }
+}
+
+/// A value with the heap that its containers are in.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct View<'a> {
+    heap: &'a Heap,
+    value: &'a Plain,
+}
+
+const NOTHING: &Plain = &Plain::None;
+
+impl<'a> View<'a> {
+    /// What a dictionary has under this key: the last, as in Python. Nothing, if it is none or has no such key.
+    pub(super) fn get(self, key: &str) -> View<'a> {
+        let found = match self.value {
+            Plain::Dict(dict) => self.heap.dicts[*dict as usize]
+                .iter()
+                .rev()
+                .find(|(name, _)| matches!(name, Plain::Text(name) if **name == *key)),
+            _ => None,
+        };
+        View { heap: self.heap, value: found.map_or(NOTHING, |(_, value)| value) }
+    }
+
+    pub(super) fn is_none(self) -> bool {
+        *self.value == Plain::None
+    }
+
+    pub(super) fn is_dict(self) -> bool {
+        matches!(self.value, Plain::Dict(_))
+    }
+
+    pub(super) fn is_list(self) -> bool {
+        matches!(self.value, Plain::List(_))
+    }
+
+    pub(super) fn pairs(self) -> impl Iterator<Item = (View<'a>, View<'a>)> {
+        let heap = self.heap;
+        let pairs = match self.value {
+            Plain::Dict(dict) => &heap.dicts[*dict as usize][..],
+            _ => &[],
+        };
+        pairs.iter().map(move |(key, value)| (heap.view(key), heap.view(value)))
+    }
+
+    pub(super) fn items(self) -> impl ExactSizeIterator<Item = View<'a>> {
+        let heap = self.heap;
+        let items = match self.value {
+            Plain::List(list) => &heap.lists[*list as usize][..],
+            _ => &[],
+        };
+        items.iter().map(move |item| heap.view(item))
+    }
+
+    pub(super) fn text(self) -> Option<Arc<str>> {
+        match self.value {
+            Plain::Text(text) => Some(text.clone()),
+            _ => None,
+        }
+    }
+
+    /// A number, or a text that is one: PyTorch's JSON writes some of its numbers as text.
+    pub(super) fn integer(self) -> Option<i64> {
+        match self.value {
+            Plain::Int(number) => Some(*number),
+            Plain::Float(number) if number.fract() == 0.0 && number.abs() < 9e15 => Some(*number as i64),
+            Plain::Text(text) => text.parse().ok(),
+            _ => None,
+        }
+    }
+
+    pub(super) fn number(self) -> Option<f64> {
+        match self.value {
+            Plain::Float(number) => Some(*number),
+            Plain::Int(number) => Some(*number as f64),
+            _ => None,
+        }
+    }
+
+    pub(super) fn truth(self) -> Option<bool> {
+        match self.value {
+            Plain::Bool(truth) => Some(*truth),
+            _ => None,
+        }
+    }
+
+    /// What kind of value it is, for an error.
+    pub(super) fn kind(self) -> &'static str {
+        match self.value {
+            Plain::None => "nothing",
+            Plain::Bool(_) => "a truth value",
+            Plain::Int(_) | Plain::Float(_) => "a number",
+            Plain::Text(_) => "text",
+            Plain::Bytes => "bytes",
+            Plain::List(_) => "a list",
+            Plain::Dict(_) => "a dictionary",
+        }
+    }
+}
+
+#[cfg(test)]
+impl Heap {
+    /// How many values and containers there are.
+    pub(super) fn size(&self) -> usize {
+        self.items + self.lists.len() + self.dicts.len()
+    }
+}

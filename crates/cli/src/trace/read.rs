@@ -1,0 +1,255 @@
+//! From what the user typed to dumps: files and folders, pickle or JSON, and which rank each is of.
+//!
+//! A file that cannot be read takes nothing from the others: it becomes a [`Refusal`] that names it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use super::dump::{self, Dump, End};
+use super::pickle::Problem;
+use super::{json, pickle};
+
+/// Bytes of one file. A ring of 20,000 operations with deep stacks has 30 MB.
+const FILE_MAX: u64 = 256 << 20;
+/// Files of one job.
+const FILES_MAX: usize = 20_000;
+
+/// All that was found, and what could not be read.
+#[derive(Debug, Default)]
+pub(crate) struct Dumps {
+    pub(crate) dumps: Vec<Dump>,
+    pub(crate) refusals: Vec<Refusal>,
+    /// Ranks that exist, as Gloo's recorder says without saying in which group.
+    pub(crate) ranks_mentioned: Vec<u32>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Refusal {
+    pub(crate) file: String,
+    pub(crate) problem: String,
+}
+
+/// Reads every file, and every file of every folder.
+pub(crate) fn read_all(paths: &[PathBuf]) -> Dumps {
+    let mut found = Dumps::default();
+    for path in paths {
+        match list(path) {
+            Ok(files) => files.iter().for_each(|file| found.add(file, read_file(file))),
+            Err(problem) => found.refuse(path, problem),
+        }
+    }
+    found.dumps.sort_by_key(|dump| dump.rank);
+    settle_ends(&mut found.dumps);
+    found
+}
+
+/// What the end of an operation means depends on what its recorder ever says.
+///
+/// Some note that an operation was called and never look again (PyTorch's hook around a backend without completion hooks): all of theirs
+/// seem to be under way. If a library has several on one rank and none has ever started or ended, that says nothing. One that does say
+/// of operations that they completed, and stops watching another, has seen it fail.
+fn settle_ends(dumps: &mut [Dump]) {
+    let mut watched: BTreeSet<Arc<str>> = BTreeSet::new();
+    let mut told: BTreeSet<Arc<str>> = BTreeSet::new();
+    let mut several: BTreeSet<Arc<str>> = BTreeSet::new();
+    for dump in dumps.iter() {
+        let mut seen = BTreeSet::new();
+        for record in &dump.records {
+            if record.end != End::Open || record.started_ns.is_some() {
+                watched.insert(record.library.clone());
+            }
+            if record.is_completed() {
+                told.insert(record.library.clone());
+            }
+            if !seen.insert((&record.library, &record.group)) {
+                several.insert(record.library.clone());
+            }
+        }
+    }
+    for record in dumps.iter_mut().flat_map(|dump| &mut dump.records) {
+        let library = &record.library;
+        if !watched.contains(library) && several.contains(library) {
+            record.end = End::Unknown;
+        } else if record.end == End::Unknown && told.contains(library) {
+            record.end = End::Failed;
+        }
+    }
+}
+
+impl Dumps {
+    fn add(&mut self, path: &Path, read: Result<(Dump, Vec<u32>), String>) {
+        let (dump, mentioned) = match read {
+            Ok(read) => read,
+            Err(problem) => return self.refuse(path, problem),
+        };
+        if let Some(other) = self.dumps.iter().find(|other| other.rank == dump.rank) {
+            let problem = format!(
+                "it is of rank {}, and so is {}\n  hint: give the dumps of one job and one moment; \
+                 the rank is the number at the end of a file's name",
+                dump.rank, other.file
+            );
+            return self.refuse(path, problem);
+        }
+        self.ranks_mentioned.extend(mentioned);
+        self.dumps.push(dump);
+    }
+
+    fn refuse(&mut self, path: &Path, problem: String) {
+        self.refusals.push(Refusal { file: path.display().to_string(), problem });
+    }
+}
+
+/// The file itself, or those of the folder whose names end as a dump's do.
+fn list(path: &Path) -> Result<Vec<PathBuf>, String> {
+    if !path.is_dir() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let mut files = BTreeMap::new();
+    for entry in fs::read_dir(path).map_err(|error| error.to_string())? {
+        let file = entry.map_err(|error| error.to_string())?.path();
+        if let (Some(rank), true) = (rank_of(&file), file.is_file()) {
+            files.insert((rank, file.clone()), file);
+        }
+        if files.len() > FILES_MAX {
+            return Err(format!("the folder has more than {FILES_MAX} files"));
+        }
+    }
+    if files.is_empty() {
+        return Err("the folder has no file whose name ends in a rank, such as trace_0 or rank3.json".into());
+    }
+    Ok(files.into_values().collect())
+}
+
+/// The number at the end of a file's name: `nccl_trace_rank_3`, `trace_3.json`.
+fn rank_of(path: &Path) -> Option<u32> {
+    let name = path.file_name()?.to_str()?;
+    let known = [".json", ".pickle", ".pkl", ".bin", ".dump", ".txt"];
+    let name = known.iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name);
+    let start = name
+        .rfind(|character: char| !character.is_ascii_digit())
+        .map_or(0, |last| last + name[last..].chars().next().map_or(1, char::len_utf8));
+    name[start..].parse().ok()
+}
+
+fn read_file(path: &Path) -> Result<(Dump, Vec<u32>), String> {
+    let file = File::open(path).map_err(|error| error.to_string())?;
+    let facts = file.metadata().map_err(|error| error.to_string())?;
+    if !facts.is_file() {
+        return Err("it is no file".into()); // a pipe would be read for ever
+    }
+    let mut bytes = Vec::new();
+    file.take(FILE_MAX + 1).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+    let (mut dump, rank, mentioned) = read_bytes(&bytes)?;
+    dump.rank = rank.or_else(|| rank_of(path)).ok_or(
+        "which rank is it of? Its name does not end in a number\n  hint: rename it as trace_0 for rank 0",
+    )?;
+    dump.file = path.display().to_string();
+    dump.written_ns = facts.modified().ok().and_then(nanoseconds).filter(|&at| is_credible(&dump, at));
+    Ok((dump, mentioned))
+}
+
+fn read_bytes(bytes: &[u8]) -> Result<(Dump, Option<u32>, Vec<u32>), String> {
+    if bytes.len() as u64 > FILE_MAX {
+        return Err(format!("it has more than {} MiB, and no dump does", FILE_MAX >> 20));
+    }
+    let first = bytes.iter().find(|byte| !byte.is_ascii_whitespace());
+    let parsed = match (first, bytes) {
+        (None, _) => return Err("it is empty: was its rank killed while it wrote?".into()),
+        (_, [0x1f, 0x8b, ..]) => return Err("it is compressed\n  hint: `gunzip` it first".into()),
+        (_, [0x28, 0xb5, 0x2f, 0xfd, ..]) => return Err("it is compressed\n  hint: `unzstd` it first".into()),
+        (Some(b'{' | b'['), _) => json::parse(bytes),
+        (_, [0x80, ..]) => pickle::unpickle(bytes),
+        _ => return Err("no flight-recorder dump: it begins neither as JSON nor as a pickle".into()),
+    };
+    let (heap, value) = parsed.map_err(|Problem { position, text }| format!("at byte {position}: {text}"))?;
+    let top = heap.view(&value);
+    Ok((dump::read(top)?, dump::rank(top), dump::nameless_members(top)))
+}
+
+fn nanoseconds(time: SystemTime) -> Option<i64> {
+    i64::try_from(time.duration_since(UNIX_EPOCH).ok()?.as_nanos()).ok()
+}
+
+/// A copied file is younger than its dump. A rank writes one at the latest soon after its operations' time is up.
+fn is_credible(dump: &Dump, written_ns: i64) -> bool {
+    const GRACE_NS: i64 = 120_000_000_000;
+    let times = dump.records.iter().flat_map(|record| [record.created_ns, record.ended_ns()]);
+    let last = times.flatten().max().unwrap_or(written_ns);
+    let patience = dump.records.iter().filter_map(|record| record.timeout_ms).max().unwrap_or(0);
+    let latest = last.saturating_add(patience.saturating_mul(2_000_000)).saturating_add(GRACE_NS);
+    (last..=latest).contains(&written_ns)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::dump::Record;
+    use super::*;
+
+    #[test]
+    fn the_rank_is_the_number_at_the_end_of_the_name() {
+        let names = [
+            "nccl_trace_rank_12",
+            "trace_3.json",
+            "7",
+            "rank0.pickle",
+            "é5",
+            "trace",
+            "trace_99999999999",
+            "4.x",
+        ];
+        let ranks = names.map(|name| rank_of(Path::new(name)));
+        assert_eq!(ranks, [Some(12), Some(3), Some(7), Some(0), Some(5), None, None, None]);
+    }
+
+    #[test]
+    fn what_is_no_dump_is_told_apart() {
+        let problem = |bytes: &[u8]| read_bytes(bytes).unwrap_err();
+        assert_eq!(problem(b" \n"), "it is empty: was its rank killed while it wrote?");
+        assert_eq!(problem(b"\x1f\x8b\x08"), "it is compressed\n  hint: `gunzip` it first");
+        assert_eq!(problem(b"hello"), "no flight-recorder dump: it begins neither as JSON nor as a pickle");
+        assert_eq!(problem(b"\x80\x02}"), "at byte 3: the file ends here: it is truncated");
+    }
+
+    #[test]
+    fn what_an_end_means_depends_on_what_its_recorder_says_of_others() {
+        let record = |library: &str, end| Record { library: library.into(), end, ..Record::default() };
+        let completed = End::Completed(None);
+        let ends = [
+            ("blind", End::Open, End::Unknown),
+            ("blind", End::Open, End::Unknown),
+            ("once", End::Open, End::Open),
+            ("good", completed, completed),
+            ("good", End::Unknown, End::Failed),
+            ("good", End::Open, End::Open),
+            ("gloo", End::Unknown, End::Unknown),
+            ("gloo", End::Open, End::Open),
+        ];
+        let records = ends.iter().map(|&(library, end, _)| record(library, end)).collect();
+        let mut dumps = [Dump { records, ..Dump::default() }];
+        settle_ends(&mut dumps);
+        let settled: Vec<End> = dumps[0].records.iter().map(|record| record.end).collect();
+        assert_eq!(settled, ends.map(|(_, _, expected)| expected));
+    }
+
+    #[test]
+    fn files_of_one_rank_or_of_none_are_refused_and_the_others_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let good = r#"{"version": "2.10", "pg_config": {"": {"ranks": "[0, 1, 2]"}}}"#;
+        for (name, text) in [("trace_0", good), ("trace_1", "{"), ("again_0", good), ("notes", "x")] {
+            fs::write(folder.path().join(name), text).unwrap();
+        }
+        let found = read_all(&[folder.path().to_owned(), folder.path().join("gone_4")]);
+        let ranks: Vec<u32> = found.dumps.iter().map(|dump| dump.rank).collect();
+        assert_eq!((ranks, found.ranks_mentioned), (vec![0], vec![0, 1, 2]));
+        let problems: Vec<&str> =
+            found.refusals.iter().map(|refusal| refusal.problem.lines().next().unwrap()).collect();
+        assert_eq!(problems.len(), 3, "{problems:?}");
+        assert!(problems[0].starts_with("it is of rank 0, and so is "), "{problems:?}");
+        assert!(problems[1].starts_with("at byte 1: truncated JSON: EOF"), "{problems:?}");
+        assert!(problems[2].starts_with("No such file"), "{problems:?}");
+    }
+}

@@ -1,0 +1,565 @@
+//! Every verdict, from small made-up dumps, with its words.
+
+use std::sync::Arc;
+
+use super::super::align::{Filter, Job};
+use super::super::dump::{Detail, Dump, End, Frame, GroupConfig, Record, Shape};
+use super::super::html;
+use super::super::read::Refusal;
+use super::super::report::Report;
+use super::super::timeline::Timeline;
+use super::*;
+use proptest::prelude::*;
+
+const SECOND: i64 = 1_000_000_000;
+/// When the dumps of these tests are written.
+const NOW: i64 = 1_000 * SECOND;
+
+/// Dumps of ranks `0..ranks` with one group `dp` of all.
+fn dumps(ranks: u32) -> Vec<Dump> {
+    let dump = |rank| Dump {
+        rank,
+        file: format!("trace_{rank}"),
+        version: "2.10".into(),
+        written_ns: Some(NOW),
+        host: Some("a".into()),
+        ..Dump::default()
+    };
+    let mut dumps: Vec<Dump> = (0..ranks).map(dump).collect();
+    add_group(&mut dumps, "0", "dp", &(0..ranks).collect::<Vec<_>>());
+    dumps
+}
+
+fn add_group(dumps: &mut [Dump], name: &str, description: &str, ranks: &[u32]) {
+    for dump in dumps.iter_mut().filter(|dump| ranks.contains(&dump.rank)) {
+        let config = GroupConfig { description: description.into(), ranks: ranks.to_vec() };
+        dump.groups.insert(name.into(), config);
+    }
+}
+
+fn shapes(sizes: &[i64]) -> Vec<Shape> {
+    vec![Shape { sizes: sizes.to_vec(), dtype: Some("Float".into()) }]
+}
+
+/// A call of group `0`, begun so many seconds before the dumps; its end so many milliseconds later, if there is one.
+fn call(dump: &mut Dump, operation: &str, sequence: i64, ago: f64, ended_after_ms: Option<i64>) {
+    call_in(dump, "0", operation, sequence, ago, ended_after_ms);
+}
+
+fn call_in(
+    dump: &mut Dump,
+    group: &str,
+    operation: &str,
+    sequence: i64,
+    ago: f64,
+    ended_after_ms: Option<i64>,
+) {
+    let created = NOW - (ago * 1e9) as i64;
+    let frame = |name: &str, line| Frame { name: name.into(), file: "/job/train.py".into(), line };
+    let description = dump.groups.get(group).map_or_else(Arc::default, |config| config.description.clone());
+    dump.records.push(Record {
+        id: dump.records.len() as i64,
+        group: group.into(),
+        description,
+        operation: operation.into(),
+        library: "tenfold".into(),
+        sequence,
+        inputs: shapes(&[4]),
+        outputs: shapes(&[4]),
+        created_ns: Some(created),
+        started_ns: Some(created),
+        end: ended_after_ms.map_or(End::Open, |ms| End::Completed(Some(created + ms * SECOND / 1000))),
+        timeout_ms: Some(30_000),
+        frames: vec![frame("step", 80 + sequence), frame("main", 140)],
+        ..Record::default()
+    });
+}
+
+fn message(dump: &mut Dump, operation: &str, detail: (Option<u32>, u32), ago: f64, ended: Option<i64>) {
+    call(dump, operation, 0, ago, ended);
+    let record = dump.records.last_mut().unwrap();
+    record.is_p2p = true;
+    record.detail = Detail::Message { source: detail.0, target: detail.1 };
+}
+
+fn text(dumps: &[Dump]) -> String {
+    text_with(dumps, &[], &[], &Filter::default())
+}
+
+fn text_with(dumps: &[Dump], mentioned: &[u32], refusals: &[Refusal], filter: &Filter) -> String {
+    let job = Job::new(dumps, mentioned, filter);
+    let findings = findings(&job, refusals);
+    let text = Report { job: &job, findings: &findings, refusals }.text(9, false);
+    let lines: Vec<&str> = text.lines().collect();
+    lines[..lines.len() - 1].join("\n") // the last says how many dumps there were
+}
+
+/// Three ranks that have each completed `all_gather #1` and `#2`.
+fn so_far_well() -> Vec<Dump> {
+    let mut dumps = dumps(3);
+    for dump in &mut dumps {
+        call(dump, "all_to_all", 1, 60.0, Some(5));
+        call(dump, "all_reduce", 2, 50.0, Some(5));
+    }
+    dumps
+}
+
+#[test]
+fn nothing_is_wrong() {
+    assert_eq!(text(&so_far_well()), "✓ no trouble found: all ranks have come to all_reduce #2 of group dp");
+    let mut unwatched = so_far_well();
+    let records = unwatched.iter_mut().flat_map(|dump| &mut dump.records);
+    records.for_each(|record| record.end = End::Unknown);
+    assert_eq!(
+        text(&unwatched),
+        "✓ no trouble found: all ranks have come to all_reduce #2 of group dp; whether it ended is not recorded"
+    );
+    assert_eq!(text(&dumps(2)), "✓ no operation was recorded");
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_named() {
+    let mut dumps = so_far_well();
+    call(&mut dumps[0], "all_reduce", 3, 40.1, None);
+    call(&mut dumps[1], "all_reduce", 3, 40.0, None);
+    assert_eq!(
+        text(&dumps),
+        "✗ rank 2 has not entered all_reduce #3 of group dp\n    \
+         ranks 0 and 1 wait in it since 40.1 s (timeout 30.0 s), called at job/train.py:83 in step\n    \
+         rank 2's last in this group was all_reduce #2, completed 50.0 s before its dump\n    \
+         rank 2 made that call at job/train.py:82 in step ← job/train.py:140 in main"
+    );
+}
+
+#[test]
+fn a_rank_that_never_called_anything_is_named_and_one_whose_ring_lost_it_is_not() {
+    let mut dumps = dumps(3);
+    call(&mut dumps[0], "barrier", 1, 9.0, None);
+    call(&mut dumps[1], "barrier", 1, 9.0, None);
+    assert_eq!(
+        text(&dumps),
+        "✗ rank 2 has not entered barrier #1 of group dp\n    \
+         ranks 0 and 1 wait in it since 9.0 s (timeout 30.0 s), called at job/train.py:81 in step\n    \
+         rank 2 has made no call in this group"
+    );
+    add_group(&mut dumps, "1", "own", &[2]);
+    call_in(&mut dumps[2], "1", "barrier", 900, 3.0, Some(1));
+    dumps[2].records[0].id = 2_000;
+    assert!(!text(&dumps).contains("rank 2 has not entered"), "{}", text(&dumps));
+}
+
+#[test]
+fn a_wait_of_milliseconds_is_no_trouble() {
+    let mut dumps = so_far_well();
+    call(&mut dumps[0], "all_reduce", 3, 0.004, None);
+    let text = text(&dumps);
+    assert!(text.starts_with("✓ no trouble found"), "{text}");
+    assert!(text.contains("! ranks 1 and 2 have not entered all_reduce #3 of group dp\n"), "{text}");
+    assert!(text.ends_with("so short a time that it may be on its way"), "{text}");
+}
+
+#[test]
+fn rings_that_begin_at_different_records_are_laid_side_by_side() {
+    let mut dumps = so_far_well();
+    for dump in &mut dumps {
+        call(dump, "all_reduce", 3, 20.0, Some(5));
+    }
+    dumps[1].records.drain(..2);
+    dumps[2].records.drain(..1);
+    assert_eq!(text(&dumps), "✓ no trouble found: all ranks have come to all_reduce #3 of group dp");
+}
+
+#[test]
+fn who_is_waited_for_comes_before_who_waits_itself() {
+    let mut dumps = so_far_well();
+    add_group(&mut dumps, "1", "a", &[0, 1]);
+    add_group(&mut dumps, "2", "b", &[1, 2]);
+    // Rank 2 does not come to `b`, so rank 1 is stuck there and does not come to `a`.
+    call_in(&mut dumps[0], "1", "all_reduce", 1, 20.0, None);
+    call_in(&mut dumps[1], "2", "all_reduce", 1, 21.0, None);
+    let text = text(&dumps);
+    let heads: Vec<&str> = text.lines().filter(|line| line.starts_with('✗')).collect();
+    assert_eq!(
+        heads,
+        [
+            "✗ rank 2 has not entered all_reduce #1 of group b",
+            "✗ rank 1 has not entered all_reduce #1 of group a (follows from the above)"
+        ]
+    );
+    assert!(
+        text.contains("rank 1's last call of all was all_reduce #1 of group b, in which it is since 21.0 s")
+    );
+}
+
+#[test]
+fn ranks_that_wait_for_each_other_are_a_circle() {
+    let mut dumps = so_far_well();
+    add_group(&mut dumps, "1", "a", &[0, 1]);
+    add_group(&mut dumps, "2", "b", &[0, 1]);
+    call_in(&mut dumps[0], "1", "all_reduce", 1, 20.0, None);
+    call_in(&mut dumps[1], "2", "all_reduce", 1, 21.0, None);
+    let text = text(&dumps);
+    assert!(
+        text.starts_with(
+            "✗ ranks 0 and 1 wait for each other\n    \
+             rank 0 waits for rank 1: rank 1 has not entered all_reduce #1 of group a\n    \
+             rank 1 waits for rank 0: rank 0 has not entered all_reduce #1 of group b\n    \
+             calls of several groups must come in the same order on all ranks\n"
+        ),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_rank_that_calls_something_else_is_named_with_both_places() {
+    let mut dumps = so_far_well();
+    call(&mut dumps[0], "all_reduce", 3, 40.0, None);
+    call(&mut dumps[1], "broadcast", 3, 40.0, None);
+    call(&mut dumps[2], "all_reduce", 3, 40.0, None);
+    dumps[1].records[2].frames[0].line = 12;
+    assert_eq!(
+        text(&dumps),
+        "✗ rank 1 called broadcast #3 of group dp where ranks 0 and 2 called all_reduce\n    \
+         rank 1: broadcast, Float [4], called at job/train.py:12 in step\n    \
+         ranks 0 and 2: all_reduce, Float [4], called at job/train.py:83 in step"
+    );
+}
+
+#[test]
+fn one_call_too_many_or_too_few_is_guessed() {
+    let mut dumps = so_far_well();
+    for (rank, names) in
+        [["barrier", "all_reduce"], ["all_reduce", "barrier"], ["barrier", "all_reduce"]].iter().enumerate()
+    {
+        call(&mut dumps[rank], names[0], 3, 40.0, None);
+        call(&mut dumps[rank], names[1], 4, 39.0, None);
+    }
+    // Both fit: the first is said.
+    assert!(
+        text(&dumps).ends_with("rank 1 seems to make one call more: the next is what the others call here")
+    );
+    dumps[1].records.pop();
+    assert!(
+        text(&dumps).contains("rank 1 seems to have left out one call: this is what the others call next")
+    );
+}
+
+#[test]
+fn other_sizes_and_dtypes_are_named() {
+    let mut dumps = so_far_well();
+    for dump in &mut dumps {
+        call(dump, "all_reduce", 3, 40.0, None);
+    }
+    dumps[1].records[2].inputs = shapes(&[5]);
+    dumps[1].records[2].outputs = shapes(&[5]);
+    assert_eq!(
+        text(&dumps),
+        "✗ rank 1 called all_reduce #3 of group dp with other sizes than ranks 0 and 2\n    \
+         rank 1: all_reduce, Float [5], called at job/train.py:83 in step\n    \
+         ranks 0 and 2: all_reduce, Float [4], called at job/train.py:83 in step"
+    );
+    let record = &mut dumps[1].records[2];
+    (record.inputs, record.outputs) = (shapes(&[4]), shapes(&[4]));
+    record.inputs[0].dtype = Some("Half".into());
+    record.outputs[0].dtype = Some("Half".into());
+    assert!(
+        text(&dumps)
+            .starts_with("✗ rank 1 called all_reduce #3 of group dp with another dtype than ranks 0 and 2\n")
+    );
+}
+
+#[test]
+fn two_ranks_that_differ_are_both_named() {
+    let mut dumps = dumps(2);
+    call(&mut dumps[0], "all_reduce", 1, 40.0, None);
+    call(&mut dumps[1], "barrier", 1, 40.0, None);
+    let text = text(&dumps);
+    assert!(
+        text.starts_with("✗ at #1 of group dp, rank 0 called all_reduce and rank 1 called barrier\n"),
+        "{text}"
+    );
+}
+
+#[test]
+fn an_output_that_does_not_hold_all_inputs_is_named() {
+    let mut dumps = so_far_well();
+    for dump in &mut dumps {
+        call(dump, "_all_gather_base", 3, 40.0, None);
+        dump.records[2].outputs = shapes(&[8]);
+    }
+    assert_eq!(
+        text(&dumps),
+        "✗ rank 0 called _all_gather_base #3 of group dp with sizes that do not fit\n    \
+         its output has 8 elements and its input 4: with 3 ranks it would be 12\n    \
+         rank 0: _all_gather_base, Float [4] → Float [8], called at job/train.py:83 in step"
+    );
+}
+
+#[test]
+fn a_rank_without_a_dump_comes_first() {
+    let mut dumps = so_far_well();
+    dumps.pop();
+    for dump in &mut dumps {
+        call(dump, "all_reduce", 3, 40.0, None);
+    }
+    assert_eq!(
+        text(&dumps),
+        "✗ rank 2 has no dump here: 2 of 3 ranks do\n    \
+         all_reduce #3 of group dp needs rank 2: ranks 0 and 1 wait in it since 40.0 s (timeout 30.0 s), called at job/train.py:83 in step\n    \
+         it died, was killed, or hangs where it cannot write: see its log"
+    );
+    let refusals = [Refusal { file: "trace_2".into(), problem: "it is empty".into() }];
+    let text = text_with(&dumps, &[], &refusals, &Filter::default());
+    assert!(text.ends_with("a file that cannot be read (see above) may be its dump"), "{text}");
+}
+
+#[test]
+fn ranks_and_groups_that_are_not_asked_for_do_not_count() {
+    let mut dumps = so_far_well();
+    dumps.pop();
+    let filter = Filter { ranks: [0, 1].into(), groups: Vec::new() };
+    assert!(text_with(&dumps, &[], &[], &filter).starts_with("✓ no trouble found"));
+    add_group(&mut dumps, "1", "a", &[0, 1]);
+    call_in(&mut dumps[0], "1", "all_reduce", 1, 20.0, None);
+    let filter = Filter { ranks: [0, 1].into(), groups: vec!["a".into()] };
+    assert!(
+        text_with(&dumps, &[], &[], &filter).starts_with("✗ rank 1 has not entered all_reduce #1 of group a")
+    );
+}
+
+#[test]
+fn members_that_no_recorder_names_are_those_seen() {
+    // As Gloo writes it: no group has a name, ranks are mentioned.
+    let mut dumps = so_far_well();
+    for dump in &mut dumps {
+        dump.groups.clear();
+        for record in &mut dump.records {
+            record.description = "default_pg".into();
+        }
+    }
+    let third = Record { id: 2, sequence: 3, ..dumps[0].records[1].clone() };
+    dumps[0].records.push(third);
+    dumps[0].records[2].end = End::Unknown;
+    dumps[0].records[2].created_ns = Some(NOW - 3 * SECOND);
+    let text = text_with(&dumps[..2], &[0, 1, 2], &[], &Filter::default());
+    assert!(text.starts_with("✗ rank 2 has no dump here: 2 of 3 ranks do\n"), "{text}");
+    assert!(text.contains("✗ rank 1 has not entered all_reduce #3 of group default_pg\n"), "{text}");
+    assert!(text.contains("    rank 0 entered it 3.0 s before its dump (timeout 30.0 s)"), "{text}");
+}
+
+#[test]
+fn a_group_that_is_complete_and_does_not_move_is_told() {
+    let mut dumps = so_far_well();
+    for dump in &mut dumps {
+        call(dump, "all_reduce", 3, 40.0, None);
+    }
+    assert_eq!(
+        text(&dumps),
+        "✗ all 3 ranks are in all_reduce #3 of group dp, and none has completed it\n    \
+         ranks 0-2 wait in it since 40.0 s (timeout 30.0 s), called at job/train.py:83 in step\n    \
+         nobody is missing and the calls agree: look at the network, and for a rank that died in it"
+    );
+    dumps[0].records[2].end = End::Completed(None);
+    let text = text(&dumps);
+    let head = "✗ ranks 1 and 2 have not completed all_reduce #3 of group dp, which the others have\n";
+    assert!(text.starts_with(head), "{text}");
+}
+
+#[test]
+fn ranks_that_failed_in_a_call_that_agrees_are_told() {
+    let mut dumps = so_far_well();
+    for dump in &mut dumps {
+        call(dump, "all_reduce", 3, 0.5, Some(1));
+    }
+    dumps[1].records[2].end = End::Failed;
+    assert_eq!(
+        text(&dumps),
+        "✗ rank 1 failed in all_reduce #3 of group dp\n    \
+         rank 1 entered it 500.0 ms before its dump and failed (timeout 30.0 s), called at job/train.py:83 in step\n    \
+         all had entered it and the calls agree: the error is in the log"
+    );
+}
+
+#[test]
+fn a_message_without_a_partner_is_named() {
+    let mut dumps = so_far_well();
+    message(&mut dumps[0], "send", (Some(0), 1), 30.0, Some(1));
+    message(&mut dumps[1], "recv", (Some(0), 1), 30.0, Some(1));
+    message(&mut dumps[0], "recv", (Some(1), 0), 20.0, None);
+    assert_eq!(
+        text(&dumps),
+        "✗ rank 0 receives from rank 1, which does not send (group dp)\n    \
+         rank 0 waits in it since 20.0 s (timeout 30.0 s), called at job/train.py:80 in step, Float [4]\n    \
+         rank 1's last in this group was all_reduce #2, completed 50.0 s before its dump\n    \
+         rank 1's last call of all was a receive from rank 0 of group dp, completed 30.0 s before its dump\n    \
+         rank 1 made that call at job/train.py:80 in step ← job/train.py:140 in main"
+    );
+    message(&mut dumps[1], "send", (Some(1), 0), 19.0, None);
+    assert!(!text(&dumps).contains("does not send"), "{}", text(&dumps));
+}
+
+#[test]
+fn a_receiver_from_anybody_needs_a_sender() {
+    let mut dumps = so_far_well();
+    message(&mut dumps[0], "recv", (None, 0), 20.0, None);
+    assert!(text(&dumps).starts_with("✗ rank 0 receives from any rank, and nobody sends to it (group dp)\n"));
+    message(&mut dumps[2], "send", (Some(2), 0), 19.0, None);
+    assert!(text(&dumps).starts_with("✓"), "{}", text(&dumps));
+}
+
+#[test]
+fn a_message_that_its_receiver_expects_to_be_another_is_named() {
+    let mut dumps = so_far_well();
+    message(&mut dumps[0], "send", (Some(0), 1), 30.0, None);
+    message(&mut dumps[1], "recv", (Some(0), 1), 30.0, None);
+    dumps[1].records[2].outputs = shapes(&[6]);
+    dumps[1].records[2].inputs.clear();
+    assert_eq!(
+        text(&dumps),
+        "✗ rank 1 receives another tensor than rank 0 sends: message 1 between them (group dp)\n    \
+         rank 0 sends Float [4], called at job/train.py:80 in step\n    \
+         rank 1 receives Float [6], called at job/train.py:80 in step"
+    );
+}
+
+/// Twenty collectives to which rank 1 comes 20 ms after the others.
+fn late() -> Vec<Dump> {
+    let mut dumps = dumps(3);
+    for sequence in 1..=20 {
+        for dump in &mut dumps {
+            let late = if dump.rank == 1 { 0.02 } else { 0.0 };
+            let ago = 100.0 - sequence as f64 - late;
+            call(dump, "all_reduce", sequence, ago, Some(30 - (late * 1e3) as i64));
+        }
+    }
+    dumps
+}
+
+#[test]
+fn a_straggler_is_named_with_what_it_costs() {
+    let told = "✓ no trouble found: all ranks have come to all_reduce #20 of group dp\n\
+         ! rank 1 is a straggler: the last to come to 20 of 20 collectives of group dp\n    \
+         the others waited 400.0 ms for it, 20.0 ms each time; longest in all_reduce #";
+    let text = text(&late());
+    assert!(text.starts_with(told), "{text}");
+    assert!(!text.contains("clock"), "all are on one host: {text}");
+}
+
+#[test]
+fn clocks_that_differ_are_taken_off_before_somebody_is_called_late() {
+    let mut dumps = late();
+    let skew = 3 * SECOND;
+    for dump in &mut dumps {
+        dump.host = Some(if dump.rank == 2 { "b".into() } else { "a".into() });
+    }
+    for record in &mut dumps[2].records {
+        record.created_ns = record.created_ns.map(|at| at + skew);
+        if let End::Completed(Some(at)) = &mut record.end {
+            *at += skew;
+        }
+    }
+    let text = text(&dumps);
+    assert!(text.contains("! rank 1 is a straggler: the last to come to 20 of 20"), "{text}");
+    assert!(text.ends_with("hosts' clocks differ and were corrected: rank 2's is 3.0 s ahead"), "{text}");
+    for dump in &mut dumps {
+        dump.host = None;
+        dump.records.iter_mut().for_each(|record| record.end = End::Unknown);
+    }
+    let text = super::tests::text(&dumps);
+    assert!(
+        text.ends_with("if ranks run on several hosts, their clocks may differ: that is not corrected here"),
+        "{text}"
+    );
+}
+
+#[test]
+fn one_very_late_arrival_is_told() {
+    let mut dumps = so_far_well();
+    for dump in &mut dumps {
+        let ago = if dump.rank == 2 { 10.0 } else { 14.2 };
+        call(dump, "all_reduce", 3, ago, Some(5));
+    }
+    assert!(text(&dumps).contains(
+        "! rank 2 came 4.2 s late to all_reduce #3 of group dp\n    it called it at job/train.py:83 in step"
+    ));
+}
+
+#[test]
+fn what_a_dump_says_commands_no_terminal() {
+    let mut dumps = so_far_well();
+    add_group(&mut dumps, "1", "\u{1b}[2J", &[0, 1]);
+    call_in(&mut dumps[0], "1", "\u{1b}]0;x\u{7}", 1, 20.0, None);
+    assert!(!text(&dumps).contains('\u{1b}'));
+}
+
+/// Numbers as a stranger may write them.
+fn extreme() -> impl Strategy<Value = i64> {
+    prop_oneof![prop::sample::select(vec![i64::MIN, -1, 0, 1, 2, 3, NOW, i64::MAX]), any::<i64>()]
+}
+
+fn any_record() -> impl Strategy<Value = Record> {
+    let operation = prop::sample::select(vec![
+        "all_reduce",
+        "all_gather",
+        "reduce_scatter",
+        "all_to_all",
+        "send",
+        "recv",
+        "x",
+    ]);
+    let end = prop_oneof![
+        Just(End::Open),
+        Just(End::Failed),
+        Just(End::Unknown),
+        extreme().prop_map(|at| End::Completed((at > 0).then_some(at)))
+    ];
+    let sizes = || prop::collection::vec(prop::collection::vec(extreme(), 0..4), 0..3);
+    let detail = prop_oneof![
+        Just(Detail::None),
+        Just(Detail::Argument("root=1".into())),
+        (any::<Option<u32>>(), 0..4u32).prop_map(|(source, target)| Detail::Message { source, target })
+    ];
+    let numbers = (extreme(), extreme(), extreme(), 0..2u32, any::<Option<f64>>());
+    (operation, end, sizes(), sizes(), detail, numbers).prop_map(
+        |(operation, end, inputs, outputs, detail, numbers)| {
+            let (id, sequence, created, group, duration_ms) = numbers;
+            let shape = |sizes: Vec<i64>| Shape { sizes, dtype: None };
+            Record {
+                id,
+                group: group.to_string().into(),
+                operation: operation.into(),
+                detail,
+                sequence,
+                is_p2p: matches!(operation, "send" | "recv"),
+                inputs: inputs.into_iter().map(shape).collect(),
+                outputs: outputs.into_iter().map(shape).collect(),
+                created_ns: (created > 0).then_some(created),
+                end,
+                duration_ms: duration_ms.filter(|ms| ms.is_finite() && *ms >= 0.0),
+                timeout_ms: (sequence > 0).then_some(sequence),
+                ..Record::default()
+            }
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn whatever_the_records_say_there_is_a_verdict_and_a_picture(
+        records in prop::collection::vec(prop::collection::vec(any_record(), 0..12), 1..4),
+        ranks in prop::collection::vec(prop_oneof![0..5u32, Just(u32::MAX)], 0..5),
+    ) {
+        let mut dumps = dumps(records.len() as u32);
+        dumps[0].groups.insert("1".into(), GroupConfig { description: "other".into(), ranks });
+        for (dump, records) in dumps.iter_mut().zip(records) {
+            dump.records = records;
+        }
+        let job = Job::new(&dumps, &[], &Filter::default());
+        let findings = findings(&job, &[]);
+        let report = Report { job: &job, findings: &findings, refusals: &[] };
+        prop_assert!(report.text(9, false).lines().count() >= 2);
+        let timeline = Timeline::new(&job);
+        prop_assert!(timeline.to_chrome()["traceEvents"].is_array());
+        prop_assert!(html::page(&report, &timeline).contains("<!doctype html>"));
+    }
+}
