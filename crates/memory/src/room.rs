@@ -36,6 +36,7 @@ struct Board {
     version: AtomicU64,
     current: [AtomicU64; 3],
     finished: [AtomicU64; 3],
+    since: [AtomicU64; 2],
 }
 
 const _: () = assert!(size_of::<Board>() == PAGE);
@@ -47,6 +48,8 @@ pub struct Doing {
     pub current: Head,
     /// The head of the operation that finished last.
     pub finished: Head,
+    /// When the current one was begun, and the one before it, in nanoseconds by the host's monotonic clock; 0 if nobody knows.
+    pub since: [u64; 2],
 }
 
 /// This rank's room.
@@ -91,6 +94,9 @@ impl Room {
             word.store(value, Ordering::Relaxed);
         }
         for (word, value) in board.finished.iter().zip(doing.finished) {
+            word.store(value, Ordering::Relaxed);
+        }
+        for (word, value) in board.since.iter().zip(doing.since) {
             word.store(value, Ordering::Relaxed);
         }
         board.version.store((version | 1).wrapping_add(1), Ordering::Release);
@@ -176,6 +182,7 @@ impl PeerRoom {
             let doing = Doing {
                 current: std::array::from_fn(|word| board.current[word].load(Ordering::Relaxed)),
                 finished: std::array::from_fn(|word| board.finished[word].load(Ordering::Relaxed)),
+                since: std::array::from_fn(|word| board.since[word].load(Ordering::Relaxed)),
             };
             fence(Ordering::Acquire);
             if before & 1 == 0 && board.version.load(Ordering::Relaxed) == before {
@@ -323,7 +330,7 @@ mod tests {
     fn peers_see_what_a_rank_does() {
         let (room, theirs, _segment) = rooms();
         assert_eq!(theirs.doing(), Some(Doing::default()));
-        let doing = Doing { current: [1, 2, 3], finished: [4, 5, 6] };
+        let doing = Doing { current: [1, 2, 3], finished: [4, 5, 6], since: [7, 8] };
         room.show(&doing);
         assert_eq!(theirs.doing(), Some(doing));
     }

@@ -22,7 +22,7 @@ use crate::fabric::{Fabric, GroupProgress};
 use crate::fault::Fault;
 use crate::group::state::{Finish, GroupState, Job};
 use crate::patience::{Next, Patience};
-use crate::recorder::{Stalls, Ticket};
+use crate::recorder::{self, Stalls, Ticket};
 use crate::run::Run;
 use crate::transport::Socket;
 use crate::work::{Shared, earlier};
@@ -236,7 +236,8 @@ impl Engine {
         }
         let Some(planned) = run else { return Ok(Submitted::Over) };
         let ticket = plan(group, planned);
-        group.remember(planned.label());
+        let called_at = ticket.as_ref().map_or_else(recorder::host_now, Ticket::called_at);
+        group.remember(planned.label(), called_at);
         let was_busy = group.is_busy() || group.is_doubtful();
         let turns = if was_busy || urgency != Urgency::Quick { 0 } else { patience.quick_turns() };
         if let Some(waited) = group.try_at_once(planned, turns, || self.crowd.load(Ordering::Relaxed) > 0) {
@@ -428,6 +429,21 @@ impl Engine {
         });
         fabric.bell.ring();
         known
+    }
+
+    /// Looks in every group who is late, and who keeps this rank waiting for too long.
+    pub(crate) fn look_at_others(&self, fabric: &Arc<Fabric>) {
+        let failed = self.with(|state| {
+            let State { groups, to_tell, .. } = state;
+            let before = to_tell.len();
+            for group in groups.iter_mut().flatten() {
+                group.look_at_others(fabric, to_tell);
+            }
+            to_tell.len() > before
+        });
+        if failed {
+            fabric.bell.ring();
+        }
     }
 
     /// For every group: its id and what this rank does in it.

@@ -7,8 +7,10 @@ use std::ffi::OsString;
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use crate::fault::Fault;
+use crate::group::StuckPolicy;
 use crate::recorder;
 
 /// Every setting, as read once at the start.
@@ -22,6 +24,10 @@ pub(crate) struct Environment {
     pub transport: TransportChoice,
     /// `TENFOLD_ALGORITHM`: pairs of an operation and the algorithm to run it with. Which there are, the caller knows.
     pub algorithms: Vec<(String, String)>,
+    /// `TENFOLD_STUCK_AFTER`: how long a rank may keep others waiting before they say so; zero means for ever.
+    pub stuck_after: Option<Duration>,
+    /// `TENFOLD_STUCK_POLICY`: what they do then.
+    pub on_stuck: Option<StuckPolicy>,
     /// `TENFOLD_PROGRESS`: a folder in which the launcher wants to read how far this rank is.
     pub progress: Option<PathBuf>,
     /// c10d's `TORCH_FR_…`: what is recorded, and where dumps go.
@@ -87,6 +93,8 @@ impl Environment {
             transport: look_up("TENFOLD_TRANSPORT")?
                 .map_or(Ok(TransportChoice::Auto), |it| it.transport())?,
             algorithms: look_up("TENFOLD_ALGORITHM")?.map_or(Ok(Vec::new()), |it| it.algorithms())?,
+            stuck_after: look_up("TENFOLD_STUCK_AFTER")?.map(|variable| variable.seconds()).transpose()?,
+            on_stuck: look_up("TENFOLD_STUCK_POLICY")?.map(|variable| variable.stuck_policy()).transpose()?,
             progress: look_up("TENFOLD_PROGRESS")?.map(|variable| variable.value.into()),
             recorder: recorder::Settings::parse(&look_up)?,
         })
@@ -178,6 +186,18 @@ impl Variable {
 
     pub(crate) fn number(&self) -> Result<usize, Fault> {
         self.value.parse().map_err(|_| self.wrong("is no number", "say a number, 0 or more"))
+    }
+
+    fn seconds(&self) -> Result<Duration, Fault> {
+        let text = self.value.trim();
+        let seconds = text.strip_suffix('s').unwrap_or(text).trim().parse().ok();
+        let time = seconds.and_then(|seconds: f64| Duration::try_from_secs_f64(seconds).ok());
+        time.ok_or_else(|| self.wrong("is no time", "say seconds, as in `40` or `2.5`; `0` means for ever"))
+    }
+
+    fn stuck_policy(&self) -> Result<StuckPolicy, Fault> {
+        let known = StuckPolicy::from_name(&self.value.to_lowercase());
+        known.ok_or_else(|| self.wrong("is no policy", "say `warn`, `dump` or `abort`"))
     }
 
     /// A signal that nothing else needs.

@@ -43,7 +43,7 @@ mod work;
 pub use collectives::{Collectives, FakeGroup};
 pub use fabric::{ProgressEntry, Registration};
 pub use fault::{Error, Fault, FaultKind, Result, Scene};
-pub use group::{Group, Options, SparseTensor};
+pub use group::{Group, Options, SparseTensor, StuckPolicy};
 pub use label::{Label, OpKind};
 pub use tenfold_memory::{CustomOp, DType, Element, ReduceOp, Region, Tensor, TensorView, UnknownOp, lend};
 pub use tenfold_plan::{Rank, Topology};

@@ -3,8 +3,9 @@
 //! Fed where the recorder is, when an operation ends. All operations of a group end under its engine's lock, so every number has one
 //! writer at a time and needs no atomic addition; a reader may see an operation counted whose duration is not yet.
 //!
-//! *Wait* is how long an operation stood still on this rank because of others, which is what arrival skew costs this rank. When each
-//! of the others arrived is not known here: no message has a time on it. Comparing dumps of all ranks tells (`tenfold trace`).
+//! *Wait* is how long an operation stood still on this rank because of others, which is what arrival skew costs this rank. *Skew* is
+//! how long the last rank came after the first, and *lateness* how long a rank came after the first: both are known of a sample of
+//! collectives only, see `group/arrivals`. [`stragglers`] makes a report of it.
 //!
 //! ```
 //! use tenfold::{Group, OpKind, metrics};
@@ -18,12 +19,15 @@
 //! ```
 
 use std::fmt::Write as _;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tenfold_plan::Rank;
 
 use crate::OpKind;
+use crate::fault::show_duration;
+use crate::group::arrivals::Sample;
 
 /// Buckets of a histogram: each four times as wide as the one before, from about a microsecond to 17 seconds, and the rest.
 pub const BUCKETS: usize = 14;
@@ -75,12 +79,49 @@ struct OpMetrics {
     wait_max: Count,
     durations: [Count; BUCKETS],
     waits: [Count; BUCKETS],
+    skew: Count,
+    skew_max: Count,
+    skews: [Count; BUCKETS],
+}
+
+impl OpMetrics {
+    fn read(&self, group: &str, rank: Rank, operation: OpKind) -> OperationMetrics {
+        let time = |count: &Count| Duration::from_nanos(count.get());
+        let read = |counts: &[Count; BUCKETS]| std::array::from_fn(|bucket| counts[bucket].get());
+        OperationMetrics {
+            group: group.to_string(),
+            rank,
+            operation,
+            count: self.count.get(),
+            failed: self.failed.get(),
+            bytes: self.bytes.get(),
+            duration: time(&self.duration),
+            durations: read(&self.durations),
+            wait: time(&self.wait),
+            wait_max: time(&self.wait_max),
+            waits: read(&self.waits),
+            skew: time(&self.skew),
+            skew_max: time(&self.skew_max),
+            skews: read(&self.skews),
+        }
+    }
+}
+
+/// How late a rank comes.
+#[derive(Debug, Default)]
+struct Lateness {
+    samples: Count,
+    total: Count,
+    max: Count,
+    /// How often nobody came later.
+    last: Count,
 }
 
 /// The numbers of one group on one rank.
 #[derive(Debug, Default)]
 pub(crate) struct GroupMetrics {
     by_kind: [OpMetrics; KINDS],
+    by_rank: OnceLock<Box<[Lateness]>>,
 }
 
 impl GroupMetrics {
@@ -94,6 +135,24 @@ impl GroupMetrics {
         metrics.wait_max.raise(wait);
         metrics.durations[bucket_of(duration)].add(1);
         metrics.waits[bucket_of(wait)].add(1);
+    }
+
+    /// Some ranks of a group of `size` were seen to have come to a collective.
+    pub(crate) fn arrived(&self, sample: &Sample, size: usize) {
+        if let Some(metrics) = self.by_kind.get(sample.kind as usize) {
+            metrics.skew.add(sample.skew);
+            metrics.skew_max.raise(sample.skew);
+            metrics.skews[bucket_of(sample.skew)].add(1);
+        }
+        let ranks = self.by_rank.get_or_init(|| (0..size).map(|_| Lateness::default()).collect());
+        let last = sample.lateness.iter().max_by_key(|(_, late)| *late).map(|(rank, _)| *rank);
+        for &(rank, late) in &sample.lateness {
+            let Some(lateness) = ranks.get(rank) else { continue };
+            lateness.samples.add(1);
+            lateness.total.add(late);
+            lateness.max.raise(late);
+            lateness.last.add(u64::from(last == Some(rank)));
+        }
     }
 
     pub(crate) fn failed(&self, kind: OpKind) {
@@ -124,6 +183,90 @@ pub struct OperationMetrics {
     pub wait: Duration,
     pub wait_max: Duration,
     pub waits: [u64; BUCKETS],
+    /// How long after the first rank the last one came, in the collectives that were looked at.
+    pub skew: Duration,
+    pub skew_max: Duration,
+    pub skews: [u64; BUCKETS],
+}
+
+/// How late one rank comes to the collectives of a group, as seen by another.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Straggler {
+    pub group: String,
+    /// Whose view it is, and who is late; both in that group.
+    pub seen_by: Rank,
+    pub rank: Rank,
+    /// How many of its arrivals were looked at, and in how many of them it came last of all.
+    pub samples: u64,
+    pub last: u64,
+    /// After the first rank that came, on average and at most.
+    pub mean: Duration,
+    pub max: Duration,
+}
+
+/// Who comes late in the groups of this process: of each group every rank that was seen, the latest first.
+///
+/// Groups of one process only; a rank sees those that it exchanges messages with.
+pub fn stragglers() -> Vec<Straggler> {
+    let mut all = Vec::new();
+    for group in crate::recorder::groups() {
+        let Some(ranks) = group.metrics.by_rank.get() else { continue };
+        let of_group = ranks.iter().enumerate().filter_map(|(rank, lateness)| {
+            let samples = lateness.samples.get();
+            Some(Straggler {
+                group: group.name().to_string(),
+                seen_by: group.rank(),
+                rank,
+                samples,
+                last: lateness.last.get(),
+                mean: Duration::from_nanos(lateness.total.get().checked_div(samples)?),
+                max: Duration::from_nanos(lateness.max.get()),
+            })
+        });
+        let mut of_group: Vec<Straggler> = of_group.collect();
+        of_group.sort_by_key(|straggler| std::cmp::Reverse(straggler.mean));
+        all.extend(of_group);
+    }
+    all
+}
+
+/// [`stragglers`] as a table to read, the first few ranks of each group.
+pub fn straggler_report() -> String {
+    report(&stragglers())
+}
+
+/// Ranks of a group that a report has.
+const REPORTED: usize = 8;
+
+fn report(all: &[Straggler]) -> String {
+    let mut text = String::new();
+    for group in all.chunk_by(|a, b| (&a.group, a.seen_by) == (&b.group, b.seen_by)) {
+        let first = &group[0];
+        let most = group.iter().map(|one| one.samples).max().unwrap_or(0);
+        let _ = writeln!(
+            text,
+            "group `{}`, seen by rank {}, {most} collectives looked at:",
+            first.group, first.seen_by
+        );
+        for one in group.iter().take(REPORTED) {
+            let share = 100 * one.last / one.samples.max(1);
+            let _ = writeln!(
+                text,
+                "  rank {:<4} {:>10} late on average, {:>10} at most, the last {share:>3} % of the time",
+                one.rank,
+                show_duration(one.mean),
+                show_duration(one.max)
+            );
+        }
+        if group.len() > REPORTED {
+            let _ = writeln!(text, "  and {} ranks that are earlier", group.len() - REPORTED);
+        }
+    }
+    if text.is_empty() {
+        text.push_str("no collective of two ranks was looked at yet\n");
+    }
+    text
 }
 
 /// Every operation that was called in a group that is there, or was until recently.
@@ -135,20 +278,7 @@ pub fn snapshot() -> Vec<OperationMetrics> {
             if metrics.count.get() + metrics.failed.get() == 0 {
                 continue;
             }
-            let read = |counts: &[Count; BUCKETS]| std::array::from_fn(|bucket| counts[bucket].get());
-            all.push(OperationMetrics {
-                group: group.name().to_string(),
-                rank: group.rank(),
-                operation,
-                count: metrics.count.get(),
-                failed: metrics.failed.get(),
-                bytes: metrics.bytes.get(),
-                duration: Duration::from_nanos(metrics.duration.get()),
-                durations: read(&metrics.durations),
-                wait: Duration::from_nanos(metrics.wait.get()),
-                wait_max: Duration::from_nanos(metrics.wait_max.get()),
-                waits: read(&metrics.waits),
-            });
+            all.push(metrics.read(group.name(), group.rank(), operation));
         }
     }
     all
@@ -156,10 +286,12 @@ pub fn snapshot() -> Vec<OperationMetrics> {
 
 /// [`snapshot`] in the text format of Prometheus.
 pub fn prometheus() -> String {
-    render(&snapshot())
+    let own: Vec<Straggler> = stragglers().into_iter().filter(|one| one.rank == one.seen_by).collect();
+    render(&snapshot(), &own)
 }
 
-fn render(all: &[OperationMetrics]) -> String {
+/// `own` is how late this rank is in each group: with a series for each rank that it sees, n ranks had n² of them.
+fn render(all: &[OperationMetrics], own: &[Straggler]) -> String {
     let mut text = String::new();
     let mut counter = |name: &str, help: &str, value: fn(&OperationMetrics) -> String, kind: &str| {
         let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
@@ -200,6 +332,26 @@ fn render(all: &[OperationMetrics]) -> String {
         ("tenfold_operation_wait_seconds", "How long operations stood still because of other ranks."),
         |one| (&one.waits, one.wait),
     );
+    histogram(
+        &mut text,
+        all,
+        (
+            "tenfold_arrival_skew_seconds",
+            "How long after the first rank the last one came, in a sample of collectives.",
+        ),
+        |one| (&one.skews, one.skew),
+    );
+    let name = "tenfold_rank_lateness_seconds";
+    let _ = writeln!(
+        text,
+        "# HELP {name} How long after the first rank this one came, in a sample of collectives."
+    );
+    let _ = writeln!(text, "# TYPE {name} summary");
+    for one in own {
+        let labels = format!("group=\"{}\",rank=\"{}\"", escape(&one.group), one.rank);
+        let sum = one.mean.as_secs_f64() * one.samples as f64;
+        let _ = writeln!(text, "{name}_sum{{{labels}}} {sum}\n{name}_count{{{labels}}} {}", one.samples);
+    }
     text
 }
 
@@ -225,8 +377,11 @@ fn histogram(
 }
 
 fn labels(one: &OperationMetrics) -> String {
-    let group = one.group.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
-    format!("group=\"{group}\",rank=\"{}\",op=\"{}\"", one.rank, one.operation)
+    format!("group=\"{}\",rank=\"{}\",op=\"{}\"", escape(&one.group), one.rank, one.operation)
+}
+
+fn escape(label: &str) -> String {
+    label.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 #[cfg(test)]
@@ -246,6 +401,48 @@ mod tests {
     }
 
     #[test]
+    fn stragglers_are_told_with_the_latest_first() {
+        let metrics = GroupMetrics::default();
+        let sample = |lateness: Vec<(Rank, u64)>| {
+            let skew = lateness.iter().map(|(_, late)| *late).max().unwrap();
+            metrics.arrived(&Sample { kind: OpKind::AllReduce, skew, lateness }, 3);
+        };
+        sample(vec![(0, 0), (1, 1_000_000), (2, 40_000_000)]);
+        sample(vec![(0, 2_000_000), (1, 0), (2, 20_000_000)]);
+        let ranks = metrics.by_rank.get().unwrap();
+        let straggler = |rank: Rank| Straggler {
+            group: "default".to_string(),
+            seen_by: 1,
+            rank,
+            samples: ranks[rank].samples.get(),
+            last: ranks[rank].last.get(),
+            mean: Duration::from_nanos(ranks[rank].total.get() / 2),
+            max: Duration::from_nanos(ranks[rank].max.get()),
+        };
+        let all = [straggler(2), straggler(0), straggler(1)];
+        let expected = "\
+group `default`, seen by rank 1, 2 collectives looked at:
+  rank 2       30.0 ms late on average,    40.0 ms at most, the last 100 % of the time
+  rank 0        1.0 ms late on average,     2.0 ms at most, the last   0 % of the time
+  rank 1        0.5 ms late on average,     1.0 ms at most, the last   0 % of the time
+";
+        assert_eq!(report(&all), expected);
+        assert_eq!(report(&[]), "no collective of two ranks was looked at yet\n");
+
+        let one = metrics.by_kind[OpKind::AllReduce as usize].read("default", 1, OpKind::AllReduce);
+        assert_eq!((one.skew, one.skew_max), (Duration::from_millis(60), Duration::from_millis(40)));
+        let text = render(&[one], &[straggler(1)]);
+        for line in [
+            "tenfold_arrival_skew_seconds_count{group=\"default\",rank=\"1\",op=\"all_reduce\"} 2",
+            "tenfold_arrival_skew_seconds_sum{group=\"default\",rank=\"1\",op=\"all_reduce\"} 0.06",
+            "tenfold_rank_lateness_seconds_count{group=\"default\",rank=\"1\"} 2",
+            "tenfold_rank_lateness_seconds_sum{group=\"default\",rank=\"1\"} 0.001",
+        ] {
+            assert!(text.lines().any(|found| found == line), "no {line} in\n{text}");
+        }
+    }
+
+    #[test]
     fn prometheus_gets_names_escaped_and_buckets_that_add_up() {
         let metrics = GroupMetrics::default();
         metrics.completed(OpKind::AllReduce, 8, 1000, 0);
@@ -253,20 +450,7 @@ mod tests {
         metrics.failed(OpKind::AllReduce);
         metrics.completed(OpKind::Ddp, 1, 1, 1);
         let one = &metrics.by_kind[OpKind::AllReduce as usize];
-        let read = |counts: &[Count; BUCKETS]| std::array::from_fn(|bucket| counts[bucket].get());
-        let text = render(&[OperationMetrics {
-            group: "a\"b\\".to_string(),
-            rank: 3,
-            operation: OpKind::AllReduce,
-            count: one.count.get(),
-            failed: one.failed.get(),
-            bytes: one.bytes.get(),
-            duration: Duration::from_nanos(one.duration.get()),
-            durations: read(&one.durations),
-            wait: Duration::from_nanos(one.wait.get()),
-            wait_max: Duration::from_nanos(one.wait_max.get()),
-            waits: read(&one.waits),
-        }]);
+        let text = render(&[one.read("a\"b\\", 3, OpKind::AllReduce)], &[]);
         let labels = r#"group="a\"b\\",rank="3",op="all_reduce""#;
         for line in [
             format!("tenfold_operations_total{{{labels}}} 2"),

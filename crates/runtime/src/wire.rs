@@ -18,7 +18,7 @@ use std::task::Poll;
 use tenfold_memory::{FileIdentity, Head};
 
 /// Whoever changes a byte of what is described here, or of the frames of `transport::tcp`, changes this.
-pub(crate) const VERSION: u16 = 2;
+pub(crate) const VERSION: u16 = 3;
 
 const MAGIC: [u8; 8] = *b"tenfold\n";
 
@@ -139,8 +139,8 @@ impl HelloReader {
 /// What a process says about itself and its groups, beside their messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ControlFrame {
-    /// A sign of life, with what the sender does in each group: group, current operation, last one finished.
-    Pulse { groups: Vec<(u64, Head, Head)> },
+    /// A sign of life, with what the sender does in each group.
+    Pulse { groups: Vec<GroupPulse> },
     /// Why the sender gave up on a group, in its words; they are a stranger's, to be shown and nothing else.
     Notice { group: u64, text: Vec<u8> },
     /// The sender will point into a file, from `offset` on, once the receiver has mapped its first `len` bytes. The
@@ -152,6 +152,18 @@ pub(crate) enum ControlFrame {
     Retired { offset: u64 },
     /// The sender closes on purpose: the end of the stream is no failure.
     Goodbye,
+}
+
+/// What the sender of a pulse does in one group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct GroupPulse {
+    pub group: u64,
+    /// The operation under way, or the last one.
+    pub current: Head,
+    /// The one that finished last.
+    pub finished: Head,
+    /// How long ago the current one was begun, and the one before it, in nanoseconds: no two hosts have the same clock.
+    pub ages: [u64; 2],
 }
 
 const PULSE: u8 = 1;
@@ -166,7 +178,7 @@ impl ControlFrame {
     const HEADER: usize = 5;
 
     /// What a pulse says about one group.
-    const GROUP: usize = 7 * 8;
+    const GROUP: usize = 9 * 8;
 
     /// What may follow a header.
     pub(crate) const BODY_MAX: usize = 64 << 10;
@@ -182,8 +194,8 @@ impl ControlFrame {
             ControlFrame::Pulse { groups } => {
                 for groups in groups.chunks(Self::BODY_MAX / Self::GROUP) {
                     put_header(out, PULSE, groups.len() * Self::GROUP);
-                    for (group, current, finished) in groups {
-                        let words = [group].into_iter().chain(current).chain(finished);
+                    for GroupPulse { group, current, finished, ages } in groups {
+                        let words = [group].into_iter().chain(current).chain(finished).chain(ages);
                         words.for_each(|word| out.extend(word.to_le_bytes()));
                     }
                 }
@@ -240,9 +252,14 @@ impl ControlFrame {
     }
 }
 
-fn group_pulse(bytes: &[u8]) -> (u64, Head, Head) {
+fn group_pulse(bytes: &[u8]) -> GroupPulse {
     let word = |at: usize| word(bytes, at);
-    (word(0), [1, 2, 3].map(word), [4, 5, 6].map(word))
+    GroupPulse {
+        group: word(0),
+        current: [1, 2, 3].map(word),
+        finished: [4, 5, 6].map(word),
+        ages: [7, 8].map(word),
+    }
 }
 
 /// The number in the `at`th eight bytes.
@@ -360,7 +377,7 @@ mod tests {
         };
         assert_eq!(
             refusal(&changed(8, 1)[..10]),
-            "it speaks version 1 of the protocol and this process version 2"
+            "it speaks version 1 of the protocol and this process version 3"
         );
         assert_eq!(
             refusal(&changed(63, 0)),
@@ -386,8 +403,8 @@ mod tests {
     fn lengths_are_refused_before_anything_of_them_has_arrived() {
         let header = |kind: u8, len: u32| [&[kind][..], &len.to_le_bytes()].concat();
         for (kind, len) in [
-            (PULSE, 55),
-            (PULSE, 56 * 1171),
+            (PULSE, 71),
+            (PULSE, 72 * 911),
             (NOTICE, 7),
             (NOTICE, 65537),
             (GOODBYE, 1),
@@ -401,7 +418,7 @@ mod tests {
             let refused = ControlFrame::decode(&header(kind, len)).expect_err("no frame is like that");
             assert_eq!(refused, Refused::Length { kind, len: len as usize });
         }
-        for (kind, len) in [(PULSE, 56 * 1170), (NOTICE, 65536), (MAPPED, 65536)] {
+        for (kind, len) in [(PULSE, 72 * 910), (NOTICE, 65536), (MAPPED, 65536)] {
             assert_eq!(ControlFrame::decode(&header(kind, len)), Ok(None), "the longest there are");
         }
         for kind in [0, 7] {
@@ -411,7 +428,8 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_one_frame_is_split_or_cut() {
-        let groups: Vec<_> = (0..3000).map(|group| (group, [group; 3], [1; 3])).collect();
+        let pulse = |group| GroupPulse { group, current: [group; 3], finished: [1; 3], ages: [2, 3] };
+        let groups: Vec<_> = (0..3000).map(pulse).collect();
         let mut bytes = Vec::new();
         ControlFrame::Pulse { groups: groups.clone() }.encode(&mut bytes);
         ControlFrame::Notice { group: 5, text: vec![b'x'; 100_000] }.encode(&mut bytes);
@@ -438,7 +456,9 @@ mod tests {
     }
 
     fn any_frame() -> impl Strategy<Value = ControlFrame> {
-        let group = any::<(u64, Head, Head)>();
+        let group = any::<(u64, Head, Head, [u64; 2])>();
+        let group =
+            group.prop_map(|(group, current, finished, ages)| GroupPulse { group, current, finished, ages });
         prop_oneof![
             proptest::collection::vec(group, 0..20).prop_map(|groups| ControlFrame::Pulse { groups }),
             (any::<u64>(), proptest::collection::vec(any::<u8>(), 0..300))

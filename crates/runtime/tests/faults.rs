@@ -7,6 +7,8 @@
     reason = "tests: the time things take; a helper may fail too"
 )]
 
+#[path = "faults/stuck.rs"]
+mod stuck;
 mod support;
 
 use std::collections::BTreeSet;
@@ -42,6 +44,9 @@ const JOBS: Jobs = &[
     ("leave", leave),
     ("sum_once", sum_once),
     ("make_groups", make_groups),
+    ("come_late", stuck::come_late),
+    ("wait_for_a_message", stuck::wait_for_a_message),
+    ("come_a_little_late", stuck::come_a_little_late),
 ];
 
 #[test]

@@ -38,6 +38,7 @@ pub use regions::Registration;
 
 use crate::engine::Engine;
 use crate::fault::Fault;
+use crate::group::stuck::StuckSettings;
 use crate::transport::mesh::Remains;
 use crate::wire::FabricId;
 
@@ -87,6 +88,8 @@ pub(crate) struct FabricOptions {
     pub heartbeat: Duration,
     /// Peers on this host read shared memory in place even where copies are quicker.
     pub in_place: bool,
+    /// When a rank that does not come counts as stuck, and what then.
+    pub stuck: StuckSettings,
     /// Where the launcher wants to read how far this rank is.
     pub progress: Option<PathBuf>,
 }
@@ -236,6 +239,10 @@ impl Fabric {
     /// Where other hosts reach this rank.
     pub(crate) fn address(&self) -> Option<SocketAddr> {
         self.address
+    }
+
+    pub(crate) fn stuck(&self) -> &StuckSettings {
+        &self.options.stuck
     }
 
     pub(crate) fn interface(&self) -> Option<IpAddr> {

@@ -9,12 +9,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use tenfold_memory::{Doing, Head, PeerSegment};
+use tenfold_memory::{Doing, PeerSegment};
 use tenfold_plan::Rank;
 
 use super::{Bell, Fabric};
 use crate::fault::{Fault, FaultKind, show_duration};
-use crate::wire::FabricId;
+use crate::wire::{FabricId, GroupPulse};
 
 /// Where a peer can be found; from its card in the store.
 #[derive(Clone, Debug)]
@@ -189,8 +189,12 @@ impl Peer {
         self.fate.set((fate, Instant::now())).is_ok()
     }
 
-    pub(super) fn set_doing(&self, groups: impl Iterator<Item = (u64, Head, Head)>) {
-        let doing = groups.map(|(group, current, finished)| (group, Doing { current, finished })).collect();
+    /// What it said that it does; `now` is the time by this host's clock.
+    pub(super) fn set_doing(&self, groups: &[GroupPulse], now: u64) {
+        let doing = groups.iter().map(|&GroupPulse { group, current, finished, ages }| {
+            (group, Doing { current, finished, since: ages.map(|age| now.saturating_sub(age)) })
+        });
+        let doing = doing.collect();
         *self.doing.lock().unwrap_or_else(PoisonError::into_inner) = doing;
     }
 

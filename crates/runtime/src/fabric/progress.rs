@@ -28,6 +28,8 @@ pub(crate) struct GroupProgress {
     pub(crate) rank: usize,
     pub(crate) size: usize,
     pub(crate) doing: Doing,
+    /// Who keeps whom waiting for too long.
+    pub(crate) stuck: Option<String>,
 }
 
 /// What the file says of one group: a list of these, as JSON.
@@ -43,19 +45,29 @@ pub struct ProgressEntry {
     pub under_way: bool,
     /// When it began, or ended.
     pub since_unix: f64,
+    /// Who keeps whom waiting there, if somebody does for too long.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stuck: Option<String>,
 }
 
 #[derive(Debug)]
 pub(super) struct Progress {
     path: PathBuf,
     since: HashMap<u64, (Doing, f64)>,
+    /// By group, what was said of ranks that are stuck.
+    stuck: HashMap<u64, String>,
     /// Whether the last attempt to write failed, so that it is told once.
     failed: bool,
 }
 
 impl Progress {
     pub(super) fn new(folder: &Path, id: FabricId) -> Self {
-        Progress { path: folder.join(format!("{id}.json")), since: HashMap::new(), failed: false }
+        Progress {
+            path: folder.join(format!("{id}.json")),
+            since: HashMap::new(),
+            stuck: HashMap::new(),
+            failed: false,
+        }
     }
 
     /// Writes what `groups` do if it has changed.
@@ -84,6 +96,10 @@ impl Progress {
                 changed = true;
             }
         }
+        let stuck: HashMap<u64, String> =
+            groups.iter().filter_map(|group| Some((group.id, group.stuck.clone()?))).collect();
+        changed |= stuck != self.stuck;
+        self.stuck = stuck;
         changed
     }
 
@@ -99,6 +115,7 @@ impl Progress {
                 number: label.seq,
                 under_way: group.doing.current != group.doing.finished,
                 since_unix: self.since.get(&group.id).map_or(0.0, |(_, since)| *since),
+                stuck: group.stuck.clone(),
             })
         });
         entries.collect()
@@ -127,8 +144,8 @@ mod tests {
 
     fn group(current: u64, finished: u64) -> GroupProgress {
         let head = |seq| if seq == 0 { [0; 3] } else { Label::new(OpKind::Barrier, seq).head() };
-        let doing = Doing { current: head(current), finished: head(finished) };
-        GroupProgress { id: 7, name: "default".into(), rank: 1, size: 2, doing }
+        let doing = Doing { current: head(current), finished: head(finished), since: [0; 2] };
+        GroupProgress { id: 7, name: "default".into(), rank: 1, size: 2, doing, stuck: None }
     }
 
     fn at(seconds: u64) -> SystemTime {

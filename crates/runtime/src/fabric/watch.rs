@@ -27,13 +27,14 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags,
 };
-use tenfold_memory::{FileIdentity, PeerRegion, PeerSegment, Region};
+use tenfold_memory::{Doing, FileIdentity, PeerRegion, PeerSegment, Region};
 
 use super::progress::Progress;
 use super::regions::{Announced, Announcement, Answer};
 use super::{Bell, Fabric, Fate, Order, Peer, UNCLAIMED_MAX, lock};
 use crate::fault::show_duration;
-use crate::wire::{ControlFrame, FabricId, Hello, Purpose};
+use crate::recorder;
+use crate::wire::{ControlFrame, FabricId, GroupPulse, Hello, Purpose};
 
 const WAKER: u64 = 0;
 const UNIX: u64 = 1;
@@ -68,7 +69,8 @@ pub(super) fn start(fabric: Arc<Fabric>, unix: UnixListener, tcp: TcpListener) -
     epoll::add(&poll, &unix, EventData::new_u64(UNIX), EventFlags::IN)?;
     epoll::add(&poll, &tcp, EventData::new_u64(TCP), EventFlags::IN)?;
     let now = Instant::now();
-    let tick = TICK.min(fabric.options.heartbeat / 4).max(Duration::from_millis(10));
+    let stuck = fabric.options.stuck.after.map_or(TICK, |after| after / 2);
+    let tick = TICK.min(fabric.options.heartbeat / 4).min(stuck).max(Duration::from_millis(10));
     let progress = fabric.options.progress.as_deref().map(|folder| Progress::new(folder, fabric.id));
     let mut watch = Watch {
         fabric,
@@ -451,7 +453,7 @@ impl Watch {
                 ControlFrame::Notice { group, text } => self.hear(group, &text),
                 ControlFrame::Pulse { groups } => {
                     if let Some(peer) = &stream.peer {
-                        peer.set_doing(groups.into_iter());
+                        peer.set_doing(&groups, recorder::host_now());
                     }
                 }
                 ControlFrame::Region { offset, len, file } => {
@@ -576,7 +578,10 @@ impl Watch {
         self.fabric.bury(None);
         self.watch_near(away);
         self.watch_far(now, away);
-        crate::recorder::dump_if_signalled();
+        if !away {
+            self.fabric.engine.look_at_others(&self.fabric);
+        }
+        recorder::dump_if_signalled();
         if let Some(progress) = &mut self.progress {
             progress.tell(&self.fabric.engine.progress(), SystemTime::now());
         }
@@ -612,10 +617,12 @@ impl Watch {
 
     fn watch_far(&mut self, now: Instant, away: bool) {
         let limit = self.limit();
-        let groups = self.fabric.engine.doing();
-        let groups =
-            groups.into_iter().map(|(group, doing)| (group, doing.current, doing.finished)).collect();
-        let pulse = ControlFrame::Pulse { groups };
+        let host_now = recorder::host_now();
+        let groups = self.fabric.engine.doing().into_iter().map(|(group, doing)| {
+            let Doing { current, finished, since } = doing;
+            GroupPulse { group, current, finished, ages: since.map(|since| host_now.saturating_sub(since)) }
+        });
+        let pulse = ControlFrame::Pulse { groups: groups.collect() };
         let (mut silent, mut worrying, mut broken, mut late) =
             (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for (token, stream) in &mut self.streams {

@@ -17,6 +17,7 @@ use tenfold_plan::{Rank, Topology};
 use tenfold_store::{Deadline, Store, StoreCollectives, StoreExt as _};
 
 use super::Options;
+use super::stuck::StuckSettings;
 use crate::environment::{Environment, TransportChoice};
 use crate::fabric::{FabricHandle, FabricOptions, Whereabouts};
 use crate::fault::{Fault, FaultKind};
@@ -134,6 +135,13 @@ fn make_fabric(
         ports: environment.ports.clone(),
         heartbeat: options.heartbeat,
         in_place: options.in_place,
+        stuck: StuckSettings {
+            after: options
+                .stuck_after
+                .or(environment.stuck_after)
+                .map_or(StuckSettings::default().after, |after| (!after.is_zero()).then_some(after)),
+            policy: options.on_stuck.or(environment.on_stuck).unwrap_or_default(),
+        },
         progress: environment.progress.clone(),
     })
 }

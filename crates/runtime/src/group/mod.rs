@@ -3,6 +3,7 @@
 //! Each operation is checked here, on the caller's thread, turned into a [`Request`] and submitted; what it does is decided
 //! by a plan (see `planner`), how it is done by the engine. A call that makes no sense is refused before anything was sent.
 
+pub(crate) mod arrivals;
 mod call;
 mod coalesced;
 pub(crate) mod connect;
@@ -11,6 +12,7 @@ mod planner;
 mod point_to_point;
 mod sparse;
 pub(crate) mod state;
+pub(crate) mod stuck;
 mod subgroup;
 
 use std::fmt;
@@ -35,6 +37,7 @@ use planner::Planner;
 use state::GroupState;
 
 pub use sparse::SparseTensor;
+pub use stuck::StuckPolicy;
 
 /// c10d's default.
 const TIMEOUT: Duration = Duration::from_secs(30 * 60);
@@ -52,6 +55,8 @@ pub struct Options {
     transport: Option<TransportChoice>,
     interface: Option<IpAddr>,
     in_place: bool,
+    stuck_after: Option<Duration>,
+    on_stuck: Option<StuckPolicy>,
     algorithms: Vec<(String, String)>,
 }
 
@@ -72,6 +77,8 @@ impl Options {
             transport: None,
             interface: None,
             in_place: false,
+            stuck_after: None,
+            on_stuck: None,
             algorithms: Vec::new(),
         }
     }
@@ -88,6 +95,22 @@ impl Options {
     #[must_use]
     pub fn heartbeat(mut self, limit: Duration) -> Self {
         self.heartbeat = limit;
+        self
+    }
+
+    /// How long a rank that lives may keep others waiting in a collective before they say which rank it is; zero means for
+    /// ever. 30 seconds by default, or `TENFOLD_STUCK_AFTER`. Counts, like `heartbeat`, for all groups of a rank that are made
+    /// from this one.
+    #[must_use]
+    pub fn stuck_after(mut self, time: Duration) -> Self {
+        self.stuck_after = Some(time);
+        self
+    }
+
+    /// What they do then. They warn by default, or do as `TENFOLD_STUCK_POLICY` says.
+    #[must_use]
+    pub fn on_stuck(mut self, policy: StuckPolicy) -> Self {
+        self.on_stuck = Some(policy);
         self
     }
 

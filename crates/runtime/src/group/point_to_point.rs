@@ -94,6 +94,20 @@ impl PointToPoint {
         sends.chain(self.receives.iter().map(|receiving| &receiving.work)).chain(arriving)
     }
 
+    /// The message that is under way for longest, and with whom; nobody for one from anybody.
+    pub(crate) fn oldest(&self) -> Option<(&Arc<Shared>, Option<Rank>)> {
+        let sends = self.sends.iter().enumerate();
+        let sends = sends.flat_map(|(to, sends)| sends.iter().map(move |sending| (&sending.work, Some(to))));
+        let receives = self.receives.iter().map(|receiving| (&receiving.work, receiving.from));
+        let arriving = self.arriving.iter().enumerate().filter_map(|(from, arriving)| {
+            match &arriving.as_ref()?.target {
+                Target::Receive(receiving) => Some((&receiving.work, Some(from))),
+                Target::Keep(_) => None,
+            }
+        });
+        sends.chain(receives).chain(arriving).max_by_key(|(work, _)| work.deadline().elapsed())
+    }
+
     pub(crate) fn send(&mut self, work: Arc<Shared>, view: TensorView, to: Rank) {
         let head = work.label().head();
         self.sends[to].push_back(Sending { work, view, head, sent: None });

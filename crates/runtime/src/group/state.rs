@@ -7,18 +7,20 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::Poll;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use tenfold_memory::{Doing, Head, Lane};
 use tenfold_plan::Rank;
 
+use super::arrivals::Arrivals;
 use super::inquest::Inquest;
 use super::planner::Planner;
 use super::point_to_point::PointToPoint;
+use super::stuck::{self, StuckPolicy, Told, Waiting};
 use crate::fabric::{Fabric, Fate, GroupProgress, Peer};
 use crate::fault::{Error, Fault, FaultKind, show_duration, show_ranks};
-use crate::label::Label;
+use crate::label::{Label, OpKind};
 use crate::recorder::{self, GroupRecord, Stalls, Waited};
 use crate::run::{Buffers, Run};
 use crate::transport::mesh::{Member, Mesh, Remains};
@@ -34,6 +36,9 @@ const DIALLED_MAX: usize = 64;
 
 /// Ranks whose last deeds an error tells.
 const EVIDENCE: usize = 4;
+
+/// Ranks that are named to others as stuck.
+const STUCK_TOLD: usize = 64;
 
 /// Turns of polling a short operation before it is looked whether a peer sleeps.
 const LOOK_AFTER: u32 = 16;
@@ -64,6 +69,8 @@ enum Notice {
     Called { rank: Rank, seq: u64, head: Option<Head> },
     /// The sender left the group.
     Left { rank: Rank },
+    /// The sender waits in the operation `head` for ranks that live and have not entered it: their current and last operations.
+    Stuck { rank: Rank, head: Head, waited_ms: u64, late: Vec<(Rank, Head, Head)> },
 }
 
 #[derive(Debug)]
@@ -80,6 +87,9 @@ pub(crate) struct GroupState {
     calls: u64,
     collectives: u64,
     doing: Doing,
+    arrivals: Arrivals,
+    /// What was said about ranks that keep others waiting.
+    stuck: Told,
     /// Heads of the last calls.
     history: VecDeque<Head>,
     failed: Option<Fault>,
@@ -112,6 +122,8 @@ impl GroupState {
             calls: 0,
             collectives: 0,
             doing: Doing::default(),
+            arrivals: Arrivals::new(size),
+            stuck: Told::default(),
             history: VecDeque::new(),
             failed: None,
             inquest: None,
@@ -130,7 +142,8 @@ impl GroupState {
 
     pub(crate) fn progress(&self) -> GroupProgress {
         let (name, size) = (Arc::clone(&self.name), self.mesh.members().len());
-        GroupProgress { id: self.id, name, rank: self.rank, size, doing: self.doing }
+        let stuck = self.stuck.text.clone();
+        GroupProgress { id: self.id, name, rank: self.rank, size, doing: self.doing, stuck }
     }
 
     /// Is anything under way?
@@ -196,17 +209,24 @@ impl GroupState {
         self.works().any(|other| std::ptr::eq(&**other, work))
     }
 
-    /// A collective was called.
+    /// A collective was called, at `now`.
     #[inline]
-    pub(crate) fn remember(&mut self, label: &Label) {
+    pub(crate) fn remember(&mut self, label: &Label, now: u64) {
         if self.history.len() == HISTORY {
             self.history.pop_front();
         }
         self.history.push_back(label.head());
         if self.queue.is_empty() {
-            self.doing.current = label.head();
+            self.begin(label, now);
             self.mesh.show(&self.doing);
         }
+    }
+
+    /// A collective is begun: nothing is before it.
+    #[inline]
+    fn begin(&mut self, label: &Label, now: u64) {
+        (self.doing.current, self.doing.since) = (label.head(), [now, self.doing.since[0]]);
+        self.arrivals.begin(label.seq, label.kind, now);
     }
 
     /// Are there doubts about the next call, because others disagree about theirs?
@@ -299,7 +319,8 @@ impl GroupState {
         let Some(job) = self.queue.pop_front() else { return };
         self.doing.finished = job.run.label().head();
         if let Some(next) = self.queue.front() {
-            self.doing.current = next.run.label().head();
+            let label = *next.run.label();
+            self.begin(&label, recorder::host_now());
         }
         self.mesh.show(&self.doing);
         // The tensors are the caller's again before the work is done.
@@ -416,6 +437,151 @@ impl GroupState {
         Some(fault)
     }
 
+    /// Looks at the boards: who came when, and who keeps this rank waiting for too long. Called with every tick.
+    pub(crate) fn look_at_others(&mut self, fabric: &Arc<Fabric>, finished: &mut Vec<Arc<Shared>>) {
+        if self.failed.is_some() {
+            return;
+        }
+        let others = (0..self.mesh.members().len()).filter(|rank| *rank != self.rank);
+        let boards: Vec<(Rank, Doing)> =
+            others.filter_map(|rank| Some((rank, self.mesh.doing(rank)?))).collect();
+        if let Some(sample) = self.arrivals.sample(self.rank, boards.iter().copied()) {
+            self.record.metrics.arrived(&sample, self.mesh.members().len());
+        }
+        let under_way = self.queue.front().map(|job| job.run.label().seq);
+        let (entered, messages) = (self.collectives, &self.messages);
+        self.stuck.forget_unless(|what| match what {
+            Waiting::Collective(number) => under_way == Some(number) || entered < number,
+            Waiting::Message(number) => messages.works().any(|work| work.label().seq == number),
+        });
+        let Some(limit) = fabric.stuck().after else { return };
+        if self.inquest.is_none() && !self.look_for_late(fabric, &boards, limit, finished) {
+            self.look_for_partner(fabric, limit, finished);
+        }
+    }
+
+    /// Ranks that have not entered the collective in which this one waits; true if the group failed.
+    fn look_for_late(
+        &mut self,
+        fabric: &Arc<Fabric>,
+        boards: &[(Rank, Doing)],
+        limit: Duration,
+        finished: &mut Vec<Arc<Shared>>,
+    ) -> bool {
+        let Some(job) = self.queue.front() else { return false };
+        let label = *job.run.label();
+        let waited = Duration::from_nanos(recorder::host_now().saturating_sub(self.doing.since[0]));
+        let what = Waiting::Collective(label.seq);
+        if !self.stuck.is_due(what, waited, limit) {
+            return false;
+        }
+        let lives =
+            |rank: Rank| self.mesh.members()[rank].peer.as_ref().is_some_and(|peer| peer.fate().is_none());
+        let is_late = |(rank, doing): &&(Rank, Doing)| doing.current[1] < label.seq && lives(*rank);
+        let late: Vec<(Rank, Doing)> = boards.iter().filter(is_late).copied().collect();
+        let Some((first, _)) = late.first().copied() else { return false };
+        let text = self.sentence(&label, &late, waited);
+        let told = late.iter().take(STUCK_TOLD).map(|(rank, doing)| (*rank, doing.current, doing.finished));
+        let (head, waited_ms) = (label.head(), waited.as_millis() as u64);
+        let notice = Notice::Stuck { rank: self.rank, head, waited_ms, late: told.collect() };
+        fabric.tell(self.peers(), self.id, encode(&notice));
+        self.say_stuck(fabric, what, waited, text, Some(first), finished)
+    }
+
+    /// A message that nobody sends, or nobody takes.
+    fn look_for_partner(&mut self, fabric: &Arc<Fabric>, limit: Duration, finished: &mut Vec<Arc<Shared>>) {
+        let Some((work, peer)) = self.messages.oldest() else { return };
+        let (label, waited) = (*work.label(), work.deadline().elapsed());
+        let what = Waiting::Message(label.seq);
+        if !self.stuck.is_due(what, waited, limit) {
+            return;
+        }
+        let lacks =
+            if label.kind == OpKind::Send { "does not receive it" } else { "has sent nothing that matches" };
+        let operation =
+            format!("{label} #{} of group `{}` waits for {} s", label.seq, self.name, waited.as_secs());
+        let text = match peer {
+            Some(rank) => {
+                let deed = self
+                    .mesh
+                    .doing(rank)
+                    .map_or_else(String::new, |doing| format!("; {}", stuck::deed(rank, &doing)));
+                format!("{operation} for {}, which is alive and {lacks}{deed}", self.introduce(rank))
+            }
+            None => format!("{operation} for a message of any rank"),
+        };
+        self.say_stuck(fabric, what, waited, text, peer, finished);
+    }
+
+    /// Another rank says who keeps it waiting.
+    fn hear_of_stuck(
+        &mut self,
+        fabric: &Arc<Fabric>,
+        head: &Head,
+        waited: Duration,
+        late: &[(Rank, Doing)],
+        text: &[u8],
+    ) {
+        let Some(label) = Label::from_head(head).filter(|_| !late.is_empty() && self.failed.is_none()) else {
+            return;
+        };
+        let what = Waiting::Collective(label.seq);
+        let is_over = head[1] <= self.doing.finished[1];
+        if is_over || !self.stuck.is_due(what, waited, Duration::ZERO) {
+            return;
+        }
+        // Passed on, since not everybody has a way to everybody.
+        fabric.tell(self.peers(), self.id, text.to_vec());
+        let words = if late.iter().any(|(rank, _)| *rank == self.rank) {
+            if self.collectives >= label.seq {
+                return; // it has come meanwhile
+            }
+            stuck::confession(&self.doing, &format!("{label} #{}", label.seq), &self.name, waited)
+        } else {
+            self.sentence(&label, late, waited)
+        };
+        let dump = fabric.stuck().policy != StuckPolicy::Warn && !self.stuck.knows(what);
+        self.stuck.say(what, waited, &words);
+        tracing::warn!(group = &*self.name, rank = self.rank, "{words}");
+        if dump {
+            recorder::dump_for(&self.record, "a rank is stuck");
+        }
+    }
+
+    /// Says it, and does what is to be done about it; true if the group failed.
+    fn say_stuck(
+        &mut self,
+        fabric: &Arc<Fabric>,
+        what: Waiting,
+        waited: Duration,
+        text: String,
+        culprit: Option<Rank>,
+        finished: &mut Vec<Arc<Shared>>,
+    ) -> bool {
+        let is_new = !self.stuck.knows(what);
+        self.stuck.say(what, waited, &text);
+        tracing::warn!(group = &*self.name, rank = self.rank, "{text}");
+        match fabric.stuck().policy {
+            StuckPolicy::Warn => {}
+            StuckPolicy::Dump if is_new => recorder::dump_for(&self.record, "a rank is stuck"),
+            StuckPolicy::Dump => {}
+            StuckPolicy::Abort => {
+                let hint = "see what that rank does; TENFOLD_STUCK_AFTER and TENFOLD_STUCK_POLICY say how long a rank may \
+                            take, and what then";
+                let mut fault = Fault::new(FaultKind::Timeout, text).hint(hint);
+                fault.peer = culprit;
+                self.fail(fabric, fault, finished);
+                return true;
+            }
+        }
+        false
+    }
+
+    fn sentence(&self, label: &Label, late: &[(Rank, Doing)], waited: Duration) -> String {
+        let operation = format!("{label} #{}", label.seq);
+        stuck::sentence(late, |rank| self.introduce(rank), &operation, &self.name, waited)
+    }
+
     /// As in `rank 3 (host node-b, pid 4711)`.
     pub(super) fn introduce(&self, rank: Rank) -> String {
         match &self.mesh.members()[rank].peer {
@@ -429,16 +595,7 @@ impl GroupState {
         let mut facts: Vec<String> = Vec::new();
         for &rank in waited.iter().take(EVIDENCE) {
             let doing = self.mesh.doing(rank).unwrap_or_default();
-            facts.push(match (called(&doing.finished), called(&doing.current)) {
-                (None, None) => format!("rank {rank} has called nothing in this group"),
-                (None, Some(current)) => format!("rank {rank} has finished nothing and is in {current}"),
-                (Some(finished), Some(current)) if current != finished => {
-                    format!("rank {rank} last finished {finished} and is in {current}")
-                }
-                (Some(finished), _) => {
-                    format!("rank {rank} last finished {finished} and has called nothing since")
-                }
-            });
+            facts.push(stuck::deed(rank, &doing));
         }
         facts.push("see its log, or raise `timeout`".to_string());
         facts.join("; ")
@@ -550,6 +707,15 @@ impl GroupState {
             }
             Ok(Notice::Called { .. }) => {}
             Ok(Notice::Left { rank }) if rank < size => self.left.push((rank, now())),
+            Ok(Notice::Stuck { rank, head, waited_ms, late })
+                if rank < size && late.iter().all(|(rank, ..)| *rank < size) =>
+            {
+                let late: Vec<_> = late
+                    .into_iter()
+                    .map(|(rank, current, finished)| (rank, Doing { current, finished, since: [0; 2] }))
+                    .collect();
+                self.hear_of_stuck(fabric, &head, Duration::from_millis(waited_ms), &late, text);
+            }
             _ => tracing::warn!(group = &*self.name, "a member sent a notice that makes no sense; ignored"),
         }
     }
@@ -600,9 +766,4 @@ fn now() -> Instant {
 
 fn encode(notice: &Notice) -> Vec<u8> {
     serde_json::to_vec(notice).expect("a notice is plain data")
-}
-
-/// As in `#41 broadcast(float32 × 5, root 0)`; nothing if nothing was called.
-fn called(head: &Head) -> Option<String> {
-    (head[1] > 0).then(|| Label::from_head(head)).flatten().map(|label| format!("#{} {label}", label.seq))
 }

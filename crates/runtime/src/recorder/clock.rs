@@ -16,6 +16,23 @@ pub(super) fn now() -> u64 {
     BEGIN.elapsed().as_nanos() as u64 + 1
 }
 
+/// A time of this clock by the host's, which its other processes share.
+#[inline]
+pub(crate) fn to_host(time: u64) -> u64 {
+    *TO_HOST + time
+}
+
+/// Nanoseconds by the host's monotonic clock.
+#[inline]
+pub(crate) fn host_now() -> u64 {
+    to_host(now())
+}
+
+static TO_HOST: LazyLock<u64> = LazyLock::new(|| {
+    let host = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    (host.tv_sec as u64 * 1_000_000_000 + host.tv_nsec as u64).saturating_sub(now())
+});
+
 /// What to add to a time of this clock to get nanoseconds since 1970.
 pub(super) fn to_unix() -> i64 {
     let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_nanos());

@@ -74,14 +74,28 @@ impl ExpectedDump {
     pub(crate) fn write(self) {
         let ExpectedDump { place, group } = self;
         let recorder = group.recorder();
-        place.run(move || {
-            let rank = match group.only() {
-                Some(_) => group.global_rank(),
-                None => *recorder.process_rank.get_or_init(|| group.global_rank()),
-            };
-            tell(write(recorder, rank, &DumpOptions::default().only(group.only())), group.name());
-        });
+        place.run(move || tell(write_for(recorder, &group), group.name()));
     }
+}
+
+/// Writes a dump of the rank that `group` belongs to, because of `cause`. Returns at once.
+#[cold]
+pub(crate) fn dump_for(group: &Arc<GroupRecord>, cause: &'static str) {
+    let (recorder, group) = (group.recorder(), Arc::clone(group));
+    if recorder.ring.is_none() {
+        return;
+    }
+    let Some(place) = Place::take() else { return };
+    place.run(move || tell(write_for(recorder, &group), cause));
+}
+
+/// Writes a dump of the rank that `group` belongs to.
+fn write_for(recorder: &Recorder, group: &GroupRecord) -> io::Result<PathBuf> {
+    let rank = match group.only() {
+        Some(_) => group.global_rank(),
+        None => *recorder.process_rank.get_or_init(|| group.global_rank()),
+    };
+    write(recorder, rank, &DumpOptions::default().only(group.only()))
 }
 
 /// Writes a file for each rank of this process if the signal came that asks for it.

@@ -85,6 +85,14 @@ pub(crate) struct Ticket {
     collective: u64,
 }
 
+impl Ticket {
+    /// When it was called, by the host's clock.
+    #[inline]
+    pub(crate) fn called_at(&self) -> u64 {
+        clock::to_host(self.created)
+    }
+}
+
 /// What is known of a group when it is made.
 #[derive(Debug)]
 pub(crate) struct Newcomer<'a> {

@@ -51,8 +51,9 @@ pub use dump::{DumpOptions, Entry};
 pub use entry::State;
 pub use site::{CallSite, Frame, with_call_site};
 
+pub(crate) use clock::host_now;
 pub(crate) use entry::{Call, Sizes};
-pub(crate) use file::{dump_if_signalled, expect_dump, wait_until_dumped};
+pub(crate) use file::{dump_for, dump_if_signalled, expect_dump, wait_until_dumped};
 pub(crate) use groups::{GroupRecord, Newcomer, Stalls, Ticket, Waited};
 pub(crate) use settings::Settings;
 

@@ -66,12 +66,31 @@ impl Rank {
         println!("{MARKER}{}", text.to_string().replace('\\', "\\\\").replace('\n', "\\n"));
     }
 
+    /// Tells the test every line of the log from now on, beginning with its level.
+    pub fn tell_log(&self) {
+        let log = tracing_subscriber::fmt().without_time().with_target(false).with_ansi(false);
+        log.with_writer(|| LogTeller).init();
+    }
+
     /// Waits for the test's next order.
     pub fn order(&self) -> String {
         let mut line = String::new();
         let length = std::io::stdin().read_line(&mut line).unwrap();
         assert!(length > 0, "the test has no more orders");
         line.trim_end().to_owned()
+    }
+}
+
+struct LogTeller;
+
+impl std::io::Write for LogTeller {
+    fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
+        print!("{MARKER}{}", String::from_utf8_lossy(line).trim_start()); // a line is written in one piece
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
     }
 }
 
