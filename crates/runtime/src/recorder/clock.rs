@@ -16,6 +16,11 @@ pub(super) fn now() -> u64 {
     BEGIN.elapsed().as_nanos() as u64 + 1
 }
 
+/// Nanoseconds since 1970.
+pub(super) fn unix_now() -> u64 {
+    now().wrapping_add_signed(to_unix())
+}
+
 /// What to add to a time of this clock to get nanoseconds since 1970.
 pub(super) fn to_unix() -> i64 {
     let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_nanos());
