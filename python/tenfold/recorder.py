@@ -17,6 +17,7 @@ itself: `TORCH_FR_DUMP_TEMP_FILE` with the rank behind it.
 >>> group.close()
 """
 
+import atexit
 from typing import Any
 
 from tenfold import _tenfold
@@ -29,6 +30,9 @@ __all__ = [
     "metrics",
     "prometheus",
 ]
+
+# A process that ends because of an error leaves its dump first; no error waits for the disk.
+atexit.register(_tenfold.recorder_wait)
 
 
 def _dump_fr_trace(

@@ -33,6 +33,7 @@ fn _tenfold(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(recorder::recorder_json, module)?)?;
     module.add_function(wrap_pyfunction!(recorder::recorder_file, module)?)?;
     module.add_function(wrap_pyfunction!(recorder::recorder_reset, module)?)?;
+    module.add_function(wrap_pyfunction!(recorder::recorder_wait, module)?)?;
     module.add_function(wrap_pyfunction!(recorder::metrics_snapshot, module)?)?;
     module.add_function(wrap_pyfunction!(recorder::metrics_prometheus, module)?)?;
     module.add_class::<group::Group>()?;

@@ -55,6 +55,12 @@ pub(crate) fn recorder_file(
     Ok(path.to_string_lossy().into_owned())
 }
 
+/// Returns when no dump of a failed group is being written any more, or when the time for that is up.
+#[pyfunction]
+pub(crate) fn recorder_wait(py: Python<'_>) {
+    py.detach(recorder::wait_until_written);
+}
+
 /// Forgets what was recorded so far.
 #[pyfunction]
 pub(crate) fn recorder_reset() {

@@ -225,8 +225,8 @@ impl Engine {
         index: GroupIndex,
         urgency: Urgency,
         (run, finish): (&mut Option<Run>, &mut Option<Finish>),
-        plan: impl FnOnce(&mut GroupState, &mut Run) -> Option<Ticket>,
-        note: impl FnOnce(&Run, Option<Ticket>) -> Arc<Shared>,
+        plan: impl FnOnce(&mut GroupState, &mut Run) -> Ticket,
+        note: impl FnOnce(&Run, Ticket) -> Arc<Shared>,
     ) -> Result<Submitted, Fault> {
         let mut state = self.lock();
         let State { groups, to_tell, patience } = &mut *state;
@@ -241,9 +241,7 @@ impl Engine {
         let was_busy = group.is_busy() || group.is_doubtful();
         let turns = if was_busy || urgency != Urgency::Quick { 0 } else { patience.quick_turns() };
         if let Some(waited) = group.try_at_once(planned, turns, || self.crowd.load(Ordering::Relaxed) > 0) {
-            if let Some(ticket) = &ticket {
-                group.record.completed(ticket, waited);
-            }
+            group.record.completed(&ticket, waited);
             drop(state);
             if let Some(finish) = finish.take() {
                 finish(std::mem::take(planned.buffers()));

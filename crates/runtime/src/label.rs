@@ -97,6 +97,12 @@ impl OpKind {
         }
     }
 
+    /// From one rank to one other?
+    #[inline]
+    pub(crate) fn is_message(self) -> bool {
+        matches!(self, OpKind::Send | OpKind::Recv | OpKind::RecvAnySource)
+    }
+
     pub(crate) fn from_code(code: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| *kind as u8 == code)
     }
@@ -162,6 +168,18 @@ impl Label {
         self.root_or_tag
     }
 
+    /// The root of a rooted collective.
+    #[inline]
+    pub(crate) fn root_of(&self) -> Option<Rank> {
+        (self.root_or_tag != NONE && !self.kind.is_message()).then_some(self.root_or_tag as Rank)
+    }
+
+    /// The code of its reduce operation; [`reduction_name`] reads it.
+    #[inline]
+    pub(crate) fn reduction_code(&self) -> u8 {
+        self.reduction
+    }
+
     /// As it travels.
     #[inline]
     pub fn head(&self) -> Head {
@@ -181,18 +199,17 @@ impl Label {
     }
 }
 
-fn reduction_name(code: u8) -> &'static str {
+/// Nothing if there is no reduction.
+pub(crate) fn reduction_name(code: u8) -> Option<&'static str> {
     const NAMES: [&str; 9] = ["sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum"];
-    NAMES.get(usize::from(code)).unwrap_or(&"custom")
+    (code != NO_REDUCTION).then(|| *NAMES.get(usize::from(code)).unwrap_or(&"custom"))
 }
 
 /// As in `all_reduce(sum, float32 × 1000)`.
 impl fmt::Display for Label {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut facts = Vec::new();
-        if self.reduction != NO_REDUCTION {
-            facts.push(reduction_name(self.reduction).to_string());
-        }
+        facts.extend(reduction_name(self.reduction).map(str::to_string));
         if let Some(dtype) = self.dtype {
             facts.push(if self.count == 0 && self.kind == OpKind::AllToAllSingle {
                 format!("{dtype}")

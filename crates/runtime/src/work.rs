@@ -19,7 +19,7 @@ use tracing::Span;
 use crate::fabric::FabricHandle;
 use crate::fault::{Error, Fault, FaultKind, Result, Scene, show_duration};
 use crate::label::{Label, OpKind};
-use crate::recorder::{self, GroupRecord, Ticket, Waited};
+use crate::recorder::{GroupRecord, Ticket, Waited};
 
 type Callback = Box<dyn FnOnce(&Result<()>) + Send>;
 
@@ -73,8 +73,7 @@ pub(crate) struct Shared {
 #[derive(Clone, Debug)]
 pub(crate) struct Recorded {
     pub group: Arc<GroupRecord>,
-    /// Nothing if the recorder is off.
-    pub ticket: Option<Ticket>,
+    pub ticket: Ticket,
 }
 
 /// Where spans and events of operations are found.
@@ -153,17 +152,13 @@ impl Shared {
     /// A message has found its partner.
     pub(crate) fn begin(&self) {
         let Recorded { group, ticket } = &mut *self.record();
-        if let Some(ticket) = ticket {
-            group.started(ticket);
-        }
+        group.started(ticket);
     }
 
     /// The collective before this one has just ended.
     pub(crate) fn begin_next(&self) {
         let Recorded { group, ticket } = &mut *self.record();
-        if let Some(ticket) = ticket {
-            group.started_next(ticket);
-        }
+        group.started_next(ticket);
     }
 
     fn record(&self) -> MutexGuard<'_, Recorded> {
@@ -173,7 +168,8 @@ impl Shared {
     /// The operation is over, having stood still for some time. True if somebody wants to hear of it: then [`Shared::tell`]
     /// must follow, outside any lock.
     pub(crate) fn finish(&self, outcome: Result<()>, waited: Waited) -> bool {
-        if let Recorded { group, ticket: Some(ticket) } = &*self.record() {
+        {
+            let Recorded { group, ticket } = &*self.record();
             if outcome.is_ok() { group.completed(ticket, waited) } else { group.failed(ticket) }
         }
         let after = self.after();
@@ -334,11 +330,7 @@ impl Work {
                         return Err(not_yet(shared, until));
                     }
                 }
-                let outcome = shared.outcome.get().cloned().unwrap_or(Ok(()));
-                if outcome.is_err() {
-                    recorder::wait_until_dumped();
-                }
-                outcome
+                shared.outcome.get().cloned().unwrap_or(Ok(()))
             }
         }
     }

@@ -13,7 +13,7 @@ use super::state::{Finish, GroupState};
 use crate::engine::{Submitted, Urgency};
 use crate::fault::{Fault, FaultKind, Result, show_duration, show_ranks};
 use crate::label::{Label, OpKind};
-use crate::recorder::{self, Call, Sizes};
+use crate::recorder::{Call, Sizes};
 use crate::run::{Buffers, Parts, Run};
 use crate::work::{OPERATIONS, Recorded, Shared, Work};
 
@@ -189,8 +189,9 @@ impl Group {
         let timeout = self.timeout.unwrap_or(self.inner.options.timeout);
         let timeout_ms =
             timeout.as_secs().saturating_mul(1000).saturating_add(u64::from(timeout.subsec_millis()));
-        let (kind, dtype) = (label.kind, label.dtype);
-        Call { kind, dtype, collectives, messages, input, output, peer, timeout_ms, starts }
+        let (kind, dtype, reduction) = (label.kind, label.dtype, label.reduction_code());
+        let peer = peer.or(label.root_of());
+        Call { kind, dtype, reduction, collectives, messages, input, output, peer, timeout_ms, starts }
     }
 
     fn check_root(&self, label: &Label, root: Rank, what: &str) -> Result<()> {
@@ -831,7 +832,6 @@ fn add_all(buffers: &mut Buffers, views: Vec<TensorView>) -> Vec<(usize, usize, 
 /// A failed group says why it failed.
 #[cold]
 fn refused(fault: Fault) -> Fault {
-    recorder::wait_until_dumped(); // this may be the first that the caller hears of it
     let message = format!("the group has failed before: {}", fault.message);
     Fault { message, ..fault }
 }

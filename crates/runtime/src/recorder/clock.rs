@@ -33,6 +33,11 @@ static TO_HOST: LazyLock<u64> = LazyLock::new(|| {
     (host.tv_sec as u64 * 1_000_000_000 + host.tv_nsec as u64).saturating_sub(now())
 });
 
+/// Nanoseconds since 1970.
+pub(super) fn unix_now() -> u64 {
+    now().wrapping_add_signed(to_unix())
+}
+
 /// What to add to a time of this clock to get nanoseconds since 1970.
 pub(super) fn to_unix() -> i64 {
     let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_nanos());

@@ -2,6 +2,9 @@
 //!
 //! The two differ where c10d's do: a time that has not come is `None` in a pickle and 0 in JSON, numbers of a group's status are
 //! text in JSON, and stacks are in pickles only.
+//!
+//! Beyond c10d's, which its analyser passes over: whose dump it is, of which host and when (`rank`, `host`, `time_dumped_ns`), and of
+//! an operation its `reduce_op` and `root`, where it has such.
 
 use super::entry::{Record, State, dtype_name};
 use super::groups::GroupFacts;
@@ -74,6 +77,10 @@ pub struct Entry {
     pub op_id: u64,
     pub is_p2p: bool,
     pub dtype: Option<DType>,
+    /// `sum` or another, where it reduces.
+    pub reduce_op: Option<&'static str>,
+    /// A rank of the group, where it has one.
+    pub root: Option<Rank>,
     /// Of each tensor; flat unless the caller told its shapes.
     pub input_shapes: Vec<Vec<u64>>,
     pub output_shapes: Vec<Vec<u64>>,
@@ -92,13 +99,27 @@ pub struct Entry {
 
 /// All that a dump says.
 pub(super) struct Snapshot {
+    /// Nothing if the process is several ranks, or none yet.
+    pub rank: Option<Rank>,
+    pub host: String,
+    pub time_ns: u64,
     pub groups: Vec<GroupFacts>,
     pub entries: Vec<Entry>,
 }
 
-pub(super) fn snapshot(recorder: &Recorder, options: &DumpOptions) -> Snapshot {
-    let entries = if options.collectives { entries(recorder, options) } else { Vec::new() };
-    Snapshot { groups: recorder.groups.facts(options.only), entries }
+/// `rank` is whose it is, if the caller knows better than the recorder.
+pub(super) fn snapshot(recorder: &Recorder, rank: Option<Rank>, options: &DumpOptions) -> Snapshot {
+    let recorded = || match options.only {
+        Some(only) => recorder.groups.global_rank(only),
+        None => recorder.process_rank.get().copied(),
+    };
+    Snapshot {
+        rank: rank.or_else(recorded),
+        host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+        time_ns: clock::unix_now(),
+        entries: if options.collectives { entries(recorder, options) } else { Vec::new() },
+        groups: recorder.groups.facts(options.only),
+    }
 }
 
 pub(super) fn entries(recorder: &Recorder, options: &DumpOptions) -> Vec<Entry> {
@@ -136,6 +157,8 @@ fn entry(recorder: &Recorder, id: u64, record: &Record, group: &GroupFacts, to_u
         op_id: record.collectives + record.messages,
         is_p2p: record.is_message(),
         dtype: record.dtype,
+        reduce_op: record.reduce_op(),
+        root: record.root(),
         input_shapes: site
             .and_then(|site| site.input_shapes.clone())
             .unwrap_or_else(|| flat(record.input_lengths())),
@@ -161,6 +184,7 @@ pub(super) fn pickle(snapshot: &Snapshot, options: &DumpOptions) -> Vec<u8> {
         ("comm_lib_version".to_string(), Plain::from(env!("CARGO_PKG_VERSION"))),
         ("pg_status".to_string(), status(&snapshot.groups, Plain::Int)),
     ];
+    pairs.extend(whose(snapshot));
     if options.collectives {
         let entries = snapshot.entries.iter().map(|entry| {
             let mut pairs = Vec::with_capacity(24);
@@ -183,11 +207,22 @@ pub(super) fn json(snapshot: &Snapshot, options: &DumpOptions) -> String {
         ("nccl_comm_state".to_string(), Plain::Dict(Vec::new())),
         ("pg_status".to_string(), status(&snapshot.groups, |number| Plain::Text(number.to_string()))),
     ];
+    pairs.extend(whose(snapshot));
     if options.collectives && !snapshot.entries.is_empty() {
         let entry = |entry| Plain::Dict(facts(entry, |time| Plain::from(time.unwrap_or(0))));
         pairs.push(("entries".to_string(), Plain::List(snapshot.entries.iter().map(entry).collect())));
     }
     Plain::Dict(pairs).to_json().to_string()
+}
+
+/// Whose dump it is, from where and when.
+fn whose(snapshot: &Snapshot) -> impl Iterator<Item = (String, Plain)> {
+    let rank = snapshot.rank.map(|rank| ("rank".to_string(), Plain::from(rank as u64)));
+    let rest = [
+        ("host".to_string(), Plain::from(snapshot.host.as_str())),
+        ("time_dumped_ns".to_string(), Plain::from(snapshot.time_ns)),
+    ];
+    rank.into_iter().chain(rest)
 }
 
 fn config(groups: &[GroupFacts]) -> Plain {
@@ -259,6 +294,8 @@ fn facts(entry: &Entry, time: impl Fn(Option<u64>) -> Plain) -> Vec<(String, Pla
         ("timeout_ms", Plain::from(entry.timeout_ms)),
         ("is_p2p", Plain::Bool(entry.is_p2p)),
     ]);
+    facts.extend(entry.reduce_op.map(|op| ("reduce_op", Plain::from(op))));
+    facts.extend(entry.root.map(|root| ("root", Plain::from(root as u64))));
     facts.into_iter().map(|(key, value)| (key.to_string(), value)).collect()
 }
 
@@ -281,6 +318,8 @@ mod tests {
             op_id: record_id + 1,
             is_p2p: false,
             dtype: Some(DType::F32),
+            reduce_op: Some("sum"),
+            root: None,
             input_shapes: vec![vec![3, 2]],
             output_shapes: vec![vec![3, 2]],
             state: State::Completed,
@@ -307,9 +346,11 @@ mod tests {
             completed: 1,
         };
         let waiting = Entry {
-            operation: OpKind::AllGather,
-            profiling_name: "tenfold:all_gather".to_string(),
+            operation: OpKind::Gather,
+            profiling_name: "tenfold:gather".to_string(),
             dtype: Some(DType::I64),
+            reduce_op: None,
+            root: Some(1),
             input_shapes: vec![vec![300]],
             output_shapes: vec![vec![300]; 2],
             state: State::Scheduled,
@@ -323,6 +364,7 @@ mod tests {
             operation: OpKind::Send,
             profiling_name: "tenfold:send 1->0".to_string(),
             is_p2p: true,
+            reduce_op: None,
             collective_seq_id: 2,
             p2p_seq_id: 1,
             op_id: 3,
@@ -331,7 +373,13 @@ mod tests {
             completed_ns: None,
             ..entry(2)
         };
-        Snapshot { groups: vec![group], entries: vec![entry(0), waiting, message] }
+        Snapshot {
+            rank: Some(1),
+            host: "node7".to_string(),
+            time_ns: 1_794_830_280_000_000_000,
+            groups: vec![group],
+            entries: vec![entry(0), waiting, message],
+        }
     }
 
     /// Compares with a file beside the tests; `TENFOLD_BLESS=1` writes it anew. `tests/python/test_recorder.py` reads both files.

@@ -4,7 +4,7 @@ use tenfold_memory::DType;
 use tenfold_plan::Rank;
 
 use super::ring::{WORDS, Words};
-use crate::label::OpKind;
+use crate::label::{OpKind, reduction_name};
 
 /// How far an operation is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,12 +85,14 @@ impl Sizes {
 pub(crate) struct Call {
     pub kind: OpKind,
     pub dtype: Option<DType>,
+    /// The label's code for its reduce operation.
+    pub reduction: u8,
     /// Collectives of the group up to this call, messages, and both.
     pub collectives: u64,
     pub messages: u64,
     pub input: Sizes,
     pub output: Sizes,
-    /// To or from whom, for a message; nobody for one from anybody.
+    /// To or from whom, for a message; nobody for one from anybody. The root of a rooted collective.
     pub peer: Option<Rank>,
     pub timeout_ms: u64,
     /// Nothing is before it.
@@ -106,13 +108,14 @@ const NO_DTYPE: u8 = u8::MAX;
 const NO_PEER: u32 = u32::MAX;
 
 /// In the flags: there is a [`CallSite`](super::CallSite) for it.
-const HAS_SITE: u16 = 1;
+const HAS_SITE: u8 = 1;
 
 /// What a slot holds, as numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Record {
     pub kind: OpKind,
     pub dtype: Option<DType>,
+    pub reduction: u8,
     pub has_site: bool,
     pub group: u32,
     pub collectives: u64,
@@ -133,10 +136,12 @@ pub(super) struct Record {
 impl Record {
     #[inline]
     pub(super) fn new(call: &Call, group: u32, thread: u32, has_site: bool, now: u64) -> Self {
-        let &Call { kind, dtype, collectives, messages, input, output, peer, timeout_ms, starts } = call;
+        let &Call { kind, dtype, reduction, collectives, messages, input, output, peer, timeout_ms, starts } =
+            call;
         Record {
             kind,
             dtype,
+            reduction,
             has_site,
             group,
             collectives,
@@ -157,9 +162,9 @@ impl Record {
     pub(super) fn encode(&self) -> Words {
         let dtype = self.dtype.map_or(NO_DTYPE, DType::code);
         let flags = if self.has_site { HAS_SITE } else { 0 };
-        let what = u64::from(self.kind as u8) | u64::from(dtype) << 8 | u64::from(flags) << 16;
+        let what = u32::from_le_bytes([self.kind as u8, dtype, flags, self.reduction]);
         let mut words = [0; WORDS];
-        words[0] = what | u64::from(self.group) << 32;
+        words[0] = u64::from(what) | u64::from(self.group) << 32;
         words[1] = self.collectives;
         words[2] = self.messages;
         words[3] = u64::from(self.thread) | u64::from(self.peer.map_or(NO_PEER, |peer| peer as u32)) << 32;
@@ -176,12 +181,13 @@ impl Record {
 
     /// Nothing if no record was encoded so.
     pub(super) fn decode(words: &Words) -> Option<Self> {
-        let [kind, dtype, low, high, ..] = words[0].to_le_bytes();
+        let [kind, dtype, flags, reduction, ..] = words[0].to_le_bytes();
         let peer = (words[3] >> 32) as u32;
         Some(Record {
             kind: OpKind::from_code(kind)?,
             dtype: if dtype == NO_DTYPE { None } else { Some(DType::from_code(dtype)?) },
-            has_site: u16::from_le_bytes([low, high]) & HAS_SITE != 0,
+            reduction,
+            has_site: flags & HAS_SITE != 0,
             group: (words[0] >> 32) as u32,
             collectives: words[1],
             messages: words[2],
@@ -206,7 +212,15 @@ impl Record {
     }
 
     pub(super) fn is_message(&self) -> bool {
-        matches!(self.kind, OpKind::Send | OpKind::Recv | OpKind::RecvAnySource)
+        self.kind.is_message()
+    }
+
+    pub(super) fn reduce_op(&self) -> Option<&'static str> {
+        reduction_name(self.reduction)
+    }
+
+    pub(super) fn root(&self) -> Option<Rank> {
+        self.peer.filter(|_| !self.is_message())
     }
 
     pub(super) fn input_lengths(&self) -> Vec<u64> {
@@ -285,7 +299,7 @@ mod tests {
         #[test]
         fn a_record_survives_its_words(
             (kind, dtype) in (0..OpKind::ALL.len(), proptest::option::of(0..DType::ALL.len())),
-            (group, thread, has_site) in (any::<u32>(), any::<u32>(), any::<bool>()),
+            (group, thread, has_site, reduction) in any::<(u32, u32, bool, u8)>(),
             (collectives, messages, timeout_ms) in any::<(u64, u64, u64)>(),
             (created, started, completed, retired) in any::<(u64, u64, u64, u64)>(),
             (input, output) in (sizes(), sizes()),
@@ -293,7 +307,7 @@ mod tests {
         ) {
             let (kind, dtype) = (OpKind::ALL[kind], dtype.map(|index| DType::ALL[index]));
             let record = Record {
-                kind, dtype, has_site, group, collectives, messages, input, output, peer, timeout_ms, thread,
+                kind, dtype, reduction, has_site, group, collectives, messages, input, output, peer, timeout_ms, thread,
                 created, started, completed, retired,
             };
             prop_assert_eq!(Record::decode(&record.encode()), Some(record));

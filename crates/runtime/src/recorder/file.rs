@@ -1,11 +1,12 @@
 //! Dumps as files: on request, when a group fails, and on a signal.
 //!
 //! A file for a failed group is written by a thread of its own, because who finds the fault holds the engine's lock, and
-//! because a disk may hang. Whoever is told of the failure first waits for the file, for a limited time: a program that ends at
-//! its first error has left its dump by then.
+//! because a disk may hang: no error waits for it. A program that ends does, for a limited time: when it drops or aborts a group, and
+//! in Python when the interpreter ends.
 
 #![expect(clippy::disallowed_methods, reason = "owns the threads that write dumps")]
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -27,7 +28,7 @@ static WRITING: (Mutex<usize>, Condvar) = (Mutex::new(0), Condvar::new());
 /// Writes a dump of `rank`; where.
 pub(super) fn write(recorder: &Recorder, rank: Rank, options: &DumpOptions) -> io::Result<PathBuf> {
     let path = path(recorder, rank);
-    let bytes = dump::pickle(&dump::snapshot(recorder, options), options);
+    let bytes = dump::pickle(&dump::snapshot(recorder, Some(rank), options), options);
     write_whole(&path, &bytes)
         .map_err(|error| io::Error::new(error.kind(), format!("cannot write {}: {error}", path.display())))?;
     Ok(path)
@@ -74,7 +75,7 @@ impl ExpectedDump {
     pub(crate) fn write(self) {
         let ExpectedDump { place, group } = self;
         let recorder = group.recorder();
-        place.run(move || tell(write_for(recorder, &group), group.name()));
+        place.run(move || write_for(recorder, &group, group.name()));
     }
 }
 
@@ -86,16 +87,16 @@ pub(crate) fn dump_for(group: &Arc<GroupRecord>, cause: &'static str) {
         return;
     }
     let Some(place) = Place::take() else { return };
-    place.run(move || tell(write_for(recorder, &group), cause));
+    place.run(move || write_for(recorder, &group, cause));
 }
 
-/// Writes a dump of the rank that `group` belongs to.
-fn write_for(recorder: &Recorder, group: &GroupRecord) -> io::Result<PathBuf> {
+/// Writes a dump of the rank that `group` belongs to, and tells where.
+fn write_for(recorder: &Recorder, group: &GroupRecord, cause: &str) {
     let rank = match group.only() {
         Some(_) => group.global_rank(),
         None => *recorder.process_rank.get_or_init(|| group.global_rank()),
     };
-    write(recorder, rank, &DumpOptions::default().only(group.only()))
+    tell(write(recorder, rank, &DumpOptions::default().only(group.only())), rank, cause);
 }
 
 /// Writes a file for each rank of this process if the signal came that asks for it.
@@ -111,16 +112,32 @@ pub(crate) fn dump_if_signalled() {
                 told.push(group.only());
                 let rank = group.only().map(|_| group.global_rank());
                 let rank = rank.or(RECORDER.process_rank.get().copied()).unwrap_or_default();
-                tell(write(&RECORDER, rank, &DumpOptions::default().only(group.only())), "a signal");
+                tell(write(&RECORDER, rank, &DumpOptions::default().only(group.only())), rank, "a signal");
             }
         });
     }
 }
 
-fn tell(written: io::Result<PathBuf>, cause: &str) {
-    match written {
-        Ok(path) => tracing::info!(cause, "wrote the flight recorder's dump to {}", path.display()),
-        Err(error) => tracing::warn!(cause, "no dump of the flight recorder: {error}"),
+/// Files that the user knows of.
+static TOLD: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+
+/// Says where the dump is, and how to read it: a warning the first time, since somebody is about to ask what went wrong.
+fn tell(written: io::Result<PathBuf>, rank: Rank, cause: &str) {
+    let path = match written {
+        Ok(path) => path,
+        Err(error) => return tracing::warn!(rank, cause, "no dump of the flight recorder: {error}"),
+    };
+    let shown = path.display().to_string();
+    let all = shown.strip_suffix(&rank.to_string()).unwrap_or(&shown);
+    let is_new = TOLD.lock().unwrap_or_else(PoisonError::into_inner).insert(path);
+    if is_new {
+        tracing::warn!(
+            rank,
+            cause,
+            "the last operations of rank {rank} are in {shown}; `tenfold trace {all}*` compares all ranks'"
+        );
+    } else {
+        tracing::info!(rank, cause, "the last operations of rank {rank} are in {shown}, anew");
     }
 }
 

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tenfold_plan::Rank;
 
 use super::entry::{COMPLETED, Call, RETIRED, Record, STARTED};
+use super::ring::Ring;
 use super::{Recorder, clock, site};
 use crate::metrics::GroupMetrics;
 use crate::wire::FabricId;
@@ -118,19 +119,15 @@ pub(super) struct GroupFacts {
 }
 
 impl GroupRecord {
-    /// An operation was called.
+    /// An operation was called. It is counted even if nothing is recorded.
     #[inline]
-    pub(crate) fn called(&self, call: &Call) -> Option<Ticket> {
-        let ring = self.recorder.ring.as_ref()?;
+    pub(crate) fn called(&self, call: &Call) -> Ticket {
         let now = clock::now();
-        let site = site::current(self.recorder.settings.stacks);
-        let record = Record::new(call, self.id, self.recorder.this_thread(), site.is_some(), now);
-        let id = ring.push(&record.encode());
-        if let Some(site) = site {
-            self.recorder.sites.put(id, site, ring.capacity());
-        }
-        self.last.store(id + 1, Ordering::Relaxed);
-        let collective = if record.is_message() { NONE } else { call.collectives };
+        let id = match &self.recorder.ring {
+            Some(ring) => self.write(ring, call, now),
+            None => 0,
+        };
+        let collective = if call.kind.is_message() { NONE } else { call.collectives };
         if collective != NONE {
             self.enqueued.store(collective, Ordering::Relaxed);
             if call.starts {
@@ -139,7 +136,21 @@ impl GroupRecord {
         }
         let element = call.dtype.map_or(0, |dtype| dtype.size() as u64);
         let bytes = call.input.total().max(call.output.total()) * element;
-        Some(Ticket { id, created: now, started: record.started, kind: call.kind, bytes, collective })
+        let started = if call.starts { now } else { 0 };
+        Ticket { id, created: now, started, kind: call.kind, bytes, collective }
+    }
+
+    /// The number of the record.
+    #[inline]
+    fn write(&self, ring: &Ring, call: &Call, now: u64) -> u64 {
+        let site = site::current(self.recorder.settings.stacks);
+        let record = Record::new(call, self.id, self.recorder.this_thread(), site.is_some(), now);
+        let id = ring.push(&record.encode());
+        if let Some(site) = site {
+            self.recorder.sites.put(id, site, ring.capacity());
+        }
+        self.last.store(id + 1, Ordering::Relaxed);
+        id
     }
 
     /// A message has found its partner.
@@ -154,10 +165,11 @@ impl GroupRecord {
 
     #[inline]
     fn started_at(&self, ticket: &mut Ticket, now: u64) {
-        let Some(ring) = &self.recorder.ring else { return };
         if ticket.started == 0 {
             ticket.started = now;
-            ring.update(ticket.id, [(STARTED, ticket.started)]);
+            if let Some(ring) = &self.recorder.ring {
+                ring.update(ticket.id, [(STARTED, ticket.started)]);
+            }
             if ticket.collective != NONE {
                 self.started.store(ticket.collective, Ordering::Relaxed);
             }
@@ -167,9 +179,10 @@ impl GroupRecord {
     /// An operation ended well. `waited` is how long it stood still because of others.
     #[inline]
     pub(crate) fn completed(&self, ticket: &Ticket, waited: Waited) {
-        let Some(ring) = &self.recorder.ring else { return };
         let now = clock::now();
-        ring.update(ticket.id, [(COMPLETED, now), (RETIRED, now)]);
+        if let Some(ring) = &self.recorder.ring {
+            ring.update(ticket.id, [(COMPLETED, now), (RETIRED, now)]);
+        }
         self.ended.store(now, Ordering::Relaxed);
         if ticket.collective != NONE {
             self.completed.store(ticket.collective, Ordering::Relaxed);
@@ -186,8 +199,9 @@ impl GroupRecord {
     /// An operation failed: it keeps its state.
     #[cold]
     pub(crate) fn failed(&self, ticket: &Ticket) {
-        let Some(ring) = &self.recorder.ring else { return };
-        ring.update(ticket.id, [(RETIRED, clock::now())]);
+        if let Some(ring) = &self.recorder.ring {
+            ring.update(ticket.id, [(RETIRED, clock::now())]);
+        }
         self.metrics.failed(ticket.kind);
     }
 }
@@ -371,6 +385,15 @@ impl Groups {
     /// Those that are there, or were until recently.
     pub(super) fn all(&self) -> Vec<Arc<GroupRecord>> {
         self.lock().groups.iter().filter_map(|known| known.whole.clone()).collect()
+    }
+
+    /// The number in the whole job of one of the ranks of this process.
+    pub(super) fn global_rank(&self, of: FabricId) -> Option<Rank> {
+        self.lock()
+            .groups
+            .iter()
+            .find(|known| known.identity.fabric == of)
+            .map(|known| known.identity.global_rank())
     }
 
     /// Those of one rank, or all.

@@ -151,12 +151,12 @@ pub fn wants_call_sites() -> bool {
 
 /// What is remembered, as c10d's JSON.
 pub fn dump_json(options: &DumpOptions) -> String {
-    dump::json(&dump::snapshot(&RECORDER, options), options)
+    dump::json(&dump::snapshot(&RECORDER, None, options), options)
 }
 
 /// What is remembered, as c10d's pickle: what its files hold and its analyser reads.
 pub fn dump_pickle(options: &DumpOptions) -> Vec<u8> {
-    dump::pickle(&dump::snapshot(&RECORDER, options), options)
+    dump::pickle(&dump::snapshot(&RECORDER, None, options), options)
 }
 
 /// Writes the pickle to `TORCH_FR_DUMP_TEMP_FILE` with `rank` behind it; where that is.
@@ -178,6 +178,7 @@ pub fn record_for_nothing() -> impl FnMut(u32) {
     let mut call = Call {
         kind: crate::OpKind::AllReduce,
         dtype: Some(crate::DType::F32),
+        reduction: 0,
         collectives: 0,
         messages: 0,
         input: sizes,
@@ -189,12 +190,17 @@ pub fn record_for_nothing() -> impl FnMut(u32) {
     move |times| {
         for _ in 0..times {
             call.collectives += 1;
-            if let Some(ticket) = &mut group.called(&call) {
-                group.started_next(ticket);
-                group.completed(ticket, Waited::All);
-            }
+            let mut ticket = group.called(&call);
+            group.started_next(&mut ticket);
+            group.completed(&ticket, Waited::All);
         }
     }
+}
+
+/// Returns when no dump of a failed group is being written any more, or after `TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC`. Dropping a group
+/// and [`Group::abort`](crate::Group::abort) wait so; whoever ends the process in another way may want to.
+pub fn wait_until_written() {
+    wait_until_dumped();
 }
 
 /// Forgets what was recorded so far: later dumps begin with the next operation.
