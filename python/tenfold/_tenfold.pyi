@@ -28,12 +28,15 @@ __all__ = [
     "__version__",
     "assign_by_size",
     "command",
+    "debug_level",
     "metrics_prometheus",
     "metrics_snapshot",
     "recorder_file",
     "recorder_json",
     "recorder_pickle",
     "recorder_reset",
+    "set_debug_level",
+    "set_debug_level_from_env",
     "verify_params",
 ]
 
@@ -43,6 +46,12 @@ _Spec: TypeAlias = tuple[str, Sequence[int], str, bool]
 __version__: str
 
 def command(words: Sequence[str], python: str) -> int: ...
+
+# ── the debug level ────────────────────────────────────────────────────────────────────────────────────────
+
+def debug_level() -> int: ...
+def set_debug_level(level: int) -> None: ...
+def set_debug_level_from_env() -> None: ...
 
 # ── the flight recorder ────────────────────────────────────────────────────────────────────────────────────
 

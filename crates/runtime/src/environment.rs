@@ -8,6 +8,7 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
+use crate::debug_level::DebugLevel;
 use crate::fault::Fault;
 use crate::recorder;
 
@@ -72,6 +73,9 @@ impl Name {
 
 impl Environment {
     pub(crate) fn read() -> Result<Environment, Fault> {
+        if variable("TORCH_DISTRIBUTED_DEBUG")?.is_some() {
+            debug_level()?;
+        }
         Environment::parse(|name| std::env::var_os(name))
     }
 
@@ -101,6 +105,11 @@ pub(crate) fn recorder_settings() -> Result<recorder::Settings, Fault> {
 /// Where dumps go now.
 pub(crate) fn recorder_prefix() -> Result<PathBuf, Fault> {
     recorder::Settings::prefix(&variable)
+}
+
+/// `TORCH_DISTRIBUTED_DEBUG`, read as c10d reads it: there an empty value is a wrong one.
+pub(crate) fn debug_level() -> Result<DebugLevel, Fault> {
+    DebugLevel::parse(std::env::var_os("TORCH_DISTRIBUTED_DEBUG").as_deref())
 }
 
 fn variable(name: &'static str) -> Result<Option<Variable>, Fault> {

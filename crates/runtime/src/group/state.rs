@@ -475,6 +475,7 @@ impl GroupState {
         if self.failed.is_some() {
             return;
         }
+        tracing::info!("group `{}` failed: {}", self.name, fault.message);
         // Expected before anybody can see the failure, and written after everything knows its fate.
         let dump = recorder::expect_dump(&self.record);
         self.close(fault, finished);
