@@ -28,6 +28,7 @@ __all__ = [
     "__version__",
     "assign_by_size",
     "command",
+    "debug_level",
     "metrics_prometheus",
     "metrics_snapshot",
     "recorder_file",
@@ -35,6 +36,8 @@ __all__ = [
     "recorder_pickle",
     "recorder_reset",
     "recorder_wait",
+    "set_debug_level",
+    "set_debug_level_from_env",
     "verify_params",
 ]
 
@@ -44,6 +47,12 @@ _Spec: TypeAlias = tuple[str, Sequence[int], str, bool]
 __version__: str
 
 def command(words: Sequence[str], python: str) -> int: ...
+
+# ── the debug level ────────────────────────────────────────────────────────────────────────────────────────
+
+def debug_level() -> int: ...
+def set_debug_level(level: int) -> None: ...
+def set_debug_level_from_env() -> None: ...
 
 # ── the flight recorder ────────────────────────────────────────────────────────────────────────────────────
 

@@ -105,13 +105,21 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>, program: Program) -> 
     }
 }
 
-fn start_log() -> Result<(), String> {
-    let filter = std::env::var("TENFOLD_LOG").unwrap_or_else(|_| "warn".into());
-    let filter = tracing_subscriber::EnvFilter::try_new(&filter).map_err(|error| {
+/// What `TENFOLD_LOG` lets through; `default` if it is not set.
+///
+/// # Errors
+/// If it is no filter; the text says what would be one.
+pub fn log_filter(default: &str) -> Result<tracing_subscriber::EnvFilter, String> {
+    let filter = std::env::var("TENFOLD_LOG").unwrap_or_else(|_| default.into());
+    tracing_subscriber::EnvFilter::try_new(&filter).map_err(|error| {
         format!(
             "TENFOLD_LOG=`{filter}` is no log filter: {error}\n  hint: try `info` or `tenfold_store=debug`"
         )
-    })?;
+    })
+}
+
+fn start_log() -> Result<(), String> {
+    let filter = log_filter("warn")?;
     let colour = std::io::stderr().is_terminal();
     let log =
         tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colour);

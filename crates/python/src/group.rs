@@ -173,6 +173,7 @@ impl Group {
         deterministic: bool,
         read_in_place: bool,
     ) -> PyResult<Self> {
+        crate::log::start()?;
         let store = store::from_python(store)?;
         let mut options = options(name, timeout, heartbeat, transport, deterministic)?;
         if read_in_place {

@@ -12,6 +12,7 @@ mod dlpack;
 mod exceptions;
 mod foreign_store;
 mod group;
+mod log;
 mod recorder;
 mod registration;
 mod shared_memory;
@@ -29,6 +30,9 @@ fn _tenfold(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(ddp::assign_by_size, module)?)?;
     module.add_function(wrap_pyfunction!(ddp::verify_params, module)?)?;
     module.add_class::<ddp::Reducer>()?;
+    module.add_function(wrap_pyfunction!(log::debug_level, module)?)?;
+    module.add_function(wrap_pyfunction!(log::set_debug_level, module)?)?;
+    module.add_function(wrap_pyfunction!(log::set_debug_level_from_env, module)?)?;
     module.add_function(wrap_pyfunction!(recorder::recorder_pickle, module)?)?;
     module.add_function(wrap_pyfunction!(recorder::recorder_json, module)?)?;
     module.add_function(wrap_pyfunction!(recorder::recorder_file, module)?)?;

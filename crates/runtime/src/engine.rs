@@ -22,7 +22,7 @@ use crate::fabric::{Fabric, GroupProgress};
 use crate::fault::Fault;
 use crate::group::state::{Finish, GroupState, Job};
 use crate::patience::{Next, Patience};
-use crate::recorder::{self, Stalls, Ticket};
+use crate::recorder::{Stalls, Ticket};
 use crate::run::Run;
 use crate::transport::Socket;
 use crate::work::{Shared, earlier};
@@ -236,8 +236,7 @@ impl Engine {
         }
         let Some(planned) = run else { return Ok(Submitted::Over) };
         let ticket = plan(group, planned);
-        let called_at = ticket.as_ref().map_or_else(recorder::host_now, Ticket::called_at);
-        group.remember(planned.label(), called_at);
+        group.remember(planned.label(), ticket.called_at());
         let was_busy = group.is_busy() || group.is_doubtful();
         let turns = if was_busy || urgency != Urgency::Quick { 0 } else { patience.quick_turns() };
         if let Some(waited) = group.try_at_once(planned, turns, || self.crowd.load(Ordering::Relaxed) > 0) {

@@ -9,6 +9,7 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::debug_level::DebugLevel;
 use crate::fault::Fault;
 use crate::group::StuckPolicy;
 use crate::recorder;
@@ -78,6 +79,9 @@ impl Name {
 
 impl Environment {
     pub(crate) fn read() -> Result<Environment, Fault> {
+        if variable("TORCH_DISTRIBUTED_DEBUG")?.is_some() {
+            debug_level()?;
+        }
         Environment::parse(|name| std::env::var_os(name))
     }
 
@@ -109,6 +113,11 @@ pub(crate) fn recorder_settings() -> Result<recorder::Settings, Fault> {
 /// Where dumps go now.
 pub(crate) fn recorder_prefix() -> Result<PathBuf, Fault> {
     recorder::Settings::prefix(&variable)
+}
+
+/// `TORCH_DISTRIBUTED_DEBUG`, read as c10d reads it: there an empty value is a wrong one.
+pub(crate) fn debug_level() -> Result<DebugLevel, Fault> {
+    DebugLevel::parse(std::env::var_os("TORCH_DISTRIBUTED_DEBUG").as_deref())
 }
 
 fn variable(name: &'static str) -> Result<Option<Variable>, Fault> {

@@ -24,6 +24,7 @@
 
 mod collectives;
 pub mod ddp;
+mod debug_level;
 mod engine;
 mod environment;
 mod fabric;
@@ -41,6 +42,7 @@ mod wire;
 mod work;
 
 pub use collectives::{Collectives, FakeGroup};
+pub use debug_level::{DebugLevel, debug_level, set_debug_level, set_debug_level_from_env};
 pub use fabric::{ProgressEntry, Registration};
 pub use fault::{Error, Fault, FaultKind, Result, Scene};
 pub use group::{Group, Options, SparseTensor, StuckPolicy};

@@ -73,6 +73,7 @@ impl FileStore {
     #[new]
     #[pyo3(signature = (file_name, world_size=-1), text_signature = "(file_name, world_size=-1)")]
     fn new(py: Python<'_>, file_name: PathBuf, world_size: i64) -> PyResult<PyClassInitializer<Self>> {
+        crate::log::start()?;
         let world_size = usize::try_from(world_size).ok(); // as c10d: a negative size is no size
         let store = calling(py, || tenfold_store::FileStore::open(&file_name, world_size))?;
         let base = Store::around(Sliced(Arc::new(store)));

@@ -56,6 +56,7 @@ impl TcpStore {
         master_listen_fd: Option<Fits<RawFd>>,
         use_libuv: bool,
     ) -> PyResult<PyClassInitializer<Self>> {
+        crate::log::start()?;
         let mut options = TcpStoreOptions::new(host_name.as_str(), port.0)
             .is_server(is_master)
             .timeout(timeout)

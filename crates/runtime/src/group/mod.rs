@@ -28,10 +28,10 @@ use tenfold_store::{Deadline, HashStore, Store};
 use crate::engine::GroupIndex;
 use crate::environment::{Environment, TransportChoice};
 use crate::fabric::{FabricHandle, Registration, is_local};
-use crate::fault::{Error, Fault, Result, Scene};
+use crate::fault::{Error, Fault, Result, Scene, show_ranks};
 use crate::label::{Label, OpKind};
 use crate::recorder::{self, GroupRecord, Newcomer};
-use crate::transport::mesh::Mesh;
+use crate::transport::mesh::{Member, Mesh};
 use connect::Met;
 use planner::Planner;
 use state::GroupState;
@@ -272,6 +272,7 @@ impl Group {
             fabric: fabric.id(),
             among_threads: members.iter().flat_map(|member| &member.peer).any(|peer| is_local(peer.id())),
         });
+        tracing::info!("made group `{name}`: rank {rank} of {}, {}", members.len(), ways(&members, rank));
         let mesh = Mesh::new(rank, id, Arc::clone(&fabric), room, members);
         let planner = Planner::new(topology.clone(), rank, forced);
         let state = GroupState::new(id, Arc::clone(&name), rank, mesh, planner, Arc::clone(&record));
@@ -452,13 +453,28 @@ impl Drop for Inner {
         let closed = Fault::new(crate::FaultKind::Closed, "the group was dropped while this was under way");
         let Some(mut state) = fabric.engine.remove(self.index) else { return };
         state.say_goodbye(fabric);
+        let (name, calls) = (&self.name, state.sequence_number());
+        let end = if state.failed().is_some() { ", which had failed" } else { "" };
         let mut finished = Vec::new();
         state.close(closed, &mut finished);
         fabric.bury(state.into_remains());
         fabric.forget_group(self.id);
         finished.into_iter().for_each(|work: Arc<crate::work::Shared>| work.tell());
         recorder::wait_until_dumped(); // a process that ends now has left its dump
+        tracing::info!("left group `{name}`{end}; operations called: {calls}");
     }
+}
+
+/// As in `ranks 1, 2 by shared memory, ranks 3, 4 by TCP`.
+fn ways(members: &[Member], rank: Rank) -> String {
+    let those = |near: bool| -> Vec<Rank> {
+        let others = members.iter().enumerate().filter(|(other, _)| *other != rank);
+        others.filter(|(_, member)| member.near == near).map(|(other, _)| other).collect()
+    };
+    let ways = [(those(true), "shared memory"), (those(false), "TCP")];
+    let ways = ways.iter().filter(|(ranks, _)| !ranks.is_empty());
+    let texts: Vec<String> = ways.map(|(ranks, way)| format!("{} by {way}", show_ranks(ranks))).collect();
+    if texts.is_empty() { "alone".to_string() } else { texts.join(", ") }
 }
 
 fn forced_algorithms(options: &Options) -> std::result::Result<Vec<&'static Algorithm>, Fault> {

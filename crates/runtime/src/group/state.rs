@@ -542,7 +542,7 @@ impl GroupState {
         };
         let dump = fabric.stuck().policy != StuckPolicy::Warn && !self.stuck.knows(what);
         self.stuck.say(what, waited, &words);
-        tracing::warn!(group = &*self.name, rank = self.rank, "{words}");
+        tracing::warn!("{words}");
         if dump {
             recorder::dump_for(&self.record, "a rank is stuck");
         }
@@ -560,7 +560,7 @@ impl GroupState {
     ) -> bool {
         let is_new = !self.stuck.knows(what);
         self.stuck.say(what, waited, &text);
-        tracing::warn!(group = &*self.name, rank = self.rank, "{text}");
+        tracing::warn!("{text}");
         match fabric.stuck().policy {
             StuckPolicy::Warn => {}
             StuckPolicy::Dump if is_new => recorder::dump_for(&self.record, "a rank is stuck"),
@@ -632,6 +632,7 @@ impl GroupState {
         if self.failed.is_some() {
             return;
         }
+        tracing::info!("group `{}` failed: {}", self.name, fault.message);
         // Expected before anybody can see the failure, and written after everything knows its fate.
         let dump = recorder::expect_dump(&self.record);
         self.close(fault, finished);

@@ -81,6 +81,9 @@ static RECORDER: LazyLock<Recorder> = LazyLock::new(|| {
     recorder
 });
 
+/// The same for whoever shows log lines, which may be written while the recorder is being made.
+static PROCESS_RANK: OnceLock<Rank> = OnceLock::new();
+
 static THREADS: LazyLock<Threads> = LazyLock::new(Threads::default);
 
 thread_local! {
@@ -116,9 +119,15 @@ pub(crate) fn join(new: Newcomer<'_>) -> Arc<GroupRecord> {
     let among_threads = new.among_threads;
     let group = recorder.groups.add(recorder, new);
     if !among_threads {
-        recorder.process_rank.get_or_init(|| group.global_rank());
+        let rank = *recorder.process_rank.get_or_init(|| group.global_rank());
+        PROCESS_RANK.get_or_init(|| rank);
     }
     group
+}
+
+/// The rank of this process in its job: that in the first group it joined. Nothing before, and where ranks are threads.
+pub fn process_rank() -> Option<Rank> {
+    PROCESS_RANK.get().copied()
 }
 
 /// Every group that has records, with its counts.

@@ -1,0 +1,114 @@
+//! How much is told when something goes wrong: c10d's debug level.
+//!
+//! One number for the whole process, from the variable that PyTorch reads, or as somebody set it. A look at it costs nothing,
+//! so every call may look.
+//!
+//! Not here: what each level does (see `group/detail.rs`; lines of INFO are shown by whoever shows the log).
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use crate::fault::Fault;
+
+/// How much is checked and told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum DebugLevel {
+    /// Mismatches are found and told, as always.
+    #[default]
+    Off = 0,
+    /// A group's life is logged, too: with whom it was made and over what, its failure, its end.
+    Info = 1,
+    /// Errors also have shapes and call sites in them, and shapes must be the same on all ranks, not only sizes.
+    Detail = 2,
+}
+
+/// Nobody has asked yet.
+const UNKNOWN: u8 = u8::MAX;
+
+static LEVEL: AtomicU8 = AtomicU8::new(UNKNOWN);
+
+impl DebugLevel {
+    const ALL: [DebugLevel; 3] = [DebugLevel::Off, DebugLevel::Info, DebugLevel::Detail];
+
+    /// As the variable has it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            DebugLevel::Off => "OFF",
+            DebugLevel::Info => "INFO",
+            DebugLevel::Detail => "DETAIL",
+        }
+    }
+
+    /// What `TORCH_DISTRIBUTED_DEBUG` says; c10d takes any case, and nothing else.
+    pub(crate) fn parse(value: Option<&OsStr>) -> Result<DebugLevel, Fault> {
+        let Some(value) = value else { return Ok(DebugLevel::Off) };
+        let named = |level: &DebugLevel| value.eq_ignore_ascii_case(level.name());
+        let wrong = || Fault::argument("The value of TORCH_DISTRIBUTED_DEBUG must be OFF, INFO, or DETAIL.");
+        Self::ALL.into_iter().find(named).ok_or_else(wrong)
+    }
+}
+
+impl fmt::Display for DebugLevel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The level that was set, or else that of `TORCH_DISTRIBUTED_DEBUG`.
+///
+/// ```
+/// use tenfold::{DebugLevel, debug_level, set_debug_level};
+///
+/// set_debug_level(DebugLevel::Detail);
+/// assert_eq!(debug_level(), DebugLevel::Detail);
+/// ```
+#[inline]
+pub fn debug_level() -> DebugLevel {
+    match LEVEL.load(Ordering::Relaxed) {
+        0 => DebugLevel::Off,
+        1 => DebugLevel::Info,
+        2 => DebugLevel::Detail,
+        _ => first_look(),
+    }
+}
+
+/// Sets the level, for every group of this process.
+pub fn set_debug_level(level: DebugLevel) {
+    LEVEL.store(level as u8, Ordering::Relaxed);
+}
+
+/// Sets the level to that of `TORCH_DISTRIBUTED_DEBUG`.
+///
+/// # Errors
+/// If that is no level.
+pub fn set_debug_level_from_env() -> Result<(), Fault> {
+    crate::environment::debug_level().map(set_debug_level)
+}
+
+#[cold]
+fn first_look() -> DebugLevel {
+    // A value that is none is refused when a group is made.
+    let level = crate::environment::debug_level().unwrap_or_default();
+    let _set_meanwhile = LEVEL.compare_exchange(UNKNOWN, level as u8, Ordering::Relaxed, Ordering::Relaxed);
+    debug_level()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn levels_are_read_as_pytorch_reads_them() {
+        let read = |value: &str| DebugLevel::parse(Some(value.as_ref())).map_err(|fault| fault.message);
+        let wrong = Err("The value of TORCH_DISTRIBUTED_DEBUG must be OFF, INFO, or DETAIL.".to_string());
+        assert_eq!(read("OFF"), Ok(DebugLevel::Off));
+        assert_eq!(read("info"), Ok(DebugLevel::Info));
+        assert_eq!(read("Detail"), Ok(DebugLevel::Detail));
+        for value in ["", " INFO", "2", "nonsense"] {
+            assert_eq!(read(value), wrong, "{value}");
+        }
+        assert!(DebugLevel::parse(None).is_ok_and(|level| level == DebugLevel::Off));
+    }
+}
