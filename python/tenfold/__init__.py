@@ -78,6 +78,8 @@ from tenfold.recorder import (
     _reset_fr_trace,
     metrics,
     prometheus,
+    straggler_report,
+    stragglers,
 )
 from tenfold.reduce_op import ReduceOp, _make_nccl_premul_sum, _make_premul_sum
 from tenfold.registry import (
@@ -184,4 +186,6 @@ __all__ = [
     "prometheus",
     "set_debug_level",
     "set_debug_level_from_env",
+    "straggler_report",
+    "stragglers",
 ]

@@ -31,6 +31,8 @@ __all__ = [
     "debug_level",
     "metrics_prometheus",
     "metrics_snapshot",
+    "metrics_straggler_report",
+    "metrics_stragglers",
     "recorder_file",
     "recorder_json",
     "recorder_pickle",
@@ -67,6 +69,8 @@ def recorder_reset() -> None: ...
 def recorder_wait() -> None: ...
 def metrics_snapshot() -> list[dict[str, Any]]: ...
 def metrics_prometheus() -> str: ...
+def metrics_stragglers() -> list[dict[str, Any]]: ...
+def metrics_straggler_report() -> str: ...
 
 # ── stores ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -223,6 +227,8 @@ class Group:
         transport: str | None = None,
         deterministic: bool = False,
         read_in_place: bool = False,
+        stuck_after: float | None = None,
+        on_stuck: str | None = None,
     ) -> Self: ...
     @property
     def rank(self) -> int: ...

@@ -38,11 +38,18 @@ def init(
     heartbeat: Seconds | None = None,
     transport: str | None = None,
     deterministic: bool = False,
+    stuck_after: Seconds | None = None,
+    on_stuck: str | None = None,
 ) -> "Group":
     """Joins the ranks of this program: returns once all have.
 
     What is not given comes from the environment, which `tenfold run` and `torchrun` set: `RANK`, `WORLD_SIZE`
     and, for where the store is, `MASTER_ADDR` and `MASTER_PORT`.
+
+    A rank that lives and keeps the others waiting in a collective for `stuck_after` seconds (30, or
+    `TENFOLD_STUCK_AFTER`; 0 for ever) is named by all of them on standard error. With `on_stuck` (or
+    `TENFOLD_STUCK_POLICY`) `"dump"` instead of `"warn"` they also write what they did to files for
+    `tenfold trace`, with `"abort"` the group fails.
     """
     rank = _from_environment("RANK", "rank") if rank is None else rank
     world_size = _from_environment("WORLD_SIZE", "world_size") if world_size is None else world_size
@@ -58,6 +65,8 @@ def init(
         heartbeat=_seconds(heartbeat),
         transport=transport,
         deterministic=deterministic,
+        stuck_after=_seconds(stuck_after),
+        on_stuck=on_stuck,
     )
     return Group(inner, store, limit)
 

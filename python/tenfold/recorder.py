@@ -29,6 +29,8 @@ __all__ = [
     "_reset_fr_trace",
     "metrics",
     "prometheus",
+    "straggler_report",
+    "stragglers",
 ]
 
 # A process that ends because of an error leaves its dump first; no error waits for the disk.
@@ -76,8 +78,9 @@ def metrics() -> list[dict[str, Any]]:
     """What this process did of each operation in each group.
 
     Each has `group`, `rank`, `operation`, `count`, `failed`, `bytes`, and in seconds `duration`, `wait` (how
-    long it stood still because of other ranks) and `wait_max`; `durations` and `waits` are histograms, whose
-    bounds are those of `prometheus`.
+    long it stood still because of other ranks) and `wait_max`; and of a sample of collectives `skew` (how
+    long the last rank came after the first, summed up) and `skew_max`; `durations`, `waits` and `skews` are
+    histograms, whose bounds are those of `prometheus`.
     """
     return _tenfold.metrics_snapshot()
 
@@ -89,3 +92,18 @@ def prometheus() -> str:
     '# TYPE tenfold_operations_total counter'
     """
     return _tenfold.metrics_prometheus()
+
+
+def stragglers() -> list[dict[str, Any]]:
+    """Who comes late to the collectives of each group, the latest first.
+
+    Twice a second a rank looks when the others began their last collective. Each entry has `group`,
+    `seen_by`, `rank`, `samples`, `last` (how often it was the last of all), and in seconds `mean` and `max` (how long
+    after the first rank it came).
+    """
+    return _tenfold.metrics_stragglers()
+
+
+def straggler_report() -> str:
+    """The same as a table to read: a few lines for each group."""
+    return _tenfold.metrics_straggler_report()

@@ -58,7 +58,7 @@ use guard::{Finder, Guard, Mark};
 use inspect::{Connections, RankStatus};
 use logs::{Logs, RankLogs};
 use output::{Outlet, Prefix, Speaker};
-use progress::Progress;
+use progress::{Progress, Stuck};
 use rank::{Birth, Rank, signal_name};
 use ranks_store::RanksStore;
 use rendezvous::{Assignment, Event, JobFailure, NodeInfo, Order, Rendezvous};
@@ -194,6 +194,8 @@ struct Launch {
     is_foster_parent: bool,
     mark: Mark,
     progress: Progress,
+    /// What was said about ranks that keep others waiting.
+    stuck: Stuck,
     dashboard: Option<Dashboard>,
     home: Option<Home>,
     rendezvous: Option<Rendezvous>,
@@ -263,6 +265,7 @@ impl Launch {
             is_foster_parent,
             mark,
             progress,
+            stuck: Stuck::default(),
             dashboard: None,
             home: None,
             rendezvous: None,
@@ -763,6 +766,10 @@ impl Launch {
             .iter()
             .map(|rank| RankStatus::of(rank, now, &connections, collectives(rank)))
             .collect();
+        let told = statuses.iter().map(|status| (status.rank, &status.collectives[..]));
+        for line in self.stuck.news(told) {
+            self.outlet.note(&format!("warning: {line}"));
+        }
         if let Ok(statuses) = serde_json::to_value(statuses) {
             self.tell(Order::Status(statuses));
         }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyInt, PyTuple};
-use tenfold::{DType, Options, ReduceOp, TensorView, UnknownOp};
+use tenfold::{DType, Options, ReduceOp, StuckPolicy, TensorView, UnknownOp};
 
 use crate::exceptions::{argument, group_error};
 use crate::recorder::noted;
@@ -160,7 +160,7 @@ fn in_elements(object: &Object<'_>, what: &str, view: &TensorView, splits: &[i64
 impl Group {
     /// Joins a group: returns once all ranks have.
     #[new]
-    #[pyo3(signature = (store, rank, size, *, name="default", timeout=None, heartbeat=None, transport=None, deterministic=false, read_in_place=false))]
+    #[pyo3(signature = (store, rank, size, *, name="default", timeout=None, heartbeat=None, transport=None, deterministic=false, read_in_place=false, stuck_after=None, on_stuck=None))]
     fn new(
         py: Python<'_>,
         store: &Object<'_>,
@@ -172,12 +172,25 @@ impl Group {
         transport: Option<&str>,
         deterministic: bool,
         read_in_place: bool,
+        stuck_after: Option<f64>,
+        on_stuck: Option<&str>,
     ) -> PyResult<Self> {
         crate::log::start()?;
         let store = store::from_python(store)?;
         let mut options = options(name, timeout, heartbeat, transport, deterministic)?;
         if read_in_place {
             options = options.read_in_place();
+        }
+        if let Some(time) = stuck_after {
+            options = options.stuck_after(duration(time)?);
+        }
+        if let Some(policy) = on_stuck {
+            let known = StuckPolicy::from_name(policy).ok_or_else(|| {
+                PyValueError::new_err(format!(
+                    "there is no policy `{policy}`; there are warn, dump and abort"
+                ))
+            })?;
+            options = options.on_stuck(known);
         }
         let connect = move || tenfold::Group::connect(store, rank, size, options);
         let connected = waiting::on_a_thread(py, "tenfold-connect", connect)?;

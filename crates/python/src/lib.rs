@@ -40,6 +40,8 @@ fn _tenfold(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(recorder::recorder_wait, module)?)?;
     module.add_function(wrap_pyfunction!(recorder::metrics_snapshot, module)?)?;
     module.add_function(wrap_pyfunction!(recorder::metrics_prometheus, module)?)?;
+    module.add_function(wrap_pyfunction!(recorder::metrics_stragglers, module)?)?;
+    module.add_function(wrap_pyfunction!(recorder::metrics_straggler_report, module)?)?;
     module.add_class::<group::Group>()?;
     module.add_class::<registration::Registration>()?;
     module.add_class::<shared_memory::SharedMemory>()?;

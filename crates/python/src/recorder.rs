@@ -83,6 +83,9 @@ pub(crate) fn metrics_snapshot(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyDict>
         dict.set_item("wait_max", one.wait_max.as_secs_f64())?;
         dict.set_item("durations", one.durations.to_vec())?;
         dict.set_item("waits", one.waits.to_vec())?;
+        dict.set_item("skew", one.skew.as_secs_f64())?;
+        dict.set_item("skew_max", one.skew_max.as_secs_f64())?;
+        dict.set_item("skews", one.skews.to_vec())?;
         Ok(dict)
     };
     metrics::snapshot().into_iter().map(of).collect()
@@ -92,6 +95,29 @@ pub(crate) fn metrics_snapshot(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyDict>
 #[pyfunction]
 pub(crate) fn metrics_prometheus() -> String {
     metrics::prometheus()
+}
+
+/// Who comes late in each group, as dictionaries; the latest first.
+#[pyfunction]
+pub(crate) fn metrics_stragglers(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyDict>>> {
+    let of = |one: metrics::Straggler| {
+        let dict = PyDict::new(py);
+        dict.set_item("group", &one.group)?;
+        dict.set_item("seen_by", one.seen_by)?;
+        dict.set_item("rank", one.rank)?;
+        dict.set_item("samples", one.samples)?;
+        dict.set_item("last", one.last)?;
+        dict.set_item("mean", one.mean.as_secs_f64())?;
+        dict.set_item("max", one.max.as_secs_f64())?;
+        Ok(dict)
+    };
+    metrics::stragglers().into_iter().map(of).collect()
+}
+
+/// The same as a table to read.
+#[pyfunction]
+pub(crate) fn metrics_straggler_report() -> String {
+    metrics::straggler_report()
 }
 
 /// Calls an operation; with the stack of the Python caller noted, if that is wanted.

@@ -3,12 +3,13 @@
 //! Each rank has a folder of its own for that (`TENFOLD_PROGRESS`); for every way in which it reaches others the runtime
 //! keeps a file there, see `fabric/progress.rs` of the crate `tenfold`. Programs that use something else leave it empty.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use serde::Serialize;
 use tempfile::TempDir;
-use tenfold::ProgressEntry;
+use tenfold::{ProgressEntry, StuckReport};
 
 pub(super) const VARIABLE: &str = "TENFOLD_PROGRESS";
 
@@ -18,6 +19,8 @@ const BYTES_MAX: u64 = 64 << 10;
 const TOLD_MAX: usize = 4;
 /// Bytes of a group's name or a call that are passed on.
 const NAME_MAX: usize = 200;
+/// Bytes of what it says about others.
+const STUCK_MAX: usize = 1000;
 
 /// What a rank does in one group, or did last.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -31,6 +34,41 @@ pub(super) struct Collective {
     under_way: bool,
     /// Since it began, or since it ended.
     seconds: f64,
+    /// Who keeps whom waiting there for too long, as the rank says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stuck: Option<StuckReport>,
+}
+
+/// What was said about ranks that keep others waiting: by group and operation, for how long.
+#[derive(Debug, Default)]
+pub(super) struct Stuck(HashMap<(String, u64), u64>);
+
+impl Stuck {
+    /// What is to be said now: once for each operation, and again when the wait has doubled. `ranks` has what each rank tells.
+    pub(super) fn news<'a>(&mut self, ranks: impl Iterator<Item = (usize, &'a [Collective])>) -> Vec<String> {
+        let of_rank = |(rank, collectives): (usize, &'a [Collective])| {
+            collectives.iter().filter_map(move |it| Some((rank, &it.group, it.stuck.as_ref()?)))
+        };
+        let mut reports: Vec<(usize, &String, &StuckReport)> = ranks.flat_map(of_rank).collect();
+        reports.sort_by_key(|(.., report)| report.itself); // what others say of it is clearer
+        if reports.is_empty() {
+            self.0.clear();
+        }
+        let mut news = Vec::new();
+        for (rank, group, report) in reports {
+            let told = self.0.entry((group.clone(), report.number)).or_default();
+            if report.seconds < 2 * *told {
+                continue;
+            }
+            *told = report.seconds.max(1);
+            news.push(if report.itself {
+                format!("rank {rank}: {}", report.text)
+            } else {
+                report.text.clone()
+            });
+        }
+        news
+    }
 }
 
 /// The folders of all ranks of a launcher; gone with it.
@@ -84,12 +122,18 @@ fn parse(path: &Path) -> Option<Vec<ProgressEntry>> {
 }
 
 fn at(entry: ProgressEntry, now: f64) -> Collective {
-    let ProgressEntry { mut group, rank, size, mut call, number, under_way, since_unix } = entry;
-    for text in [&mut group, &mut call] {
-        let end = (0..=NAME_MAX.min(text.len())).rev().find(|&end| text.is_char_boundary(end));
+    let ProgressEntry { mut group, rank, size, mut call, number, under_way, since_unix, mut stuck } = entry;
+    let cut = |text: &mut String, max: usize| {
+        let end = (0..=max.min(text.len())).rev().find(|&end| text.is_char_boundary(end));
         text.truncate(end.unwrap_or(0));
+    };
+    cut(&mut group, NAME_MAX);
+    cut(&mut call, NAME_MAX);
+    if let Some(report) = &mut stuck {
+        cut(&mut report.text, STUCK_MAX);
+        report.text = report.text.replace(char::is_control, " "); // one line, whatever it says
     }
-    Collective { group, rank, size, call, number, under_way, seconds: (now - since_unix).max(0.0) }
+    Collective { group, rank, size, call, number, under_way, seconds: (now - since_unix).max(0.0), stuck }
 }
 
 #[cfg(test)]
@@ -121,6 +165,28 @@ mod tests {
         let order: Vec<_> = progress.of(3, 1, now).iter().map(|it| (it.number, it.seconds)).collect();
         assert_eq!(order, [(4, 60.0), (2, 40.0), (3, 10.0), (1, 90.0)]);
         assert_eq!(progress.of(4, 1, now), [], "another round");
+    }
+
+    #[test]
+    fn a_stuck_rank_is_told_once_and_again_when_the_wait_has_doubled() {
+        let told = |number: u64, seconds: u64, itself: bool, text: &str| {
+            let mut told: ProgressEntry = serde_json::from_value(entry(1, true, 0.0)).unwrap();
+            told.stuck = Some(StuckReport { number, seconds, itself, text: text.into() });
+            [at(told, 0.0)]
+        };
+        let mut stuck = Stuck::default();
+        let (first, second) = (told(7, 30, true, "I sleep"), told(7, 31, false, "rank 3 sleeps\x1b[2J"));
+        let mut news = |ranks: &[(usize, &[Collective])]| stuck.news(ranks.iter().copied());
+        assert_eq!(news(&[(3, &first), (0, &second)]), ["rank 3 sleeps [2J"], "what others say comes first");
+        assert!(news(&[(3, &first), (0, &second)]).is_empty());
+        assert_eq!(news(&[(0, &told(7, 62, false, "still"))]), ["still"]);
+        assert_eq!(
+            news(&[(3, &told(8, 30, true, "I sleep"))]),
+            ["rank 3: I sleep"],
+            "nobody else is on this node"
+        );
+        assert!(news(&[]).is_empty());
+        assert_eq!(news(&[(3, &told(8, 30, true, "anew"))]), ["rank 3: anew"]);
     }
 
     #[test]

@@ -14,6 +14,7 @@ use std::time::SystemTime;
 use serde::{Deserialize, Serialize};
 use tenfold_memory::Doing;
 
+use crate::group::StuckReport;
 use crate::label::Label;
 use crate::wire::FabricId;
 
@@ -29,7 +30,7 @@ pub(crate) struct GroupProgress {
     pub(crate) size: usize,
     pub(crate) doing: Doing,
     /// Who keeps whom waiting for too long.
-    pub(crate) stuck: Option<String>,
+    pub(crate) stuck: Option<StuckReport>,
 }
 
 /// What the file says of one group: a list of these, as JSON.
@@ -47,7 +48,7 @@ pub struct ProgressEntry {
     pub since_unix: f64,
     /// Who keeps whom waiting there, if somebody does for too long.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub stuck: Option<String>,
+    pub stuck: Option<StuckReport>,
 }
 
 #[derive(Debug)]
@@ -55,7 +56,7 @@ pub(super) struct Progress {
     path: PathBuf,
     since: HashMap<u64, (Doing, f64)>,
     /// By group, what was said of ranks that are stuck.
-    stuck: HashMap<u64, String>,
+    stuck: HashMap<u64, StuckReport>,
     /// Whether the last attempt to write failed, so that it is told once.
     failed: bool,
 }
@@ -96,7 +97,7 @@ impl Progress {
                 changed = true;
             }
         }
-        let stuck: HashMap<u64, String> =
+        let stuck: HashMap<u64, StuckReport> =
             groups.iter().filter_map(|group| Some((group.id, group.stuck.clone()?))).collect();
         changed |= stuck != self.stuck;
         self.stuck = stuck;
@@ -170,6 +171,10 @@ mod tests {
         assert_eq!(read(), expected);
         progress.tell(&[group(4, 4)], at(40));
         assert_eq!((&read()[0]["under_way"], &read()[0]["since_unix"]), (&false.into(), &40.0.into()));
+        let stuck = StuckReport { number: 5, seconds: 30, itself: true, text: "it sleeps".into() };
+        progress.tell(&[GroupProgress { stuck: Some(stuck), ..group(4, 4) }], at(45));
+        let expected = serde_json::json!({"number": 5, "seconds": 30, "itself": true, "text": "it sleeps"});
+        assert_eq!((&read()[0]["stuck"], &read()[0]["since_unix"]), (&expected, &40.0.into()));
         progress.tell(&[], at(50));
         assert_eq!(read(), serde_json::json!([]));
 

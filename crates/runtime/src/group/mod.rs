@@ -37,7 +37,7 @@ use planner::Planner;
 use state::GroupState;
 
 pub use sparse::SparseTensor;
-pub use stuck::StuckPolicy;
+pub use stuck::{StuckPolicy, StuckReport};
 
 /// c10d's default.
 const TIMEOUT: Duration = Duration::from_secs(30 * 60);

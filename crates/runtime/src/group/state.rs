@@ -142,7 +142,7 @@ impl GroupState {
 
     pub(crate) fn progress(&self) -> GroupProgress {
         let (name, size) = (Arc::clone(&self.name), self.mesh.members().len());
-        let stuck = self.stuck.text.clone();
+        let stuck = self.stuck.report.clone();
         GroupProgress { id: self.id, name, rank: self.rank, size, doing: self.doing, stuck }
     }
 
@@ -532,7 +532,8 @@ impl GroupState {
         }
         // Passed on, since not everybody has a way to everybody.
         fabric.tell(self.peers(), self.id, text.to_vec());
-        let words = if late.iter().any(|(rank, _)| *rank == self.rank) {
+        let itself = late.iter().any(|(rank, _)| *rank == self.rank);
+        let words = if itself {
             if self.collectives >= label.seq {
                 return; // it has come meanwhile
             }
@@ -541,7 +542,7 @@ impl GroupState {
             self.sentence(&label, late, waited)
         };
         let dump = fabric.stuck().policy != StuckPolicy::Warn && !self.stuck.knows(what);
-        self.stuck.say(what, waited, &words);
+        self.stuck.say(what, waited, itself, &words);
         tracing::warn!("{words}");
         if dump {
             recorder::dump_for(&self.record, "a rank is stuck");
@@ -559,7 +560,7 @@ impl GroupState {
         finished: &mut Vec<Arc<Shared>>,
     ) -> bool {
         let is_new = !self.stuck.knows(what);
-        self.stuck.say(what, waited, &text);
+        self.stuck.say(what, waited, false, &text);
         tracing::warn!("{text}");
         match fabric.stuck().policy {
             StuckPolicy::Warn => {}

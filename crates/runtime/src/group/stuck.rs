@@ -9,6 +9,7 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use tenfold_memory::Doing;
 use tenfold_plan::Rank;
 
@@ -69,12 +70,23 @@ pub(crate) enum Waiting {
     Message(u64),
 }
 
+/// What a rank says about who keeps whom waiting.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StuckReport {
+    /// The operation that is waited for.
+    pub number: u64,
+    pub seconds: u64,
+    /// It is the one that is waited for.
+    pub itself: bool,
+    pub text: String,
+}
+
 /// What was said about the operation that is waited for.
 #[derive(Debug, Default)]
 pub(crate) struct Told {
     last: Option<(Waiting, Duration)>,
     /// The last words, while they are true.
-    pub text: Option<String>,
+    pub report: Option<StuckReport>,
 }
 
 impl Told {
@@ -91,15 +103,17 @@ impl Told {
         self.last.is_some_and(|(last, _)| last == what)
     }
 
-    pub(crate) fn say(&mut self, what: Waiting, waited: Duration, text: &str) {
+    pub(crate) fn say(&mut self, what: Waiting, waited: Duration, itself: bool, text: &str) {
         self.last = Some((what, waited));
-        self.text = Some(text.to_string());
+        let (Waiting::Collective(number) | Waiting::Message(number)) = what;
+        let report = StuckReport { number, seconds: waited.as_secs(), itself, text: text.to_string() };
+        self.report = Some(report);
     }
 
     /// What was said is no longer so, unless `still` says that it is.
     pub(crate) fn forget_unless(&mut self, still: impl FnOnce(Waiting) -> bool) {
         if self.last.is_some_and(|(what, _)| !still(what)) {
-            self.text = None;
+            self.report = None;
         }
     }
 }
@@ -212,13 +226,13 @@ mod tests {
         let seconds = Duration::from_secs;
         let due = |told: &Told, waited| told.is_due(Waiting::Collective(7), seconds(waited), seconds(30));
         assert!(!due(&told, 29) && due(&told, 30));
-        told.say(Waiting::Collective(7), seconds(31), "it is so");
+        told.say(Waiting::Collective(7), seconds(31), false, "it is so");
         assert!(!due(&told, 61) && due(&told, 62));
         assert!(told.is_due(Waiting::Collective(8), seconds(30), seconds(30)), "another operation");
         assert!(told.is_due(Waiting::Message(7), seconds(30), seconds(30)));
         told.forget_unless(|what| what == Waiting::Collective(7));
-        assert_eq!(told.text.as_deref(), Some("it is so"));
+        assert_eq!(told.report.as_ref().map(|report| &*report.text), Some("it is so"));
         told.forget_unless(|_| false);
-        assert_eq!(told.text, None);
+        assert_eq!(told.report, None);
     }
 }
