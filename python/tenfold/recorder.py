@@ -98,8 +98,8 @@ def stragglers() -> list[dict[str, Any]]:
     """Who comes late to the collectives of each group, the latest first.
 
     Twice a second a rank looks when the others began their last collective. Each entry has `group`,
-    `seen_by`, `rank`, `samples`, `last` (how often it was the last of all), and in seconds `mean` and `max` (how long
-    after the first rank it came).
+    `seen_by`, `rank`, `samples`, `last` (how often it was the last of all), and in seconds `mean` and `max`
+    (how long after the first rank it came).
     """
     return _tenfold.metrics_stragglers()
 
