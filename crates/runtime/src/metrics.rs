@@ -64,6 +64,10 @@ impl Count {
         }
     }
 
+    fn set(&self, value: u64) {
+        self.0.store(value, Ordering::Relaxed);
+    }
+
     fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -115,6 +119,8 @@ struct Lateness {
     max: Count,
     /// How often nobody came later.
     last: Count,
+    /// A mean in which what was seen lately counts for more.
+    recent: Count,
 }
 
 /// The numbers of one group on one rank.
@@ -152,7 +158,19 @@ impl GroupMetrics {
             lateness.total.add(late);
             lateness.max.raise(late);
             lateness.last.add(u64::from(last == Some(rank)));
+            let before = lateness.recent.get();
+            lateness.recent.set(if lateness.samples.get() == 1 {
+                late
+            } else {
+                before - before / 8 + late / 8
+            });
         }
+    }
+
+    /// How late `rank` comes lately; nothing if it was not seen.
+    pub(crate) fn recent_lateness(&self, rank: Rank) -> Option<Duration> {
+        let lateness = self.by_rank.get()?.get(rank).filter(|lateness| lateness.samples.get() > 0)?;
+        Some(Duration::from_nanos(lateness.recent.get()))
     }
 
     pub(crate) fn failed(&self, kind: OpKind) {
@@ -200,9 +218,10 @@ pub struct Straggler {
     /// How many of its arrivals were looked at, and in how many of them it came last of all.
     pub samples: u64,
     pub last: u64,
-    /// After the first rank that came, on average and at most.
+    /// After the first rank that came: on average, at most, and on average of what was seen lately.
     pub mean: Duration,
     pub max: Duration,
+    pub recent: Duration,
 }
 
 /// Who comes late in the groups of this process: of each group every rank that was seen, the latest first.
@@ -222,6 +241,7 @@ pub fn stragglers() -> Vec<Straggler> {
                 last: lateness.last.get(),
                 mean: Duration::from_nanos(lateness.total.get().checked_div(samples)?),
                 max: Duration::from_nanos(lateness.max.get()),
+                recent: Duration::from_nanos(lateness.recent.get()),
             })
         });
         let mut of_group: Vec<Straggler> = of_group.collect();
@@ -418,7 +438,13 @@ mod tests {
             last: ranks[rank].last.get(),
             mean: Duration::from_nanos(ranks[rank].total.get() / 2),
             max: Duration::from_nanos(ranks[rank].max.get()),
+            recent: Duration::from_nanos(ranks[rank].recent.get()),
         };
+        assert_eq!(
+            metrics.recent_lateness(2),
+            Some(Duration::from_micros(37_500)),
+            "an eighth of the way to 20 ms"
+        );
         let all = [straggler(2), straggler(0), straggler(1)];
         let expected = "\
 group `default`, seen by rank 1, 2 collectives looked at:

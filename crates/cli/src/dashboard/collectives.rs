@@ -23,6 +23,8 @@ pub(super) struct Collective {
     pub(super) number: u64,
     pub(super) under_way: bool,
     pub(super) seconds: f64,
+    /// How long after the first rank it comes, lately.
+    pub(super) late_seconds: Option<f64>,
 }
 
 impl Collective {
@@ -81,7 +83,16 @@ mod tests {
 
     fn at(number: u64, under_way: bool, seconds: f64) -> Collective {
         let call = "all_reduce(sum, float32 × 1000)".into();
-        Collective { group: "default".into(), rank: 0, size: 3, call, number, under_way, seconds }
+        Collective {
+            group: "default".into(),
+            rank: 0,
+            size: 3,
+            call,
+            number,
+            under_way,
+            seconds,
+            late_seconds: None,
+        }
     }
 
     #[test]

@@ -37,6 +37,9 @@ pub(super) struct Collective {
     /// Who keeps whom waiting there for too long, as the rank says.
     #[serde(skip_serializing_if = "Option::is_none")]
     stuck: Option<StuckReport>,
+    /// How long after the first rank this one comes, lately.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    late_seconds: Option<f64>,
 }
 
 /// What was said about ranks that keep others waiting: by group and operation, for how long.
@@ -122,7 +125,17 @@ fn parse(path: &Path) -> Option<Vec<ProgressEntry>> {
 }
 
 fn at(entry: ProgressEntry, now: f64) -> Collective {
-    let ProgressEntry { mut group, rank, size, mut call, number, under_way, since_unix, mut stuck } = entry;
+    let ProgressEntry {
+        mut group,
+        rank,
+        size,
+        mut call,
+        number,
+        under_way,
+        since_unix,
+        mut stuck,
+        late_seconds,
+    } = entry;
     let cut = |text: &mut String, max: usize| {
         let end = (0..=max.min(text.len())).rev().find(|&end| text.is_char_boundary(end));
         text.truncate(end.unwrap_or(0));
@@ -133,7 +146,17 @@ fn at(entry: ProgressEntry, now: f64) -> Collective {
         cut(&mut report.text, STUCK_MAX);
         report.text = report.text.replace(char::is_control, " "); // one line, whatever it says
     }
-    Collective { group, rank, size, call, number, under_way, seconds: (now - since_unix).max(0.0), stuck }
+    Collective {
+        group,
+        rank,
+        size,
+        call,
+        number,
+        under_way,
+        seconds: (now - since_unix).max(0.0),
+        stuck,
+        late_seconds,
+    }
 }
 
 #[cfg(test)]

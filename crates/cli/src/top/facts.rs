@@ -414,11 +414,17 @@ fn keys(dashboard: &Dashboard) -> Result<Value, Trouble> {
     }
 }
 
-/// What a rank does in a group, or did last.
+/// From here on it is worth a word that a rank comes late to collectives, in seconds.
+const LATE: f64 = 1e-3;
+
+/// What a rank does in a group, or did last, and how late it comes.
 fn collective(one: &Value) -> String {
     let Some(call) = one["call"].as_str() else { return String::new() };
     let when = if one["under_way"] == true { "in" } else { "after" };
-    format!("{when} {} #{} of {}", call.split('(').next().unwrap_or(call), one["number"], text(&one["group"]))
+    let kind = call.split('(').next().unwrap_or(call);
+    let late = one["late_seconds"].as_f64().filter(|late| *late >= LATE);
+    let late = late.map_or_else(String::new, |late| format!(", {:.0} ms late lately", late * 1e3));
+    format!("{when} {kind} #{} of {}{late}", one["number"], text(&one["group"]))
 }
 
 fn rank_row(run: &Value, node: &Value, rank: &Value) -> Row {

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 use tenfold_memory::Doing;
@@ -31,6 +31,8 @@ pub(crate) struct GroupProgress {
     pub(crate) doing: Doing,
     /// Who keeps whom waiting for too long.
     pub(crate) stuck: Option<StuckReport>,
+    /// How late this rank comes lately.
+    pub(crate) late: Option<Duration>,
 }
 
 /// What the file says of one group: a list of these, as JSON.
@@ -49,6 +51,9 @@ pub struct ProgressEntry {
     /// Who keeps whom waiting there, if somebody does for too long.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stuck: Option<StuckReport>,
+    /// How long after the first rank this one comes to collectives, lately; nothing if no other was seen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub late_seconds: Option<f64>,
 }
 
 #[derive(Debug)]
@@ -117,6 +122,7 @@ impl Progress {
                 under_way: group.doing.current != group.doing.finished,
                 since_unix: self.since.get(&group.id).map_or(0.0, |(_, since)| *since),
                 stuck: group.stuck.clone(),
+                late_seconds: group.late.map(|late| late.as_secs_f64()),
             })
         });
         entries.collect()
@@ -138,15 +144,13 @@ impl Drop for Progress {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::label::OpKind;
 
     fn group(current: u64, finished: u64) -> GroupProgress {
         let head = |seq| if seq == 0 { [0; 3] } else { Label::new(OpKind::Barrier, seq).head() };
         let doing = Doing { current: head(current), finished: head(finished), since: [0; 2] };
-        GroupProgress { id: 7, name: "default".into(), rank: 1, size: 2, doing, stuck: None }
+        GroupProgress { id: 7, name: "default".into(), rank: 1, size: 2, doing, stuck: None, late: None }
     }
 
     fn at(seconds: u64) -> SystemTime {
@@ -172,7 +176,9 @@ mod tests {
         progress.tell(&[group(4, 4)], at(40));
         assert_eq!((&read()[0]["under_way"], &read()[0]["since_unix"]), (&false.into(), &40.0.into()));
         let stuck = StuckReport { number: 5, seconds: 30, itself: true, text: "it sleeps".into() };
-        progress.tell(&[GroupProgress { stuck: Some(stuck), ..group(4, 4) }], at(45));
+        let late = Some(Duration::from_millis(30));
+        progress.tell(&[GroupProgress { stuck: Some(stuck), late, ..group(4, 4) }], at(45));
+        assert_eq!(read()[0]["late_seconds"], 0.03);
         let expected = serde_json::json!({"number": 5, "seconds": 30, "itself": true, "text": "it sleeps"});
         assert_eq!((&read()[0]["stuck"], &read()[0]["since_unix"]), (&expected, &40.0.into()));
         progress.tell(&[], at(50));

@@ -143,7 +143,8 @@ impl GroupState {
     pub(crate) fn progress(&self) -> GroupProgress {
         let (name, size) = (Arc::clone(&self.name), self.mesh.members().len());
         let stuck = self.stuck.report.clone();
-        GroupProgress { id: self.id, name, rank: self.rank, size, doing: self.doing, stuck }
+        let late = self.record.metrics.recent_lateness(self.rank);
+        GroupProgress { id: self.id, name, rank: self.rank, size, doing: self.doing, stuck, late }
     }
 
     /// Is anything under way?

@@ -403,6 +403,12 @@ function waitsIn(rank) {
   return first?.under_way && first.seconds > 2 ? first : null;
 }
 
+/** How late a rank comes to the collectives of a group, if that is worth a word. */
+function lateness(collective) {
+  const late = number(collective.late_seconds);
+  return late === null || late < 0.001 ? "" : `; lately ${(late * 1000).toFixed(0)} ms late`;
+}
+
 function nameOf(collective) {
   return `${String(collective.call).split("(")[0]} #${collective.number}`;
 }
@@ -413,7 +419,7 @@ function doing(rank, state) {
   if (operation) return `${operation.operation} ${operation.keys}`;
   if (rank.why) return rank.why;
   const collective = list(rank.collectives)[0];
-  if (collective) return `${collective.under_way ? "in" : "after"} ${nameOf(collective)} of ${collective.group}`;
+  if (collective) return `${collective.under_way ? "in" : "after"} ${nameOf(collective)} of ${collective.group}${lateness(collective)}`;
   if (state === "absent") return "has not connected to the store";
   return "";
 }
@@ -634,7 +640,7 @@ function showDetail(detail, one) {
     ["why", rank.why],
     ["in the store", operation ? `${operation.operation} ${operation.keys} for ${seconds(operation.seconds)}` : null],
     ...list(rank.collectives).map((one) => [
-      `group ${one.group}`, `${one.under_way ? "in" : "last"} ${one.call} #${one.number}, ${seconds(one.seconds)}`,
+      `group ${one.group}`, `${one.under_way ? "in" : "last"} ${one.call} #${one.number}, ${seconds(one.seconds)}${lateness(one)}`,
     ]),
     ["ended", rank.end],
     ["last output", one.output === null ? "none yet" : `${seconds(one.output)} ago`],
