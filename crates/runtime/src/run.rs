@@ -272,6 +272,11 @@ impl Run {
         }
     }
 
+    /// Has all ranks agree about a number made of their shapes.
+    pub(crate) fn set_shape(&mut self, hash: u64) {
+        self.label = self.label.shape(hash);
+    }
+
     /// Gives it its number and its plan.
     #[inline]
     pub(crate) fn assign(&mut self, seq: u64, algorithm: &'static str, plan: Arc<Plan>, piece: usize) {

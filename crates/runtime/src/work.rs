@@ -18,6 +18,7 @@ use tracing::Span;
 
 use crate::fabric::FabricHandle;
 use crate::fault::{Error, Fault, FaultKind, Result, Scene, show_duration};
+use crate::group::detail::Detail;
 use crate::label::{Label, OpKind};
 use crate::recorder::{self, GroupRecord, Ticket, Waited};
 
@@ -75,6 +76,8 @@ pub(crate) struct Recorded {
     pub group: Arc<GroupRecord>,
     /// Nothing if the recorder is off.
     pub ticket: Option<Ticket>,
+    /// At debug level DETAIL: what to tell of the call in an error.
+    pub detail: Option<Arc<Detail>>,
 }
 
 /// Where spans and events of operations are found.
@@ -152,7 +155,7 @@ impl Shared {
 
     /// A message has found its partner.
     pub(crate) fn begin(&self) {
-        let Recorded { group, ticket } = &mut *self.record();
+        let Recorded { group, ticket, .. } = &mut *self.record();
         if let Some(ticket) = ticket {
             group.started(ticket);
         }
@@ -160,7 +163,7 @@ impl Shared {
 
     /// The collective before this one has just ended.
     pub(crate) fn begin_next(&self) {
-        let Recorded { group, ticket } = &mut *self.record();
+        let Recorded { group, ticket, .. } = &mut *self.record();
         if let Some(ticket) = ticket {
             group.started_next(ticket);
         }
@@ -173,7 +176,7 @@ impl Shared {
     /// The operation is over, having stood still for some time. True if somebody wants to hear of it: then [`Shared::tell`]
     /// must follow, outside any lock.
     pub(crate) fn finish(&self, outcome: Result<()>, waited: Waited) -> bool {
-        if let Recorded { group, ticket: Some(ticket) } = &*self.record() {
+        if let Recorded { group, ticket: Some(ticket), .. } = &*self.record() {
             if outcome.is_ok() { group.completed(ticket, waited) } else { group.failed(ticket) }
         }
         let after = self.after();
@@ -256,6 +259,7 @@ impl Shared {
             elapsed: self.deadline.elapsed(),
             timeout: self.deadline.limit(),
             progress: progress.map(|progress| format!("{by}, {progress}")),
+            detail: self.record().detail.as_ref().map(|detail| detail.to_string()),
         }
     }
 

@@ -6,6 +6,7 @@
 mod call;
 mod coalesced;
 pub(crate) mod connect;
+pub(crate) mod detail;
 mod inquest;
 mod planner;
 mod point_to_point;
@@ -409,6 +410,7 @@ impl Group {
             elapsed: Duration::ZERO,
             timeout: None,
             progress: None,
+            detail: None,
         };
         Error::new(scene, fault)
     }
@@ -470,6 +472,7 @@ fn connect_error(name: &Arc<str>, rank: Rank, size: usize, deadline: Deadline, f
         elapsed: deadline.elapsed(),
         timeout: deadline.limit(),
         progress: None,
+        detail: None,
     };
     Error::new(scene, fault)
 }
