@@ -85,7 +85,7 @@ pub(super) fn show_all<'a>(said: impl Iterator<Item = (Rank, &'a Detail)>) -> St
     let mut texts: Vec<String> = Vec::new();
     match shapes.as_slice() {
         [] => return String::new(),
-        [(one, _)] if one.is_empty() => {}
+        [("", _)] => {}
         [(one, _)] => texts.push(one.to_string()),
         // Only the root has all tensors, or lengths differ where they may.
         [(first, ranks), others @ ..] => {
