@@ -1,12 +1,17 @@
+# ruff: noqa: RUF001  the sign for "times" is one
 """Debug levels: what is logged, what errors tell, and what is checked, by `TORCH_DISTRIBUTED_DEBUG`."""
 
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import tenfold
+from processes import python, run_together
 
 # A group that fails, and cannot leave its dump: reason for a warning, and for all there is to know at INFO.
 ONE_RANK = """
@@ -85,3 +90,103 @@ def test_where_standard_error_is_closed_nothing_is_told_and_nothing_breaks(tmp_p
     program = f"import os; os.close(2)\n{ONE_RANK}\nopen({str(done)!r}, 'w').close()"
     assert told(program) == []
     assert done.exists()
+
+
+# ── what errors tell at DETAIL ─────────────────────────────────────────────────────────────────────────────
+
+SIZE = 3
+
+
+@pytest.fixture(scope="module", params=["numpy", "torch"])
+def told_in_detail(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What each rank was told in each scene of detail_rank.py."""
+    folder = tmp_path_factory.mktemp(request.param)
+    level = {
+        "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
+        "TORCH_FR_DUMP_TEMP_FILE": str(folder / "dump-"),
+        # What PyTorch would need for its own checks; here is nothing that answers.
+        "GLOO_SOCKET_IFNAME": "none0",
+        "TENFOLD_INTERFACE": "lo",
+    }
+    store = tenfold.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    commands = [
+        python("detail_rank.py", request.param, folder, store.port, rank, SIZE) for rank in range(SIZE)
+    ]
+    run_together(commands, folder, [level] * SIZE)
+    return [json.loads((folder / f"told-{rank}").read_text()) for rank in range(SIZE)]
+
+
+def without_lines(text: str) -> str:
+    """Without what is not the same each time, or in each version of detail_rank.py."""
+    text = re.sub(r"detail_rank\.py:\d+ in (\w+)", r"\1", text)
+    text = re.sub(r"host \S+, pid \d+", "host H, pid P", text)
+    return re.sub(r"(?<=did not answer for )[0-9.]+ s", "T", text)
+
+
+MISMATCHES = {
+    "operation": (
+        "ranks called different operations as #1: ranks 0, 2 called all_reduce(sum, float32 × 6) "
+        "[input 2×3, at all_reduce ← operation ← play]; rank 1 called barrier "
+        "[at barrier ← operation ← play]"
+    ),
+    "size": (
+        "ranks called different operations as #1: ranks 0, 2 called all_reduce(sum, float32 × 6) "
+        "[input 6, at all_reduce ← size ← play]; rank 1 called all_reduce(sum, float32 × 7) "
+        "[input 7, at all_reduce ← size ← play]"
+    ),
+    "shape": (
+        "ranks called different operations as #2: ranks 0, 2 called all_reduce(sum, float32 × 6) "
+        "[input 2×3, at all_reduce ← shape ← play]; rank 1 called all_reduce(sum, float32 × 6) "
+        "[input 3×2, at all_reduce ← shape ← play]"
+    ),
+}
+
+
+@pytest.mark.parametrize("scene", list(MISMATCHES))
+def test_a_mismatch_is_told_with_shapes_and_places(told_in_detail: Any, scene: str) -> None:
+    for told in told_in_detail:
+        assert without_lines(told[scene]["reason"]) == MISMATCHES[scene]
+        assert told[scene]["peer"] == 1
+        assert "DistBackendError" in told[scene]["class"]
+
+
+def test_an_error_says_where_the_own_call_was_made(told_in_detail: Any) -> None:
+    called = [without_lines(told["shape"]["called"][0]) for told in told_in_detail]
+    assert called == [
+        "called with input 2×3 at all_reduce ← shape ← play",
+        "called with input 3×2 at all_reduce ← shape ← play",
+        "called with input 2×3 at all_reduce ← shape ← play",
+    ]
+
+
+def test_ranks_that_wait_for_one_that_does_not_come_say_where_they_wait(told_in_detail: Any) -> None:
+    waited, absent, _ = (told["missing"] for told in told_in_detail)
+    assert absent == {}
+    for told in (waited, told_in_detail[2]["missing"]):
+        reason = without_lines(told["reason"])
+        assert reason.removesuffix(" (seen by rank 0)").removesuffix(" (seen by rank 2)") == (
+            "rank 1 (host H, pid P) did not answer for T"
+        )
+        assert [without_lines(line) for line in told["called"]] == [
+            "called with input 2×3 at all_reduce ← missing ← play"
+        ]
+        assert told["class"] == "DistTimeoutError"
+
+
+def test_a_message_that_nobody_sends_says_where_it_is_waited_for(told_in_detail: Any) -> None:
+    for told in told_in_detail:
+        assert [without_lines(line) for line in told["message"]["called"]] == [
+            "called with output 2×2 at recv ← message ← play"
+        ]
+
+
+def test_a_rank_at_another_level_is_no_mismatch(told_in_detail: Any) -> None:
+    for told in told_in_detail:
+        assert told.get("mixed", {}) == {}  # played by NumPy's ranks
+
+
+def test_dumps_have_shapes_c10ds_names_and_the_ranks_of_the_job(told_in_detail: Any) -> None:
+    for told in told_in_detail:
+        shapes = [entry["input_sizes"][0] for entry in told["dump"]["entries"] if entry["input_sizes"]]
+        assert [2, 3] in shapes or [3, 2] in shapes
+        assert {group["ranks"] for group in told["dump"]["pg_config"].values()} == {"[0, 1, 2]"}
