@@ -112,7 +112,10 @@ fn cut(view: &TensorView, parts: usize) -> usize {
 impl Group {
     /// Submits a checked collective.
     #[inline]
-    pub(super) fn submit(&self, label: Label, request: Request) -> Result<Work> {
+    pub(super) fn submit(&self, label: Label, mut request: Request) -> Result<Work> {
+        if self.inner.checks_numbers {
+            self.check_numbers(&label, &mut request)?;
+        }
         if debug_level() == DebugLevel::Detail {
             return self.submit_in_detail(label, request);
         }
@@ -675,6 +678,10 @@ impl Group {
     /// If `to` is out of range or this rank itself, or the group has failed.
     pub fn send(&self, tensor: TensorView, to: Rank, tag: u32) -> Result<Work> {
         self.check_tag(OpKind::Send, tag)?;
+        if self.inner.checks_numbers {
+            let label = Label::new(OpKind::Send, 0).elements(tensor.dtype(), tensor.elements()).tag(tag);
+            self.check_tensors(&label, std::iter::once(&tensor))?;
+        }
         self.send_tagged(tensor, to, tag)
     }
 

@@ -8,6 +8,7 @@ mod coalesced;
 pub(crate) mod connect;
 pub(crate) mod detail;
 mod inquest;
+mod nan;
 mod planner;
 mod point_to_point;
 mod sparse;
@@ -32,6 +33,7 @@ use crate::label::{Label, OpKind};
 use crate::recorder::{self, GroupRecord, Newcomer};
 use crate::transport::mesh::{Member, Mesh};
 use connect::Met;
+pub use nan::find_nan;
 use planner::Planner;
 use state::GroupState;
 
@@ -170,6 +172,8 @@ pub(crate) struct Inner {
     record: Arc<GroupRecord>,
     /// Groups made from this one.
     children: AtomicU64,
+    /// Are inputs with a NaN in them refused? See `nan`.
+    checks_numbers: bool,
 }
 
 impl Group {
@@ -256,7 +260,9 @@ impl Group {
         let state = GroupState::new(id, Arc::clone(&name), rank, mesh, planner, Arc::clone(&record));
         let index = fabric.engine.add(state, crowded);
         let children = AtomicU64::new(0);
-        let inner = Inner { fabric, index, id, name, rank, topology, options, record, children };
+        let checks_numbers = crate::environment::nan_check().unwrap_or(false); // refused when ranks met
+        let inner =
+            Inner { fabric, index, id, name, rank, topology, options, record, children, checks_numbers };
         Group { inner: Arc::new(inner), timeout: None, background: false }
     }
 
