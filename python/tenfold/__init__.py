@@ -44,6 +44,7 @@ from tenfold.exceptions import (
 )
 from tenfold.fake import FakeProcessGroup
 from tenfold.functional import _get_work_registry_size, _register_work
+from tenfold.hooks import FlightRecorderHook, HealthCheckHook, NanCheckHook
 from tenfold.options import (
     _DEFAULT_FIRST_BUCKET_BYTES,
     _DEFAULT_NO_TIMEOUT,
@@ -92,6 +93,7 @@ from tenfold.registry import (
     _unregister_process_group,
 )
 from tenfold.work import FakeWork, Future, PythonCallbackWork, Work, WorkInfo, _create_work_from_future
+from tenfold.wrapper import _ProcessGroupWrapper
 
 __all__ = [
     "_DEFAULT_FIRST_BUCKET_BYTES",
@@ -122,13 +124,16 @@ __all__ = [
     "FakeStore",
     "FakeWork",
     "FileStore",
+    "FlightRecorderHook",
     "Future",
     "GatherOptions",
     "GradBucket",
     "Group",
     "HashStore",
+    "HealthCheckHook",
     "HookOpName",
     "Logger",
+    "NanCheckHook",
     "OpType",
     "PostHookArgs",
     "PreHookArgs",
@@ -155,6 +160,7 @@ __all__ = [
     "WorkResult",
     "_ControlCollectives",
     "_DistributedBackendOptions",
+    "_ProcessGroupWrapper",
     "_StoreCollectives",
     "__version__",
     "_broadcast_coalesced",

@@ -23,20 +23,16 @@ NVIDIA = "for NVIDIA's GPUs only; tenfold works on the CPU"
 GPU_MEMORY = "memory that GPUs share; tenfold's shared memory is `Group.shared_memory`"
 OTHER_BACKEND = "another backend; tenfold's own is `ProcessGroupTenfold`"
 COMPILER = "for torch.compile's graphs, which need PyTorch"
+PROFILER = "a title in PyTorch's profiler, which knows only operations of PyTorch's groups"
 INTERNAL = "a switch or test of PyTorch's C++ runtime"
 
 ABSENT = {
-    "FlightRecorderHook": OBSERVABILITY,
-    "HealthCheckHook": OBSERVABILITY,
-    "NanCheckHook": OBSERVABILITY,
     "_Request": OBSERVABILITY,
     "_Response": OBSERVABILITY,
     "_WorkerServer": OBSERVABILITY,
-    "_get_comm_profiling_name": OBSERVABILITY,
     "_get_handler": OBSERVABILITY,
     "_get_handler_names": OBSERVABILITY,
     "_register_handler": OBSERVABILITY,
-    "_set_comm_profiling_name": OBSERVABILITY,
     "NCCLXStub": NVIDIA,
     "ProcessGroupNCCL": NVIDIA,
     "ProcessGroupNCCL2": NVIDIA,
@@ -54,9 +50,10 @@ ABSENT = {
     "_get_intra_node_comm_usage_counter": GPU_MEMORY,
     "Window": "one-sided access, which no backend on the CPU has; `supports_window` is False",
     "ProcessGroupGloo": OTHER_BACKEND,
-    "_ProcessGroupWrapper": OTHER_BACKEND,
     "_allow_inflight_collective_as_graph_input": COMPILER,
     "_set_allow_inflight_collective_as_graph_input": COMPILER,
+    "_get_comm_profiling_name": PROFILER,
+    "_set_comm_profiling_name": PROFILER,
     "_hash_tensors": INTERNAL,
     "_set_global_rank": INTERNAL,
     "_set_thread_isolation_mode": INTERNAL,

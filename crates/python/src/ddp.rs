@@ -16,6 +16,7 @@ use tenfold::{DType, SparseTensor, Tensor};
 
 use crate::exceptions::{argument, group_error};
 use crate::group::Group;
+use crate::recorder::{Shapes, noted};
 use crate::shared_memory::SharedMemory;
 use crate::tensor::{Access, lend};
 use crate::waiting::{self, SLICE};
@@ -96,13 +97,13 @@ impl Reducer {
                 "a communication hook cannot call the reducer that called it",
             ));
         }
-        let outcome = py.detach(|| {
+        let outcome = noted(py, Shapes::unknown(), || {
             let mut inner = locked(&self.inner);
             *locked(&self.inside) = Some(me);
             let outcome = call(&mut inner);
             *locked(&self.inside) = None;
             outcome
-        });
+        })?;
         let raised = locked(&self.raised).take();
         outcome.map_err(|error| raised.unwrap_or_else(|| group_error(py, &error)))
     }

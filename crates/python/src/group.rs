@@ -13,7 +13,7 @@ use pyo3::types::{PyInt, PyTuple};
 use tenfold::{DType, Options, ReduceOp, StuckPolicy, TensorView, UnknownOp};
 
 use crate::exceptions::{argument, group_error};
-use crate::recorder::noted;
+use crate::recorder::{Shapes, noted};
 use crate::registration::Registration;
 use crate::shared_memory::SharedMemory;
 use crate::store;
@@ -29,11 +29,15 @@ pub(crate) struct Group {
 
 type Object<'py> = Bound<'py, PyAny>;
 
+/// No tensors on a side of a call.
+const NOTHING: [&Object<'static>; 0] = [];
+
 impl Group {
     /// Calls an operation and waits for it, or not.
     fn run<'py>(
         &self,
         py: Python<'py>,
+        shapes: Shapes,
         tensors: Vec<Object<'py>>,
         async_op: bool,
         timeout: Option<f64>,
@@ -46,7 +50,7 @@ impl Group {
         if async_op {
             group = group.background();
         }
-        let work = noted(py, || call(&group))?.map_err(|error| group_error(py, &error))?;
+        let work = noted(py, shapes, || call(&group))?.map_err(|error| group_error(py, &error))?;
         if async_op {
             return Work::new(py, work, tensors).map(Some);
         }
@@ -300,8 +304,9 @@ impl Group {
         async_op: bool,
         timeout: Option<f64>,
     ) -> PyResult<Option<Work>> {
+        let shapes = Shapes::of([&tensor], [&tensor]);
         let (view, op) = (reduced(&tensor, "tensor", Access::Write)?, reduce_op(op)?);
-        self.run(py, vec![tensor], async_op, timeout, |group| group.all_reduce(view, op))
+        self.run(py, shapes, vec![tensor], async_op, timeout, |group| group.all_reduce(view, op))
     }
 
     #[pyo3(signature = (tensors, op, async_op=false, timeout=None))]
@@ -313,8 +318,9 @@ impl Group {
         async_op: bool,
         timeout: Option<f64>,
     ) -> PyResult<Option<Work>> {
+        let shapes = Shapes::of(&tensors, &tensors);
         let (views, op) = (each(&tensors, "tensors", Access::Write, reduced)?, reduce_op(op)?);
-        self.run(py, tensors, async_op, timeout, |group| group.all_reduce_coalesced(views, op))
+        self.run(py, shapes, tensors, async_op, timeout, |group| group.all_reduce_coalesced(views, op))
     }
 
     #[pyo3(signature = (tensor, root, op, async_op=false, timeout=None))]
@@ -327,8 +333,9 @@ impl Group {
         async_op: bool,
         timeout: Option<f64>,
     ) -> PyResult<Option<Work>> {
+        let shapes = Shapes::of([&tensor], [&tensor]);
         let (view, op) = (reduced(&tensor, "tensor", Access::Write)?, reduce_op(op)?);
-        self.run(py, vec![tensor], async_op, timeout, |group| group.reduce(view, op, root))
+        self.run(py, shapes, vec![tensor], async_op, timeout, |group| group.reduce(view, op, root))
     }
 
     #[pyo3(signature = (tensor, root, async_op=false, timeout=None))]
@@ -340,9 +347,10 @@ impl Group {
         async_op: bool,
         timeout: Option<f64>,
     ) -> PyResult<Option<Work>> {
+        let shapes = Shapes::of([&tensor], [&tensor]);
         let access = if root == self.inner.rank() { Access::Read } else { Access::Write };
         let view = moved(&tensor, "tensor", access)?;
-        self.run(py, vec![tensor], async_op, timeout, |group| group.broadcast(view, root))
+        self.run(py, shapes, vec![tensor], async_op, timeout, |group| group.broadcast(view, root))
     }
 
     #[pyo3(signature = (outputs, input, async_op=false, timeout=None))]
@@ -354,9 +362,10 @@ impl Group {
         async_op: bool,
         timeout: Option<f64>,
     ) -> PyResult<Option<Work>> {
+        let shapes = Shapes::of([&input], &outputs);
         let view = moved(&input, "input", Access::Read)?;
         let views = each(&outputs, "outputs", Access::Write, moved)?;
-        self.run(py, outputs, async_op, timeout, |group| group.all_gather(views, view))
+        self.run(py, shapes, outputs, async_op, timeout, |group| group.all_gather(views, view))
     }
 
     #[pyo3(signature = (output, input, async_op=false, timeout=None))]
@@ -368,9 +377,10 @@ impl Group {
         async_op: bool,
         timeout: Option<f64>,
     ) -> PyResult<Option<Work>> {
+        let shapes = Shapes::of([&input], [&output]);
         let view = moved(&input, "input", Access::Read)?;
         let target = moved(&output, "output", Access::Write)?;
-        self.run(py, vec![output], async_op, timeout, |group| group.all_gather_into(target, view))
+        self.run(py, shapes, vec![output], async_op, timeout, |group| group.all_gather_into(target, view))
     }
 
     #[pyo3(signature = (outputs, inputs, async_op=false, timeout=None))]
@@ -382,9 +392,12 @@ impl Group {
         async_op: bool,
         timeout: Option<f64>,
     ) -> PyResult<Option<Work>> {
+        let shapes = Shapes::of(&inputs, &outputs);
         let views = each(&inputs, "inputs", Access::Read, moved)?;
         let targets = each(&outputs, "outputs", Access::Write, moved)?;
-        self.run(py, outputs, async_op, timeout, |group| group.all_gather_into_coalesced(targets, views))
+        self.run(py, shapes, outputs, async_op, timeout, |group| {
+            group.all_gather_into_coalesced(targets, views)
+        })
     }
 
     /// For every input a list of outputs, one per rank.
@@ -397,13 +410,14 @@ impl Group {
         async_op: bool,
         timeout: Option<f64>,
     ) -> PyResult<Option<Work>> {
+        let shapes = Shapes::of(&inputs, outputs.iter().flatten());
         let views = each(&inputs, "inputs", Access::Read, moved)?;
         let lists = outputs.iter().enumerate();
         let targets = lists
             .map(|(place, list)| each(list, &format!("outputs[{place}]"), Access::Write, moved))
             .collect::<PyResult<_>>()?;
         let tensors = outputs.into_iter().flatten().collect();
-        self.run(py, tensors, async_op, timeout, |group| group.all_gather_coalesced(targets, views))
+        self.run(py, shapes, tensors, async_op, timeout, |group| group.all_gather_coalesced(targets, views))
     }
 
     #[pyo3(signature = (outputs, input, root, async_op=false, timeout=None))]
@@ -416,9 +430,10 @@ impl Group {
         async_op: bool,
         timeout: Option<f64>,
     ) -> PyResult<Option<Work>> {
+        let shapes = Shapes::of([&input], &outputs);
         let view = moved(&input, "input", Access::Read)?;
         let views = each(&outputs, "outputs", Access::Write, moved)?;
-        self.run(py, outputs, async_op, timeout, |group| group.gather(views, view, root))
+        self.run(py, shapes, outputs, async_op, timeout, |group| group.gather(views, view, root))
     }
 
     #[pyo3(signature = (output, input, root, async_op=false, timeout=None))]
@@ -431,10 +446,11 @@ impl Group {
         async_op: bool,
         timeout: Option<f64>,
     ) -> PyResult<Option<Work>> {
+        let shapes = Shapes::of([&input], &output);
         let view = moved(&input, "input", Access::Read)?;
         let target = output.as_ref().map(|output| moved(output, "output", Access::Write)).transpose()?;
         let tensors = output.into_iter().collect();
-        self.run(py, tensors, async_op, timeout, |group| group.gather_into(target, view, root))
+        self.run(py, shapes, tensors, async_op, timeout, |group| group.gather_into(target, view, root))
     }
 
     #[pyo3(signature = (output, inputs, root, async_op=false, timeout=None))]
@@ -447,9 +463,10 @@ impl Group {
         async_op: bool,
         timeout: Option<f64>,
     ) -> PyResult<Option<Work>> {
+        let shapes = Shapes::of(&inputs, [&output]);
         let views = each(&inputs, "inputs", Access::Read, moved)?;
         let target = moved(&output, "output", Access::Write)?;
-        self.run(py, vec![output], async_op, timeout, |group| group.scatter(target, views, root))
+        self.run(py, shapes, vec![output], async_op, timeout, |group| group.scatter(target, views, root))
     }
 
     #[pyo3(signature = (output, inputs, op, async_op=false, timeout=None))]
@@ -462,9 +479,10 @@ impl Group {
         async_op: bool,
         timeout: Option<f64>,
     ) -> PyResult<Option<Work>> {
+        let shapes = Shapes::of(&inputs, [&output]);
         let (views, op) = (each(&inputs, "inputs", Access::Read, reduced)?, reduce_op(op)?);
         let target = reduced(&output, "output", Access::Write)?;
-        self.run(py, vec![output], async_op, timeout, |group| group.reduce_scatter(target, views, op))
+        self.run(py, shapes, vec![output], async_op, timeout, |group| group.reduce_scatter(target, views, op))
     }
 
     #[pyo3(signature = (output, input, op, async_op=false, timeout=None))]
@@ -477,9 +495,12 @@ impl Group {
         async_op: bool,
         timeout: Option<f64>,
     ) -> PyResult<Option<Work>> {
+        let shapes = Shapes::of([&input], [&output]);
         let (view, op) = (reduced(&input, "input", Access::Read)?, reduce_op(op)?);
         let target = reduced(&output, "output", Access::Write)?;
-        self.run(py, vec![output], async_op, timeout, |group| group.reduce_scatter_into(target, view, op))
+        self.run(py, shapes, vec![output], async_op, timeout, |group| {
+            group.reduce_scatter_into(target, view, op)
+        })
     }
 
     #[pyo3(signature = (outputs, inputs, op, async_op=false, timeout=None))]
@@ -492,9 +513,10 @@ impl Group {
         async_op: bool,
         timeout: Option<f64>,
     ) -> PyResult<Option<Work>> {
+        let shapes = Shapes::of(&inputs, &outputs);
         let (views, op) = (each(&inputs, "inputs", Access::Read, reduced)?, reduce_op(op)?);
         let targets = each(&outputs, "outputs", Access::Write, reduced)?;
-        self.run(py, outputs, async_op, timeout, |group| {
+        self.run(py, shapes, outputs, async_op, timeout, |group| {
             group.reduce_scatter_into_coalesced(targets, views, op)
         })
     }
@@ -508,9 +530,10 @@ impl Group {
         async_op: bool,
         timeout: Option<f64>,
     ) -> PyResult<Option<Work>> {
+        let shapes = Shapes::of(&inputs, &outputs);
         let views = each(&inputs, "inputs", Access::Read, moved)?;
         let targets = each(&outputs, "outputs", Access::Write, moved)?;
-        self.run(py, outputs, async_op, timeout, |group| group.all_to_all(targets, views))
+        self.run(py, shapes, outputs, async_op, timeout, |group| group.all_to_all(targets, views))
     }
 
     /// Splits are counted in rows; without them both tensors are cut equally.
@@ -525,11 +548,12 @@ impl Group {
         async_op: bool,
         timeout: Option<f64>,
     ) -> PyResult<Option<Work>> {
+        let shapes = Shapes::of([&input], [&output]);
         let view = moved(&input, "input", Access::Read)?;
         let target = moved(&output, "output", Access::Write)?;
         let from = in_elements(&input, "input", &view, &input_splits.unwrap_or_default())?;
         let to = in_elements(&output, "output", &target, &output_splits.unwrap_or_default())?;
-        self.run(py, vec![output], async_op, timeout, |group| {
+        self.run(py, shapes, vec![output], async_op, timeout, |group| {
             group.all_to_all_single(target, view, &to, &from)
         })
     }
@@ -544,8 +568,9 @@ impl Group {
         async_op: bool,
         timeout: Option<f64>,
     ) -> PyResult<Option<Work>> {
+        let shapes = Shapes::of([&tensor], NOTHING);
         let (view, tag) = (moved(&tensor, "tensor", Access::Read)?, checked_tag(py, tag)?);
-        self.run(py, vec![tensor], async_op, timeout, |group| group.send(view, to, tag))
+        self.run(py, shapes, vec![tensor], async_op, timeout, |group| group.send(view, to, tag))
     }
 
     #[pyo3(signature = (tensor, source, tag=0, async_op=false, timeout=None))]
@@ -558,8 +583,9 @@ impl Group {
         async_op: bool,
         timeout: Option<f64>,
     ) -> PyResult<Option<Work>> {
+        let shapes = Shapes::of(NOTHING, [&tensor]);
         let (view, tag) = (moved(&tensor, "tensor", Access::Write)?, checked_tag(py, tag)?);
-        self.run(py, vec![tensor], async_op, timeout, |group| group.recv(view, source, tag))
+        self.run(py, shapes, vec![tensor], async_op, timeout, |group| group.recv(view, source, tag))
     }
 
     /// Receives from anybody: the `Work`, always, because it knows who it was.
@@ -571,13 +597,15 @@ impl Group {
         tag: i64,
         timeout: Option<f64>,
     ) -> PyResult<Option<Work>> {
+        let shapes = Shapes::of(NOTHING, [&tensor]);
         let (view, tag) = (moved(&tensor, "tensor", Access::Write)?, checked_tag(py, tag)?);
-        self.run(py, vec![tensor], true, timeout, |group| group.recv_any(view, tag))
+        self.run(py, shapes, vec![tensor], true, timeout, |group| group.recv_any(view, tag))
     }
 
     #[pyo3(signature = (async_op=false, timeout=None))]
     fn barrier(&self, py: Python<'_>, async_op: bool, timeout: Option<f64>) -> PyResult<Option<Work>> {
-        self.run(py, Vec::new(), async_op, timeout, tenfold::Group::barrier)
+        let shapes = Shapes::of(NOTHING, NOTHING);
+        self.run(py, shapes, Vec::new(), async_op, timeout, tenfold::Group::barrier)
     }
 
     /// A barrier in which rank 0 finds out who is missing.

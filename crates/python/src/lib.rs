@@ -30,6 +30,7 @@ fn _tenfold(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(ddp::assign_by_size, module)?)?;
     module.add_function(wrap_pyfunction!(ddp::verify_params, module)?)?;
     module.add_class::<ddp::Reducer>()?;
+    module.add_function(wrap_pyfunction!(tensor::find_nan, module)?)?;
     module.add_function(wrap_pyfunction!(log::debug_level, module)?)?;
     module.add_function(wrap_pyfunction!(log::set_debug_level, module)?)?;
     module.add_function(wrap_pyfunction!(log::set_debug_level_from_env, module)?)?;

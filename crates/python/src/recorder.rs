@@ -1,8 +1,9 @@
 //! The flight recorder and the metrics, for Python.
 
 use pyo3::exceptions::PyOSError;
+use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict};
+use pyo3::types::{PyBytes, PyDict, PyMemoryView};
 use tenfold::recorder::{self, CallSite, DumpOptions, Frame};
 use tenfold::{OpKind, metrics};
 
@@ -120,27 +121,75 @@ pub(crate) fn metrics_straggler_report() -> String {
     metrics::straggler_report()
 }
 
-/// Calls an operation; with the stack of the Python caller noted, if that is wanted.
-pub(crate) fn noted<R: Send>(py: Python<'_>, call: impl FnOnce() -> R + Send) -> PyResult<R> {
-    if !recorder::wants_call_sites() {
-        return Ok(py.detach(call));
+/// The shapes of a call's tensors, if they are wanted.
+pub(crate) struct Shapes(Option<Box<Sides>>);
+
+/// What goes in and what comes out; nothing where some shape cannot be told.
+struct Sides {
+    inputs: Option<Vec<Vec<u64>>>,
+    outputs: Option<Vec<Vec<u64>>>,
+}
+
+impl Shapes {
+    #[inline]
+    pub(crate) fn of<'a, 'py: 'a>(
+        inputs: impl IntoIterator<Item = &'a Bound<'py, PyAny>>,
+        outputs: impl IntoIterator<Item = &'a Bound<'py, PyAny>>,
+    ) -> Self {
+        if !recorder::wants_call_sites() {
+            return Shapes(None);
+        }
+        let inputs = inputs.into_iter().map(shape).collect();
+        let outputs = outputs.into_iter().map(shape).collect();
+        Shapes(Some(Box::new(Sides { inputs, outputs })))
     }
-    let site = CallSite { frames: stack(py)?, ..CallSite::default() };
+
+    /// For what is called without tensors of its own.
+    pub(crate) fn unknown() -> Self {
+        let wanted = recorder::wants_call_sites();
+        Shapes(wanted.then(|| Box::new(Sides { inputs: None, outputs: None })))
+    }
+}
+
+/// What the object itself calls its shape, or a buffer of it.
+fn shape(object: &Bound<'_, PyAny>) -> Option<Vec<u64>> {
+    let own = object.getattr(intern!(object.py(), "shape")).and_then(|shape| shape.extract());
+    own.or_else(|_| PyMemoryView::from(object)?.getattr("shape")?.extract()).ok()
+}
+
+/// Calls an operation; with its shapes and the stack of the Python caller noted, if that is wanted.
+pub(crate) fn noted<R: Send>(py: Python<'_>, shapes: Shapes, call: impl FnOnce() -> R + Send) -> PyResult<R> {
+    let Shapes(Some(sides)) = shapes else { return Ok(py.detach(call)) };
+    let site = CallSite { frames: stack(py)?, input_shapes: sides.inputs, output_shapes: sides.outputs };
     Ok(py.detach(|| recorder::with_call_site(site, call)))
 }
 
-/// The innermost frame first.
+/// The innermost frame first, from that which called this package or PyTorch.
 fn stack(py: Python<'_>) -> PyResult<Vec<Frame>> {
-    let mut frame = py.import("sys")?.call_method0("_getframe")?;
-    let mut frames = Vec::new();
-    while !frame.is_none() && frames.len() < FRAMES_MAX {
-        let code = frame.getattr("f_code")?;
-        frames.push(Frame {
-            name: code.getattr("co_name")?.extract()?,
-            file: code.getattr("co_filename")?.extract()?,
-            line: frame.getattr("f_lineno")?.extract::<Option<u32>>()?.unwrap_or(0),
-        });
-        frame = frame.getattr("f_back")?;
+    let sys = py.import(intern!(py, "sys"))?;
+    let modules = sys.getattr(intern!(py, "modules"))?;
+    let folder = |module: &str| -> Option<String> {
+        let file: String = modules.get_item(module).ok()?.getattr("__file__").ok()?.extract().ok()?;
+        Some(file[..=file.rfind('/')?].to_string())
+    };
+    let libraries: Vec<String> = ["tenfold", "torch"].into_iter().filter_map(folder).collect();
+    let is_ours = |file: &str| libraries.iter().any(|library| file.starts_with(library));
+    let mut next = sys.call_method0(intern!(py, "_getframe"))?;
+    let (mut frames, mut inner): (Vec<Frame>, Vec<Frame>) = Default::default();
+    while !next.is_none() && frames.len() < FRAMES_MAX {
+        let code = next.getattr(intern!(py, "f_code"))?;
+        let frame = Frame {
+            name: code.getattr(intern!(py, "co_name"))?.extract()?,
+            file: code.getattr(intern!(py, "co_filename"))?.extract()?,
+            line: next.getattr(intern!(py, "f_lineno"))?.extract::<Option<u32>>()?.unwrap_or(0),
+        };
+        let still_inside = frames.is_empty() && is_ours(&frame.file);
+        if !still_inside {
+            frames.push(frame);
+        } else if inner.len() < FRAMES_MAX {
+            inner.push(frame);
+        }
+        next = next.getattr(intern!(py, "f_back"))?;
     }
-    Ok(frames)
+    Ok(if frames.is_empty() { inner } else { frames }) // nobody else is on the stack of a library's thread
 }

@@ -289,3 +289,9 @@ fn format_elements(format: &str, size: usize) -> Option<Elements> {
 pub(crate) fn rows(object: &Bound<'_, PyAny>) -> PyResult<usize> {
     object.len()
 }
+
+/// The first element that is not a number, or None.
+#[pyfunction]
+pub(crate) fn find_nan(tensor: &Bound<'_, PyAny>) -> PyResult<Option<usize>> {
+    Ok(tenfold::find_nan(&lend(tensor, "tensor", Access::Read)?.view))
+}

@@ -82,6 +82,7 @@ impl Environment {
         if variable("TORCH_DISTRIBUTED_DEBUG")?.is_some() {
             debug_level()?;
         }
+        nan_check()?;
         Environment::parse(|name| std::env::var_os(name))
     }
 
@@ -118,6 +119,11 @@ pub(crate) fn recorder_prefix() -> Result<PathBuf, Fault> {
 /// `TORCH_DISTRIBUTED_DEBUG`, read as c10d reads it: there an empty value is a wrong one.
 pub(crate) fn debug_level() -> Result<DebugLevel, Fault> {
     DebugLevel::parse(std::env::var_os("TORCH_DISTRIBUTED_DEBUG").as_deref())
+}
+
+/// c10d's `TORCH_DIST_NAN_CHECK`: are tensors with a NaN in them refused?
+pub(crate) fn nan_check() -> Result<bool, Fault> {
+    variable("TORCH_DIST_NAN_CHECK")?.map_or(Ok(false), |variable| variable.truth())
 }
 
 fn variable(name: &'static str) -> Result<Option<Variable>, Fault> {

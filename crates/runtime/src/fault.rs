@@ -100,6 +100,8 @@ pub struct Scene {
     pub timeout: Option<Duration>,
     /// Algorithm and how far it was, where the operation had begun.
     pub progress: Option<String>,
+    /// At debug level DETAIL: with which shapes it was called, and where.
+    pub detail: Option<String>,
 }
 
 /// An operation that failed: what, where, for how long, whose fault, and what to do next.
@@ -145,7 +147,7 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (scene, fault) = &*self.inner;
-        let Scene { label, group, rank, size, elapsed, timeout, progress } = scene;
+        let Scene { label, group, rank, size, elapsed, timeout, progress, detail } = scene;
         write!(f, "{}", label.kind)?;
         if label.seq > 0 {
             write!(f, " #{}", label.seq)?;
@@ -156,6 +158,9 @@ impl fmt::Display for Error {
             if let Some(timeout) = timeout {
                 write!(f, ", timeout {}", show_duration(*timeout))?;
             }
+        }
+        if let Some(detail) = detail {
+            write!(f, "\n  called {detail}")?;
         }
         match &fault.hint {
             Some(hint) => write!(f, "\n  hint: {hint}"),

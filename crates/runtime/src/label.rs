@@ -2,6 +2,9 @@
 //!
 //! Two ranks are in the same operation if their labels are equal. A message whose label differs from the reader's is not
 //! read: both sides then tell what they called (see `inquest`).
+//!
+//! At debug level DETAIL a label also has a hash of the tensors' shapes, in bits that are zero otherwise. Ranks may run at
+//! different levels, so a label without one is equal to any that says the same otherwise ([`is_same_call`]).
 
 use std::fmt;
 
@@ -133,11 +136,19 @@ pub struct Label {
     pub seq: u64,
     /// Elements; 0 where ranks may differ (all_to_all with splits).
     pub count: u64,
+    /// What [`Label::shape`] made of the shapes; 0 if they are not known.
+    shape: u32,
 }
+
+/// Where the shape's hash begins in the word of the count, which has room for it: no tensor has 2^48 elements.
+const COUNT_BITS: u32 = 48;
+
+/// Where it begins in the first word: eight bits that are not all zero.
+const SHAPE_START: u32 = 24;
 
 impl Label {
     pub fn new(kind: OpKind, seq: u64) -> Self {
-        Label { kind, dtype: None, reduction: NO_REDUCTION, root_or_tag: NONE, seq, count: 0 }
+        Label { kind, dtype: None, reduction: NO_REDUCTION, root_or_tag: NONE, seq, count: 0, shape: 0 }
     }
 
     #[must_use]
@@ -164,6 +175,17 @@ impl Label {
         self
     }
 
+    /// Has all ranks agree about a number made of their shapes.
+    #[must_use]
+    pub(crate) fn shape(mut self, hash: u64) -> Self {
+        // 24 bits, of which the lower eight say that there is something.
+        let folded = (hash ^ hash >> 32) as u32;
+        if self.count >> COUNT_BITS == 0 {
+            self.shape = (folded & 0xff_ff00) | (folded % 255 + 1);
+        }
+        self
+    }
+
     pub fn tag_of(&self) -> u32 {
         self.root_or_tag
     }
@@ -184,19 +206,47 @@ impl Label {
     #[inline]
     pub fn head(&self) -> Head {
         let dtype = self.dtype.map_or(NO_REDUCTION, DType::code);
-        let first = u64::from_le_bytes([self.kind as u8, dtype, self.reduction, 0, 0, 0, 0, 0]);
-        [first | u64::from(self.root_or_tag) << 32, self.seq, self.count]
+        let first =
+            u64::from_le_bytes([self.kind as u8, dtype, self.reduction, self.shape as u8, 0, 0, 0, 0]);
+        let count = self.count | u64::from(self.shape >> 8) << COUNT_BITS;
+        [first | u64::from(self.root_or_tag) << 32, self.seq, count]
     }
 
     /// What a head says; nothing if it is none.
     pub fn from_head(head: &Head) -> Option<Self> {
-        let [kind, dtype, reduction, zero, ..] = head[0].to_le_bytes();
+        let [kind, dtype, reduction, ..] = head[0].to_le_bytes();
         let dtype = if dtype == NO_REDUCTION { None } else { Some(DType::from_code(dtype)?) };
-        (zero == 0).then_some(())?;
         let root_or_tag = (head[0] >> 32) as u32;
         let kind = OpKind::from_code(kind)?;
-        Some(Label { kind, dtype, reduction, root_or_tag, seq: head[1], count: head[2] })
+        let (shape, count) = match shape_of(head) {
+            0 => (0, head[2]),
+            shape => (shape, head[2] & ((1 << COUNT_BITS) - 1)),
+        };
+        Some(Label { kind, dtype, reduction, root_or_tag, seq: head[1], count, shape })
     }
+}
+
+/// The hash in a head; 0 if there is none.
+fn shape_of(head: &Head) -> u32 {
+    match (head[0] >> SHAPE_START) as u8 {
+        0 => 0,
+        flag => u32::from(flag) | ((head[2] >> COUNT_BITS) as u32) << 8,
+    }
+}
+
+/// Are these the same call? Shapes count where both have them.
+#[inline]
+pub(crate) fn is_same_call(one: &Head, other: &Head) -> bool {
+    one == other || is_same_but_for_shape(one, other)
+}
+
+#[cold]
+fn is_same_but_for_shape(one: &Head, other: &Head) -> bool {
+    let bare = |head: &Head| match shape_of(head) {
+        0 => *head,
+        _ => [head[0] & !(0xff << SHAPE_START), head[1], head[2] & ((1 << COUNT_BITS) - 1)],
+    };
+    (shape_of(one) == 0 || shape_of(other) == 0) && bare(one) == bare(other)
 }
 
 /// Nothing if there is no reduction.
@@ -244,6 +294,26 @@ mod tests {
                 assert_eq!(Label::from_head(&label.head()), Some(label));
             }
         }
+    }
+
+    #[test]
+    fn shapes_count_where_both_ranks_have_them() {
+        let label = |count| Label::new(OpKind::AllReduce, 7).elements(DType::F32, count).root(1);
+        let hashes = (0..1000).map(|hash: u64| hash.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        for hash in hashes.chain([0, u64::MAX, 255, 256]) {
+            let shaped = label(6).shape(hash);
+            assert_eq!(Label::from_head(&shaped.head()), Some(shaped));
+            assert_eq!(shaped.to_string(), label(6).to_string());
+            assert!(is_same_call(&shaped.head(), &shaped.head()));
+            assert!(is_same_call(&shaped.head(), &label(6).head()), "one rank does not know its shapes");
+            assert!(is_same_call(&label(6).head(), &shaped.head()));
+            assert!(!is_same_call(&shaped.head(), &label(7).head()), "and yet the count differs");
+            assert!(!is_same_call(&shaped.head(), &label(6).root(2).head()));
+            assert!(!is_same_call(&shaped.head(), &label(6).shape(hash ^ 0x100).head()));
+            assert!(!is_same_call(&shaped.head(), &label(6).shape(hash ^ 0x1).head()));
+        }
+        let huge = label(1 << 50);
+        assert_eq!(huge.shape(5), huge, "no room for it");
     }
 
     #[test]

@@ -45,7 +45,7 @@ pub use collectives::{Collectives, FakeGroup};
 pub use debug_level::{DebugLevel, debug_level, set_debug_level, set_debug_level_from_env};
 pub use fabric::{ProgressEntry, Registration};
 pub use fault::{Error, Fault, FaultKind, Result, Scene};
-pub use group::{Group, Options, SparseTensor, StuckPolicy, StuckReport};
+pub use group::{Group, Options, SparseTensor, StuckPolicy, StuckReport, find_nan};
 pub use label::{Label, OpKind};
 pub use tenfold_memory::{CustomOp, DType, Element, ReduceOp, Region, Tensor, TensorView, UnknownOp, lend};
 pub use tenfold_plan::{Rank, Topology};

@@ -113,6 +113,17 @@ impl Buffers {
         view.expect("parts lie in views that were added")
     }
 
+    /// The tensors that the caller gave for a buffer.
+    pub(crate) fn views(&self, buffer: Buffer) -> Vec<&TensorView> {
+        let mut indices = match self.parts(buffer) {
+            Parts::None => Vec::new(),
+            Parts::One(view) | Parts::Equal { view, .. } => vec![*view],
+            Parts::Table(table) => table.iter().map(|part| part.0).collect(),
+        };
+        indices.dedup(); // parts of one view are one tensor, cut by splits
+        indices.into_iter().map(|index| self.view(index)).collect()
+    }
+
     /// How long the tensors are that the caller gave for a buffer.
     pub(crate) fn sizes(&self, buffer: Buffer) -> Sizes {
         match self.parts(buffer) {
@@ -270,6 +281,11 @@ impl Run {
             open: Vec::new(),
             hears: false,
         }
+    }
+
+    /// Has all ranks agree about a number made of their shapes.
+    pub(crate) fn set_shape(&mut self, hash: u64) {
+        self.label = self.label.shape(hash);
     }
 
     /// Gives it its number and its plan.

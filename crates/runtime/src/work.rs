@@ -18,6 +18,7 @@ use tracing::Span;
 
 use crate::fabric::FabricHandle;
 use crate::fault::{Error, Fault, FaultKind, Result, Scene, show_duration};
+use crate::group::detail::Detail;
 use crate::label::{Label, OpKind};
 use crate::recorder::{GroupRecord, Ticket, Waited};
 
@@ -74,6 +75,8 @@ pub(crate) struct Shared {
 pub(crate) struct Recorded {
     pub group: Arc<GroupRecord>,
     pub ticket: Ticket,
+    /// At debug level DETAIL: what to tell of the call in an error.
+    pub detail: Option<Arc<Detail>>,
 }
 
 /// Where spans and events of operations are found.
@@ -151,13 +154,13 @@ impl Shared {
 
     /// A message has found its partner.
     pub(crate) fn begin(&self) {
-        let Recorded { group, ticket } = &mut *self.record();
+        let Recorded { group, ticket, .. } = &mut *self.record();
         group.started(ticket);
     }
 
     /// The collective before this one has just ended.
     pub(crate) fn begin_next(&self) {
-        let Recorded { group, ticket } = &mut *self.record();
+        let Recorded { group, ticket, .. } = &mut *self.record();
         group.started_next(ticket);
     }
 
@@ -169,7 +172,7 @@ impl Shared {
     /// must follow, outside any lock.
     pub(crate) fn finish(&self, outcome: Result<()>, waited: Waited) -> bool {
         {
-            let Recorded { group, ticket } = &*self.record();
+            let Recorded { group, ticket, .. } = &*self.record();
             if outcome.is_ok() { group.completed(ticket, waited) } else { group.failed(ticket) }
         }
         let after = self.after();
@@ -252,6 +255,7 @@ impl Shared {
             elapsed: self.deadline.elapsed(),
             timeout: self.deadline.limit(),
             progress: progress.map(|progress| format!("{by}, {progress}")),
+            detail: self.record().detail.as_ref().map(|detail| detail.to_string()),
         }
     }
 

@@ -14,6 +14,7 @@ be made to be waited for costs more than a small collective.
 
 import threading
 from collections import deque
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -43,6 +44,7 @@ def create(options: Any, backend_options: Any = None) -> "Backend | ProcessGroup
         options.group_size,
         options.timeout,
         options.group_id,
+        options.global_ranks_in_group,  # empty for the default group
     )
     # "custom" is this backend; the type of another one says that it shares the group with us, which then is
     # PyTorch's.
@@ -75,7 +77,15 @@ class _Left:
 class Backend(_Base):
     """Moves tensors between the ranks of one group."""
 
-    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, name: str) -> None:
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        name: str,
+        global_ranks: Sequence[int] = (),
+    ) -> None:
         try:
             super().__init__(rank, size)
         except TypeError as error:  # this PyTorch has no constructor for it
@@ -93,6 +103,8 @@ class Backend(_Base):
         seconds = timeout.total_seconds()
         # The tenfold group behind this backend.
         self.group = _tenfold.Group(store, rank, size, name=name or "default", timeout=seconds)
+        self._global_ranks = list(global_ranks) or list(range(size))
+        self.group.describe(None, self._global_ranks)
 
     # What c10d asks of a backend. The inherited properties call themselves, so each is said here.
     supports_splitting = property(lambda self: True)
@@ -343,7 +355,8 @@ class Backend(_Base):
             return None
         timeout = getattr(opts, "_timeout", None) or self._timeout
         name = getattr(opts, "group_name", "") or f"{self._name}:split"
-        return Backend(store, ranks.index(self.rank()), len(ranks), timeout, name)
+        global_ranks = [self._global_ranks[rank] for rank in ranks]
+        return Backend(store, ranks.index(self.rank()), len(ranks), timeout, name, global_ranks)
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout, self._seconds = timeout, timeout.total_seconds()
@@ -391,6 +404,11 @@ class ProcessGroup(dist.ProcessGroup):
 
     def getBackendName(self) -> str:  # noqa: N802, the name that PyTorch looks for
         return "tenfold"
+
+    def _set_group_desc(self, desc: str) -> None:
+        """PyTorch says what the group is for once it is made; dumps tell that, too."""
+        super()._set_group_desc(desc)
+        self._backend.group.describe(desc)
 
     def send(self, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> Work | None:
         return self._backend.send(tensors, dst, tag)

@@ -10,6 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use super::buckets::Buckets;
 use super::options::Options;
 use super::{Graph, Param};
+use crate::fault::show_duration;
 use crate::{Error, Group};
 
 /// Iterations that are averaged: these first ones, and then every so many.
@@ -175,6 +176,16 @@ impl Logger {
         self.count("num_buckets_reduced", moved.buckets_reduced);
         self.count("unused_parameter_size", moved.unused_bytes);
         self.set("prev_iteration_grad_ready_order_indices", list(buckets.came()));
+        let Statistics { buckets_reduced, bytes_reduced, .. } = moved;
+        tracing::info!(
+            "iteration {} of data-parallel training: forward {}, backward {}, communication {}, of which {} while \
+             backward computed; buckets: {buckets_reduced}, bytes: {bytes_reduced}",
+            moved.iteration,
+            show_duration(forward_compute),
+            show_duration(backward_compute),
+            show_duration(backward_comm),
+            show_duration(overlap),
+        );
     }
 
     pub(super) fn rebuilt(&mut self, params: &[Param], buckets: &Buckets) {

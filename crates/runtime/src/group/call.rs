@@ -8,12 +8,14 @@ use tenfold_plan::{Buffer, Kind, Needs, Rank};
 use tracing::{Level, Span};
 
 use super::Group;
+use super::detail::{Detail, hash_of_shapes};
 use super::point_to_point::Receiving;
 use super::state::{Finish, GroupState};
+use crate::debug_level::{DebugLevel, debug_level};
 use crate::engine::{Submitted, Urgency};
 use crate::fault::{Fault, FaultKind, Result, show_duration, show_ranks};
 use crate::label::{Label, OpKind};
-use crate::recorder::{Call, Sizes};
+use crate::recorder::{self, Call, Sizes};
 use crate::run::{Buffers, Parts, Run};
 use crate::work::{OPERATIONS, Recorded, Shared, Work};
 
@@ -64,6 +66,16 @@ impl Request {
 }
 
 impl Request {
+    /// How long its tensors are.
+    fn sizes(&mut self) -> (Sizes, Sizes) {
+        let Some(run) = &mut self.run else { return (Sizes::NONE, Sizes::NONE) };
+        if self.in_place {
+            let whole = Sizes::one(run.buffers().view(0).elements());
+            return (whole, whole);
+        }
+        (run.buffers().sizes(Buffer::Input), run.buffers().sizes(Buffer::Output))
+    }
+
     /// Works on contiguous copies of what is not; the results are copied back at the end.
     fn pack_strided(&mut self) {
         let Some(run) = &mut self.run else { return };
@@ -101,6 +113,30 @@ impl Group {
     /// Submits a checked collective.
     #[inline]
     pub(super) fn submit(&self, label: Label, mut request: Request) -> Result<Work> {
+        if self.inner.checks_numbers {
+            self.check_numbers(&label, &mut request)?;
+        }
+        if debug_level() == DebugLevel::Detail {
+            return self.submit_in_detail(label, request);
+        }
+        self.submit_with(label, request, None)
+    }
+
+    /// The same for a call that tells more of itself. Everything slow happens here, before anything is locked.
+    #[cold]
+    #[inline(never)]
+    fn submit_in_detail(&self, label: Label, mut request: Request) -> Result<Work> {
+        let site = recorder::caller();
+        let (input, output) = request.sizes();
+        let detail = Arc::new(Detail::new(&site, input, output));
+        if let (Some(run), Some(hash)) = (&mut request.run, hash_of_shapes(label.kind, label.count, &site)) {
+            run.set_shape(hash);
+        }
+        recorder::with_site(site, || self.submit_with(label, request, Some(detail)))
+    }
+
+    #[inline]
+    fn submit_with(&self, label: Label, mut request: Request, detail: Option<Arc<Detail>>) -> Result<Work> {
         let inner = &*self.inner;
         if let Err(fault) = inner.fabric.check_process() {
             return Err(self.error(label, fault));
@@ -132,6 +168,9 @@ impl Group {
                 run.buffers().set(Buffer::Output, Parts::Equal { view: 0, part });
             }
             run.assign(state.next_sequence_number(), choice.name, choice.plan, state.planner.piece());
+            if let Some(detail) = &detail {
+                state.keep_detail(run.label().seq, detail);
+            }
             let starts = state.begins_next();
             state.record.called(&self.call(
                 &label,
@@ -143,7 +182,7 @@ impl Group {
         };
         let note = |run: &Run, ticket| {
             let size = inner.topology.size();
-            let record = Recorded { group: Arc::clone(&inner.record), ticket };
+            let record = Recorded { group: Arc::clone(&inner.record), ticket, detail: detail.clone() };
             Shared::new(*run.label(), run.algorithm(), self.deadline(), &inner.name, inner.rank, size, record)
         };
         let Request { run, finish, .. } = &mut request;
@@ -640,6 +679,10 @@ impl Group {
     /// If `to` is out of range or this rank itself, or the group has failed.
     pub fn send(&self, tensor: TensorView, to: Rank, tag: u32) -> Result<Work> {
         self.check_tag(OpKind::Send, tag)?;
+        if self.inner.checks_numbers {
+            let label = Label::new(OpKind::Send, 0).elements(tensor.dtype(), tensor.elements()).tag(tag);
+            self.check_tensors(&label, std::iter::once(&tensor))?;
+        }
         self.send_tagged(tensor, to, tag)
     }
 
@@ -715,9 +758,25 @@ impl Group {
 
     fn message(
         &self,
+        label: Label,
+        peer: Option<Rank>,
+        start: impl FnOnce(&mut GroupState, Arc<Shared>),
+    ) -> Result<Work> {
+        if debug_level() == DebugLevel::Detail {
+            let site = recorder::caller();
+            let (input, output) = message_sizes(&label);
+            let detail = Arc::new(Detail::new(&site, input, output));
+            return recorder::with_site(site, || self.message_with(label, peer, start, Some(detail)));
+        }
+        self.message_with(label, peer, start, None)
+    }
+
+    fn message_with(
+        &self,
         mut label: Label,
         peer: Option<Rank>,
         start: impl FnOnce(&mut GroupState, Arc<Shared>),
+        detail: Option<Arc<Detail>>,
     ) -> Result<Work> {
         let inner = &self.inner;
         if let Err(fault) = inner.fabric.check_process() {
@@ -730,10 +789,9 @@ impl Group {
                 return Err(fault.clone());
             }
             label.seq = state.next_message_number();
-            let whole = Sizes::one(label.count as usize);
-            let sizes = if label.kind == OpKind::Send { (whole, Sizes::NONE) } else { (Sizes::NONE, whole) };
+            let sizes = message_sizes(&label);
             let ticket = state.record.called(&self.call(&label, state.counts(), sizes, peer, false));
-            let record = Recorded { group: Arc::clone(&inner.record), ticket };
+            let record = Recorded { group: Arc::clone(&inner.record), ticket, detail };
             let size = inner.topology.size();
             let work = Shared::new(label, "", deadline, &inner.name, inner.rank, size, record);
             start(state, Arc::clone(&work));
@@ -797,6 +855,12 @@ impl Group {
         }
         Ok(())
     }
+}
+
+/// What goes out and what comes in.
+fn message_sizes(label: &Label) -> (Sizes, Sizes) {
+    let whole = Sizes::one(label.count as usize);
+    if label.kind == OpKind::Send { (whole, Sizes::NONE) } else { (Sizes::NONE, whole) }
 }
 
 /// The size that decides about the algorithm where parts lie apart: too much for algorithms that send several as one.

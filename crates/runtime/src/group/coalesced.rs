@@ -20,6 +20,9 @@ impl Group {
         if let Some(other) = tensors.iter().find(|tensor| tensor.dtype() != dtype) {
             return self.refuse(&label, format!("tensors of {dtype} and {} cannot be one", other.dtype()));
         }
+        if self.inner.checks_numbers {
+            self.check_tensors(&label, tensors.iter())?; // while they can still be told apart
+        }
         let total = tensors.iter().map(TensorView::elements).sum();
         let mut flat = Tensor::zeros(dtype, total);
         let view = flat.lend();

@@ -2,6 +2,8 @@
 //!
 //! A rank that reads a message of another call stops, and tells all members what it called itself; whoever hears that does
 //! the same. When everybody has spoken, or some time later, all ranks come to the same verdict from the same testimony.
+//!
+//! At debug level DETAIL ranks also say with which shapes they called and where; see `detail`.
 
 #![expect(clippy::disallowed_methods, reason = "an inquest ends after some time")]
 
@@ -10,24 +12,41 @@ use std::time::{Duration, Instant};
 use tenfold_memory::Head;
 use tenfold_plan::Rank;
 
+use super::detail::{Detail, show_all};
 use crate::fault::{Fault, FaultKind, show_ranks};
-use crate::label::Label;
+use crate::label::{Label, is_same_call};
 
 /// How long ranks that disagree wait for the others to say what they called.
 const PATIENCE: Duration = Duration::from_millis(500);
+
+/// Calls of which more is told than what was called.
+const DETAILED_MAX: usize = 8;
+
+/// What a rank says that it called as number `seq`, if it has called that yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Testimony {
+    pub rank: Rank,
+    pub seq: u64,
+    pub head: Option<Head>,
+    pub detail: Option<Detail>,
+}
 
 #[derive(Debug)]
 pub(super) struct Inquest {
     seq: u64,
     rank: Rank,
-    /// By rank: has it spoken, and what did it call as number `seq`?
-    testimony: Vec<Option<Option<Head>>>,
+    /// By rank: is it known, and what did it call as number `seq`?
+    heads: Vec<Option<Option<Head>>>,
+    details: Vec<Option<Detail>>,
+    /// Whose call was seen in a message, and who may have more to tell of it.
+    expected: Vec<Rank>,
     until: Instant,
 }
 
 impl Inquest {
     pub(super) fn new(seq: u64, rank: Rank, size: usize) -> Self {
-        Inquest { seq, rank, testimony: vec![None; size], until: Instant::now() + PATIENCE }
+        let (heads, details) = (vec![None; size], vec![None; size]);
+        Inquest { seq, rank, heads, details, expected: Vec::new(), until: Instant::now() + PATIENCE }
     }
 
     pub(super) fn seq(&self) -> u64 {
@@ -38,32 +57,60 @@ impl Inquest {
         self.until
     }
 
-    pub(super) fn testify(&mut self, rank: Rank, seq: u64, head: Option<Head>) {
-        if seq == self.seq && !matches!(self.testimony[rank], Some(Some(_))) {
-            self.testimony[rank] = Some(head);
+    pub(super) fn testify(&mut self, said: Testimony) {
+        let Testimony { rank, seq, head, detail } = said;
+        if seq != self.seq {
+            return;
+        }
+        self.expected.retain(|other| *other != rank);
+        if !matches!(self.heads[rank], Some(Some(_))) {
+            self.heads[rank] = Some(head);
+        }
+        if self.details[rank].is_none() && self.heads[rank] == Some(head) {
+            self.details[rank] = detail;
+        }
+    }
+
+    /// A message of `rank` shows what it called.
+    pub(super) fn deduce(&mut self, rank: Rank, head: Head) {
+        if !matches!(self.heads[rank], Some(Some(_))) {
+            self.heads[rank] = Some(Some(head));
+            // Where more is told, its own words are worth waiting for.
+            if self.details[self.rank].is_some() {
+                self.expected.push(rank);
+            }
         }
     }
 
     /// Who said what.
-    pub(super) fn testimony(&self) -> impl Iterator<Item = (Rank, Option<Head>)> {
-        self.testimony.iter().enumerate().filter_map(|(rank, said)| Some((rank, (*said)?)))
+    pub(super) fn testimony(&self) -> impl Iterator<Item = Testimony> {
+        let said = self.heads.iter().zip(&self.details).enumerate();
+        said.filter_map(|(rank, (head, detail))| {
+            Some(Testimony { rank, seq: self.seq, head: (*head)?, detail: detail.clone() })
+        })
     }
 
-    /// Has `rank` said this already?
-    pub(super) fn knows(&self, rank: Rank, head: Option<Head>) -> bool {
-        self.testimony[rank] == Some(head) || matches!(self.testimony[rank], Some(Some(_)))
+    /// Is this nothing new?
+    pub(super) fn knows(&self, said: &Testimony) -> bool {
+        let Testimony { rank, head, detail, .. } = said;
+        let more = self.details[*rank].is_none() && detail.is_some() || self.expected.contains(rank);
+        !more && (self.heads[*rank] == Some(*head) || matches!(self.heads[*rank], Some(Some(_))))
     }
 
     pub(super) fn is_over(&self, now: Instant) -> bool {
-        now >= self.until || self.testimony.iter().all(Option::is_some)
+        now >= self.until || self.expected.is_empty() && self.heads.iter().all(Option::is_some)
     }
 
     /// Who called what: the same text on all ranks that heard the same.
     pub(super) fn verdict(&self) -> Fault {
         let mut calls: Vec<(Option<Head>, Vec<Rank>)> = Vec::new();
-        for (rank, head) in self.testimony.iter().enumerate() {
+        let same = |one: &Option<Head>, other: &Option<Head>| match (one, other) {
+            (Some(one), Some(other)) => is_same_call(one, other),
+            (one, other) => one == other,
+        };
+        for (rank, head) in self.heads.iter().enumerate() {
             let head = head.flatten();
-            match calls.iter_mut().find(|(call, _)| *call == head) {
+            match calls.iter_mut().find(|(call, _)| same(call, &head)) {
                 Some((_, ranks)) => ranks.push(rank),
                 None => calls.push((head, vec![rank])),
             }
@@ -75,10 +122,12 @@ impl Inquest {
             calls.iter().enumerate().find(|(index, _)| *index != usual).map(|(_, (_, ranks))| ranks[0]);
         let texts: Vec<String> = calls
             .iter()
-            .map(|(head, ranks)| {
+            .enumerate()
+            .map(|(index, (head, ranks))| {
                 let who = show_ranks(ranks);
+                let more = if index < DETAILED_MAX { self.details_of(ranks) } else { String::new() };
                 match head.as_ref().and_then(Label::from_head) {
-                    Some(label) => format!("{who} called {label}"),
+                    Some(label) => format!("{who} called {label}{more}"),
                     None => format!("{who} had not called it yet"),
                 }
             })
@@ -90,26 +139,36 @@ impl Inquest {
         fault.peer = culprit.or(Some(self.rank));
         fault
     }
+
+    /// What these ranks told of their call.
+    fn details_of(&self, ranks: &[Rank]) -> String {
+        show_all(ranks.iter().filter_map(|rank| Some((*rank, self.details[*rank].as_ref()?))))
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::label::OpKind;
+    use crate::recorder::{CallSite, Frame, Site, Sizes};
     use tenfold_memory::{DType, ReduceOp};
 
     fn sum(count: usize) -> Option<Head> {
         Some(Label::new(OpKind::AllReduce, 7).elements(DType::F32, count).reduction(&ReduceOp::Sum).head())
     }
 
+    fn said(rank: Rank, seq: u64, head: Option<Head>) -> Testimony {
+        Testimony { rank, seq, head, detail: None }
+    }
+
     #[test]
     fn the_verdict_names_everybody_and_blames_the_few() {
         let mut inquest = Inquest::new(7, 0, 4);
         for rank in [0, 1, 3] {
-            inquest.testify(rank, 7, sum(1000));
+            inquest.testify(said(rank, 7, sum(1000)));
         }
         assert!(!inquest.is_over(Instant::now()));
-        inquest.testify(2, 7, sum(2000));
+        inquest.testify(said(2, 7, sum(2000)));
         assert!(inquest.is_over(Instant::now()));
         let fault = inquest.verdict();
         assert_eq!(
@@ -123,8 +182,8 @@ mod tests {
     #[test]
     fn a_rank_that_has_not_called_yet_is_said_to_be_so() {
         let mut inquest = Inquest::new(7, 0, 2);
-        inquest.testify(0, 7, sum(1));
-        inquest.testify(1, 7, None);
+        inquest.testify(said(0, 7, sum(1)));
+        inquest.testify(said(1, 7, None));
         assert_eq!(
             inquest.verdict().message,
             "ranks called different operations as #7: rank 0 called all_reduce(sum, float32 × 1); \
@@ -132,10 +191,55 @@ mod tests {
         );
     }
 
+    fn detailed(rank: Rank, head: Option<Head>, line: u32) -> Testimony {
+        let frame = Frame { name: "step".into(), file: "/me/train.py".into(), line };
+        let site =
+            CallSite { frames: vec![frame], input_shapes: Some(vec![vec![10, 100]]), output_shapes: None };
+        let detail = Detail::new(&Site::Given(site), Sizes::NONE, Sizes::NONE);
+        Testimony { rank, seq: 7, head, detail: Some(detail) }
+    }
+
+    #[test]
+    fn in_detail_the_verdict_has_shapes_and_places_and_the_call_counts_not_the_place() {
+        let mut inquest = Inquest::new(7, 0, 4);
+        for (rank, line) in [(0, 42), (1, 42), (3, 50)] {
+            inquest.testify(detailed(rank, sum(1000), line));
+        }
+        inquest.testify(said(2, 7, sum(2000))); // at another level
+        assert_eq!(
+            inquest.verdict().message,
+            "ranks called different operations as #7: ranks 0, 1, 3 called all_reduce(sum, float32 × 1000) \
+             [input 10×100, at train.py:42 in step and 1 other place]; \
+             rank 2 called all_reduce(sum, float32 × 2000)"
+        );
+    }
+
+    #[test]
+    fn in_detail_the_words_of_a_rank_are_waited_for_even_if_its_call_was_seen() {
+        let mut inquest = Inquest::new(7, 0, 2);
+        inquest.testify(detailed(0, sum(1000), 42));
+        inquest.deduce(1, sum(2000).unwrap());
+        assert!(!inquest.is_over(Instant::now()));
+        let own_words = detailed(1, sum(2000), 90);
+        assert!(!inquest.knows(&own_words));
+        inquest.testify(own_words.clone());
+        assert!(inquest.knows(&own_words) && inquest.is_over(Instant::now()));
+        assert!(inquest.verdict().message.ends_with("[input 10×100, at train.py:90 in step]"));
+    }
+
+    #[test]
+    fn otherwise_a_call_that_was_seen_is_enough() {
+        let mut inquest = Inquest::new(7, 0, 2);
+        inquest.testify(said(0, 7, sum(1000)));
+        inquest.deduce(1, sum(2000).unwrap());
+        assert!(inquest.is_over(Instant::now()));
+        assert!(inquest.knows(&said(1, 7, sum(2000))));
+    }
+
     #[test]
     fn what_was_said_about_another_call_does_not_count() {
         let mut inquest = Inquest::new(7, 0, 2);
-        inquest.testify(1, 6, sum(1));
-        assert_eq!(inquest.testimony, [None, None]);
+        inquest.testify(said(1, 6, sum(1)));
+        assert_eq!(inquest.heads, [None, None]);
     }
 }

@@ -7,7 +7,9 @@ pub(crate) mod arrivals;
 mod call;
 mod coalesced;
 pub(crate) mod connect;
+pub(crate) mod detail;
 mod inquest;
+mod nan;
 mod planner;
 mod point_to_point;
 mod sparse;
@@ -33,6 +35,7 @@ use crate::label::{Label, OpKind};
 use crate::recorder::{self, GroupRecord, Newcomer};
 use crate::transport::mesh::{Member, Mesh};
 use connect::Met;
+pub use nan::find_nan;
 use planner::Planner;
 use state::GroupState;
 
@@ -192,6 +195,8 @@ pub(crate) struct Inner {
     record: Arc<GroupRecord>,
     /// Groups made from this one.
     children: AtomicU64,
+    /// Are inputs with a NaN in them refused? See `nan`.
+    checks_numbers: bool,
 }
 
 impl Group {
@@ -278,7 +283,9 @@ impl Group {
         let state = GroupState::new(id, Arc::clone(&name), rank, mesh, planner, Arc::clone(&record));
         let index = fabric.engine.add(state, crowded);
         let children = AtomicU64::new(0);
-        let inner = Inner { fabric, index, id, name, rank, topology, options, record, children };
+        let checks_numbers = crate::environment::nan_check().unwrap_or(false); // refused when ranks met
+        let inner =
+            Inner { fabric, index, id, name, rank, topology, options, record, children, checks_numbers };
         Group { inner: Arc::new(inner), timeout: None, background: false }
     }
 
@@ -432,6 +439,7 @@ impl Group {
             elapsed: Duration::ZERO,
             timeout: None,
             progress: None,
+            detail: None,
         };
         Error::new(scene, fault)
     }
@@ -493,6 +501,7 @@ fn connect_error(name: &Arc<str>, rank: Rank, size: usize, deadline: Deadline, f
         elapsed: deadline.elapsed(),
         timeout: deadline.limit(),
         progress: None,
+        detail: None,
     };
     Error::new(scene, fault)
 }

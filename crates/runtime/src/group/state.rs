@@ -14,7 +14,8 @@ use tenfold_memory::{Doing, Head, Lane};
 use tenfold_plan::Rank;
 
 use super::arrivals::Arrivals;
-use super::inquest::Inquest;
+use super::detail::{Detail, Details};
+use super::inquest::{Inquest, Testimony};
 use super::planner::Planner;
 use super::point_to_point::PointToPoint;
 use super::stuck::{self, StuckPolicy, Told, Waiting};
@@ -66,11 +67,24 @@ enum Notice {
     /// The sender's group failed, and why.
     Failed { rank: Rank, kind: FaultKind, peer: Option<Rank>, message: String, hint: Option<String> },
     /// Calls differ: what the sender called as number `seq`, if it has called that yet.
-    Called { rank: Rank, seq: u64, head: Option<Head> },
+    Called {
+        rank: Rank,
+        seq: u64,
+        head: Option<Head>,
+        /// At debug level DETAIL.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        detail: Option<Detail>,
+    },
     /// The sender left the group.
     Left { rank: Rank },
     /// The sender waits in the operation `head` for ranks that live and have not entered it: their current and last operations.
     Stuck { rank: Rank, head: Head, waited_ms: u64, late: Vec<(Rank, Head, Head)> },
+}
+
+impl From<Testimony> for Notice {
+    fn from(Testimony { rank, seq, head, detail }: Testimony) -> Self {
+        Notice::Called { rank, seq, head, detail }
+    }
 }
 
 #[derive(Debug)]
@@ -92,10 +106,12 @@ pub(crate) struct GroupState {
     stuck: Told,
     /// Heads of the last calls.
     history: VecDeque<Head>,
+    /// What they told of themselves, at debug level DETAIL.
+    details: Details,
     failed: Option<Fault>,
     inquest: Option<Inquest>,
     /// What others said that they called, before this rank has come that far.
-    rumours: Vec<(Rank, u64, Option<Head>)>,
+    rumours: Vec<Testimony>,
     /// Who left the group, and when we heard of it.
     left: Vec<(Rank, Instant)>,
 }
@@ -125,6 +141,7 @@ impl GroupState {
             arrivals: Arrivals::new(size),
             stuck: Told::default(),
             history: VecDeque::new(),
+            details: Details::default(),
             failed: None,
             inquest: None,
             rumours: Vec::new(),
@@ -228,6 +245,11 @@ impl GroupState {
     fn begin(&mut self, label: &Label, now: u64) {
         (self.doing.current, self.doing.since) = (label.head(), [now, self.doing.since[0]]);
         self.arrivals.begin(label.seq, label.kind, now);
+    }
+
+    /// What the collective with this number tells of itself.
+    pub(super) fn keep_detail(&mut self, seq: u64, detail: &Arc<Detail>) {
+        self.details.keep(seq, Arc::clone(detail), HISTORY);
     }
 
     /// Are there doubts about the next call, because others disagree about theirs?
@@ -660,10 +682,7 @@ impl GroupState {
         match (&self.inquest, self.notice()) {
             (_, Some(failed)) => vec![failed],
             (None, None) => Vec::new(),
-            (Some(inquest), None) => {
-                let called = |(rank, head)| encode(&Notice::Called { rank, seq: inquest.seq(), head });
-                inquest.testimony().map(called).collect()
-            }
+            (Some(inquest), None) => inquest.testimony().map(|testimony| encode(&testimony.into())).collect(),
         }
     }
 
@@ -698,11 +717,12 @@ impl GroupState {
                     self.fail(fabric, Fault { kind, peer, message, hint }, finished);
                 }
             }
-            Ok(Notice::Called { rank, seq, head }) if rank < size && self.failed.is_none() => {
-                let known = self.inquest.as_ref().is_some_and(|inquest| inquest.knows(rank, head))
-                    || self.rumours.contains(&(rank, seq, head));
+            Ok(Notice::Called { rank, seq, head, detail }) if rank < size && self.failed.is_none() => {
+                let said = Testimony { rank, seq, head, detail: detail.map(Detail::heard) };
+                let known = self.inquest.as_ref().is_some_and(|inquest| inquest.knows(&said))
+                    || self.rumours.contains(&said);
                 if !known && self.rumours.len() < 4 * size {
-                    self.rumours.push((rank, seq, head));
+                    self.rumours.push(said);
                     // Passed on, since not everybody has a way to everybody.
                     fabric.tell(self.peers(), self.id, text.to_vec());
                     self.consider_rumours(fabric);
@@ -729,20 +749,20 @@ impl GroupState {
         if let Some(inquest) = &mut self.inquest
             && head[1] == inquest.seq()
         {
-            inquest.testify(peer, head[1], Some(head));
+            inquest.deduce(peer, head);
         }
     }
 
     /// Others disagree about a call. If this rank has made it, it says what it called; if not, it first goes on.
     fn consider_rumours(&mut self, fabric: &Arc<Fabric>) {
-        let Some(seq) = self.rumours.iter().map(|(_, seq, _)| *seq).min() else { return };
+        let Some(seq) = self.rumours.iter().map(|said| said.seq).min() else { return };
         if seq > self.collectives {
             return;
         }
         self.join_inquest(fabric, seq);
         let rumours = std::mem::take(&mut self.rumours);
         if let Some(inquest) = &mut self.inquest {
-            rumours.into_iter().for_each(|(rank, seq, head)| inquest.testify(rank, seq, head));
+            rumours.into_iter().for_each(|said| inquest.testify(said));
         }
     }
 
@@ -750,15 +770,16 @@ impl GroupState {
         if self.inquest.is_some() {
             return;
         }
-        let own = self.history.iter().find(|head| head[1] == seq).copied();
+        let head = self.history.iter().find(|head| head[1] == seq).copied();
+        let own = Testimony { rank: self.rank, seq, head, detail: self.details.of(seq).cloned() };
         let mut inquest = Inquest::new(seq, self.rank, self.mesh.members().len());
-        inquest.testify(self.rank, seq, own);
+        inquest.testify(own.clone());
         self.inquest = Some(inquest);
         let peers = self.mesh.members().iter().filter_map(|member| member.peer.as_ref());
         if self.mesh.members().len() <= DIALLED_MAX {
             peers.for_each(|peer| fabric.dial(peer)); // whoever is met hears of it then
         }
-        fabric.tell(self.peers(), self.id, encode(&Notice::Called { rank: self.rank, seq, head: own }));
+        fabric.tell(self.peers(), self.id, encode(&own.into()));
     }
 }
 

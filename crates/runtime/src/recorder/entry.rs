@@ -66,7 +66,7 @@ impl Sizes {
     }
 
     /// Each tensor's elements; one length for all together where they differ.
-    fn lengths(self) -> Vec<u64> {
+    pub(crate) fn lengths(self) -> Vec<u64> {
         if self.alike { vec![self.elements; self.tensors as usize] } else { vec![self.elements] }
     }
 

@@ -47,6 +47,8 @@ use std::sync::{Arc, LazyLock, OnceLock};
 
 use tenfold_plan::Rank;
 
+use crate::debug_level::{DebugLevel, debug_level};
+
 pub use dump::{DumpOptions, Entry};
 pub use entry::State;
 pub use site::{CallSite, Frame, with_call_site};
@@ -56,6 +58,7 @@ pub(crate) use entry::{Call, Sizes};
 pub(crate) use file::{dump_for, dump_if_signalled, expect_dump, wait_until_dumped};
 pub(crate) use groups::{GroupRecord, Newcomer, Stalls, Ticket, Waited};
 pub(crate) use settings::Settings;
+pub(crate) use site::{Site, caller, with_site};
 
 use groups::{Groups, Threads};
 use ring::Ring;
@@ -155,7 +158,7 @@ pub fn is_on() -> bool {
 
 /// Are call sites wanted? Then whoever knows one hands it in by [`with_call_site`].
 pub fn wants_call_sites() -> bool {
-    RECORDER.settings.stacks && is_on()
+    debug_level() == DebugLevel::Detail || RECORDER.settings.stacks && is_on()
 }
 
 /// What is remembered, as c10d's JSON.

@@ -31,13 +31,13 @@ pub struct CallSite {
 
 /// A site as it is kept: names are looked up when somebody wants to read them.
 #[derive(Debug)]
-pub(super) enum Site {
+pub(crate) enum Site {
     Given(CallSite),
     Rust { stack: Backtrace, known: OnceLock<CallSite> },
 }
 
 impl Site {
-    pub(super) fn get(&self) -> &CallSite {
+    pub(crate) fn get(&self) -> &CallSite {
         match self {
             Site::Given(site) => site,
             Site::Rust { stack, known } => {
@@ -56,6 +56,11 @@ static IN_USE: AtomicBool = AtomicBool::new(false);
 
 /// Runs `call` with `site` noted for every operation it calls on this thread.
 pub fn with_call_site<R>(site: CallSite, call: impl FnOnce() -> R) -> R {
+    with_site(Arc::new(Site::Given(site)), call)
+}
+
+/// As [`with_call_site`].
+pub(crate) fn with_site<R>(site: Arc<Site>, call: impl FnOnce() -> R) -> R {
     struct Restore(Option<Arc<Site>>);
     impl Drop for Restore {
         fn drop(&mut self) {
@@ -63,8 +68,15 @@ pub fn with_call_site<R>(site: CallSite, call: impl FnOnce() -> R) -> R {
         }
     }
     IN_USE.store(true, Ordering::Relaxed);
-    let _restore = Restore(GIVEN.replace(Some(Arc::new(Site::Given(site)))));
+    let _restore = Restore(GIVEN.replace(Some(site)));
     call()
+}
+
+/// Where the call that is being made on this thread comes from, as it was given or by the stack.
+pub(crate) fn caller() -> Arc<Site> {
+    let given = GIVEN.with_borrow(Option::clone);
+    given
+        .unwrap_or_else(|| Arc::new(Site::Rust { stack: Backtrace::force_capture(), known: OnceLock::new() }))
 }
 
 /// The site of a call that is being made on this thread.
@@ -75,11 +87,7 @@ pub(super) fn current(stacks: bool) -> Option<Arc<Site>> {
 
 #[cold]
 fn find(stacks: bool) -> Option<Arc<Site>> {
-    let given = GIVEN.with_borrow(Option::clone);
-    given.or_else(|| {
-        let rust = || Site::Rust { stack: Backtrace::force_capture(), known: OnceLock::new() };
-        stacks.then(|| Arc::new(rust()))
-    })
+    if stacks { Some(caller()) } else { GIVEN.with_borrow(Option::clone) }
 }
 
 /// Sites beside the slots of a ring.
@@ -120,11 +128,15 @@ fn parse(shown: &str) -> Vec<Frame> {
             frames.push(Frame { name: name.to_string(), file: String::new(), line: 0 });
         }
     }
+    // What was inlined has a short name, but a file. Paths below the current folder are shown relative to it.
+    let current = std::env::current_dir().unwrap_or_default();
     let is_ours = |frame: &Frame| {
         let name = frame.name.trim_start_matches('<');
-        ["tenfold::", "std::backtrace", "core::", "std::thread::local"]
-            .iter()
-            .any(|own| name.starts_with(own))
+        let file = current.join(frame.file.trim_start_matches("./"));
+        let own = ["tenfold::", "std::backtrace", "core::", "std::thread::local"];
+        own.iter().any(|own| name.starts_with(own))
+            || file.starts_with("/rustc/")
+            || file.starts_with(concat!(env!("CARGO_MANIFEST_DIR"), "/src"))
     };
     let first = frames.iter().position(|frame| !is_ours(frame)).unwrap_or(0);
     frames.drain(..first);
@@ -140,9 +152,12 @@ mod tests {
     fn a_backtrace_is_read_from_the_first_frame_that_is_not_ours() {
         let shown = "   0: std::backtrace::Backtrace::force_capture\n             at /rustc/a/backtrace.rs:312:9\n   \
                      1: <tenfold::group::Group>::all_reduce\n             at ./src/call.rs:10:5\n   2: train::step\n   \
-                     \x20         at ./src/main.rs:42:13\n   3: main\n";
+                     \x20         at /me/src/main.rs:42:13\n   3: main\n";
+        let inlined =
+            format!("   0: caller\n at {}/src/recorder/site.rs:79:1\n{shown}", env!("CARGO_MANIFEST_DIR"));
+        assert_eq!(parse(&inlined), parse(shown));
         let expected = [
-            Frame { name: "train::step".into(), file: "./src/main.rs".into(), line: 42 },
+            Frame { name: "train::step".into(), file: "/me/src/main.rs".into(), line: 42 },
             Frame { name: "main".into(), file: String::new(), line: 0 },
         ];
         assert_eq!(parse(shown), expected);

@@ -20,7 +20,7 @@ use tenfold_plan::Rank;
 
 use crate::fabric::{Fabric, Peer};
 use crate::fault::{Fault, FaultKind};
-use crate::label::Label;
+use crate::label::{Label, is_same_call};
 use crate::transport::tcp::{TcpIn, TcpOut, Unexpected};
 use crate::transport::{Socket, Stage, Transport, Wants};
 use crate::wire::{Hello, Purpose};
@@ -424,7 +424,9 @@ impl Mesh {
     fn poll_ready(&mut self, lane: Lane, from: Rank, head: &Head, len: usize) -> Result<Poll<()>, Fault> {
         match self.poll_any(lane, from)? {
             Poll::Pending => Ok(Poll::Pending),
-            Poll::Ready((theirs, their_len)) if theirs == *head && their_len == len => Ok(Poll::Ready(())),
+            Poll::Ready((theirs, their_len)) if is_same_call(&theirs, head) && their_len == len => {
+                Ok(Poll::Ready(()))
+            }
             Poll::Ready((theirs, their_len)) => Err(self.unexpected(from, theirs, their_len, head, len)),
         }
     }
@@ -432,7 +434,7 @@ impl Mesh {
     /// A message that is not the one that should come now.
     #[cold]
     fn unexpected(&mut self, from: Rank, theirs: Head, their_len: usize, head: &Head, len: usize) -> Fault {
-        if theirs != *head {
+        if !is_same_call(&theirs, head) {
             self.stray = Some((from, theirs));
             return Fault::new(FaultKind::Mismatch, format!("rank {from} called something else")).peer(from);
         }
@@ -596,14 +598,14 @@ impl Mesh {
             };
             if let Some(theirs) = theirs
                 && theirs[1] <= head[1]
-                && theirs != *head
+                && !is_same_call(&theirs, head)
             {
                 return Some((rank, theirs));
             }
             // Nobody sends if everybody waits for another root: then only the boards tell.
             if let Some(theirs) = self.doing(rank).map(|doing| doing.current)
                 && theirs[1] == head[1]
-                && theirs != *head
+                && !is_same_call(&theirs, head)
             {
                 return Some((rank, theirs));
             }

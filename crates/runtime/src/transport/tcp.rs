@@ -28,6 +28,7 @@ use rustix::io::Errno;
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use tenfold_memory::{Bytes, Head, Span, socket};
 
+use crate::label::is_same_call;
 use crate::wire::Hello;
 
 /// A host that died without a word is noticed within `TIME + RETRIES × INTERVAL`, if nothing else notices it first.
@@ -335,7 +336,7 @@ impl TcpIn {
             }
         }
         let (their_head, their_len) = self.message.expect("its header was read");
-        if their_head != *head || their_len != target.len() {
+        if !is_same_call(&their_head, head) || their_len != target.len() {
             if too_far > 0 {
                 self.ahead = target.part(0, too_far).bytes().to_vec();
             }

@@ -1,0 +1,119 @@
+"""c10d's hooks that look after a `ProcessGroup`: `NanCheckHook`, `HealthCheckHook`, `FlightRecorderHook`.
+
+They are put on a group from outside, by `register_pre_hook` and its relatives, and so work whatever its
+backend is. With tenfold's own backend two of them have little left to do: it records every operation anyway,
+and `TORCH_DIST_NAN_CHECK=1` has it refuse what is not a number by itself.
+"""
+
+import itertools
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from tenfold import _tenfold
+from tenfold.backend import Backend, ProcessGroupTenfold
+from tenfold.enums import HookOpName
+from tenfold.exceptions import _from_rust
+from tenfold.options import PreHookArgs
+from tenfold.process_group import ProcessGroup
+
+__all__ = ["FlightRecorderHook", "HealthCheckHook", "NanCheckHook", "unhealthy_backends"]
+
+# Numbers for hooks that users' own will hardly have; hooks are called in the order in which they came.
+_ids = itertools.count(1 << 32)
+
+
+class NanCheckHook:
+    """Refuses operations whose inputs have a NaN in them, before anything is sent; see `attach`.
+
+    >>> from tenfold import HashStore, ProcessGroup
+    >>> group = ProcessGroup(HashStore(), 0, 1)
+    >>> hook = NanCheckHook.attach(group)
+    >>> from array import array
+    >>> group.allreduce(array("f", [1.0, float("nan")]))
+    Traceback (most recent call last):
+        ...
+    tenfold.exceptions.DistArgumentError: allreduce in group `default` failed on rank 0 of 1: NaN found in...
+    >>> hook.remove()
+    >>> group.allreduce(array("f", [1.0, float("nan")])).wait()
+    True
+    """
+
+    def __init__(self) -> None:
+        raise TypeError("NanCheckHook: No constructor defined!")
+
+    @classmethod
+    def attach(cls, pg: ProcessGroup) -> "NanCheckHook":
+        """Checks all that the group sends from now on. The group keeps the hook."""
+        hook = cls.__new__(cls)
+        hook._group = weakref.ref(pg)
+        hook._id = next(_ids)
+        pg.register_pre_hook(hook._id, hook._check)
+        return hook
+
+    def remove(self) -> None:
+        """Ends the check."""
+        if (group := self._group()) is not None:
+            group.unregister_pre_hook(self._id)
+
+    _group: Any
+    _id: int
+
+    def _check(self, call: PreHookArgs) -> None:
+        group = self._group()
+        is_sent = call.name not in (HookOpName.RECV, HookOpName.BARRIER)
+        if group is None or (call.name is HookOpName.BROADCAST and call.root != group.rank()) or not is_sent:
+            return
+        for index, tensor in enumerate(call.input_tensors):
+            if (element := _tenfold.find_nan(tensor)) is not None:
+                name, rank, size = group._name or "default", group.rank(), group.size()
+                operation = call.name.name.lower()
+                reason = f"NaN found in input tensor {index}, which has it at element {element}"
+                text = f"{operation} in group `{name}` failed on rank {rank} of {size}: {reason}"
+                fields = {"operation": operation, "group": name, "rank": rank, "world_size": size}
+                raise _from_rust("Argument", text, fields | {"reason": reason})
+
+
+class HealthCheckHook:
+    """Notes which backends gave up; see `unhealthy_backends`."""
+
+    def __init__(self) -> None:
+        raise TypeError("HealthCheckHook: No constructor defined!")
+
+    @staticmethod
+    def attach(pg: ProcessGroup) -> None:
+        """Watches every backend of the group that has abort hooks, for as long as it lives."""
+        for _, _, backend in pg._backends.values():
+            if backend.supports_abort_hooks:
+                backend.register_abort_hook(next(_ids), _noting(backend))
+
+
+_unhealthy: set[str] = set()
+
+
+def _noting(backend: Backend) -> Any:
+    name = backend.name()
+    return lambda: _unhealthy.add(name)
+
+
+def unhealthy_backends() -> list[str]:
+    """The names of backends that were seen to abort."""
+    return sorted(_unhealthy)
+
+
+class FlightRecorderHook:
+    """Has a group's operations recorded, which tenfold's are anyway; see `attach`."""
+
+    def __init__(self) -> None:
+        raise TypeError("FlightRecorderHook: No constructor defined!")
+
+    @classmethod
+    def attach(cls, pg: ProcessGroup, global_ranks: Sequence[int] = ()) -> "FlightRecorderHook":
+        """Says which rank of the whole job each member is, in dumps of the recorder."""
+        for _, _, backend in pg._backends.values():
+            if isinstance(backend, ProcessGroupTenfold):
+                backend.group().describe(pg.group_desc or None, list(global_ranks) or None)
+        return cls.__new__(cls)
+
+    def remove(self) -> None:
+        """Lets go of the hook; the recorder goes on, since it is not the hook that records."""

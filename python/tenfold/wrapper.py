@@ -1,0 +1,118 @@
+"""`_ProcessGroupWrapper`: a backend around a backend, which compares what ranks call before it is done.
+
+Tenfold's own backend needs none: every message of it says what its sender called. This is for backends of
+others that are used through tenfold's classes. Point-to-point is not compared, as by c10d.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from tenfold.backend import Backend
+from tenfold.options import Fields
+from tenfold.process_group import _flat, _perform_by
+
+__all__ = ["_ProcessGroupWrapper"]
+
+# Bytes of what is compared; a longer text is cut, on all ranks alike.
+_TEXT = 512
+
+_NOT_COMPARED = {"send", "recv", "recv_anysource", "monitored_barrier"}
+
+# Which arguments have the same shapes on all ranks; of what is not here only the name is compared.
+_SAME_SHAPES = {
+    "broadcast": (0,),
+    "allreduce": (0,),
+    "reduce": (0,),
+    "all_gather_single": (0, 1),
+    "gather": (1,),
+    "gather_single": (1,),
+    "scatter": (0,),
+    "reduce_scatter_single": (0, 1),
+}
+
+
+class _ProcessGroupWrapper(Backend):
+    """Calls `backend`, after all ranks have met in `gloo_backend`, by any name, and called the same.
+
+    >>> from tenfold import HashStore, ProcessGroupTenfold
+    >>> first, second = (ProcessGroupTenfold(HashStore(), 0, 1) for _ in range(2))
+    >>> wrapper = _ProcessGroupWrapper(first, second)
+    >>> wrapper.allreduce([bytearray(4)]).wait()
+    True
+    >>> wrapper.wrapped_pg is first
+    True
+    """
+
+    def __init__(self, backend: Backend, gloo_backend: Backend) -> None:
+        super().__init__(backend.rank(), backend.size())
+        self._wrapped = backend
+        self._checker = gloo_backend
+        self._compared = 0
+
+    @property
+    def wrapped_pg(self) -> Backend:
+        return self._wrapped
+
+    @property
+    def options(self) -> Any:
+        return self._wrapped.options
+
+    def get_error(self) -> Any:
+        return self._wrapped.get_error()
+
+    def _get_backend_name(self) -> str:
+        return self._wrapped.name()
+
+    def _perform(self, name: str, arguments: list[Any], options: Fields | None) -> Any:
+        if name not in _NOT_COMPARED:
+            self._compare(name, arguments)
+        return _perform_by(self._wrapped, name, arguments, options)
+
+    def _compare(self, name: str, arguments: list[Any]) -> None:
+        self._checker.monitored_barrier(wait_all_ranks=True)
+        own = bytearray(_TEXT)
+        text = self._fingerprint(name, arguments).encode()[:_TEXT]
+        own[: len(text)] = text
+        all_texts = [bytearray(_TEXT) for _ in range(self.size())]
+        self._checker.allgather([all_texts], [own]).wait()
+        self._compared += 1
+        for rank, theirs in enumerate(all_texts):
+            if theirs != all_texts[0]:
+                first, other = (bytes(text).rstrip(b"\0").decode() for text in (all_texts[0], theirs))
+                raise RuntimeError(
+                    "Detected mismatch between collectives on ranks. "
+                    f"Rank 0 is running collective: {first}, but Rank {rank} is running collective: {other}."
+                )
+
+    def _fingerprint(self, name: str, arguments: list[Any]) -> str:
+        facts = [f"SequenceNumber={self._compared}", f"OpType={name.upper()}"]
+        tensors = [tensor for place in _SAME_SHAPES.get(name, ()) for tensor in _flat(arguments[place])]
+        if tensors:
+            facts.append(f"TensorShape=[{', '.join(map(_shape, tensors))}]")
+            facts.append(f"TensorDtypes={', '.join(map(_dtype, tensors))}")
+        return f"CollectiveFingerPrint({', '.join(facts)})"
+
+
+def _shape(tensor: Any) -> str:
+    shape = tensor.shape if hasattr(tensor, "shape") else memoryview(tensor).shape
+    return str(list(shape))
+
+
+def _dtype(tensor: Any) -> str:
+    return str(tensor.dtype if hasattr(tensor, "dtype") else memoryview(tensor).format)
+
+
+def _questions() -> Iterator[str]:
+    """What else a backend is asked, which the wrapped one answers."""
+    own = set(vars(_ProcessGroupWrapper)) | {"rank", "size", "name", "bound_device_id", "Options"}
+    return (name for name in vars(Backend) if name not in own and not name.startswith(("__", "_unsupported")))
+
+
+def _passed_on(name: str) -> Any:
+    if isinstance(vars(Backend)[name], property):
+        return property(lambda self: getattr(self._wrapped, name))
+    return lambda self, *arguments, **named: getattr(self._wrapped, name)(*arguments, **named)
+
+
+for _name in list(_questions()):
+    setattr(_ProcessGroupWrapper, _name, _passed_on(_name))
