@@ -1,8 +1,8 @@
 """Jobs on tenfold that go wrong on purpose: hang_scenes.py FOLDER LANGUAGE/SCENE...
 
 LANGUAGE is `arrays` (`tenfold.init` and NumPy) or `torch` (`init_process_group("tenfold")`). Every rank makes
-a few calls that all make, then what the scene says. The recorder leaves FOLDER/LANGUAGE/SCENE/trace_<rank> by
-itself; beside it, in `json`, the same as JSON, and in `hook` what PyTorch's own recorder has of the same rank.
+a few calls that all make, then what the scene says. In FOLDER/LANGUAGE/SCENE, the recorder leaves
+`dumps/trace_<rank>` by itself; the same as JSON is in `json`, what PyTorch's own recorder writes in `hook`.
 """
 
 import os
@@ -113,7 +113,7 @@ def warm_up(job: Any) -> None:
 
 def sleeps(job: Any, me: Actor) -> None:
     if me.rank == CULPRIT:
-        until(me.dump().exists, "the dump that it leaves although it sleeps")
+        until(me.file().exists, "the dump that it leaves although it sleeps")
     else:
         job.all_reduce()
 
@@ -121,9 +121,9 @@ def sleeps(job: Any, me: Actor) -> None:
 def computes(job: Any, me: Actor) -> None:
     """Something of its own, in which it holds Python's lock most of the time."""
     if me.rank != CULPRIT:
-        return job.all_reduce()
+        job.all_reduce()
     give_up = time.monotonic() + LIMIT
-    while not me.dump().exists() and time.monotonic() < give_up:
+    while not me.file().exists() and time.monotonic() < give_up:
         sum(range(200_000))
 
 
@@ -153,14 +153,14 @@ def no_sender(job: Any, me: Actor) -> None:
     if me.rank == 0:
         job.recv(CULPRIT, 2)
     else:
-        until(me.dump().exists, "its dump")
+        until(me.file().exists, "its dump")
 
 
 def no_receiver(job: Any, me: Actor) -> None:
     if me.rank == 0:
         job.send(CULPRIT, LARGE)
     else:
-        until(me.dump().exists, "its dump")
+        until(me.file().exists, "its dump")
 
 
 def asked(job: Any, me: Actor) -> None:
@@ -179,7 +179,8 @@ def ask(scene: Scene) -> None:
     time.sleep(1.2)  # the wait that the dumps are to show; what is shorter may be on its way
     for pid in scene.pids:
         os.kill(pid, signal.SIGUSR2)
-    until(lambda: all((scene.folder / f"trace_{rank}").exists() for rank in ranks), "dumps by signal")
+    dumps = [scene.folder / "dumps" / f"trace_{rank}" for rank in ranks]
+    until(lambda: all(dump.exists() for dump in dumps), "dumps by signal")
     for pid in scene.pids:
         os.kill(pid, signal.SIGKILL)
 
@@ -207,7 +208,8 @@ SCENES: dict[str, Callable[[Any, Actor], None]] = {
 
 
 def act(language: str, name: str, me: Actor) -> None:
-    os.environ["TORCH_FR_DUMP_TEMP_FILE"] = str(me.folder / "trace_")
+    os.environ["TENFOLD_FR_DUMP_TEMP_FILE"] = str(me.folder / "dumps" / "trace_")
+    os.environ["TORCH_FR_DUMP_TEMP_FILE"] = str(me.folder / "hook" / "trace_")
     os.environ["TENFOLD_FR_SIGNAL"] = "SIGUSR2"
     if name in ("wrong-collective", "sleeps"):
         os.environ["TENFOLD_FR_STACK"] = "1"
@@ -219,16 +221,12 @@ def act(language: str, name: str, me: Actor) -> None:
         SCENES[name](job, me)
     except ERRORS as error:
         print(error)
-    until(me.dump().exists, "its dump")
-    write(me, "json", tenfold._dump_fr_trace_json())
+    until(me.file().exists, "its dump")
+    me.file("json").write_bytes(tenfold._dump_fr_trace_json())
+    assert not me.file("hook").exists(), "PyTorch's recorder does nothing unless asked"
     if language == "torch":
-        write(me, "hook", torch._C._distributed_c10d._dump_fr_trace(backend="tenfold"))
+        torch._C._distributed_c10d._dump_fr_trace_file(me.rank, includeStackTraces=True, backend="tenfold")
     me.meet("done", [rank for rank in range(me.world) if not (name == "dies" and rank == CULPRIT)])
-
-
-def write(me: Actor, folder: str, dump: bytes) -> None:
-    (me.folder / folder).mkdir(exist_ok=True)
-    (me.folder / folder / f"trace_{me.rank}").write_bytes(dump)
 
 
 def scene(folder: Path, title: str) -> Scene:

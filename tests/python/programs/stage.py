@@ -1,8 +1,8 @@
 """Plays scenes: jobs whose ranks are forked from this process, because importing torch costs seconds.
 
 A scene is a function that every rank of it calls with an `Actor`. All scenes run at the same time: they
-mostly wait. What a rank says is in `<folder>/<rank>.log`. A rank that fails ends the program, with what all
-ranks of that scene said; ranks that are meant to die are named by the scene.
+mostly wait. What a rank says is in `<folder>/<rank>.log`. If a rank ends otherwise than it should, the
+program does so with what all ranks of that scene said; ranks that are meant to die are named by the scene.
 """
 
 import os
@@ -36,7 +36,7 @@ class Actor:
     world: int
 
     def told(self, what: str, rank: int) -> Path:
-        return self.folder / f"{rank}.{what}"  # no name that ends in a number: those are dumps
+        return self.folder / f"{rank}.{what}"
 
     def tell(self, what: str) -> None:
         self.told(what, self.rank).touch()
@@ -49,8 +49,8 @@ class Actor:
         self.tell(what)
         self.until_told(what, *(range(self.world) if ranks is None else ranks))
 
-    def dump(self, rank: int | None = None) -> Path:
-        return self.folder / f"trace_{self.rank if rank is None else rank}"
+    def file(self, kind: str = "dumps") -> Path:
+        return self.folder / kind / f"trace_{self.rank}"
 
 
 @dataclass
@@ -64,6 +64,8 @@ class Scene:
 
     def start(self) -> None:
         self.folder.mkdir(parents=True)
+        for kind in ("dumps", "json", "hook"):
+            (self.folder / kind).mkdir()
         self.pids = [self._fork(rank) for rank in range(self.world)]
 
     def _fork(self, rank: int) -> int:
@@ -98,13 +100,15 @@ class Scene:
         return "\n".join([f"{self.folder}: {', '.join(wrong)}", *logs])
 
 
-def perform(scenes: list[Scene]) -> None:
-    """Plays all of them; ends the program with 1 if one goes otherwise than it should."""
-    for scene in scenes:
-        scene.start()
-    for scene in scenes:
-        if scene.direct:
-            scene.direct(scene)
-    failures = [failure for scene in scenes if (failure := scene.end())]
+def perform(*acts: list[Scene]) -> None:
+    """Plays the scenes of an act at once, and acts one after the other; exits with 1 if one goes wrong."""
+    failures = []
+    for scenes in acts:
+        for scene in scenes:
+            scene.start()
+        for scene in scenes:
+            if scene.direct:
+                scene.direct(scene)
+        failures += [failure for scene in scenes if (failure := scene.end())]
     print("\n".join(failures))
     sys.exit(1 if failures else 0)
