@@ -6,6 +6,7 @@ a few calls that all make, then what the scene says. In FOLDER/LANGUAGE/SCENE, t
 """
 
 import os
+import pickle
 import signal
 import sys
 import time
@@ -23,7 +24,8 @@ import torch.distributed as dist
 from stage import LIMIT, Actor, Scene, perform, until
 
 CULPRIT = 1
-PATIENCE = 2.0  # of the call that hangs; all others have LIMIT
+PATIENCE = 5.0  # of the call that hangs, longer than a busy machine lets a rank stand; all others have LIMIT
+SEEN_NS = 1.1e9  # `tenfold trace` calls shorter waits "on their way"
 LARGE = 4 << 20  # elements that no mailbox takes before somebody wants them
 
 ERRORS = (tenfold.DistError, dist.DistError, RuntimeError)
@@ -174,15 +176,25 @@ def asked(job: Any, me: Actor) -> None:
 
 def ask(scene: Scene) -> None:
     """What a user does: a signal to every rank. They go on as before, so they are ended then."""
-    ranks = range(scene.world)
-    until(lambda: all((scene.folder / f"{rank}.there").exists() for rank in ranks), "the ranks")
-    time.sleep(1.2)  # the wait that the dumps are to show; what is shorter may be on its way
-    for pid in scene.pids:
-        os.kill(pid, signal.SIGUSR2)
-    dumps = [scene.folder / "dumps" / f"trace_{rank}" for rank in ranks]
-    until(lambda: all(dump.exists() for dump in dumps), "dumps by signal")
+    dumps = [scene.folder / "dumps" / f"trace_{rank}" for rank in range(scene.world)]
+
+    def dump() -> bool:
+        for file, pid in zip(dumps, scene.pids, strict=True):
+            file.unlink(missing_ok=True)
+            os.kill(pid, signal.SIGUSR2)
+        until(lambda: all(file.exists() for file in dumps), "dumps by signal")
+        return all(is_waiting(pickle.loads(dumps[rank].read_bytes())) for rank in (0, 2))
+
+    until(lambda: all((scene.folder / f"{rank}.there").exists() for rank in range(scene.world)), "the ranks")
+    until(dump, "dumps of ranks that wait")
     for pid in scene.pids:
         os.kill(pid, signal.SIGKILL)
+
+
+def is_waiting(dump: dict[str, Any]) -> bool:
+    last = dump["entries"][-1]
+    waited = dump["time_dumped_ns"] - last["time_created_ns"]
+    return last["state"] != "completed" and waited > SEEN_NS
 
 
 def healthy(job: Any, me: Actor) -> None:
