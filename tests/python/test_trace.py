@@ -1,6 +1,5 @@
 """`tenfold trace` on dumps of PyTorch's own recorder, made by jobs that go wrong on purpose; and its page."""
 
-import functools
 import gzip
 import itertools
 import json
@@ -9,13 +8,11 @@ import pickle
 import re
 import shlex
 import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from analysers import FINE, TROUBLE, UNSURE, torch_analyser, trace
 from browser import Browser, missing
 from processes import python, run_together
 from ranks import ENVIRONMENT
@@ -24,55 +21,25 @@ from servers import ROOT, tenfold_binary
 pytestmark = pytest.mark.tenfold_only("has nothing to do with it")
 
 WORLD = 3
-FINE, TROUBLE, UNSURE = 0, 1, 2
-
-
-@dataclass
-class Verdict:
-    code: int
-    said: str
-    complained: str
-
-    @property
-    def head(self) -> str:
-        return self.said.splitlines()[0]
-
-
-def trace(*arguments: object) -> Verdict:
-    command = [tenfold_binary(), "trace", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert "panicked" not in done.stderr, done.stderr
-    return Verdict(done.returncode, done.stdout, done.stderr)
+SCENES = [
+    *(f"gloo/{name}" for name in ("sleeps", "wrong-collective", "wrong-size", "missing")),
+    *(f"gloo/{name}" for name in ("healthy", "pairs", "straggler")),
+    "relay/no-partner",
+]
 
 
 @pytest.fixture(scope="module")
-def scene(tmp_path_factory: pytest.TempPathFactory):
-    """scene(name, backend): the folder with the dumps of a job that did this; each is run once."""
-
-    @functools.cache
-    def play(name: str, backend: str = "gloo") -> Path:
-        folder = tmp_path_factory.mktemp(name)
-        logs = Path(tempfile.mkdtemp(dir=tmp_path_factory.getbasetemp()))
-        ranks = [python("trace_scenes.py", name, folder, backend, rank, WORLD) for rank in range(WORLD)]
-        run_together(ranks, logs, [ENVIRONMENT] * WORLD)
-        (folder / "store").unlink(missing_ok=True)
-        return folder
-
-    return play
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Dumps of jobs that did this and that; all are run at once, by one program."""
+    folder = tmp_path_factory.mktemp("scenes")
+    run_together([python("trace_scenes.py", folder, *SCENES)], folder, [ENVIRONMENT])
+    return folder
 
 
-def torch_analyser(folder: Path) -> str:
-    """What PyTorch's own analyser says about the same dumps; a crash of it is said too."""
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.flight_recorder.fr_trace",
-        str(folder),
-        "-p",
-        "trace_",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=ENVIRONMENT | os.environ)
-    return done.stdout + done.stderr
+@pytest.fixture
+def scene(scenes: Path) -> Callable[..., Path]:
+    """scene(name, backend): the folder with the dumps of one."""
+    return lambda name, backend="gloo", kind="dumps": scenes / backend / name / kind
 
 
 # ---------------------------------------------------------------------------- provoked hangs
@@ -153,7 +120,7 @@ def test_a_straggler_is_named(scene) -> None:
 @pytest.mark.parametrize("name", ["sleeps", "wrong-collective", "wrong-size", "missing", "healthy"])
 def test_json_tells_the_same_as_the_pickle(name: str, scene) -> None:
     pickled = trace(scene(name))
-    as_json = trace(scene(name) / "json")
+    as_json = trace(scene(name, kind="json"))
     assert as_json.head == pickled.head, "JSON has no call sites, and says the same otherwise"
     assert as_json.code == pickled.code
 

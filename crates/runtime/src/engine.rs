@@ -419,13 +419,18 @@ impl Engine {
 
     /// A member of group `id` said something. False if there is no such group (yet).
     pub(crate) fn hear(&self, fabric: &Arc<Fabric>, id: u64, text: &[u8]) -> bool {
-        let known = self.with(|state| {
+        let busy = self.with(|state| {
             let State { groups, to_tell, .. } = state;
             let group = groups.iter_mut().flatten().find(|group| group.id() == id);
-            group.map(|group| group.hear(fabric, text, to_tell)).is_some()
+            let group = group?;
+            group.hear(fabric, text, to_tell);
+            Some(group.is_busy())
         });
         fabric.bell.ring();
-        known
+        if busy == Some(true) && self.waiters.load(Ordering::Relaxed) == 0 {
+            self.attend(fabric); // what it heard may ask for a verdict, and nobody here waits for anything
+        }
+        busy.is_some()
     }
 
     /// Looks in every group who is late, and who keeps this rank waiting for too long.

@@ -1,12 +1,10 @@
-"""One rank of a job that goes wrong on purpose: trace_scenes.py SCENE FOLDER BACKEND RANK WORLD.
+"""Jobs on PyTorch's own backends that go wrong on purpose: trace_scenes.py FOLDER BACKEND/SCENE...
 
-Every rank makes a few calls that all make, then what the scene says, and when all have done so it writes
-what PyTorch's own recorder knows as a pickle to FOLDER/trace_<rank> and as JSON to
-FOLDER/json/trace_<rank>.json. Ranks agree by a store of files on when that is, so that nothing depends on
-time but the wait that is to be seen in the dumps.
+Every rank makes a few calls that all make, then what the scene says, and when all have done so it writes what
+PyTorch's own recorder knows as a pickle to FOLDER/BACKEND/SCENE/dumps/trace_<rank> and as JSON to `json`.
+Ranks tell each other when that is, so that nothing depends on time but the wait that is to be seen.
 """
 
-import os
 import sys
 import time
 from datetime import timedelta
@@ -14,14 +12,14 @@ from pathlib import Path
 
 import torch
 import torch._C._distributed_c10d as c10d
+import torch._dynamo  # else every rank would import it
 import torch.distributed as dist
+from stage import LIMIT, Actor, Scene, perform
 
 CULPRIT = 1
+WORLD = 3
 SEEN_S = 1.2  # `tenfold trace` calls shorter waits "on their way"
-
-scene, folder, backend = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
-rank, world = int(sys.argv[4]), int(sys.argv[5])
-others = [other for other in range(world) if other != CULPRIT]
+TIMEOUT = timedelta(seconds=60)
 
 
 class Relay(c10d.Backend):
@@ -47,15 +45,12 @@ class Relay(c10d.Backend):
         return self.gloo.recv(tensors, src, tag)
 
 
-def join() -> dist.Store:
+def join(backend: str, me: Actor) -> None:
     if backend == "relay":
         dist.Backend.register_backend("relay", Relay, devices=["cpu"])
-    if backend == "tenfold":
-        import tenfold.torch  # noqa: F401, registers the backend
-    store = dist.FileStore(str(folder / "store"), world)
-    store.set_timeout(timedelta(seconds=90))
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=60))
-    return store
+    store = dist.FileStore(str(me.folder / "store"), me.world)
+    store.set_timeout(timedelta(seconds=LIMIT))
+    dist.init_process_group(backend, store=store, rank=me.rank, world_size=me.world, timeout=TIMEOUT)
 
 
 def warm_up() -> None:
@@ -77,58 +72,58 @@ def train_step(tensor: torch.Tensor) -> None:
     enter(dist.all_reduce(tensor, async_op=True))
 
 
-def sleeps() -> None:
-    if rank != CULPRIT:
+def sleeps(me: Actor) -> None:
+    if me.rank != CULPRIT:
         train_step(torch.ones(4))
 
 
-def wrong_collective() -> None:
-    if rank == CULPRIT:
+def wrong_collective(me: Actor) -> None:
+    if me.rank == CULPRIT:
         enter(dist.broadcast(torch.ones(4), src=0, async_op=True))
     else:
         train_step(torch.ones(4))
 
 
-def wrong_size() -> None:
-    train_step(torch.ones(5 if rank == CULPRIT else 4))
+def wrong_size(me: Actor) -> None:
+    train_step(torch.ones(5 if me.rank == CULPRIT else 4))
 
 
-def no_partner() -> None:
+def no_partner(me: Actor) -> None:
     exchange = torch.zeros(2)
-    if rank == 0:
+    if me.rank == 0:
         dist.send(exchange, CULPRIT)
-    if rank == CULPRIT:
+    if me.rank == CULPRIT:
         dist.recv(exchange, 0)
-    if rank == 0:
+    if me.rank == 0:
         enter(dist.irecv(exchange, CULPRIT))
 
 
-def healthy() -> None:
+def healthy(me: Actor) -> None:
     for _ in range(3):
         dist.all_reduce(torch.ones(4))
 
 
-def straggler() -> None:
+def straggler(me: Actor) -> None:
     """The culprit comes when the others are known to have come, and a little later than that."""
     for turn in range(12):
-        if rank == CULPRIT:
-            store.wait([f"turn {turn} of {other}" for other in others])
+        if me.rank == CULPRIT:
+            me.until_told(f"turn {turn}", 0, 2)
             time.sleep(0.01)
         work = dist.all_reduce(torch.ones(4), async_op=True)
-        store.set(f"turn {turn} of {rank}", b"")
+        me.tell(f"turn {turn}")
         work.wait()
 
 
-def pairs() -> None:
+def pairs(me: Actor) -> None:
     """Two groups: one waits for the culprit, the other for one that waits in the first."""
     first = dist.new_group([0, CULPRIT], group_desc="first")
     second = dist.new_group([0, 2], group_desc="second")
     for group in (first, second):
-        if rank in dist.get_process_group_ranks(group):
+        if me.rank in dist.get_process_group_ranks(group):
             dist.all_reduce(torch.ones(4), group=group)
-    if rank == 0:
+    if me.rank == 0:
         enter(dist.all_reduce(torch.ones(4), group=first, async_op=True))
-    if rank == 2:
+    if me.rank == 2:
         enter(dist.all_reduce(torch.ones(4), group=second, async_op=True))
 
 
@@ -144,20 +139,24 @@ SCENES = {
 }
 
 
-def write(store: dist.Store) -> None:
-    (folder / "json").mkdir(exist_ok=True)
-    (folder / f"trace_{rank}").write_bytes(c10d._dump_fr_trace(backend=backend))
-    (folder / "json" / f"trace_{rank}.json").write_bytes(c10d._dump_fr_trace_json(backend=backend))
+def act(backend: str, name: str, me: Actor) -> None:
+    join(backend, me)
+    warm_up()
+    SCENES[name](me)
+    me.meet("acted")
+    time.sleep(SEEN_S)  # the wait that the dumps are to show
+    if not (name == "missing" and me.rank == CULPRIT):
+        me.file().write_bytes(c10d._dump_fr_trace(backend=backend))
+        me.file("json").write_bytes(c10d._dump_fr_trace_json(backend=backend))
+    me.meet("wrote")  # nobody goes while others may notice
 
 
-store = join()
-warm_up()
-SCENES[scene]()
-store.set(f"acted {rank}", b"")
-store.wait([f"acted {other}" for other in range(world)])
-time.sleep(SEEN_S)  # the wait that the dumps are to show
-if not (scene == "missing" and rank == CULPRIT):
-    write(store)
-store.set(f"wrote {rank}", b"")
-store.wait([f"wrote {other}" for other in range(world)])  # nobody goes while others may notice
-os._exit(0)  # not by way of operations that never end
+def scene(folder: Path, title: str) -> Scene:
+    backend, name = title.split("/")
+    return Scene(folder / title, lambda me: act(backend, name, me), WORLD)
+
+
+if __name__ == "__main__":
+    scenes = {title: scene(Path(sys.argv[1]), title) for title in sys.argv[2:]}
+    alone = "gloo/straggler"  # who comes when is what it shows: nobody else is to disturb it
+    perform([scenes[title] for title in scenes if title != alone], [scenes[alone]] if alone in scenes else [])

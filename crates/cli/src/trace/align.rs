@@ -111,6 +111,12 @@ impl<'a> Job<'a> {
         self.dumps.iter().find(|dump| dump.rank == rank)
     }
 
+    pub(crate) fn has_several_hosts(&self) -> bool {
+        let mut hosts = self.dumps.iter().filter_map(|dump| dump.host.as_ref());
+        let first = hosts.next();
+        hosts.any(|host| Some(host) != first)
+    }
+
     /// The group that a rank's record is of.
     fn group_of(&self, record: &Record, rank: u32) -> Option<&Group<'a>> {
         let is_it = |group: &&Group<'a>| group.name == record.group && group.everyone.contains(&rank);

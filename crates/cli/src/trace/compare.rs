@@ -12,6 +12,8 @@ pub(crate) enum Difference {
     /// Not as many operations in one coalesced call.
     Count,
     Argument,
+    ReduceOp,
+    Root,
     Sizes,
     Dtype,
 }
@@ -33,6 +35,17 @@ fn differ(our: &Record, their: &Record) -> Option<Difference> {
         && our != their
     {
         return Some(Difference::Argument);
+    }
+    // Not every recorder says these two.
+    if let (Some(our), Some(their)) = (&our.reduce_op, &their.reduce_op)
+        && our != their
+    {
+        return Some(Difference::ReduceOp);
+    }
+    if let (Some(our), Some(their)) = (our.root, their.root)
+        && our != their
+    {
+        return Some(Difference::Root);
     }
     let rules = rules(&our.operation);
     let inputs = rules.inputs_alike.then_some((&our.inputs, &their.inputs));
@@ -171,6 +184,11 @@ mod tests {
         let rooted = |root: &str| Record { detail: Detail::Argument(root.into()), ..sum.clone() };
         assert_eq!(differ(&rooted("root=0"), &rooted("root=1")), Some(Difference::Argument));
         assert_eq!(difference(&[&sum], &[&sum, &sum]), Some(Difference::Count));
+        let with = |op: Option<&str>, root| Record { reduce_op: op.map(Into::into), root, ..sum.clone() };
+        let (ours, unknown) = (with(Some("sum"), Some(0)), with(None, None));
+        assert_eq!(differ(&ours, &with(Some("max"), Some(1))), Some(Difference::ReduceOp));
+        assert_eq!(differ(&ours, &with(Some("sum"), Some(1))), Some(Difference::Root));
+        assert_eq!(differ(&ours, &unknown), None, "another recorder does not say");
     }
 
     #[test]

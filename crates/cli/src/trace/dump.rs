@@ -21,9 +21,9 @@ pub(crate) struct Dump {
     /// As the user named it.
     pub(crate) file: String,
     pub(crate) version: String,
-    /// The machine, where the recorder says it. PyTorch's does not.
+    /// The machine, where the recorder says it: tenfold's does, PyTorch's does not.
     pub(crate) host: Option<Arc<str>>,
-    /// When the file was written, in nanoseconds since 1970, if that can be believed.
+    /// When it was written, in nanoseconds since 1970: as the dump says, else by its file's time if that can be believed.
     pub(crate) written_ns: Option<i64>,
     /// What the recorder knows of its groups, by name. Gloo's own recorder has nothing of use here.
     pub(crate) groups: BTreeMap<Arc<str>, GroupConfig>,
@@ -49,6 +49,9 @@ pub(crate) struct Record {
     /// Who recorded it: `gloo`, `nccl`, `tenfold`.
     pub(crate) library: Arc<str>,
     pub(crate) detail: Detail,
+    /// `sum`, and a rank of the group: tenfold's recorder says them.
+    pub(crate) reduce_op: Option<Arc<str>>,
+    pub(crate) root: Option<i64>,
     pub(crate) sequence: i64,
     pub(crate) p2p_sequence: i64,
     pub(crate) is_p2p: bool,
@@ -165,6 +168,7 @@ pub(super) fn read(top: View<'_>) -> Result<Dump, String> {
     let mut dump = Dump {
         version: version.to_string(),
         host: top.get("hostname").text().or_else(|| top.get("host").text()),
+        written_ns: time(top.get("time_dumped_ns")),
         groups: groups(top.get("pg_config"))?,
         ..Dump::default()
     };
@@ -249,6 +253,8 @@ fn record(entry: View<'_>, parts: &mut Parts) -> Result<Record, String> {
         operation: operation.into(),
         library: library.into(),
         detail: detail_of(is_message, detail),
+        reduce_op: entry.get("reduce_op").text(),
+        root: entry.get("root").integer(),
         sequence: numbered.ok_or("it has no `collective_seq_id`")?,
         p2p_sequence: entry.get("p2p_seq_id").integer().unwrap_or(0),
         is_p2p: entry.get("is_p2p").truth().unwrap_or(false) || is_message,

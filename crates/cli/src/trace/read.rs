@@ -11,10 +11,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::dump::{self, Dump, End};
 use super::pickle::Problem;
-use super::{json, pickle};
+use super::{json, pickle, words};
 
 /// Bytes of one file. A ring of 20,000 operations with deep stacks has 30 MB.
 const FILE_MAX: u64 = 256 << 20;
+/// Hosts' clocks differ by less.
+const CLOCKS_NS: i64 = 60_000_000_000;
 /// Files of one job.
 const FILES_MAX: usize = 20_000;
 
@@ -43,6 +45,7 @@ pub(crate) fn read_all(paths: &[PathBuf]) -> Dumps {
         }
     }
     found.dumps.sort_by_key(|dump| dump.rank);
+    found.leave_out_earlier_jobs();
     settle_ends(&mut found.dumps);
     found
 }
@@ -98,6 +101,27 @@ impl Dumps {
         self.dumps.push(dump);
     }
 
+    /// Files are called alike in every job, so a folder may hold some that an earlier, larger job left, or a rank that now left none.
+    /// The newest dump tells when its job began, if its ring still has that.
+    fn leave_out_earlier_jobs(&mut self) {
+        let newest =
+            self.dumps.iter().filter(|dump| dump.written_ns.is_some()).max_by_key(|dump| dump.written_ns);
+        let first = newest.and_then(|dump| dump.records.first()).filter(|record| record.id == 0);
+        let Some(begun) = first.and_then(|record| record.created_ns) else { return };
+        let age = |dump: &Dump| Some(begun.saturating_sub(dump.written_ns?)).filter(|age| *age > CLOCKS_NS);
+        for dump in std::mem::take(&mut self.dumps) {
+            match age(&dump) {
+                Some(age) => {
+                    let age = words::seconds(age as f64 / 1e9);
+                    let problem =
+                        format!("of an earlier job: it was written {age} before this one's first operation");
+                    self.refuse(Path::new(&dump.file), problem);
+                }
+                None => self.dumps.push(dump),
+            }
+        }
+    }
+
     fn refuse(&mut self, path: &Path, problem: String) {
         self.refusals.push(Refusal { file: path.display().to_string(), problem });
     }
@@ -148,7 +172,8 @@ fn read_file(path: &Path) -> Result<(Dump, Vec<u32>), String> {
         "which rank is it of? Its name does not end in a number\n  hint: rename it as trace_0 for rank 0",
     )?;
     dump.file = path.display().to_string();
-    dump.written_ns = facts.modified().ok().and_then(nanoseconds).filter(|&at| is_credible(&dump, at));
+    let modified = || facts.modified().ok().and_then(nanoseconds).filter(|&at| is_credible(&dump, at));
+    dump.written_ns = dump.written_ns.or_else(modified);
     Ok((dump, mentioned))
 }
 
@@ -233,6 +258,40 @@ mod tests {
         settle_ends(&mut dumps);
         let settled: Vec<End> = dumps[0].records.iter().map(|record| record.end).collect();
         assert_eq!(settled, ends.map(|(_, _, expected)| expected));
+    }
+
+    #[test]
+    fn what_an_earlier_job_left_is_told_and_left_out() {
+        const MINUTE: i64 = 60_000_000_000;
+        let dump = |rank, first: Option<(i64, i64)>, written| Dump {
+            rank,
+            file: format!("trace_{rank}"),
+            written_ns: Some(written),
+            records: first
+                .map(|(id, created)| Record { id, created_ns: Some(created), ..Record::default() })
+                .into_iter()
+                .collect(),
+            ..Dump::default()
+        };
+        let left = |dumps: Vec<Dump>| {
+            let mut found = Dumps { dumps, ..Dumps::default() };
+            found.leave_out_earlier_jobs();
+            found.refusals
+        };
+        let new = || dump(0, Some((0, 100 * MINUTE)), 110 * MINUTE);
+        let old = || dump(1, Some((0, 10 * MINUTE)), 70 * MINUTE);
+        let refusals = left(vec![new(), old()]);
+        assert_eq!(refusals.len(), 1, "{refusals:?}");
+        assert_eq!(refusals[0].file, "trace_1");
+        assert_eq!(
+            refusals[0].problem,
+            "of an earlier job: it was written 30.0 min before this one's first operation"
+        );
+        let lost_its_first = dump(0, Some((7, 100 * MINUTE)), 110 * MINUTE);
+        assert_eq!(left(vec![lost_its_first, old()]), [], "nobody knows when it began");
+        assert_eq!(left(vec![dump(0, None, 110 * MINUTE), old()]), []);
+        let clocks_differ = dump(1, Some((0, 98 * MINUTE)), 99 * MINUTE + MINUTE / 2);
+        assert_eq!(left(vec![new(), clocks_differ]), []);
     }
 
     #[test]

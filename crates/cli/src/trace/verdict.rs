@@ -180,6 +180,7 @@ impl Waiting {
 /// What a rank did last in a group, and last of all if that was elsewhere.
 fn last_words(job: &Job<'_>, group: &Group<'_>, rank: u32) -> Vec<String> {
     let Some(dump) = job.dump(rank) else { return vec![format!("rank {rank} left no dump")] };
+    let host = dump.host.as_ref().filter(|_| job.has_several_hosts());
     let here = match job.standing(group, rank) {
         Standing::Last(record) => {
             format!("rank {rank}'s last in this group was {}{}", record.title(), fate(record, dump))
@@ -187,6 +188,7 @@ fn last_words(job: &Job<'_>, group: &Group<'_>, rank: u32) -> Vec<String> {
         _ => format!("rank {rank} has made no call in this group"),
     };
     let mut lines = vec![here];
+    lines.extend(host.map(|host| format!("rank {rank} is on host {host}")));
     let last_here = group.last(rank);
     if let Some(last) = dump.records.last().filter(|last| last_here.is_none_or(|here| here.id < last.id)) {
         let place = job.title_of(last, rank);

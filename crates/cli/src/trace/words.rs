@@ -76,10 +76,16 @@ fn thousands(number: usize) -> String {
 /// What was given to an operation: `Float [4] → Float [3, 4]`.
 pub(crate) fn tensors(record: &Record) -> String {
     let (inputs, outputs) = (shapes(&record.inputs), shapes(&record.outputs));
-    let argument = match &record.detail {
-        Detail::Argument(argument) => format!(", {argument}"),
-        _ => String::new(),
-    };
+    let mut argument = String::new();
+    if let Detail::Argument(of_name) = &record.detail {
+        argument += &format!(", {of_name}");
+    }
+    if let Some(op) = &record.reduce_op {
+        argument += &format!(", {op}");
+    }
+    if let Some(root) = record.root {
+        argument += &format!(", root {root}");
+    }
     match (&inputs[..], &outputs[..]) {
         ("", "") => format!("no tensors{argument}"),
         (only, "") | ("", only) => format!("{only}{argument}"),

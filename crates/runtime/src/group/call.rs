@@ -195,6 +195,7 @@ impl Group {
                 let run = request.run.as_ref();
                 if let (Some(run), false) = (run, span.is_disabled()) {
                     span.record("seq", run.label().seq);
+                    tracing::debug!(target: OPERATIONS, parent: &span, "done");
                 }
                 Ok(run.map_or(Work::done(label, ""), |run| Work::done(*run.label(), run.algorithm())))
             }

@@ -13,6 +13,10 @@ const CAPACITY: usize = 2000;
 /// c10d's default.
 const DUMP_TIME: Duration = Duration::from_secs(15);
 
+/// Where it is said how files are called. Ours comes first: PyTorch's own recorder writes files of the name that `TORCH_FR_…` says.
+const PREFIXES: [&str; 3] =
+    ["TENFOLD_FR_DUMP_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"];
+
 /// What c10d calls its files, in the cache folder.
 const FILE_NAME: &str = "torch/comm_lib_trace_rank_";
 
@@ -22,7 +26,7 @@ pub(crate) struct Settings {
     pub capacity: usize,
     /// `TORCH_FR_CPP_STACK`, or `TENFOLD_FR_STACK`: where calls come from.
     pub stacks: bool,
-    /// `TORCH_FR_DUMP_TEMP_FILE`: to which the rank is appended.
+    /// `TENFOLD_FR_DUMP_TEMP_FILE`, `TORCH_FR_DUMP_TEMP_FILE`: to which the rank is appended.
     pub prefix: PathBuf,
     /// `TORCH_FR_DUMP_DYNAMIC_FILE_NAME`: look the prefix up at each dump.
     pub dynamic_prefix: bool,
@@ -93,7 +97,7 @@ impl Settings {
 
     /// How names of dump files begin.
     pub(crate) fn prefix(look_up: LookUp<'_>) -> Result<PathBuf, Fault> {
-        for name in ["TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] {
+        for name in PREFIXES {
             if let Some(variable) = look_up(name)? {
                 return Ok(variable.value.into());
             }
@@ -134,6 +138,8 @@ mod tests {
         assert_eq!(parse(&[("TORCH_FR_BUFFER_SIZE", "99999999999")]).unwrap().capacity, CAPACITY_MAX);
         let older = parse(&[("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "/tmp/x_")]).unwrap();
         assert_eq!(older.prefix, PathBuf::from("/tmp/x_"));
+        let ours = [("TORCH_FR_DUMP_TEMP_FILE", "/tmp/x_"), ("TENFOLD_FR_DUMP_TEMP_FILE", "/tmp/y_")];
+        assert_eq!(parse(&ours).unwrap().prefix, PathBuf::from("/tmp/y_"), "PyTorch's files are apart");
     }
 
     #[test]

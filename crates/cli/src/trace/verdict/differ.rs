@@ -54,6 +54,21 @@ fn between_ranks(group: &Group<'_>, sequence: i64) -> Option<Finding> {
         Difference::Argument => {
             format!("{who} and {rest} disagree on an argument of {other_name} #{sequence} of {place}")
         }
+        Difference::ReduceOp | Difference::Root => {
+            let argument = |class: &Class<'_>| match difference {
+                Difference::Root => class.records[0].root.map(|root| format!("root {root}")),
+                _ => class.records[0].reduce_op.as_deref().map(str::to_owned),
+            };
+            let [theirs, ours] = [&others[0], expected].map(|class| argument(class).unwrap_or_default());
+            match is_draw {
+                true => format!(
+                    "{rest} called {other_name} #{sequence} of {place} with {ours}, {who} with {theirs}"
+                ),
+                false => format!(
+                    "{who} called {other_name} #{sequence} of {place} with {theirs} where {rest} have {ours}"
+                ),
+            }
+        }
         Difference::Sizes if is_draw => {
             format!("{rest} and {who} called {other_name} #{sequence} of {place} with different sizes")
         }
