@@ -34,7 +34,7 @@ mod socket_file;
 mod stream;
 
 pub use head::{HeadLimits, HeadParser, Refusal};
-pub use request::{Method, QueryError, Request, decode_pairs};
+pub use request::{Method, Parameters, QueryError, Request, decode_pairs};
 pub use response::Response;
 pub use server::{Limits, Options, Server};
 pub use socket_file::SocketFile;

@@ -33,6 +33,9 @@ pub(crate) struct Header {
     pub(crate) value: Vec<u8>,
 }
 
+/// Names and values, decoded.
+pub type Parameters = Vec<(Vec<u8>, Vec<u8>)>;
+
 /// More parameters than this in one query are somebody's mistake.
 const PARAMETERS_MAX: usize = 32;
 
@@ -82,13 +85,13 @@ impl Request {
     }
 
     /// All parameters of the query in their order, as for [`Request::parameter`]; a name may be there twice.
-    pub fn parameters(&self) -> Result<Vec<(Vec<u8>, Vec<u8>)>, QueryError> {
+    pub fn parameters(&self) -> Result<Parameters, QueryError> {
         decode_pairs(&self.query)
     }
 }
 
 /// `name=value&…`, as in a query or in a body of type `application/x-www-form-urlencoded`.
-pub fn decode_pairs(text: &str) -> Result<Vec<(Vec<u8>, Vec<u8>)>, QueryError> {
+pub fn decode_pairs(text: &str) -> Result<Parameters, QueryError> {
     let pairs = text.split('&').filter(|pair| !pair.is_empty());
     if pairs.clone().nth(PARAMETERS_MAX).is_some() {
         return Err(QueryError("it has more than 32 parameters"));

@@ -120,6 +120,8 @@ pub struct Server {
     /// Removed when the loop has ended.
     socket_files: Vec<SocketFile>,
     thread: Option<JoinHandle<()>>,
+    /// A forked child has a copy of this and none of the threads.
+    owner: u32,
 }
 
 impl Server {
@@ -173,7 +175,7 @@ impl Server {
         let server = Loop::new(poll, listeners, policy, stop.clone())?;
         let thread = std::thread::Builder::new().name("tenfold-http".into()).spawn(move || server.run())?;
         tracing::debug!(?addresses, ?socket_files, "answering HTTP");
-        Ok(Server { addresses, stop, waker, socket_files, thread: Some(thread) })
+        Ok(Server { addresses, stop, waker, socket_files, thread: Some(thread), owner: std::process::id() })
     }
 
     /// The first address it answers on. Panics if it answers on files only.
@@ -196,6 +198,9 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
+        if self.owner != std::process::id() {
+            return; // the waker is the parent's
+        }
         self.stop.store(true, Ordering::SeqCst);
         let woken = self.waker.wake().is_ok();
         if let Some(thread) = self.thread.take().filter(|_| woken) {

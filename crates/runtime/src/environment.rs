@@ -24,6 +24,8 @@ pub(crate) struct Environment {
     pub algorithms: Vec<(String, String)>,
     /// `TENFOLD_PROGRESS`: a folder in which the launcher wants to read how far this rank is.
     pub progress: Option<PathBuf>,
+    /// `TENFOLD_WORKER_SERVER`: where this process is to be asked what it does.
+    pub worker_server: Option<String>,
     /// c10d's `TORCH_FR_…`: what is recorded, and where dumps go.
     pub recorder: recorder::Settings,
 }
@@ -88,6 +90,7 @@ impl Environment {
                 .map_or(Ok(TransportChoice::Auto), |it| it.transport())?,
             algorithms: look_up("TENFOLD_ALGORITHM")?.map_or(Ok(Vec::new()), |it| it.algorithms())?,
             progress: look_up("TENFOLD_PROGRESS")?.map(|variable| variable.value.into()),
+            worker_server: look_up("TENFOLD_WORKER_SERVER")?.map(|variable| variable.value),
             recorder: recorder::Settings::parse(&look_up)?,
         })
     }

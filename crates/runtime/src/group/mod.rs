@@ -169,6 +169,8 @@ pub(crate) struct Inner {
     record: Arc<GroupRecord>,
     /// Groups made from this one.
     children: AtomicU64,
+    /// The worker server that the environment asked for lives as long as there is a group.
+    control: crate::control::Lease,
 }
 
 impl Group {
@@ -239,7 +241,7 @@ impl Group {
         forced: Vec<&'static Algorithm>,
         global_ranks: Option<Arc<[Rank]>>,
     ) -> Group {
-        let Met { fabric, id, room, members, topology } = met;
+        let Met { fabric, id, room, members, topology, control } = met;
         let crowded = members.iter().filter(|member| member.near).count() > usable_cores();
         let record = recorder::join(Newcomer {
             name: &name,
@@ -254,7 +256,7 @@ impl Group {
         let state = GroupState::new(id, Arc::clone(&name), rank, mesh, planner, Arc::clone(&record));
         let index = fabric.engine.add(state, crowded);
         let children = AtomicU64::new(0);
-        let inner = Inner { fabric, index, id, name, rank, topology, options, record, children };
+        let inner = Inner { fabric, index, id, name, rank, topology, options, record, children, control };
         Group { inner: Arc::new(inner), timeout: None, background: false }
     }
 

@@ -62,6 +62,7 @@ pub(crate) struct ExpectedDump {
 /// A group fails, which leaves a dump, unless that was switched off.
 #[cold]
 pub(crate) fn expect_dump(group: &Arc<GroupRecord>) -> Option<ExpectedDump> {
+    group.fail();
     let recorder = group.recorder();
     if !recorder.settings.dump_on_failure || recorder.ring.is_none() {
         return None;
@@ -84,22 +85,27 @@ impl ExpectedDump {
     }
 }
 
+/// Writes a file for each rank of this process now; which they are, or why not.
+pub(crate) fn write_all() -> Vec<io::Result<PathBuf>> {
+    let mut told = Vec::new();
+    let mut written = Vec::new();
+    for group in RECORDER.groups.all() {
+        if told.contains(&group.only()) {
+            continue;
+        }
+        told.push(group.only());
+        let rank = group.only().map(|_| group.global_rank());
+        let rank = rank.or(RECORDER.process_rank.get().copied()).unwrap_or_default();
+        written.push(write(&RECORDER, rank, &DumpOptions::default().only(group.only())));
+    }
+    written
+}
+
 /// Writes a file for each rank of this process if the signal came that asks for it.
 pub(crate) fn dump_if_signalled() {
     if RECORDER.signalled.load(Ordering::Relaxed) && RECORDER.signalled.swap(false, Ordering::AcqRel) {
         let Some(place) = Place::take() else { return };
-        place.run(|| {
-            let mut told = Vec::new();
-            for group in RECORDER.groups.all() {
-                if told.contains(&group.only()) {
-                    continue;
-                }
-                told.push(group.only());
-                let rank = group.only().map(|_| group.global_rank());
-                let rank = rank.or(RECORDER.process_rank.get().copied()).unwrap_or_default();
-                tell(write(&RECORDER, rank, &DumpOptions::default().only(group.only())), "a signal");
-            }
-        });
+        place.run(|| write_all().into_iter().for_each(|written| tell(written, "a signal")));
     }
 }
 
