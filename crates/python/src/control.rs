@@ -167,12 +167,15 @@ pub(crate) struct WorkerServer {
 #[pymethods]
 impl WorkerServer {
     #[new]
-    #[pyo3(signature = (host_or_file, port=-1))]
     fn new(py: Python<'_>, host_or_file: &str, port: i64) -> PyResult<Self> {
         let server = match u16::try_from(port) {
             Ok(port) => py.detach(|| control::WorkerServer::on_address(host_or_file, port)),
             Err(_) if port == -1 => py.detach(|| control::WorkerServer::on_socket(host_or_file)),
-            Err(_) => return Err(PyValueError::new_err(format!("{port} is no port: say 0 to 65535, or -1 for a file"))),
+            Err(_) => {
+                return Err(PyValueError::new_err(format!(
+                    "{port} is no port: say 0 to 65535, or -1 for a file"
+                )));
+            }
         };
         let server = server.map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
         let port = server.address().map_or(0, |address| address.port());
