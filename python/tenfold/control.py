@@ -30,7 +30,15 @@ from collections.abc import Callable, Sequence
 
 from tenfold import _tenfold
 
-__all__ = ["_Request", "_Response", "_WorkerServer", "_get_handler", "_get_handler_names", "_register_handler"]
+__all__ = [
+    "_Request",
+    "_Response",
+    "_WorkerServer",
+    "_get_handler",
+    "_get_handler_names",
+    "_register_handler",
+    "place",
+]
 
 # The variable that asks for a server from the first group on.
 _VARIABLE = "TENFOLD_WORKER_SERVER"
@@ -152,6 +160,17 @@ def _get_handler(name: str) -> _Handler:
 def _get_handler_names() -> list[str]:
     """The names of all handlers, sorted."""
     return _tenfold.control_names()
+
+
+def place() -> str | None:
+    """Where the server listens that `TENFOLD_WORKER_SERVER` asked for: a path, or a host and a port.
+
+    None if none was asked for, or while there is no group.
+
+    >>> place() is None
+    True
+    """
+    return _tenfold.control_place()
 
 
 class _WorkerServer:

@@ -16,7 +16,7 @@ use tenfold::control::{self, Request, Response};
 
 /// How long Python may take to begin with a request. A thread that computes in C without letting go of the interpreter's lock
 /// for so long is stuck, for all that one can tell.
-const BEGIN_MAX: Duration = Duration::from_secs(10);
+const BEGIN_MAX: Duration = Duration::from_secs(5);
 
 /// Requests for Python's handlers; as many at most as a server has threads.
 #[derive(Default)]
@@ -142,6 +142,18 @@ pub(crate) fn control_answer(number: u64, status: u16, content_type: String, con
     if let Some(asker) = questions().askers.remove(&number) {
         let _ = asker.send(Response::new(status, content_type, content)); // who asked may have gone
     }
+}
+
+/// Never lets go of an object: for a registry of PyTorch's, which lets go of its own when the interpreter is gone.
+#[pyfunction]
+pub(crate) fn control_keep(object: Py<PyAny>) {
+    std::mem::forget(object);
+}
+
+/// Where the server listens that `TENFOLD_WORKER_SERVER` asked for.
+#[pyfunction]
+pub(crate) fn control_place() -> Option<String> {
+    control::place()
 }
 
 /// Python is ending: nothing more is asked of it, and the server that the environment asked for ends.

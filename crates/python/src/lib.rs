@@ -33,9 +33,11 @@ fn _tenfold(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(control::control_answer, module)?)?;
     module.add_function(wrap_pyfunction!(control::control_call, module)?)?;
     module.add_function(wrap_pyfunction!(control::control_close, module)?)?;
+    module.add_function(wrap_pyfunction!(control::control_keep, module)?)?;
     module.add_function(wrap_pyfunction!(control::control_names, module)?)?;
     module.add_function(wrap_pyfunction!(control::control_next, module)?)?;
     module.add_function(wrap_pyfunction!(control::control_offer_tracebacks, module)?)?;
+    module.add_function(wrap_pyfunction!(control::control_place, module)?)?;
     module.add_function(wrap_pyfunction!(control::control_register, module)?)?;
     module.add_class::<ddp::Reducer>()?;
     module.add_function(wrap_pyfunction!(recorder::recorder_pickle, module)?)?;

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch._C import _distributed_c10d
 
-from tenfold import control
+from tenfold import _tenfold, control
 
 __all__ = ["start_debug_server"]
 
@@ -41,7 +41,10 @@ def register() -> None:
         return  # a PyTorch from before the registry could be asked
     for name in _OFFERED:
         if f"tenfold_{name}" not in _distributed_c10d._get_handler_names():
-            _distributed_c10d._register_handler(f"tenfold_{name}", control._get_handler(name))
+            handler = control._get_handler(name)
+            # PyTorch lets go of it when the interpreter is gone, which kills the process if nobody else has it.
+            _tenfold.control_keep(handler)
+            _distributed_c10d._register_handler(f"tenfold_{name}", handler)
     has_profiler = importlib.util.find_spec("torch.distributed.debug") is not None
     if has_profiler and "torch_profile" not in control._get_handler_names():
         control._register_handler("torch_profile", _torch_profile)

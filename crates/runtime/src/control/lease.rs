@@ -43,6 +43,16 @@ pub(crate) fn start_if_asked(asked: Option<&str>, rank: Rank) -> Result<Lease, F
     Ok(Lease { _server: Some(server) })
 }
 
+/// Where that server listens; nothing if none was asked for, or while there is no group.
+pub fn place() -> Option<String> {
+    let running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
+    let server = running.1.upgrade().filter(|_| running.0 == std::process::id())?;
+    let server = server.lock().unwrap_or_else(PoisonError::into_inner);
+    let server = server.as_ref()?;
+    let path = || server.path().map(|path| path.display().to_string());
+    server.address().map(|address| address.to_string()).or_else(path)
+}
+
 /// Ends that server even if groups are left: for a host whose own end is near, such as Python.
 pub fn stop() {
     let running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);

@@ -41,6 +41,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 pub use endpoint::{Endpoint, EndpointError};
 #[doc(hidden)]
 pub use handlers::set_traceback_source;
+pub use lease::place;
 #[doc(hidden)]
 pub use lease::stop;
 pub use server::WorkerServer;
