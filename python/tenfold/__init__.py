@@ -19,6 +19,14 @@ from tenfold._tenfold import (
 )
 from tenfold.api import Group, init
 from tenfold.backend import Backend, ProcessGroupTenfold
+from tenfold.control import (
+    _get_handler,
+    _get_handler_names,
+    _register_handler,
+    _Request,
+    _Response,
+    _WorkerServer,
+)
 from tenfold.ddp import (
     BuiltinCommHookType,
     DDPLoggingData,
@@ -161,7 +169,10 @@ __all__ = [
     "_ControlCollectives",
     "_DistributedBackendOptions",
     "_ProcessGroupWrapper",
+    "_Request",
+    "_Response",
     "_StoreCollectives",
+    "_WorkerServer",
     "__version__",
     "_broadcast_coalesced",
     "_compute_bucket_assignment_by_size",
@@ -170,12 +181,15 @@ __all__ = [
     "_dump_fr_trace",
     "_dump_fr_trace_file",
     "_dump_fr_trace_json",
+    "_get_handler",
+    "_get_handler_names",
     "_get_work_registry_size",
     "_is_process_group_registered",
     "_make_nccl_premul_sum",
     "_make_premul_sum",
     "_register_builtin_comm_hook",
     "_register_comm_hook",
+    "_register_handler",
     "_register_process_group",
     "_register_work",
     "_reset_fr_trace",

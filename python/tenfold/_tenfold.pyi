@@ -23,11 +23,21 @@ __all__ = [
     "Store",
     "TCPStore",
     "Work",
+    "WorkerServer",
     "_ControlCollectives",
     "_StoreCollectives",
     "__version__",
     "assign_by_size",
     "command",
+    "control_answer",
+    "control_call",
+    "control_close",
+    "control_keep",
+    "control_names",
+    "control_next",
+    "control_offer_tracebacks",
+    "control_place",
+    "control_register",
     "debug_level",
     "find_nan",
     "metrics_prometheus",
@@ -50,6 +60,25 @@ _Spec: TypeAlias = tuple[str, Sequence[int], str, bool]
 __version__: str
 
 def command(words: Sequence[str], python: str) -> int: ...
+
+# ── the control plane ──────────────────────────────────────────────────────────────────────────────────────
+
+@final
+class WorkerServer:
+    def __new__(cls, host_or_file: str, port: int) -> Self: ...
+    @property
+    def port(self) -> int: ...
+    def shutdown(self) -> None: ...
+
+def control_answer(number: int, status: int, content_type: str, content: bytes) -> None: ...
+def control_call(name: str, body: bytes, params: Sequence[tuple[str, str]]) -> tuple[int, str, bytes]: ...
+def control_close() -> None: ...
+def control_keep(object: object) -> None: ...
+def control_names() -> list[str]: ...
+def control_next() -> tuple[int, str, bytes, list[tuple[str, str]]] | None: ...
+def control_offer_tracebacks() -> None: ...
+def control_place() -> str | None: ...
+def control_register(name: str) -> None: ...
 
 # ── the debug level ────────────────────────────────────────────────────────────────────────────────────────
 

@@ -18,7 +18,6 @@ from tenfold import functional
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import _functional_collectives
 
-OBSERVABILITY = "the flight recorder and the control plane (issue 7)"
 NVIDIA = "for NVIDIA's GPUs only; tenfold works on the CPU"
 GPU_MEMORY = "memory that GPUs share; tenfold's shared memory is `Group.shared_memory`"
 OTHER_BACKEND = "another backend; tenfold's own is `ProcessGroupTenfold`"
@@ -27,12 +26,6 @@ PROFILER = "a title in PyTorch's profiler, which knows only operations of PyTorc
 INTERNAL = "a switch or test of PyTorch's C++ runtime"
 
 ABSENT = {
-    "_Request": OBSERVABILITY,
-    "_Response": OBSERVABILITY,
-    "_WorkerServer": OBSERVABILITY,
-    "_get_handler": OBSERVABILITY,
-    "_get_handler_names": OBSERVABILITY,
-    "_register_handler": OBSERVABILITY,
     "NCCLXStub": NVIDIA,
     "ProcessGroupNCCL": NVIDIA,
     "ProcessGroupNCCL2": NVIDIA,

@@ -14,6 +14,7 @@ mod store;
 mod top;
 mod trace;
 mod units;
+mod worker;
 
 use std::ffi::OsString;
 use std::io::IsTerminal as _;
@@ -34,7 +35,8 @@ Read by every rank of a process group (docs/groups.md says more):
   TENFOLD_TRANSPORT    auto (the default), shm or tcp
   TENFOLD_INTERFACE    the network interface by which other hosts reach this one: eth0, ^lo,docker
   TENFOLD_PORT_RANGE   ports to listen on: 20000-20100
-  TENFOLD_ALGORITHM    algorithms to insist on: all_reduce:ring,broadcast:binomial")]
+  TENFOLD_ALGORITHM    algorithms to insist on: all_reduce:ring,broadcast:binomial
+  TENFOLD_WORKER_SERVER  where a rank can be asked what it does: /tmp/rank-{rank}.sock, 127.0.0.1:0")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -53,6 +55,7 @@ enum Command {
     Store(store::Args),
     Top(top::Args),
     Trace(trace::Args),
+    Worker(worker::Args),
 }
 
 const SUCCESS: u8 = 0;
@@ -96,6 +99,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>, program: Program) -> 
         Command::Store(args) => store::run(args),
         Command::Top(args) => top::run(args),
         Command::Trace(args) => trace::run(&args),
+        Command::Worker(args) => worker::run(&args),
     };
     match outcome {
         Ok(code) => code,

@@ -32,6 +32,7 @@ mod rank;
 mod ranks_store;
 mod rendezvous;
 mod status;
+mod worker_sockets;
 
 use std::ffi::OsString;
 use std::io::{self, Read as _, Write as _};
@@ -63,6 +64,7 @@ use rank::{Birth, Rank, signal_name};
 use ranks_store::RanksStore;
 use rendezvous::{Assignment, Event, JobFailure, NodeInfo, Order, Rendezvous};
 use status::Status;
+use worker_sockets::WorkerSockets;
 
 /// Exit code of a command that cannot mean anything.
 const USAGE: u8 = 2;
@@ -196,6 +198,7 @@ struct Launch {
     progress: Progress,
     /// What was said about ranks that keep others waiting.
     stuck: Stuck,
+    worker_sockets: Option<WorkerSockets>,
     dashboard: Option<Dashboard>,
     home: Option<Home>,
     rendezvous: Option<Rendezvous>,
@@ -238,6 +241,8 @@ impl Launch {
         let run_id = plan.run_id.clone().unwrap_or_else(|| format!("tenfold-{node_id}"));
         let logs = Logs::open(plan.logs.clone(), &run_id, &mark.folders())?;
         let progress = Progress::new(&mark.folders());
+        let asked = plan.worker_server.as_deref();
+        let worker_sockets = asked.map(|asked| WorkerSockets::open(asked, &mark.folders())).transpose()?;
         let job = Job {
             run_id,
             role: plan.role.clone(),
@@ -266,6 +271,7 @@ impl Launch {
             mark,
             progress,
             stuck: Stuck::default(),
+            worker_sockets,
             dashboard: None,
             home: None,
             rendezvous: None,
@@ -281,6 +287,10 @@ impl Launch {
     fn work(&mut self) -> Result<(), Box<dyn std::error::Error>> {
         if let Some(folder) = self.logs.folder() {
             let line = format!("log files are in {}", folder.display());
+            self.outlet.note(&line);
+        }
+        if let Some(sockets) = &self.worker_sockets {
+            let line = format!("ranks can be asked what they do: tenfold worker {sockets}");
             self.outlet.note(&line);
         }
         self.find_store()?;
@@ -540,8 +550,15 @@ impl Launch {
         let (number, world_size) = (assignment.first_rank() + local_rank, assignment.world_size());
         let error_file = logs.traces.error_file.as_deref();
         let progress = self.progress.make_folder(assignment.round, local_rank);
-        let progress = progress.as_deref();
-        let place = Place { local_rank, assignment, store: (&store.host, store.port), error_file, progress };
+        let socket = self.worker_sockets.as_ref().map(|sockets| sockets.of(number));
+        let place = Place {
+            local_rank,
+            assignment,
+            store: (&store.host, store.port),
+            error_file,
+            progress: progress.as_deref(),
+            worker_server: socket.as_deref(),
+        };
         let environment = environment(&self.job, place, |name| std::env::var_os(name))?;
         let (role, host) = (&*self.plan.role, &*assignment.node().host);
         let speaker = Speaker { rank: number, local_rank, world_size, role, host };

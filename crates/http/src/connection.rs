@@ -2,21 +2,23 @@
 
 use std::borrow::Cow;
 use std::io::{self, IoSlice, Read as _, Write as _};
-use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr};
+use std::net::IpAddr;
 use std::time::Instant;
 
-use mio::net::TcpStream;
-
 use crate::head::{HeadLimits, HeadParser};
+use crate::request::Request;
 use crate::response::Response;
+use crate::stream::{Peer, Stream};
 
 /// What a connection is about, and since when. Each phase has its deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// The head of a request is awaited, of which nothing or a part is here.
+    /// A request is awaited, of which nothing or a part is here.
     Asking,
     /// All requests were answered.
     Idle,
+    /// A request is with a handler on another thread.
+    Working,
     /// An answer is being taken.
     Answering,
     /// The last answer was taken and our side is shut. What the client was still sending is swallowed: if the socket
@@ -26,17 +28,29 @@ pub(crate) enum Phase {
 
 #[derive(Debug)]
 pub(crate) struct Connection {
-    pub(crate) stream: TcpStream,
-    pub(crate) peer: SocketAddr,
-    /// The address of ours that it came to.
-    pub(crate) local: IpAddr,
+    pub(crate) stream: Stream,
+    pub(crate) peer: Peer,
+    /// The address of ours that it came to; nothing for a Unix socket.
+    pub(crate) local: Option<IpAddr>,
     pub(crate) phase: Phase,
     pub(crate) since: Instant,
     pub(crate) input: Vec<u8>,
     pub(crate) parser: HeadParser,
+    /// A request whose body is not whole.
+    pub(crate) begun: Option<Request>,
+    /// Which request is with a handler, and how its answer is to be sent.
+    pub(crate) asked: Option<Asked>,
     output: Output,
     /// Is the answer under way the last one?
     pub(crate) closes: bool,
+}
+
+/// What is to be known of a request once a handler has it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked {
+    pub(crate) number: u64,
+    pub(crate) with_body: bool,
+    pub(crate) keep_alive: bool,
 }
 
 #[derive(Debug, Default)]
@@ -56,18 +70,17 @@ pub(crate) enum Tried {
 }
 
 impl Connection {
-    pub(crate) fn new(stream: TcpStream, peer: SocketAddr, limits: HeadLimits, now: Instant) -> Self {
-        let _ = stream.set_nodelay(true); // only slower without
-        // Without an address of our own it can still be asked by one of loopback.
-        let local = stream.local_addr().map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |address| address.ip());
+    pub(crate) fn new(stream: Stream, peer: Peer, limits: HeadLimits, now: Instant) -> Self {
         Connection {
+            local: stream.local(),
             stream,
             peer,
-            local,
             phase: Phase::Asking,
             since: now,
             input: Vec::new(),
             parser: HeadParser::new(limits),
+            begun: None,
+            asked: None,
             output: Output::default(),
             closes: false,
         }
@@ -129,7 +142,7 @@ impl Connection {
 
     /// Says that nothing more will come.
     pub(crate) fn shut(&mut self) {
-        let _ = self.stream.shutdown(Shutdown::Write); // fails only if the peer has gone
+        let _ = self.stream.shut(); // fails only if the peer has gone
         self.input = Vec::new();
     }
 }

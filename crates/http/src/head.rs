@@ -6,7 +6,7 @@
 //!
 //! It is strict, since what two programs read differently is how one request is smuggled inside another: lines end in
 //! CR LF and nothing else, names are tokens, there is one `Host`, no line goes on in the next, and nothing follows the
-//! head. A control plane that takes bodies will read the length in [`finish`] and nowhere else.
+//! head. How long a body is, is read in [`finish`] and nowhere else, and is said in one way only: one `Content-Length`.
 
 use std::fmt;
 
@@ -21,11 +21,13 @@ pub struct HeadLimits {
     pub headers: usize,
     /// Number of headers.
     pub headers_count: usize,
+    /// Bytes of the body of a `POST`; nothing where only `GET` and `HEAD` are answered.
+    pub body: Option<usize>,
 }
 
 impl Default for HeadLimits {
     fn default() -> Self {
-        HeadLimits { request_line: 8 << 10, headers: 32 << 10, headers_count: 100 }
+        HeadLimits { request_line: 8 << 10, headers: 32 << 10, headers_count: 100, body: None }
     }
 }
 
@@ -39,28 +41,41 @@ pub enum Refusal {
     Body,
     /// No method that is answered here.
     Method,
+    /// The same where `POST` is one.
+    MethodOrPost,
+    /// A body whose length is not said.
+    NoLength,
+    LongBody,
     /// Neither HTTP/1.1 nor HTTP/1.0.
     Version,
     LongRequestLine,
     LongHeaders,
     /// The `Host` is none of ours.
     Host,
+    /// A page of another site sent it.
+    Origin,
     /// The head did not come in time.
     Slow,
     /// The handler panicked.
     Handler,
+    /// The handler has not answered in time, or is not begun because others are not done.
+    Busy,
 }
 
 impl Refusal {
     pub fn status(self) -> u16 {
         match self {
             Refusal::Malformed(_) | Refusal::Body => 400,
-            Refusal::Method => 405,
+            Refusal::Origin => 403,
+            Refusal::Method | Refusal::MethodOrPost => 405,
             Refusal::Slow => 408,
+            Refusal::NoLength => 411,
+            Refusal::LongBody => 413,
             Refusal::LongRequestLine => 414,
             Refusal::Host => 421,
             Refusal::LongHeaders => 431,
             Refusal::Handler => 500,
+            Refusal::Busy => 503,
             Refusal::Version => 505,
         }
     }
@@ -72,12 +87,19 @@ impl fmt::Display for Refusal {
             Refusal::Malformed(what) => what,
             Refusal::Body => "a request here has no body",
             Refusal::Method => "only GET and HEAD are answered here",
+            Refusal::MethodOrPost => "only GET, HEAD and POST are answered here",
+            Refusal::NoLength => "a body must come with its Content-Length",
+            Refusal::LongBody => "the body is too long",
             Refusal::Version => "only HTTP/1.1 and HTTP/1.0 are spoken here",
             Refusal::LongRequestLine => "the request line is too long",
             Refusal::LongHeaders => "the headers are too many or too long",
             Refusal::Host => "the Host header names no host that this server answers to",
+            Refusal::Origin => "a page of another site may not send this",
             Refusal::Slow => "the request did not come in time",
             Refusal::Handler => "the answer to this request failed, which is a bug; the log says more",
+            Refusal::Busy => {
+                "no answer in time: what was asked for is still being done, or has to wait for others"
+            }
         })
     }
 }
@@ -100,7 +122,7 @@ impl HeadParser {
     }
 
     /// `input` is all that has arrived since the last request. A whole head comes with the number of bytes it took, and
-    /// ends this parser's life; so does a refusal.
+    /// ends this parser's life; so does a refusal. What follows the head are [`Request::body_length`] bytes of body.
     pub fn advance(&mut self, input: &[u8]) -> Result<Option<(Request, usize)>, Refusal> {
         // Somebody who speaks TLS to us would wait for our answer, and we for the end of his line.
         if input.first().is_some_and(|&byte| !is_token(&[byte])) {
@@ -120,8 +142,10 @@ impl HeadParser {
             self.line = end + 1;
             self.searched = end + 1;
             match self.begun.take() {
-                None => self.begun = Some((self.line, request_line(line)?)),
-                Some((_, request)) if line.is_empty() => return Ok(Some((finish(request)?, self.line))),
+                None => self.begun = Some((self.line, request_line(line, self.limits.body.is_some())?)),
+                Some((_, request)) if line.is_empty() => {
+                    return Ok(Some((finish(request, self.limits.body)?, self.line)));
+                }
                 Some((start, mut request)) => {
                     if request.headers.len() == self.limits.headers_count {
                         return Err(Refusal::LongHeaders);
@@ -142,7 +166,7 @@ impl HeadParser {
     }
 }
 
-fn request_line(line: &[u8]) -> Result<Request, Refusal> {
+fn request_line(line: &[u8], takes_posts: bool) -> Result<Request, Refusal> {
     const SHAPE: Refusal = Refusal::Malformed("the request line is not `METHOD TARGET VERSION`");
     let mut words = line.split(|&byte| byte == b' ');
     let (Some(method), Some(target), Some(version), None) =
@@ -156,6 +180,8 @@ fn request_line(line: &[u8]) -> Result<Request, Refusal> {
     let method = match method {
         b"GET" => Method::Get,
         b"HEAD" => Method::Head,
+        b"POST" if takes_posts => Method::Post,
+        _ if takes_posts => return Err(Refusal::MethodOrPost),
         _ => return Err(Refusal::Method),
     };
     let keep_alive = match version {
@@ -170,7 +196,8 @@ fn request_line(line: &[u8]) -> Result<Request, Refusal> {
     let target = std::str::from_utf8(target).ok().filter(|target| target.bytes().all(is_in_target));
     let target = target.ok_or(Refusal::Malformed("the target has characters that must be escaped"))?;
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
-    Ok(Request { method, path: path.into(), query: query.into(), headers: Vec::new(), keep_alive })
+    let (path, query, headers) = (path.into(), query.into(), Vec::new());
+    Ok(Request { method, path, query, headers, keep_alive, body_length: 0, body: Vec::new() })
 }
 
 fn header_line(line: &[u8]) -> Result<Header, Refusal> {
@@ -192,22 +219,43 @@ fn header_line(line: &[u8]) -> Result<Header, Refusal> {
 }
 
 /// What can be said only when all headers are here.
-fn finish(mut request: Request) -> Result<Request, Refusal> {
+fn finish(mut request: Request, body_max: Option<usize>) -> Result<Request, Refusal> {
     match request.values("host").count() {
         0 => return Err(Refusal::Malformed("the request has no Host header")),
         1 => {}
         _ => return Err(Refusal::Malformed("the request has several Host headers")),
     }
-    let has_length = request.values("content-length").any(|value| value != b"0");
-    if has_length || request.values("transfer-encoding").next().is_some() {
-        return Err(Refusal::Body);
-    }
+    request.body_length = match body_max {
+        Some(max) if request.method == Method::Post => body_length(&request, max)?,
+        _ => {
+            let has_length = request.values("content-length").any(|value| value != b"0");
+            if has_length || request.values("transfer-encoding").next().is_some() {
+                return Err(Refusal::Body);
+            }
+            0
+        }
+    };
     let says_close = |value: &[u8]| {
         value.split(|&byte| byte == b',').any(|wish| wish.trim_ascii().eq_ignore_ascii_case(b"close"))
     };
     let closes = request.values("connection").any(says_close);
     request.keep_alive &= !closes;
     Ok(request)
+}
+
+/// One number in digits; several, or another way to say where the body ends, is how requests are smuggled.
+fn body_length(request: &Request, max: usize) -> Result<usize, Refusal> {
+    if request.values("transfer-encoding").next().is_some() {
+        return Err(Refusal::NoLength);
+    }
+    let mut lengths = request.values("content-length");
+    let Some(digits) = lengths.next() else { return Ok(0) };
+    if lengths.next().is_some() || digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
+        return Err(Refusal::Malformed("the Content-Length is not one number"));
+    }
+    // A number that is too long to be read is too long a body.
+    let length = std::str::from_utf8(digits).ok().and_then(|digits| digits.parse().ok());
+    length.filter(|length| *length <= max).ok_or(Refusal::LongBody)
 }
 
 /// Is this a token of RFC 9110: a name of a method or a header?
@@ -273,6 +321,32 @@ mod tests {
     }
 
     #[test]
+    fn a_post_is_read_where_it_is_taken_and_the_length_of_its_body_is_one_number() {
+        let read = |headers: &str| {
+            let limits = HeadLimits { body: Some(1000), ..HeadLimits::default() };
+            let input = format!("POST /handler/ping HTTP/1.1\r\nHost: a\r\n{headers}\r\nbody");
+            HeadParser::new(limits).advance(input.as_bytes())
+        };
+        let length = |headers: &str| read(headers).map(|head| head.expect("it is whole").0.body_length());
+        assert_eq!(length(""), Ok(0));
+        assert_eq!(length("Content-Length: 4\r\n"), Ok(4));
+        assert_eq!(length("Content-Length: 1000\r\n"), Ok(1000));
+        for long in ["1001", "99999999999999999999999999"] {
+            assert_eq!(length(&format!("Content-Length: {long}\r\n")), Err(Refusal::LongBody));
+        }
+        for wrong in ["", "+4", "-4", "4, 4", "0x4", "4 4", "4\r\nContent-Length: 4"] {
+            let expected = Refusal::Malformed("the Content-Length is not one number");
+            assert_eq!(length(&format!("Content-Length: {wrong}\r\n")), Err(expected), "{wrong}");
+        }
+        assert_eq!(length("Transfer-Encoding: chunked\r\n"), Err(Refusal::NoLength));
+        assert_eq!(length("Content-Length: 4\r\nTransfer-Encoding: identity\r\n"), Err(Refusal::NoLength));
+        let limits = HeadLimits { body: Some(1000), ..HeadLimits::default() };
+        let refused = |input: &[u8]| HeadParser::new(limits).advance(input).expect_err("it is refused");
+        assert_eq!(refused(b"PUT / HTTP/1.1\r\n"), Refusal::MethodOrPost);
+        assert_eq!(refused(b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\n"), Refusal::Body);
+    }
+
+    #[test]
     fn what_can_be_read_in_two_ways_is_refused() {
         let after_line = |headers: &str| refusal(&format!("GET / HTTP/1.1\r\n{headers}\r\n"));
         let malformed = [
@@ -325,7 +399,7 @@ mod tests {
 
     #[test]
     fn limits_hold_to_the_byte_and_need_no_line_end() {
-        let limits = HeadLimits { request_line: 20, headers: 30, headers_count: 3 };
+        let limits = HeadLimits { request_line: 20, headers: 30, headers_count: 3, body: None };
         let verdict = |input: &str| HeadParser::new(limits).advance(input.as_bytes());
         let line = |length: usize| format!("GET /{} HTTP/1.1\r", "a".repeat(length - 15));
         assert_eq!(verdict(&line(20)), Ok(None));

@@ -19,6 +19,15 @@ pub(crate) fn is_ours(host: &str, local: IpAddr, names: &[String]) -> bool {
     name.eq_ignore_ascii_case("localhost") || names.iter().any(|ours| ours.eq_ignore_ascii_case(name))
 }
 
+/// Did one of our own pages send this, if a page did? Browsers say in `Origin` whose page sends a `POST`, which needs no leave to
+/// be sent to any address; programs that are no browsers say nothing.
+pub(crate) fn is_own_page(origin: Option<&str>, host: &str) -> bool {
+    origin.is_none_or(|origin| {
+        let (scheme, sender) = origin.split_once("://").unwrap_or_default();
+        scheme.eq_ignore_ascii_case("http") && sender.eq_ignore_ascii_case(host)
+    })
+}
+
 /// The name or address in `name`, `name:port`, `[v6]` or `[v6]:port`. The port may be any: somebody may forward his own.
 fn name_of(host: &str) -> Option<&str> {
     let (name, rest) = match host.strip_prefix('[') {
@@ -35,6 +44,17 @@ fn name_of(host: &str) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_page_is_ours_if_it_came_from_the_host_that_is_asked() {
+        assert!(is_own_page(None, "localhost:80"));
+        assert!(is_own_page(Some("http://localhost:80"), "LOCALHOST:80"));
+        for origin in
+            ["null", "", "http://localhost", "https://localhost:80", "http://evil.example", "localhost:80"]
+        {
+            assert!(!is_own_page(Some(origin), "localhost:80"), "{origin}");
+        }
+    }
 
     #[test]
     fn our_address_loopback_and_names_given_are_ours_and_nothing_else() {

@@ -8,9 +8,11 @@ pub enum Method {
     Get,
     /// As [`Method::Get`]; the server leaves the body out.
     Head,
+    /// Only where a server takes bodies: see [`crate::HeadLimits::body`].
+    Post,
 }
 
-/// One request without a body.
+/// One request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     pub(crate) method: Method,
@@ -18,6 +20,9 @@ pub struct Request {
     pub(crate) query: String,
     pub(crate) headers: Vec<Header>,
     pub(crate) keep_alive: bool,
+    /// What the head says of the body.
+    pub(crate) body_length: usize,
+    pub(crate) body: Vec<u8>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +32,9 @@ pub(crate) struct Header {
     /// Without the white space around it; any bytes but control characters.
     pub(crate) value: Vec<u8>,
 }
+
+/// Names and values, decoded.
+pub type Parameters = Vec<(Vec<u8>, Vec<u8>)>;
 
 /// More parameters than this in one query are somebody's mistake.
 const PARAMETERS_MAX: usize = 32;
@@ -39,6 +47,16 @@ impl Request {
     /// The path as it was sent, not decoded: routes are exact matches, so `..` and `%2e` lead nowhere.
     pub fn path(&self) -> &str {
         &self.path
+    }
+
+    /// What a `POST` brought, whole.
+    pub fn body(&self) -> &[u8] {
+        &self.body
+    }
+
+    /// How many bytes of body follow the head.
+    pub fn body_length(&self) -> usize {
+        self.body_length
     }
 
     /// The first header of this name, whatever its case; nothing if it is not text.
@@ -58,19 +76,32 @@ impl Request {
     /// Anything doubtful is an error: a broken escape, the same name twice, too many names.
     pub fn parameter(&self, name: &str) -> Result<Option<Vec<u8>>, QueryError> {
         let mut found = None;
-        let pairs = self.query.split('&').filter(|pair| !pair.is_empty());
-        for (index, pair) in pairs.enumerate() {
-            if index >= PARAMETERS_MAX {
-                return Err(QueryError("it has more than 32 parameters"));
-            }
-            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-            let (key, value) = (decode(key)?, decode(value)?);
+        for (key, value) in decode_pairs(&self.query)? {
             if key == name.as_bytes() && found.replace(value).is_some() {
                 return Err(QueryError("it names a parameter twice"));
             }
         }
         Ok(found)
     }
+
+    /// All parameters of the query in their order, as for [`Request::parameter`]; a name may be there twice.
+    pub fn parameters(&self) -> Result<Parameters, QueryError> {
+        decode_pairs(&self.query)
+    }
+}
+
+/// `name=value&…`, as in a query or in a body of type `application/x-www-form-urlencoded`.
+pub fn decode_pairs(text: &str) -> Result<Parameters, QueryError> {
+    let pairs = text.split('&').filter(|pair| !pair.is_empty());
+    if pairs.clone().nth(PARAMETERS_MAX).is_some() {
+        return Err(QueryError("it has more than 32 parameters"));
+    }
+    pairs
+        .map(|pair| {
+            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            Ok((decode(key)?, decode(value)?))
+        })
+        .collect()
 }
 
 fn decode(text: &str) -> Result<Vec<u8>, QueryError> {
@@ -115,8 +146,16 @@ mod tests {
     use proptest::prelude::*;
 
     fn asking(query: &str) -> Request {
-        let (path, query) = ("/".into(), query.into());
-        Request { method: Method::Get, path, query, headers: Vec::new(), keep_alive: true }
+        let (path, query, headers) = ("/".into(), query.into(), Vec::new());
+        Request {
+            method: Method::Get,
+            path,
+            query,
+            headers,
+            keep_alive: true,
+            body_length: 0,
+            body: Vec::new(),
+        }
     }
 
     fn parameter(query: &str) -> Result<Option<String>, QueryError> {

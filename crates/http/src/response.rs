@@ -15,15 +15,23 @@ const PROTECTION: &str = "Content-Security-Policy: default-src 'self'; frame-anc
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Response {
     status: u16,
-    content_type: &'static str,
+    content_type: Cow<'static, str>,
     cache_control: &'static str,
     allow: Option<&'static str>,
     body: Cow<'static, [u8]>,
 }
 
 impl Response {
-    /// A body that is part of the program is not copied.
-    pub fn new(status: u16, content_type: &'static str, body: impl Into<Cow<'static, [u8]>>) -> Self {
+    /// A body that is part of the program is not copied. A type that could end its line is cut there.
+    pub fn new(
+        status: u16,
+        content_type: impl Into<Cow<'static, str>>,
+        body: impl Into<Cow<'static, [u8]>>,
+    ) -> Self {
+        let mut content_type = content_type.into();
+        if let Some(end) = content_type.find(|character: char| !(' '..='~').contains(&character)) {
+            content_type.to_mut().truncate(end);
+        }
         Response { status, content_type, cache_control: "no-store", allow: None, body: body.into() }
     }
 
@@ -55,7 +63,11 @@ impl Response {
         // Nothing that the client sent is in there, so that nothing needs escaping.
         let hint = if refusal == Refusal::Host { hint } else { "" };
         let json = format!("{{\"error\":\"{refusal}\",\"hint\":\"{}\"}}\n", escape(hint));
-        let allow = (refusal == Refusal::Method).then_some("GET, HEAD");
+        let allow = match refusal {
+            Refusal::Method => Some("GET, HEAD"),
+            Refusal::MethodOrPost => Some("GET, HEAD, POST"),
+            _ => None,
+        };
         Response { allow, ..Response::json(refusal.status(), json) }
     }
 
@@ -97,6 +109,8 @@ fn reason(status: u16) -> &'static str {
         404 => "Not Found",
         405 => "Method Not Allowed",
         408 => "Request Timeout",
+        411 => "Length Required",
+        413 => "Content Too Large",
         414 => "URI Too Long",
         421 => "Misdirected Request",
         431 => "Request Header Fields Too Large",

@@ -5,9 +5,11 @@
 #![expect(clippy::disallowed_methods, reason = "owns the responder's thread")]
 
 mod turns;
+mod workers;
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -18,7 +20,10 @@ use mio::{Poll, Waker};
 use crate::head::HeadLimits;
 use crate::request::Request;
 use crate::response::Response;
-use turns::{Loop, WAKE};
+use crate::socket_file::SocketFile;
+use crate::stream::Listener;
+use turns::{Handler, Loop, WAKE};
+use workers::Workers;
 
 /// What strangers may make the responder hold and wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,12 +34,16 @@ pub struct Limits {
     pub connections: usize,
     /// Unsent bytes of all answers together; beyond it the oldest unread answer is given up.
     pub output: usize,
-    /// From connecting, or the first byte of a later request, to the end of its head.
+    /// From connecting, or the first byte of a later request, to its end.
     pub head_timeout: Duration,
     /// Between an answer and the next request.
     pub idle_timeout: Duration,
     /// For the client to take an answer whole.
     pub write_timeout: Duration,
+    /// For a handler on a thread of its own; then the client is told that it takes too long.
+    pub handler_timeout: Duration,
+    /// Requests that may wait for such a thread.
+    pub queue: usize,
 }
 
 impl Default for Limits {
@@ -46,6 +55,9 @@ impl Default for Limits {
             head_timeout: Duration::from_secs(5),
             idle_timeout: Duration::from_secs(30),
             write_timeout: Duration::from_secs(10),
+            // PyTorch's debug server gives up on a worker after 60 s, and asks for profiles of as long.
+            handler_timeout: Duration::from_secs(120),
+            queue: 64,
         }
     }
 }
@@ -54,8 +66,10 @@ impl Default for Limits {
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct Options {
-    /// Sockets that listen already. None: a free port of 127.0.0.1, for this machine only.
+    /// Sockets that listen already. None of any kind: a free port of 127.0.0.1, for this machine only.
     pub listeners: Vec<TcpListener>,
+    /// Unix sockets; their files go with the responder.
+    pub socket_files: Vec<(UnixListener, SocketFile)>,
     /// Names by which it may be asked, besides `localhost`, loopback addresses, and the address that was connected to.
     pub names: Vec<String>,
     /// What somebody who asked by another name is told to do.
@@ -67,6 +81,19 @@ impl Options {
     #[must_use]
     pub fn listeners(mut self, listeners: Vec<TcpListener>) -> Self {
         self.listeners = listeners;
+        self
+    }
+
+    #[must_use]
+    pub fn socket_file(mut self, listener: UnixListener, file: SocketFile) -> Self {
+        self.socket_files.push((listener, file));
+        self
+    }
+
+    /// Takes `POST` too, with bodies of up to `body_max` bytes. A browser's request must come from a page of ours.
+    #[must_use]
+    pub fn posts(mut self, body_max: usize) -> Self {
+        self.limits.head.body = Some(body_max);
         self
     }
 
@@ -89,8 +116,12 @@ impl Options {
 pub struct Server {
     addresses: Vec<SocketAddr>,
     stop: Arc<AtomicBool>,
-    waker: Waker,
+    waker: Arc<Waker>,
+    /// Removed when the loop has ended.
+    socket_files: Vec<SocketFile>,
     thread: Option<JoinHandle<()>>,
+    /// A forked child has a copy of this and none of the threads.
+    owner: u32,
 }
 
 impl Server {
@@ -100,28 +131,54 @@ impl Server {
         options: Options,
         handler: impl Fn(&Request) -> Response + Send + 'static,
     ) -> io::Result<Server> {
+        Server::start_as(options, move |_| Handler::Here(Box::new(handler)))
+    }
+
+    /// The same, for handlers that may take long: each request is handed to one of up to `threads` threads, which are
+    /// started when they are needed, and others go on meanwhile.
+    pub fn start_with_threads(
+        options: Options,
+        threads: usize,
+        handler: impl Fn(&Request) -> Response + Send + Sync + 'static,
+    ) -> io::Result<Server> {
+        assert!(threads > 0, "somebody runs handlers");
+        let queue_max = options.limits.queue;
+        Server::start_as(options, move |waker| {
+            Handler::There(Workers::new(Box::new(handler), waker, threads, queue_max))
+        })
+    }
+
+    fn start_as(options: Options, handler: impl FnOnce(Arc<Waker>) -> Handler) -> io::Result<Server> {
         let mut listeners = options.listeners;
-        if listeners.is_empty() {
+        if listeners.is_empty() && options.socket_files.is_empty() {
             listeners.push(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?);
         }
         listeners.iter().try_for_each(|listener| listener.set_nonblocking(true))?;
         let addresses = listeners.iter().map(TcpListener::local_addr).collect::<io::Result<Vec<_>>>()?;
         let poll = Poll::new()?;
-        let waker = Waker::new(poll.registry(), WAKE)?;
+        let waker = Arc::new(Waker::new(poll.registry(), WAKE)?);
         let stop = Arc::new(AtomicBool::new(false));
         let policy = turns::Policy {
             limits: options.limits,
             names: options.names,
             name_hint: options.name_hint,
-            handler: Box::new(handler),
+            handler: handler(Arc::clone(&waker)),
         };
+        let mut listeners: Vec<Listener> =
+            listeners.into_iter().map(|one| Listener::Tcp(mio::net::TcpListener::from_std(one))).collect();
+        let mut socket_files = Vec::new();
+        for (listener, file) in options.socket_files {
+            listener.set_nonblocking(true)?;
+            listeners.push(Listener::Unix(mio::net::UnixListener::from_std(listener)));
+            socket_files.push(file);
+        }
         let server = Loop::new(poll, listeners, policy, stop.clone())?;
         let thread = std::thread::Builder::new().name("tenfold-http".into()).spawn(move || server.run())?;
-        tracing::debug!(address = %addresses[0], "answering HTTP");
-        Ok(Server { addresses, stop, waker, thread: Some(thread) })
+        tracing::debug!(?addresses, ?socket_files, "answering HTTP");
+        Ok(Server { addresses, stop, waker, socket_files, thread: Some(thread), owner: std::process::id() })
     }
 
-    /// The first address it answers on.
+    /// The first address it answers on. Panics if it answers on files only.
     pub fn address(&self) -> SocketAddr {
         self.addresses[0]
     }
@@ -132,8 +189,18 @@ impl Server {
     }
 }
 
+impl Server {
+    /// The files it answers on.
+    pub fn socket_files(&self) -> &[SocketFile] {
+        &self.socket_files
+    }
+}
+
 impl Drop for Server {
     fn drop(&mut self) {
+        if self.owner != std::process::id() {
+            return; // the waker is the parent's
+        }
         self.stop.store(true, Ordering::SeqCst);
         let woken = self.waker.wake().is_ok();
         if let Some(thread) = self.thread.take().filter(|_| woken) {

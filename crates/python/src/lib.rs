@@ -7,6 +7,7 @@
 //! call into this module empties.
 
 mod command;
+mod control;
 mod ddp;
 mod dlpack;
 mod exceptions;
@@ -29,6 +30,16 @@ fn _tenfold(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(command::command, module)?)?;
     module.add_function(wrap_pyfunction!(ddp::assign_by_size, module)?)?;
     module.add_function(wrap_pyfunction!(ddp::verify_params, module)?)?;
+    module.add_class::<control::WorkerServer>()?;
+    module.add_function(wrap_pyfunction!(control::control_answer, module)?)?;
+    module.add_function(wrap_pyfunction!(control::control_call, module)?)?;
+    module.add_function(wrap_pyfunction!(control::control_close, module)?)?;
+    module.add_function(wrap_pyfunction!(control::control_keep, module)?)?;
+    module.add_function(wrap_pyfunction!(control::control_names, module)?)?;
+    module.add_function(wrap_pyfunction!(control::control_next, module)?)?;
+    module.add_function(wrap_pyfunction!(control::control_offer_tracebacks, module)?)?;
+    module.add_function(wrap_pyfunction!(control::control_place, module)?)?;
+    module.add_function(wrap_pyfunction!(control::control_register, module)?)?;
     module.add_class::<ddp::Reducer>()?;
     module.add_function(wrap_pyfunction!(tensor::find_nan, module)?)?;
     module.add_function(wrap_pyfunction!(log::debug_level, module)?)?;

@@ -31,6 +31,8 @@ pub(crate) struct Environment {
     pub on_stuck: Option<StuckPolicy>,
     /// `TENFOLD_PROGRESS`: a folder in which the launcher wants to read how far this rank is.
     pub progress: Option<PathBuf>,
+    /// `TENFOLD_WORKER_SERVER`: where this process is to be asked what it does.
+    pub worker_server: Option<String>,
     /// c10d's `TORCH_FR_…`: what is recorded, and where dumps go.
     pub recorder: recorder::Settings,
 }
@@ -101,6 +103,7 @@ impl Environment {
             stuck_after: look_up("TENFOLD_STUCK_AFTER")?.map(|variable| variable.seconds()).transpose()?,
             on_stuck: look_up("TENFOLD_STUCK_POLICY")?.map(|variable| variable.stuck_policy()).transpose()?,
             progress: look_up("TENFOLD_PROGRESS")?.map(|variable| variable.value.into()),
+            worker_server: look_up("TENFOLD_WORKER_SERVER")?.map(|variable| variable.value),
             recorder: recorder::Settings::parse(&look_up)?,
         })
     }

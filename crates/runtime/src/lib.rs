@@ -23,6 +23,11 @@
 //! Not here: algorithms (`tenfold-plan`), memory and arithmetic (`tenfold-memory`), rendezvous (`tenfold-store`).
 
 mod collectives;
+#[cfg(feature = "control")]
+pub mod control;
+#[cfg(not(feature = "control"))]
+#[path = "control/absent.rs"]
+mod control;
 pub mod ddp;
 mod debug_level;
 mod engine;

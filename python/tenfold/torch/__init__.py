@@ -10,14 +10,16 @@ Importing this module registers it too, and with it `init_method="tenfold://host
 - `DistributedDataParallel` is PyTorch's with tenfold's reducer: gradients are averaged in shared memory;
 - `empty` makes tensors that peers on this host read in place, `shared_buckets_hook` does that for the
   gradients of `DistributedDataParallel`;
+- `start_debug_server` is PyTorch's web page about all ranks, over tenfold's worker servers;
 - `TCPStore`, `FileStore`, `HashStore` and `PrefixStore` are tenfold's, for wherever PyTorch wants a store.
 """
 
 import torch.distributed as dist
 
 import tenfold.torch.exceptions  # noqa: F401, from here on errors are PyTorch's too
-from tenfold.torch import rendezvous
+from tenfold.torch import control, rendezvous
 from tenfold.torch.backend import Backend, ProcessGroup, create
+from tenfold.torch.control import start_debug_server
 from tenfold.torch.ddp import DistributedDataParallel
 from tenfold.torch.memory import empty, shared_buckets_hook
 from tenfold.torch.store import FileStore, HashStore, PrefixStore, Store, TCPStore
@@ -36,6 +38,7 @@ __all__ = [
     "empty",
     "register",
     "shared_buckets_hook",
+    "start_debug_server",
 ]
 
 
@@ -44,6 +47,7 @@ def register() -> None:
     if "TENFOLD" not in dist.Backend._plugins:
         dist.Backend.register_backend("tenfold", create, extended_api=True, devices=["cpu"])
     rendezvous.register()
+    control.register()
 
 
 register()

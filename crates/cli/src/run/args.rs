@@ -181,6 +181,12 @@ pub(crate) struct Args {
     )]
     dashboard_name: Vec<String>,
 
+    /// Let ranks that use tenfold be asked what they do, each by a socket in this folder, rank-N.sock: see `tenfold worker`
+    /// [default folder: a temporary one]
+    #[arg(long, alias = "worker_server", value_name = "FOLDER", num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "", help_heading = "Debugging")]
+    worker_server: Option<String>,
+
     /// Has no effect: ends are noticed when they happen
     #[arg(
         long,
@@ -514,6 +520,8 @@ pub(super) struct Plan {
     pub(super) program: Vec<OsString>,
     pub(super) logs: LogOptions,
     pub(super) dashboard: Option<dashboard::Options>,
+    /// A folder, or empty for a temporary one.
+    pub(super) worker_server: Option<String>,
     /// `--log-line-prefix-template`
     pub(super) template: Option<String>,
     /// What was typed and has no effect.
@@ -574,6 +582,7 @@ impl Args {
             program: self.program.clone(),
             logs: self.output.options(),
             dashboard: self.dashboard_options()?,
+            worker_server: self.worker_server.clone(),
             template: self.output.template(),
             warnings,
             tells_where: !alone,

@@ -6,6 +6,7 @@ use std::path::Path;
 use super::guard;
 use super::progress;
 use super::rendezvous::Assignment;
+use super::worker_sockets;
 
 /// What all ranks of one node have in common, in all rounds.
 #[derive(Clone, Debug)]
@@ -31,6 +32,8 @@ pub(super) struct Place<'a> {
     pub(super) error_file: Option<&'a Path>,
     /// Where tenfold's runtime tells how far the rank is.
     pub(super) progress: Option<&'a Path>,
+    /// Where the rank can be asked what it does.
+    pub(super) worker_server: Option<&'a Path>,
 }
 
 /// The variables of one rank; `inherited` is what the launcher itself was given, which some of them respect.
@@ -39,7 +42,7 @@ pub(super) fn environment(
     place: Place<'_>,
     inherited: impl Fn(&str) -> Option<OsString>,
 ) -> Result<Vec<(&'static str, OsString)>, String> {
-    let Place { local_rank, assignment, store, error_file, progress } = place;
+    let Place { local_rank, assignment, store, error_file, progress, worker_server } = place;
     let local_ranks = assignment.nodes[assignment.node_rank].ranks;
     let mut variables: Vec<(&'static str, OsString)> = Vec::new();
     let mut set = |name: &'static str, value: String| variables.push((name, value.into()));
@@ -73,6 +76,7 @@ pub(super) fn environment(
     }
     variables.extend(error_file.map(|file| ("TORCHELASTIC_ERROR_FILE", file.into())));
     variables.extend(progress.map(|folder| (progress::VARIABLE, folder.into())));
+    variables.extend(worker_server.map(|socket| (worker_sockets::VARIABLE, socket.into())));
     if job.virtual_local_rank {
         variables.extend(own_device(local_rank, inherited)?);
     }
@@ -145,6 +149,7 @@ mod tests {
             store: ("a", 7),
             error_file: Some(Path::new("/e.json")),
             progress: Some(Path::new("/p")),
+            worker_server: Some(Path::new("/w.sock")),
         };
         let inherited =
             |name: &str| inherited.iter().find(|(other, _)| *other == name).map(|(_, value)| value.into());
@@ -174,6 +179,7 @@ mod tests {
             ("ROLE_WORLD_SIZE", "5"),
             ("TENFOLD_PROGRESS", "/p"),
             ("TENFOLD_RUN_MARK", "mark"),
+            ("TENFOLD_WORKER_SERVER", "/w.sock"),
             ("TORCHELASTIC_ERROR_FILE", "/e.json"),
             ("TORCHELASTIC_MAX_RESTARTS", "3"),
             ("TORCHELASTIC_RESTART_COUNT", "4"),

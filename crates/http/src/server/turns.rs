@@ -3,6 +3,8 @@
 //! One request of a connection is answered at a time, in order, and the next is read when the answer was taken; so a
 //! client that sends many at once gets them all, and holds no more than one answer and one head.
 //!
+//! Handlers that may take long run elsewhere (`workers`): the connection waits for its answer, the others do not.
+//!
 //! When there are too many connections, those that keep us waiting go first: whoever sends a whole request at once is
 //! answered, however many others have sent half of one.
 
@@ -12,22 +14,23 @@
 )]
 
 use std::io;
-use std::net::TcpListener;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use mio::{Events, Interest, Poll, Token};
+use mio::{Events, Poll, Token};
 
 use super::Limits;
-use crate::connection::{Connection, Phase, Tried};
-use crate::head::{HeadParser, Refusal};
+use super::workers::{Ticket, Workers};
+use crate::connection::{Asked, Connection, Phase, Tried};
+use crate::head::{HeadLimits, HeadParser, Refusal};
 use crate::host;
 use crate::request::{Method, Request};
 use crate::response::Response;
+use crate::stream::Listener;
 
-/// What wakes the loop to end.
+/// What wakes the loop to end, or to take answers of handlers.
 pub(super) const WAKE: Token = Token(usize::MAX);
 /// Listeners' tokens count down from here.
 const LISTENERS: usize = usize::MAX - 1;
@@ -51,18 +54,28 @@ pub(super) struct Policy {
     pub(super) limits: Limits,
     pub(super) names: Vec<String>,
     pub(super) name_hint: String,
-    pub(super) handler: Box<dyn Fn(&Request) -> Response + Send>,
+    pub(super) handler: Handler,
+}
+
+/// Who answers.
+pub(super) enum Handler {
+    /// The loop's thread.
+    Here(Box<dyn Fn(&Request) -> Response + Send>),
+    /// Threads of their own.
+    There(Workers),
 }
 
 pub(super) struct Loop {
     poll: Poll,
-    listeners: Vec<mio::net::TcpListener>,
+    listeners: Vec<Listener>,
     policy: Policy,
     stop: Arc<AtomicBool>,
     connections: Vec<Option<Box<Connection>>>,
     /// Connections that had more to say than one turn allows.
     again: Vec<usize>,
     accept_again: Option<Instant>,
+    /// Requests that were handed to threads so far.
+    handed: u64,
     now: Instant,
     /// When this round began. Who is overdue is decided by it: what arrived while a handler worked is not late.
     woke: Instant,
@@ -78,20 +91,20 @@ enum Fate {
 impl Loop {
     pub(super) fn new(
         poll: Poll,
-        listeners: Vec<TcpListener>,
+        mut listeners: Vec<Listener>,
         policy: Policy,
         stop: Arc<AtomicBool>,
     ) -> io::Result<Self> {
-        let mut listeners: Vec<_> = listeners.into_iter().map(mio::net::TcpListener::from_std).collect();
         assert!(listeners.len() <= LISTENERS_MAX, "a name has fewer addresses than that");
         assert!(policy.limits.connections > 0, "somebody may connect");
         for (index, listener) in listeners.iter_mut().enumerate() {
-            poll.registry().register(listener, Token(LISTENERS - index), Interest::READABLE)?;
+            listener.register(poll.registry(), Token(LISTENERS - index))?;
         }
         let connections = Vec::new();
         let now = Instant::now();
         let again = Vec::new();
-        Ok(Loop { poll, listeners, policy, stop, connections, again, accept_again: None, now, woke: now })
+        let (accept_again, handed, woke) = (None, 0, now);
+        Ok(Loop { poll, listeners, policy, stop, connections, again, accept_again, handed, now, woke })
     }
 
     pub(super) fn run(mut self) {
@@ -108,6 +121,7 @@ impl Loop {
             }
             self.now = Instant::now();
             self.woke = self.now;
+            self.take_answers();
             let again = std::mem::take(&mut self.again);
             for event in &events {
                 match event.token() {
@@ -141,6 +155,7 @@ impl Loop {
             + match connection.phase {
                 Phase::Asking => limits.head_timeout,
                 Phase::Idle => limits.idle_timeout,
+                Phase::Working => limits.handler_timeout,
                 Phase::Answering => limits.write_timeout,
                 Phase::Leaving => LEAVE_TIMEOUT,
             }
@@ -150,7 +165,7 @@ impl Loop {
 
     fn serve(&mut self, slot: usize) {
         let Some(mut connection) = self.connections.get_mut(slot).and_then(Option::take) else { return };
-        match self.take_turn(&mut connection) {
+        match self.take_turn(slot, &mut connection) {
             Ok(Fate::Stays) => {}
             Ok(Fate::StaysAndGoesOn) => self.again.push(slot),
             Ok(Fate::Ends) | Err(_) => return, // dropped, and so closed
@@ -162,7 +177,7 @@ impl Loop {
         }
     }
 
-    fn take_turn(&mut self, connection: &mut Connection) -> io::Result<Fate> {
+    fn take_turn(&mut self, slot: usize, connection: &mut Connection) -> io::Result<Fate> {
         let mut buffer = [0; READ];
         let mut answered = 0;
         loop {
@@ -183,13 +198,11 @@ impl Loop {
                     }
                 }
                 Phase::Leaving => return swallow(connection, &mut buffer),
+                // What it sends meanwhile stays in the socket.
+                Phase::Working => return Ok(Fate::Stays),
                 Phase::Asking | Phase::Idle if answered == SHARE => return Ok(Fate::StaysAndGoesOn),
-                Phase::Asking | Phase::Idle => match connection.parser.advance(&connection.input) {
-                    Ok(Some((request, length))) => {
-                        connection.input.drain(..length);
-                        connection.parser = HeadParser::new(self.policy.limits.head);
-                        self.answer(connection, &request);
-                    }
+                Phase::Asking | Phase::Idle => match next_request(connection, self.policy.limits.head) {
+                    Ok(Some(request)) => self.answer(slot, connection, request),
                     Err(refusal) => self.refuse(connection, refusal, Method::Get),
                     Ok(None) => match connection.poll_read(&mut buffer)? {
                         None => return Ok(Fate::Stays),
@@ -206,27 +219,77 @@ impl Loop {
         }
     }
 
-    fn answer(&mut self, connection: &mut Connection, request: &Request) {
-        let named = request.header("host").unwrap_or_default();
-        if !host::is_ours(named, connection.local, &self.policy.names) {
-            return self.refuse(connection, Refusal::Host, request.method());
+    fn answer(&mut self, slot: usize, connection: &mut Connection, request: Request) {
+        if let Err(refusal) = self.admit(connection, &request) {
+            return self.refuse(connection, refusal, request.method());
         }
-        // The handler is ours to call again after a panic: it is `Fn`, so what it changes it changes behind locks of its
-        // own, and those are poisoned.
-        let answer = catch_unwind(AssertUnwindSafe(|| (self.policy.handler)(request)));
-        self.now = Instant::now(); // it may have taken its time, which is not the client's
-        let Ok(response) = answer else {
-            return self.refuse(connection, Refusal::Handler, request.method());
-        };
         // Not the query: it has names of keys, which are not for the log.
-        tracing::debug!(peer = %connection.peer, path = request.path(), status = response.status(), "answered");
-        connection.answer(response, request.method() == Method::Get, !request.keep_alive, self.now);
+        tracing::debug!(peer = %connection.peer, path = request.path(), "asked");
+        let with_body = request.method() != Method::Head;
+        let asked = Asked { number: self.handed, with_body, keep_alive: request.keep_alive };
+        match &self.policy.handler {
+            // The handler is ours to call again after a panic: it is `Fn`, so what it changes it changes behind locks
+            // of its own, and those are poisoned.
+            Handler::Here(handler) => {
+                let answer = catch_unwind(AssertUnwindSafe(|| handler(&request))).ok();
+                self.now = Instant::now(); // it may have taken its time, which is not the client's
+                self.reply(connection, asked, answer);
+            }
+            Handler::There(workers) => {
+                if !workers.submit(Ticket { slot, number: self.handed }, request) {
+                    return self.refuse(connection, Refusal::Busy, Method::Get);
+                }
+                self.handed += 1;
+                connection.asked = Some(asked);
+                connection.enter(Phase::Working, self.now);
+            }
+        }
+    }
+
+    /// May this be answered at all? Whoever can open our file may ask anything.
+    fn admit(&self, connection: &Connection, request: &Request) -> Result<(), Refusal> {
+        let Some(local) = connection.local else { return Ok(()) };
+        let named = request.header("host").unwrap_or_default();
+        if !host::is_ours(named, local, &self.policy.names) {
+            return Err(Refusal::Host);
+        }
+        let origin =
+            request.values("origin").next().map(|origin| std::str::from_utf8(origin).unwrap_or_default());
+        if request.method() == Method::Post && !host::is_own_page(origin, named) {
+            return Err(Refusal::Origin);
+        }
+        Ok(())
+    }
+
+    fn reply(&self, connection: &mut Connection, asked: Asked, answer: Option<Response>) {
+        let Some(response) = answer else {
+            let method = if asked.with_body { Method::Get } else { Method::Head };
+            return self.refuse(connection, Refusal::Handler, method);
+        };
+        tracing::debug!(peer = %connection.peer, status = response.status(), "answered");
+        connection.answer(response, asked.with_body, !asked.keep_alive, self.now);
+    }
+
+    /// What handlers on other threads have answered goes to those who still wait for it.
+    fn take_answers(&mut self) {
+        let Handler::There(workers) = &self.policy.handler else { return };
+        for (ticket, answer) in workers.take_done() {
+            let Some(mut connection) = self.connections.get_mut(ticket.slot).and_then(Option::take) else {
+                continue;
+            };
+            if let Some(asked) = connection.asked.take_if(|asked| asked.number == ticket.number) {
+                self.reply(&mut connection, asked, answer);
+            }
+            self.connections[ticket.slot] = Some(connection);
+            self.serve(ticket.slot);
+        }
     }
 
     fn refuse(&self, connection: &mut Connection, refusal: Refusal, method: Method) {
         tracing::debug!(peer = %connection.peer, status = refusal.status(), %refusal, "refused");
         let response = Response::refusal(refusal, &self.policy.name_hint);
-        connection.answer(response, method == Method::Get, true, self.now);
+        connection.asked = None;
+        connection.answer(response, method != Method::Head, true, self.now);
     }
 
     // ── who comes and who goes ─────────────────────────────────────────────────────────────────────────
@@ -269,8 +332,7 @@ impl Loop {
             }
             None => self.make_room(),
         };
-        let interest = Interest::READABLE | Interest::WRITABLE;
-        if let Err(error) = self.poll.registry().register(&mut connection.stream, Token(slot), interest) {
+        if let Err(error) = connection.stream.register(self.poll.registry(), Token(slot)) {
             tracing::debug!(%error, "cannot watch a connection");
             return;
         }
@@ -285,6 +347,7 @@ impl Loop {
             Phase::Asking => 1,
             Phase::Idle => 2,
             Phase::Answering => 3,
+            Phase::Working => 4,
         };
         let present = self.connections.iter().enumerate();
         let present = present.filter_map(|(slot, connection)| Some((slot, connection.as_deref()?)));
@@ -319,14 +382,35 @@ impl Loop {
             }
             tracing::debug!(peer = %connection.peer, phase = ?connection.phase, "closed, its time was up");
             // Somebody in the middle of a request may still learn why; a silent one is just closed.
-            let is_told = connection.phase == Phase::Asking && !connection.input.is_empty();
-            if let Some(mut connection) = self.connections[slot].take().filter(|_| is_told) {
-                self.refuse(&mut connection, Refusal::Slow, Method::Get);
+            let is_in_request = !connection.input.is_empty() || connection.begun.is_some();
+            let told = match connection.phase {
+                Phase::Asking if is_in_request => Some(Refusal::Slow),
+                Phase::Working => Some(Refusal::Busy),
+                _ => None,
+            };
+            if let (Some(mut connection), Some(refusal)) = (self.connections[slot].take(), told) {
+                self.refuse(&mut connection, refusal, Method::Get);
                 self.connections[slot] = Some(connection);
                 self.serve(slot);
             }
         }
     }
+}
+
+/// The next request that is here whole.
+fn next_request(connection: &mut Connection, limits: HeadLimits) -> Result<Option<Request>, Refusal> {
+    if connection.begun.is_none() {
+        let Some((request, length)) = connection.parser.advance(&connection.input)? else { return Ok(None) };
+        connection.input.drain(..length);
+        connection.parser = HeadParser::new(limits);
+        connection.begun = Some(request);
+    }
+    let length = connection.input.len();
+    let whole = connection.begun.take_if(|request| request.body_length() <= length);
+    Ok(whole.map(|mut request| {
+        request.body = connection.input.drain(..request.body_length()).collect();
+        request
+    }))
 }
 
 /// Reads what a client sends that was told to go, until it goes.

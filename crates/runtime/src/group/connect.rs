@@ -18,6 +18,7 @@ use tenfold_store::{Deadline, Store, StoreCollectives, StoreExt as _};
 
 use super::Options;
 use super::stuck::StuckSettings;
+use crate::control;
 use crate::environment::{Environment, TransportChoice};
 use crate::fabric::{FabricHandle, FabricOptions, Whereabouts};
 use crate::fault::{Fault, FaultKind};
@@ -52,10 +53,13 @@ pub(super) struct Met {
     pub room: Arc<Room>,
     pub members: Vec<Member>,
     pub topology: Topology,
+    pub control: control::Lease,
 }
 
 pub(super) fn meet(store: &Arc<dyn Store>, rank: Rank, size: usize, options: &Options) -> Result<Met, Fault> {
     let environment = Environment::read()?;
+    // First, so that a rank that waits for others can be asked what it does.
+    let control = control::start_if_asked(environment.worker_server.as_deref(), rank)?;
     let deadline = Deadline::after(options.timeout.min(store.timeout()));
     let transport = options.transport.unwrap_or(environment.transport);
     let joined = store.add(format!("tenfold/{}/joined/{rank}", options.name), 1).map_err(store_fault)?;
@@ -97,7 +101,7 @@ pub(super) fn meet(store: &Arc<dyn Store>, rank: Rank, size: usize, options: &Op
         let message = "TENFOLD_TRANSPORT=shm, but not all ranks share this host's memory";
         return Err(Fault::new(FaultKind::Connect, message).hint("use `auto`, which takes TCP between hosts"));
     }
-    Ok(Met { fabric, id, room, members, topology: Topology::new(hosts) })
+    Ok(Met { fabric, id, room, members, topology: Topology::new(hosts), control })
 }
 
 /// A room for a group of `size`, in this rank's segment.

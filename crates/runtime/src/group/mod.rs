@@ -197,6 +197,8 @@ pub(crate) struct Inner {
     children: AtomicU64,
     /// Are inputs with a NaN in them refused? See `nan`.
     checks_numbers: bool,
+    /// The worker server that the environment asked for lives as long as there is a group.
+    control: crate::control::Lease,
 }
 
 impl Group {
@@ -267,7 +269,7 @@ impl Group {
         forced: Vec<&'static Algorithm>,
         global_ranks: Option<Arc<[Rank]>>,
     ) -> Group {
-        let Met { fabric, id, room, members, topology } = met;
+        let Met { fabric, id, room, members, topology, control } = met;
         let crowded = members.iter().filter(|member| member.near).count() > usable_cores();
         let record = recorder::join(Newcomer {
             name: &name,
@@ -284,8 +286,19 @@ impl Group {
         let index = fabric.engine.add(state, crowded);
         let children = AtomicU64::new(0);
         let checks_numbers = crate::environment::nan_check().unwrap_or(false); // refused when ranks met
-        let inner =
-            Inner { fabric, index, id, name, rank, topology, options, record, children, checks_numbers };
+        let inner = Inner {
+            fabric,
+            index,
+            id,
+            name,
+            rank,
+            topology,
+            options,
+            record,
+            children,
+            checks_numbers,
+            control,
+        };
         Group { inner: Arc::new(inner), timeout: None, background: false }
     }
 

@@ -568,7 +568,7 @@ impl GroupState {
         self.stuck.say(what, waited, itself, &words);
         tracing::warn!("{words}");
         if dump {
-            recorder::dump_for(&self.record, "a rank is stuck");
+            recorder::dump_for(&self.record);
         }
     }
 
@@ -587,7 +587,7 @@ impl GroupState {
         tracing::warn!("{text}");
         match fabric.stuck().policy {
             StuckPolicy::Warn => {}
-            StuckPolicy::Dump if is_new => recorder::dump_for(&self.record, "a rank is stuck"),
+            StuckPolicy::Dump if is_new => recorder::dump_for(&self.record),
             StuckPolicy::Dump => {}
             StuckPolicy::Abort => {
                 let hint = "see what that rank does; TENFOLD_STUCK_AFTER and TENFOLD_STUCK_POLICY say how long a rank may \

@@ -69,7 +69,8 @@ impl Group {
         let members = members.collect();
         let topology = Topology::new(ranks.iter().map(|rank| inner.topology.host_of(*rank)).collect());
         let name: Arc<str> = options.name.as_str().into();
-        let met = Met { fabric: inner.fabric.clone(), id, room, members, topology };
+        let (fabric, control) = (inner.fabric.clone(), inner.control.clone());
+        let met = Met { fabric, id, room, members, topology, control };
         let global_ranks = inner.record.global_ranks_of(ranks);
         Ok(Some(Group::from_met(met, name, place, options, forced, global_ranks)))
     }

@@ -63,6 +63,7 @@ pub(crate) struct ExpectedDump {
 /// A group fails, which leaves a dump, unless that was switched off.
 #[cold]
 pub(crate) fn expect_dump(group: &Arc<GroupRecord>) -> Option<ExpectedDump> {
+    group.fail();
     let recorder = group.recorder();
     if !recorder.settings.dump_on_failure || recorder.ring.is_none() {
         return None;
@@ -75,46 +76,51 @@ impl ExpectedDump {
     pub(crate) fn write(self) {
         let ExpectedDump { place, group } = self;
         let recorder = group.recorder();
-        place.run(move || write_for(recorder, &group, group.name()));
+        place.run(move || write_for(recorder, &group));
     }
 }
 
-/// Writes a dump of the rank that `group` belongs to, because of `cause`. Returns at once.
+/// Writes a dump of the rank that `group` belongs to. Returns at once.
 #[cold]
-pub(crate) fn dump_for(group: &Arc<GroupRecord>, cause: &'static str) {
+pub(crate) fn dump_for(group: &Arc<GroupRecord>) {
     let (recorder, group) = (group.recorder(), Arc::clone(group));
     if recorder.ring.is_none() {
         return;
     }
     let Some(place) = Place::take() else { return };
-    place.run(move || write_for(recorder, &group, cause));
+    place.run(move || write_for(recorder, &group));
 }
 
 /// Writes a dump of the rank that `group` belongs to, and tells where.
-fn write_for(recorder: &Recorder, group: &GroupRecord, cause: &str) {
+fn write_for(recorder: &Recorder, group: &GroupRecord) {
     let rank = match group.only() {
         Some(_) => group.global_rank(),
         None => *recorder.process_rank.get_or_init(|| group.global_rank()),
     };
-    tell(write(recorder, rank, &DumpOptions::default().only(group.only())), rank, cause);
+    tell(write(recorder, rank, &DumpOptions::default().only(group.only())), rank);
+}
+
+/// Writes a file for each rank of this process now; which they are, or why not.
+pub(crate) fn write_all() -> Vec<(Rank, io::Result<PathBuf>)> {
+    let mut told = Vec::new();
+    let mut written = Vec::new();
+    for group in RECORDER.groups.all() {
+        if told.contains(&group.only()) {
+            continue;
+        }
+        told.push(group.only());
+        let rank = group.only().map(|_| group.global_rank());
+        let rank = rank.or(RECORDER.process_rank.get().copied()).unwrap_or_default();
+        written.push((rank, write(&RECORDER, rank, &DumpOptions::default().only(group.only()))));
+    }
+    written
 }
 
 /// Writes a file for each rank of this process if the signal came that asks for it.
 pub(crate) fn dump_if_signalled() {
     if RECORDER.signalled.load(Ordering::Relaxed) && RECORDER.signalled.swap(false, Ordering::AcqRel) {
         let Some(place) = Place::take() else { return };
-        place.run(|| {
-            let mut told = Vec::new();
-            for group in RECORDER.groups.all() {
-                if told.contains(&group.only()) {
-                    continue;
-                }
-                told.push(group.only());
-                let rank = group.only().map(|_| group.global_rank());
-                let rank = rank.or(RECORDER.process_rank.get().copied()).unwrap_or_default();
-                tell(write(&RECORDER, rank, &DumpOptions::default().only(group.only())), rank, "a signal");
-            }
-        });
+        place.run(|| write_all().into_iter().for_each(|(rank, written)| tell(written, rank)));
     }
 }
 
@@ -122,22 +128,20 @@ pub(crate) fn dump_if_signalled() {
 static TOLD: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 
 /// Says where the dump is, and how to read it: a warning the first time, since somebody is about to ask what went wrong.
-fn tell(written: io::Result<PathBuf>, rank: Rank, cause: &str) {
+fn tell(written: io::Result<PathBuf>, rank: Rank) {
     let path = match written {
         Ok(path) => path,
-        Err(error) => return tracing::warn!(rank, cause, "no dump of the flight recorder: {error}"),
+        Err(error) => return tracing::warn!("no dump of the flight recorder: {error}"),
     };
     let shown = path.display().to_string();
     let all = shown.strip_suffix(&rank.to_string()).unwrap_or(&shown);
     let is_new = TOLD.lock().unwrap_or_else(PoisonError::into_inner).insert(path);
     if is_new {
         tracing::warn!(
-            rank,
-            cause,
-            "the last operations of rank {rank} are in {shown}; `tenfold trace {all}*` compares all ranks'"
+            "the last operations of rank {rank} are in {shown}; `tenfold trace {all}*` compares those of all ranks"
         );
     } else {
-        tracing::info!(rank, cause, "the last operations of rank {rank} are in {shown}, anew");
+        tracing::info!("the last operations of rank {rank} are in {shown}, anew");
     }
 }
 

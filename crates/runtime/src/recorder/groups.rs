@@ -57,6 +57,8 @@ pub(crate) struct Identity {
     last: AtomicU64,
     /// This rank left it.
     left: AtomicBool,
+    /// It can no longer be used.
+    failed: AtomicBool,
 }
 
 impl std::ops::Deref for GroupRecord {
@@ -251,6 +253,16 @@ impl Identity {
         self.left.store(true, Ordering::Release);
     }
 
+    pub(super) fn fail(&self) {
+        self.failed.store(true, Ordering::Release);
+    }
+
+    /// Did it fail, and is it still somebody's?
+    #[cfg_attr(not(feature = "control"), expect(dead_code, reason = "who asks is the control plane"))]
+    pub(crate) fn is_unhealthy(&self) -> bool {
+        self.failed.load(Ordering::Acquire) && !self.left.load(Ordering::Acquire)
+    }
+
     fn lock(&self) -> MutexGuard<'_, Facts> {
         self.facts.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -375,6 +387,7 @@ impl Groups {
             ended: AtomicU64::new(0),
             last: AtomicU64::new(0),
             left: AtomicBool::new(false),
+            failed: AtomicBool::new(false),
         });
         let group =
             Arc::new(GroupRecord { identity: Arc::clone(&identity), metrics: GroupMetrics::default() });

@@ -1,0 +1,86 @@
+//! Where ranks can be asked what they do: a folder with a socket file for each, which the ranks make themselves
+//! (`TENFOLD_WORKER_SERVER`; see `control/` of the crate `tenfold`).
+
+use std::fmt;
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::PathBuf;
+
+use tempfile::TempDir;
+
+pub(super) const VARIABLE: &str = "TENFOLD_WORKER_SERVER";
+
+/// What a path of a socket may have, and what a rank's file adds at most.
+const PATH_MAX: usize = 107;
+const FILE_MAX: usize = "/rank-9999999.sock".len();
+
+#[derive(Debug)]
+pub(super) struct WorkerSockets {
+    folder: PathBuf,
+    /// Gone with the launcher, if nobody said where.
+    _temporary: Option<TempDir>,
+}
+
+impl WorkerSockets {
+    /// `asked` is the folder, or empty for a temporary one whose name begins with `name`.
+    pub(super) fn open(asked: &str, name: &str) -> Result<Self, String> {
+        let wrong =
+            |folder: &str, error: std::io::Error| format!("--worker-server: cannot make {folder}: {error}");
+        let (folder, temporary) = if asked.is_empty() {
+            let temporary = TempDir::with_prefix(name).map_err(|error| wrong("a temporary folder", error))?;
+            (temporary.path().to_path_buf(), Some(temporary))
+        } else {
+            // Ranks may change their folder before they open it.
+            let folder = std::path::absolute(asked).map_err(|error| wrong(asked, error))?;
+            DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(&folder)
+                .map_err(|error| wrong(asked, error))?;
+            (folder, None)
+        };
+        let length = folder.as_os_str().len();
+        if length + FILE_MAX > PATH_MAX {
+            return Err(format!(
+                "--worker-server: {} has {length} bytes, and a socket's folder has room for {}\n  hint: a shorter path",
+                folder.display(),
+                PATH_MAX - FILE_MAX
+            ));
+        }
+        Ok(WorkerSockets { folder, _temporary: temporary })
+    }
+
+    /// The file of a rank of the job.
+    pub(super) fn of(&self, rank: usize) -> PathBuf {
+        self.folder.join(format!("rank-{rank}.sock"))
+    }
+}
+
+/// As in `/tmp/job/rank-N.sock`.
+impl fmt::Display for WorkerSockets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/rank-N.sock", self.folder.display())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    #[test]
+    fn a_folder_is_for_its_owner_and_short_enough() {
+        let here = tempfile::tempdir().unwrap();
+        let mode = |path: &std::path::Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        let asked = here.path().join("a/b");
+        let sockets = WorkerSockets::open(asked.to_str().unwrap(), "unused").unwrap();
+        assert_eq!((sockets.of(7), mode(&asked)), (asked.join("rank-7.sock"), 0o700));
+        let sockets = WorkerSockets::open("", "tenfold-test-").unwrap();
+        let folder = sockets.folder.clone();
+        assert_eq!(mode(&folder), 0o700);
+        drop(sockets);
+        assert!(!folder.exists());
+        let error = WorkerSockets::open(&here.path().join("l".repeat(90)).to_string_lossy(), "").unwrap_err();
+        assert!(error.contains("room for 89\n  hint: a shorter path"), "{error}");
+    }
+}

@@ -1,0 +1,279 @@
+"""The worker control plane: questions that a running process answers over HTTP, as c10d's `WorkerServer` does.
+
+A handler is a function of a request and a response with a name that is its own for ever. Every handler of the
+process, in Python or in Rust, is reached through every `_WorkerServer` of the process, and through the one that
+`TENFOLD_WORKER_SERVER` asks for: by `POST /handler/<name>?key=value`, or by `tenfold worker`.
+
+>>> def greet(request, response):
+...     response.set_content(f"hello {request.get_param('who')}", "text/plain")
+>>> _register_handler("greet", greet)
+>>> "greet" in _get_handler_names()
+True
+>>> response = _Response()
+>>> _get_handler("greet")(_Request(params=[("who", "rank 3")]), response)
+>>> response.content
+b'hello rank 3'
+>>> _register_handler("greet", greet)
+Traceback (most recent call last):
+    ...
+ValueError: Handler greet already registered
+
+Handlers in Python run on daemon threads, one for each request that is being answered.
+"""
+
+import atexit
+import faulthandler
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+
+from tenfold import _tenfold
+
+__all__ = [
+    "_Request",
+    "_Response",
+    "_WorkerServer",
+    "_get_handler",
+    "_get_handler_names",
+    "_register_handler",
+    "place",
+]
+
+# The variable that asks for a server from the first group on.
+_VARIABLE = "TENFOLD_WORKER_SERVER"
+
+
+class _Request:
+    """What a handler is asked: a body and parameters.
+
+    >>> request = _Request(b"text", [("a", "1"), ("a", "2")])
+    >>> request.body(), request.get_param("a"), request.get_param("b")
+    ('text', '1', '')
+    """
+
+    def __init__(self, body: bytes = b"", params: Sequence[tuple[str, str]] = ()) -> None:
+        self._body = body
+        self._params = list(params)
+
+    def body(self) -> str:
+        """The body as text; `UnicodeDecodeError` if it is none, as by c10d."""
+        return self._body.decode()
+
+    def get_param(self, name: str) -> str:
+        """The first parameter of this name; empty if there is none."""
+        return next((value for key, value in self._params if key == name), "")
+
+    def params(self) -> list[tuple[str, str]]:
+        """All parameters, in the order in which they were sent. c10d has no such method."""
+        return list(self._params)
+
+
+class _Response:
+    """What a handler answers: nothing with status 200, unless it says otherwise.
+
+    >>> response = _Response()
+    >>> response.set_content('{"ready": true}', "application/json")
+    >>> response.set_status(202)
+    >>> response.status, response.content_type, response.content
+    (202, 'application/json', b'{"ready": true}')
+    """
+
+    def __init__(self) -> None:
+        self._content = b""
+        self._content_type = "text/plain"
+        self._status = 200
+
+    def set_content(self, content: str | bytes, content_type: str) -> None:
+        """Sets what is answered, and its type as in `text/plain`."""
+        if not isinstance(content, str | bytes):
+            raise TypeError(f"set_content(): content is str or bytes, not {type(content).__name__}")
+        if not isinstance(content_type, str):
+            raise TypeError(f"set_content(): content_type is str, not {type(content_type).__name__}")
+        self._content = content.encode() if isinstance(content, str) else content
+        self._content_type = content_type
+
+    def set_status(self, status: int) -> None:
+        """Sets the HTTP status: 200 to 599."""
+        if not 200 <= status <= 599:
+            raise ValueError(f"{status} is no status of an answer: say 200 to 599")
+        self._status = status
+
+    @property
+    def content(self) -> bytes:
+        """What is answered."""
+        return self._content
+
+    @property
+    def content_type(self) -> str:
+        """Its type."""
+        return self._content_type
+
+    @property
+    def status(self) -> int:
+        """The HTTP status."""
+        return self._status
+
+
+_Handler = Callable[[_Request, _Response], None]
+
+
+def _register_handler(name: str, handler: _Handler) -> None:
+    """Makes a handler known under a name, for as long as the process lives. `ValueError` if it is taken."""
+    if not callable(handler):
+        raise TypeError(f"_register_handler(): a handler can be called, {handler!r} cannot")
+    _threads.register(name, handler)
+
+
+def _get_handler(name: str) -> _Handler:
+    """The handler of this name, whatever language it is in. `ValueError` if there is none.
+
+    >>> response = _Response()
+    >>> _get_handler("ping")(_Request(), response)
+    >>> response.status, response.content
+    (200, b'pong')
+    >>> _get_handler("pong")
+    Traceback (most recent call last):
+        ...
+    ValueError: Failed to find handler pong
+    """
+    if name not in _tenfold.control_names():
+        raise ValueError(f"Failed to find handler {name}")
+    if name in _threads.handlers:
+        return _threads.handlers[name]
+
+    def call(request: _Request, response: _Response) -> None:
+        body = request.body()
+        params = request.params() if isinstance(request, _Request) else []
+        status, kind, content = _tenfold.control_call(
+            name, body.encode() if isinstance(body, str) else body, params
+        )
+        try:
+            response.set_content(content.decode(), kind)
+        except UnicodeDecodeError:
+            response.set_content(content, kind)
+        response.set_status(status)
+
+    return call
+
+
+def _get_handler_names() -> list[str]:
+    """The names of all handlers, sorted."""
+    return _tenfold.control_names()
+
+
+def place() -> str | None:
+    """Where the server listens that `TENFOLD_WORKER_SERVER` asked for: a path, or a host and a port.
+
+    None if none was asked for, or while there is no group.
+
+    >>> place() is None
+    True
+    """
+    return _tenfold.control_place()
+
+
+class _WorkerServer:
+    """An HTTP server through which this process can be asked, as c10d's.
+
+    With a path, and no port, it listens on a Unix socket that its owner alone can open; the file goes at the end,
+    and one that a dead process left behind is replaced. With a host and a port (0: a free one) it listens on TCP,
+    where whoever reaches it can run every handler: an address that other machines reach is warned about.
+
+    `RuntimeError` if it cannot listen there.
+
+    >>> server = _WorkerServer("127.0.0.1", 0)
+    >>> server.port > 0
+    True
+    >>> server.shutdown()
+    """
+
+    def __init__(self, host_or_file: str, port: int = -1) -> None:
+        self._server = _tenfold.WorkerServer(host_or_file, port)
+        _threads.start()
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on; 0 for a Unix socket."""
+        return self._server.port
+
+    def shutdown(self) -> None:
+        """Ends the server; handlers that are running end by themselves. More than once does no harm."""
+        self._server.shutdown()
+
+
+class _Threads:
+    """Those that run handlers written in Python: one that fetches requests, and one for each that is answered."""
+
+    def __init__(self) -> None:
+        self.handlers: dict[str, _Handler] = {"dump_traceback": _dump_traceback}
+        self._lock = threading.Lock()
+        self._is_started = False
+
+    def register(self, name: str, handler: _Handler) -> None:
+        with self._lock:
+            if name not in _tenfold.control_names():
+                self.handlers[name] = handler  # before anybody can ask for it
+            _tenfold.control_register(name)
+        self.start_if_asked()
+
+    def start_if_asked(self) -> None:
+        if os.environ.get(_VARIABLE):
+            self.start()
+
+    def start(self) -> None:
+        with self._lock:
+            if not self._is_started:
+                threading.Thread(target=self._fetch, name="tenfold-control", daemon=True).start()
+                self._is_started = True
+                _tenfold.control_offer_tracebacks()
+
+    def start_anew_in_child(self) -> None:
+        """A fork has none of its parent's threads, and maybe a lock that one of them held."""
+        self._lock = threading.Lock()
+        self._is_started = False
+
+    def _fetch(self) -> None:
+        while (question := _tenfold.control_next()) is not None:
+            try:
+                threading.Thread(target=self._answer, args=question, name="tenfold-handler", daemon=True).start()
+            except RuntimeError as error:  # the system has no more threads for us
+                _tenfold.control_answer(question[0], 503, "text/plain", str(error).encode())
+
+    def _answer(self, number: int, name: str, body: bytes, params: list[tuple[str, str]]) -> None:
+        response = _Response()
+        try:
+            self.handlers[name](_Request(body, params), response)
+        except BaseException as error:  # whatever it is, the client hears of it
+            told = f"Handler {name} failed: {_told(error)}"
+            response = _Response()
+            response.set_content(told.encode(errors="replace"), "text/plain")
+            response.set_status(500)
+        _tenfold.control_answer(number, response.status, response.content_type, response.content)
+
+
+def _told(error: BaseException) -> str:
+    """An exception as pybind11 tells it: what, and where, the innermost frame first."""
+    places = []
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if code is not _Threads._answer.__code__:
+            places.append(f"  {code.co_filename}({trace.tb_lineno}): {code.co_name}\n")
+        trace = trace.tb_next
+    return f"{type(error).__name__}: {error}\n\nAt:\n{''.join(reversed(places))}"
+
+
+def _dump_traceback(request: _Request, response: _Response) -> None:
+    """The stacks of all Python threads."""
+    with tempfile.TemporaryFile() as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        response.set_content(file.read(), "text/plain")
+
+
+_threads = _Threads()
+_threads.start_if_asked()
+os.register_at_fork(after_in_child=lambda: _threads.start_anew_in_child())
+# After this no thread of ours comes back from Rust into an interpreter that is gone.
+atexit.register(_tenfold.control_close)
