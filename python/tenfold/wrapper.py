@@ -94,8 +94,7 @@ class _ProcessGroupWrapper(Backend):
 
 
 def _shape(tensor: Any) -> str:
-    shape = tensor.shape if hasattr(tensor, "shape") else memoryview(tensor).shape
-    return str(list(shape))
+    return str(list(tensor.shape if hasattr(tensor, "shape") else memoryview(tensor).shape or ()))
 
 
 def _dtype(tensor: Any) -> str:

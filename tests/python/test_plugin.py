@@ -242,12 +242,12 @@ def in_detail(me: Rank) -> Any:
     dist.set_debug_level(dist.DebugLevel.DETAIL)
     group = dist.new_group()
     dist.all_reduce(tensor := ramp(me, 3), group=group)
-    return plain(tensor)
+    return plain(tensor), tenfold.get_debug_level().name
 
 
 def test_it_works_in_pytorchs_most_careful_debug_level(ranks: RankServer) -> None:
     for outcome in ranks.run(in_detail):
-        assert outcome.returned == plain(2 * torch.arange(3.0) + 1)
+        assert outcome.returned == (plain(2 * torch.arange(3.0) + 1), "DETAIL")
 
 
 def reduce_two_at_once(me: Rank) -> Any:

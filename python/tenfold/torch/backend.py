@@ -38,6 +38,9 @@ _PREMUL_SUM = int(dist.ReduceOp.RedOpType.PREMUL_SUM)
 
 def create(options: Any, backend_options: Any = None) -> "Backend | ProcessGroup":
     """What `torch.distributed` calls to make a group of this backend."""
+    # From the same variable; but a program may have asked PyTorch alone for more.
+    if (level := int(dist.get_debug_level())) > _tenfold.debug_level():
+        _tenfold.set_debug_level(level)
     backend = Backend(
         options.store,
         options.group_rank,

@@ -90,11 +90,13 @@ impl Inquest {
         })
     }
 
-    /// Is this nothing new?
+    /// Is this nothing new? What is new is passed on, so it must be known once it was heard.
     pub(super) fn knows(&self, said: &Testimony) -> bool {
-        let Testimony { rank, head, detail, .. } = said;
-        let more = self.details[*rank].is_none() && detail.is_some() || self.expected.contains(rank);
-        !more && (self.heads[*rank] == Some(*head) || matches!(self.heads[*rank], Some(Some(_))))
+        let Testimony { rank, seq, head, detail } = said;
+        let (known, is_same) = (self.heads[*rank], self.heads[*rank] == Some(*head));
+        let tells_more =
+            self.expected.contains(rank) || is_same && detail.is_some() && self.details[*rank].is_none();
+        !(tells_more && *seq == self.seq) && (is_same || matches!(known, Some(Some(_))))
     }
 
     pub(super) fn is_over(&self, now: Instant) -> bool {
@@ -225,6 +227,21 @@ mod tests {
         inquest.testify(own_words.clone());
         assert!(inquest.knows(&own_words) && inquest.is_over(Instant::now()));
         assert!(inquest.verdict().message.ends_with("[input 10×100, at train.py:90 in step]"));
+    }
+
+    #[test]
+    fn what_a_rank_says_is_new_once_whatever_it_says() {
+        let mut inquest = Inquest::new(7, 0, 2);
+        inquest.testify(detailed(0, sum(1000), 42));
+        inquest.deduce(1, sum(2000).unwrap());
+        let contradicts_itself = [detailed(1, sum(3000), 1), detailed(1, None, 2), said(1, 7, sum(4000))];
+        for (index, said) in contradicts_itself.into_iter().enumerate() {
+            assert_eq!(inquest.knows(&said), index > 0, "only its first words were waited for");
+            inquest.testify(said.clone());
+            assert!(inquest.knows(&said));
+        }
+        let about_another = Testimony { seq: 8, ..detailed(1, sum(2000), 3) };
+        assert!(inquest.knows(&about_another));
     }
 
     #[test]
