@@ -28,7 +28,7 @@ class Verdict:
 
     @property
     def head(self) -> str:
-        return self.said.splitlines()[0]
+        return self.said.partition("\n")[0]
 
     @property
     def plain(self) -> str:

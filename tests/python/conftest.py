@@ -2,6 +2,7 @@
 
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,6 +24,11 @@ from ddp_class import CHOICES, VARIABLE
 # a time; the C library reads this setting, here and in every process the tests start.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # many small processes on few cores
+
+
+# Groups that fail leave dumps: here, for every process the tests start, and not in the user's cache.
+DUMPS = tempfile.TemporaryDirectory(prefix="tenfold-dumps-")
+os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", f"{DUMPS.name}/trace_")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -5,15 +5,22 @@ for the dumps but in the scene `asked`: they are left when a group fails, also b
 computes, because its peers tell it.
 """
 
+import os
 import pickle
 import re
+import shlex
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
-from analysers import FINE, TROUBLE, torch_analyser, torch_analyser_of_json, trace
+from analysers import FINE, TROUBLE, Verdict, torch_analyser, torch_analyser_of_json, trace
 from browser import Browser, missing
+from launchers import Launcher
 from processes import python, run_together
 from ranks import ENVIRONMENT
+from servers import ROOT, tenfold_binary
 
 pytestmark = pytest.mark.tenfold_only("has nothing to do with it")
 
@@ -188,3 +195,29 @@ def test_the_page_of_our_own_dumps(scenes: Path, tmp_path: Path) -> None:
         assert re.fullmatch(r"✗ rank 1 has not entered all_reduce #5 of group (default_pg|0)", verdict)
         assert browser.requested() == [page.as_uri()]
         assert browser.complaints() == []
+
+
+def test_the_page_about_hangs_can_be_typed(tmp_path: Path) -> None:
+    """The three commands from a job that hangs to the rank to blame, and what the last one says."""
+    page = (ROOT / "docs" / "debugging-hangs.md").read_text()
+    job = tmp_path / "job"
+    job.mkdir()
+    (job / "hangs.py").write_text(re.search(r"```python\n# hangs\.py\n(.*?)```", page, re.DOTALL)[1])
+    (job / "tenfold").symlink_to(tenfold_binary())
+    blocks = dict(re.findall(r"<!-- test: (\w+).*? -->\n```console\n\$ (.*?)```", page, re.DOTALL))
+    answer, expected = blocks["answers"].split("\n", 1)
+    # By its whole path, so that only ranks of this job are asked, whoever else runs the same.
+    start, ask = (blocks[name].replace("hangs.py", f"{job}/hangs.py") for name in ("hangs", "asks"))
+    environment = {"PATH": f"{job}:{os.environ['PATH']}", "PYTHON_EXEC": sys.executable}
+    command = ("bash", "-c", f"cd {job} && {start}")
+    with Launcher(command=command, environment=environment) as launcher:
+        launcher.until("step 6")
+        give_up = time.monotonic() + 60
+        while True:  # until the wait is long enough to be called trouble, and all have answered
+            subprocess.run(shlex.split(ask), check=True, timeout=60)
+            said = trace(job / shlex.split(answer)[-1])
+            if said.head.startswith("✗ rank 2 has not entered") and "4 dumps" in said.said:
+                break
+            assert time.monotonic() < give_up, said
+            time.sleep(0.1)
+    assert without_notes(said.plain) == Verdict(TROUBLE, expected, "").plain

@@ -13,6 +13,7 @@ use super::dump::{Detail, Dump, Record};
 use super::words;
 
 pub(crate) struct Job<'a> {
+    /// In the order of ranks.
     pub(crate) dumps: &'a [Dump],
     pub(crate) groups: Vec<Group<'a>>,
     /// Ranks that a group mentions and no dump is of.
@@ -108,7 +109,8 @@ impl<'a> Job<'a> {
     }
 
     pub(crate) fn dump(&self, rank: u32) -> Option<&'a Dump> {
-        self.dumps.iter().find(|dump| dump.rank == rank)
+        let place = self.dumps.binary_search_by_key(&rank, |dump| dump.rank).ok()?;
+        self.dumps.get(place)
     }
 
     pub(crate) fn has_several_hosts(&self) -> bool {

@@ -60,6 +60,8 @@ pub(crate) struct Record {
     pub(crate) created_ns: Option<i64>,
     pub(crate) started_ns: Option<i64>,
     pub(crate) end: End,
+    /// When it was given up on; tenfold's recorder says it.
+    pub(crate) failed_ns: Option<i64>,
     pub(crate) duration_ms: Option<f64>,
     pub(crate) timeout_ms: Option<i64>,
     pub(crate) thread: Option<Arc<str>>,
@@ -267,6 +269,7 @@ fn record(entry: View<'_>, parts: &mut Parts) -> Result<Record, String> {
             _ if retired => End::Unknown,
             _ => End::Open,
         },
+        failed_ns: time(entry.get("time_failed_ns")),
         duration_ms: entry.get("duration_ms").number().filter(|ms| ms.is_finite() && *ms >= 0.0),
         timeout_ms: entry.get("timeout_ms").integer().filter(|&ms| ms > 0),
         thread: entry.get("thread_name").text(),

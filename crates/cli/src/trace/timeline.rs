@@ -176,7 +176,8 @@ fn end_of(record: &Record, dump: &Dump) -> i64 {
     match record.end {
         End::Open => dump.written_ns.unwrap_or_else(last),
         End::Completed(_) => record.ended_ns().unwrap_or(begin),
-        End::Failed | End::Unknown => begin,
+        End::Failed => record.failed_ns.unwrap_or(begin),
+        End::Unknown => begin,
     }
 }
 

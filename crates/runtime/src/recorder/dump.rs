@@ -4,7 +4,7 @@
 //! text in JSON, and stacks are in pickles only.
 //!
 //! Beyond c10d's, which its analyser passes over: whose dump it is, of which host and when (`rank`, `host`, `time_dumped_ns`), and of
-//! an operation its `reduce_op` and `root`, where it has such.
+//! an operation its `reduce_op` and `root`, where it has such, and when it failed (`time_failed_ns`), if it did.
 
 use super::entry::{Record, State, dtype_name};
 use super::groups::GroupFacts;
@@ -90,6 +90,7 @@ pub struct Entry {
     pub completed_ns: Option<u64>,
     /// Nothing more will happen to it: it ended, well or not.
     pub retired: bool,
+    pub failed_ns: Option<u64>,
     pub timeout_ms: u64,
     pub thread_id: String,
     pub thread_name: String,
@@ -170,6 +171,7 @@ fn entry(recorder: &Recorder, id: u64, record: &Record, group: &GroupFacts, to_u
         started_ns: (record.started != 0).then(|| unix(record.started)),
         completed_ns: (record.completed != 0).then(|| unix(record.completed)),
         retired: record.retired != 0,
+        failed_ns: (record.retired != 0 && record.completed == 0).then(|| unix(record.retired)),
         timeout_ms: record.timeout_ms,
         thread_id: thread.id,
         thread_name: thread.name,
@@ -295,6 +297,7 @@ fn facts(entry: &Entry, time: impl Fn(Option<u64>) -> Plain) -> Vec<(String, Pla
         ("is_p2p", Plain::Bool(entry.is_p2p)),
     ]);
     facts.extend(entry.reduce_op.map(|op| ("reduce_op", Plain::from(op))));
+    facts.extend(entry.failed_ns.map(|at| ("time_failed_ns", Plain::from(at))));
     facts.extend(entry.root.map(|root| ("root", Plain::from(root as u64))));
     facts.into_iter().map(|(key, value)| (key.to_string(), value)).collect()
 }
@@ -327,6 +330,7 @@ mod tests {
             started_ns: Some(1_794_830_275_365_354_939),
             completed_ns: Some(1_794_830_275_366_604_939),
             retired: true,
+            failed_ns: None,
             timeout_ms: 1_800_000,
             thread_id: "4712".to_string(),
             thread_name: "python".to_string(),
@@ -371,6 +375,7 @@ mod tests {
             output_shapes: Vec::new(),
             state: State::Started,
             completed_ns: None,
+            failed_ns: Some(1_794_830_279_999_000_000),
             ..entry(2)
         };
         Snapshot {
