@@ -26,6 +26,7 @@ import faulthandler
 import os
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 
 from tenfold import _tenfold
@@ -190,6 +191,7 @@ class _WorkerServer:
 
     def __init__(self, host_or_file: str, port: int = -1) -> None:
         self._server = _tenfold.WorkerServer(host_or_file, port)
+        _servers.add(self)
         _threads.start()
 
     @property
@@ -236,7 +238,9 @@ class _Threads:
     def _fetch(self) -> None:
         while (question := _tenfold.control_next()) is not None:
             try:
-                threading.Thread(target=self._answer, args=question, name="tenfold-handler", daemon=True).start()
+                threading.Thread(
+                    target=self._answer, args=question, name="tenfold-handler", daemon=True
+                ).start()
             except RuntimeError as error:  # the system has no more threads for us
                 _tenfold.control_answer(question[0], 503, "text/plain", str(error).encode())
 
@@ -272,8 +276,17 @@ def _dump_traceback(request: _Request, response: _Response) -> None:
         response.set_content(file.read(), "text/plain")
 
 
+_servers: weakref.WeakSet[_WorkerServer] = weakref.WeakSet()
 _threads = _Threads()
 _threads.start_if_asked()
 os.register_at_fork(after_in_child=lambda: _threads.start_anew_in_child())
-# After this no thread of ours comes back from Rust into an interpreter that is gone.
-atexit.register(_tenfold.control_close)
+
+
+def _end() -> None:
+    """After this no thread of ours comes back from Rust into an interpreter that is gone."""
+    _tenfold.control_close()
+    for server in list(_servers):
+        server.shutdown()
+
+
+atexit.register(_end)
