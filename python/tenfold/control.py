@@ -1,8 +1,8 @@
-"""The worker control plane: questions that a running process answers over HTTP, as c10d's `WorkerServer` does.
+"""The worker control plane: questions that a process answers over HTTP, as c10d's `WorkerServer` does.
 
-A handler is a function of a request and a response with a name that is its own for ever. Every handler of the
-process, in Python or in Rust, is reached through every `_WorkerServer` of the process, and through the one that
-`TENFOLD_WORKER_SERVER` asks for: by `POST /handler/<name>?key=value`, or by `tenfold worker`.
+A handler is a function of a request and a response with a name that is its own for ever. Every handler of
+the process, in Python or in Rust, is reached through every `_WorkerServer` of the process, and through the
+one that `TENFOLD_WORKER_SERVER` asks for: by `POST /handler/<name>?key=value`, or by `tenfold worker`.
 
 >>> def greet(request, response):
 ...     response.set_content(f"hello {request.get_param('who')}", "text/plain")
@@ -177,9 +177,10 @@ def place() -> str | None:
 class _WorkerServer:
     """An HTTP server through which this process can be asked, as c10d's.
 
-    With a path, and no port, it listens on a Unix socket that its owner alone can open; the file goes at the end,
-    and one that a dead process left behind is replaced. With a host and a port (0: a free one) it listens on TCP,
-    where whoever reaches it can run every handler: an address that other machines reach is warned about.
+    With a path, and no port, it listens on a Unix socket that its owner alone can open; the file goes at the
+    end, and one that a dead process left behind is replaced. With a host and a port (0: a free one) it
+    listens on TCP, where whoever reaches it can run every handler: an address that other machines reach is
+    warned about.
 
     `RuntimeError` if it cannot listen there.
 
@@ -205,7 +206,7 @@ class _WorkerServer:
 
 
 class _Threads:
-    """Those that run handlers written in Python: one that fetches requests, and one for each that is answered."""
+    """Those that run handlers written in Python: one fetches requests, and one answers each."""
 
     def __init__(self) -> None:
         self.handlers: dict[str, _Handler] = {"dump_traceback": _dump_traceback}
