@@ -508,7 +508,7 @@ def wait_for_the_test():
 
 if __name__ == "__main__":
     dist.init_process_group("tenfold")
-    tenfold.torch.start_debug_server(port=int(sys.argv[1]), start_method="spawn")
+    tenfold.torch.start_debug_server(port=int(sys.argv[1]))
     dist.broadcast(torch.ones(3), 0)
     dist.barrier()
     print("up", flush=True)

@@ -22,8 +22,8 @@ def start_debug_server(*arguments: Any, **options: Any) -> None:
     """`torch.distributed.debug.start_debug_server`, with a tenfold worker server in every rank.
 
     Its pages then show tenfold's flight recorder, health and waits. Takes PyTorch's arguments; what it
-    started ends with `torch.distributed.debug.stop_debug_server`. As PyTorch's, the workers' servers listen on all
-    addresses, without a password: for networks whose users trust each other.
+    started ends with `torch.distributed.debug.stop_debug_server`. As PyTorch's, the workers' servers listen
+    on all addresses, without a password: for networks whose users trust each other.
     """
     from torch.distributed import debug
 
