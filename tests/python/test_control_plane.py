@@ -12,7 +12,7 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -238,8 +238,9 @@ def test_tcp_is_for_those_who_know_its_name_and_for_no_foreign_page():
 
         def status(host: str, **headers: str) -> int:
             client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
-            client.request("POST", "/handler/ping", headers={"Host": host, **headers})
-            return client.getresponse().status
+            with closing(client):
+                client.request("POST", "/handler/ping", headers={"Host": host, **headers})
+                return client.getresponse().status
 
         assert status("localhost") == status(f"{socket.gethostname()}:80") == 200
         assert status("evil.example") == 421
