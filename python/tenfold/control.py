@@ -1,8 +1,8 @@
-"""The worker control plane: questions that a running process answers over HTTP, as c10d's `WorkerServer` does.
+"""The worker control plane: questions that a process answers over HTTP, as c10d's `WorkerServer` does.
 
-A handler is a function of a request and a response with a name that is its own for ever. Every handler of the
-process, in Python or in Rust, is reached through every `_WorkerServer` of the process, and through the one that
-`TENFOLD_WORKER_SERVER` asks for: by `POST /handler/<name>?key=value`, or by `tenfold worker`.
+A handler is a function of a request and a response with a name that is its own for ever. Every handler of
+the process, in Python or in Rust, is reached through every `_WorkerServer` of the process, and through the
+one that `TENFOLD_WORKER_SERVER` asks for: by `POST /handler/<name>?key=value`, or by `tenfold worker`.
 
 >>> def greet(request, response):
 ...     response.set_content(f"hello {request.get_param('who')}", "text/plain")
@@ -26,6 +26,7 @@ import faulthandler
 import os
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 
 from tenfold import _tenfold
@@ -176,9 +177,10 @@ def place() -> str | None:
 class _WorkerServer:
     """An HTTP server through which this process can be asked, as c10d's.
 
-    With a path, and no port, it listens on a Unix socket that its owner alone can open; the file goes at the end,
-    and one that a dead process left behind is replaced. With a host and a port (0: a free one) it listens on TCP,
-    where whoever reaches it can run every handler: an address that other machines reach is warned about.
+    With a path, and no port, it listens on a Unix socket that its owner alone can open; the file goes at the
+    end, and one that a dead process left behind is replaced. With a host and a port (0: a free one) it
+    listens on TCP, where whoever reaches it can run every handler: an address that other machines reach is
+    warned about.
 
     `RuntimeError` if it cannot listen there.
 
@@ -190,6 +192,7 @@ class _WorkerServer:
 
     def __init__(self, host_or_file: str, port: int = -1) -> None:
         self._server = _tenfold.WorkerServer(host_or_file, port)
+        _servers.add(self)
         _threads.start()
 
     @property
@@ -203,7 +206,7 @@ class _WorkerServer:
 
 
 class _Threads:
-    """Those that run handlers written in Python: one that fetches requests, and one for each that is answered."""
+    """Those that run handlers written in Python: one fetches requests, and one answers each."""
 
     def __init__(self) -> None:
         self.handlers: dict[str, _Handler] = {"dump_traceback": _dump_traceback}
@@ -236,7 +239,9 @@ class _Threads:
     def _fetch(self) -> None:
         while (question := _tenfold.control_next()) is not None:
             try:
-                threading.Thread(target=self._answer, args=question, name="tenfold-handler", daemon=True).start()
+                threading.Thread(
+                    target=self._answer, args=question, name="tenfold-handler", daemon=True
+                ).start()
             except RuntimeError as error:  # the system has no more threads for us
                 _tenfold.control_answer(question[0], 503, "text/plain", str(error).encode())
 
@@ -272,8 +277,17 @@ def _dump_traceback(request: _Request, response: _Response) -> None:
         response.set_content(file.read(), "text/plain")
 
 
+_servers: weakref.WeakSet[_WorkerServer] = weakref.WeakSet()
 _threads = _Threads()
 _threads.start_if_asked()
 os.register_at_fork(after_in_child=lambda: _threads.start_anew_in_child())
-# After this no thread of ours comes back from Rust into an interpreter that is gone.
-atexit.register(_tenfold.control_close)
+
+
+def _end() -> None:
+    """After this no thread of ours comes back from Rust into an interpreter that is gone."""
+    _tenfold.control_close()
+    for server in list(_servers):
+        server.shutdown()
+
+
+atexit.register(_end)

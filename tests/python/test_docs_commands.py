@@ -24,7 +24,7 @@ from launchers import Launcher, free_port
 from ranks import ENVIRONMENT
 from servers import ROOT, tenfold_binary
 
-PAGES = ["debugging.md", "stuck-ranks.md", "migrating-from-torchrun.md", "operating.md"]
+PAGES = ["control-plane.md", "debugging.md", "migrating-from-torchrun.md", "operating.md", "stuck-ranks.md"]
 PORTS = ["29400", "29500", "29580"]
 
 TRAIN = """\

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::time::Instant;
 
 use crate::head::{HeadLimits, HeadParser};
-use crate::request::Request;
+use crate::request::{Method, Request};
 use crate::response::Response;
 use crate::stream::{Peer, Stream};
 
@@ -49,7 +49,7 @@ pub(crate) struct Connection {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked {
     pub(crate) number: u64,
-    pub(crate) with_body: bool,
+    pub(crate) method: Method,
     pub(crate) keep_alive: bool,
 }
 

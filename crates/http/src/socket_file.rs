@@ -53,7 +53,9 @@ impl SocketFile {
         let listener = listen(path).map_err(wrong)?;
         let file = fs::symlink_metadata(path).map_err(wrong)?;
         let identity = (file.dev(), file.ino());
-        Ok((listener, SocketFile { path: path.to_path_buf(), identity, owner: std::process::id() }))
+        // Found again at the end, wherever the process is by then.
+        let path = std::path::absolute(path).map_err(wrong)?;
+        Ok((listener, SocketFile { path, identity, owner: std::process::id() }))
     }
 
     pub fn path(&self) -> &Path {

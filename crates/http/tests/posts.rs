@@ -2,7 +2,6 @@
 //! socket: the control plane's marks, beside those of `marks.rs`.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-#![expect(clippy::disallowed_methods, reason = "clients are threads")]
 
 use std::fs;
 use std::io::{ErrorKind, Read, Write};

@@ -23,10 +23,16 @@ const BEGIN_MAX: Duration = Duration::from_secs(5);
 struct Questions {
     next: u64,
     waiting: VecDeque<(u64, String, Request)>,
-    /// Who waits for the answer.
-    askers: HashMap<u64, SyncSender<Response>>,
+    /// Who waits for the answers to these, and to those that Python has.
+    askers: HashMap<u64, Asker>,
     /// Python is ending.
     closed: bool,
+}
+
+struct Asker {
+    answer: SyncSender<Response>,
+    /// Python has it, and the interpreter to answer it.
+    begun: bool,
 }
 
 static QUESTIONS: LazyLock<Mutex<Questions>> = LazyLock::new(Mutex::default);
@@ -39,7 +45,7 @@ fn questions() -> MutexGuard<'static, Questions> {
 /// Asks Python, on behalf of a client. Without the interpreter: called by the server's threads.
 fn ask(name: &str, request: &Request) -> Result<Response, String> {
     const ENDING: &str = "Python is ending";
-    let (asker, answer) = mpsc::sync_channel(1);
+    let (sender, answer) = mpsc::sync_channel(1);
     let number = {
         let mut questions = questions();
         if questions.closed {
@@ -48,7 +54,7 @@ fn ask(name: &str, request: &Request) -> Result<Response, String> {
         questions.next += 1;
         let number = questions.next;
         questions.waiting.push_back((number, name.to_string(), request.clone()));
-        questions.askers.insert(number, asker);
+        questions.askers.insert(number, Asker { answer: sender, begun: false });
         number
     };
     ARRIVED.notify_one();
@@ -59,10 +65,9 @@ fn ask(name: &str, request: &Request) -> Result<Response, String> {
     }
     {
         let mut questions = questions();
-        let place = questions.waiting.iter().position(|(waiting, ..)| *waiting == number);
-        if let Some(place) = place {
-            questions.waiting.remove(place);
+        if questions.askers.get(&number).is_some_and(|asker| !asker.begun) {
             questions.askers.remove(&number);
+            questions.waiting.retain(|(waiting, ..)| *waiting != number);
             let seconds = BEGIN_MAX.as_secs();
             return Err(format!(
                 "Python did not begin with it within {seconds} s: some thread holds the interpreter's lock"
@@ -132,15 +137,22 @@ pub(crate) fn control_next(py: Python<'_>) -> Option<Question<'_>> {
             questions = ARRIVED.wait(questions).unwrap_or_else(PoisonError::into_inner);
         }
     };
-    let (number, name, request) = py.detach(next)?;
-    Some((number, name, PyBytes::new(py, request.body()), request.params().to_vec()))
+    loop {
+        let (number, name, request) = py.detach(next)?;
+        // Only here, where the interpreter is ours again, which may have taken longer than somebody waits.
+        let mut questions = questions();
+        if let Some(asker) = questions.askers.get_mut(&number) {
+            asker.begun = true;
+            return Some((number, name, PyBytes::new(py, request.body()), request.params().to_vec()));
+        }
+    }
 }
 
 /// What a handler of Python's answered to the request of this number.
 #[pyfunction]
 pub(crate) fn control_answer(number: u64, status: u16, content_type: String, content: Vec<u8>) {
     if let Some(asker) = questions().askers.remove(&number) {
-        let _ = asker.send(Response::new(status, content_type, content)); // who asked may have gone
+        let _ = asker.answer.send(Response::new(status, content_type, content)); // who asked may have gone
     }
 }
 

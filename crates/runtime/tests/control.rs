@@ -11,6 +11,9 @@ use serde_json::{Value, json};
 use tenfold::control::{self, Request, Response, WorkerServer};
 use tenfold::{Group, ReduceOp, Tensor};
 
+/// Nothing here takes this long unless it hangs.
+const HANG: std::time::Duration = std::time::Duration::from_secs(60);
+
 /// Status, type and body of an answer.
 #[derive(Debug, PartialEq, Eq)]
 struct Answer(u16, String, String);
@@ -178,7 +181,7 @@ fn by_tcp_a_worker_answers_to_its_address_and_its_hosts_name_and_to_no_foreign_p
     let address = server.address().unwrap();
     assert_eq!((address.ip().to_string().as_str(), server.path()), ("127.0.0.1", None));
     let asked = |host: &str, headers: &str| {
-        let mut stream = TcpStream::connect(address).unwrap();
+        let mut stream = TcpStream::connect_timeout(&address, HANG).unwrap();
         let request = format!(
             "POST /handler/ping HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nContent-Length: 0\r\n{headers}\r\n"
         );

@@ -1,8 +1,8 @@
 """tenfold's control plane and PyTorch's: each is offered what the other has.
 
-PyTorch's `torch_profile` can be asked of tenfold's worker servers, and tenfold's recorder, health and metrics of
-PyTorch's, under names that begin with `tenfold_`: PyTorch's own recorder knows when a collective was called, but
-not when it ended or how long it waited. `start_debug_server` is PyTorch's web front end over tenfold's workers.
+PyTorch's `torch_profile` can be asked of tenfold's worker servers, and tenfold's recorder, health and metrics
+of PyTorch's, under names that begin with `tenfold_`: PyTorch's own recorder knows when a collective was
+called, but not when it ended. `start_debug_server` is PyTorch's web front end over tenfold's workers.
 """
 
 import importlib.util
@@ -21,9 +21,9 @@ _OFFERED = ("c10d_health_check", "fr_dump_file", "fr_trace_json", "metrics", "wa
 def start_debug_server(*arguments: Any, **options: Any) -> None:
     """`torch.distributed.debug.start_debug_server`, with a tenfold worker server in every rank.
 
-    Its pages then show tenfold's flight recorder, health and waits. Takes PyTorch's arguments; what it started ends
-    with `torch.distributed.debug.stop_debug_server`. As PyTorch's, the workers' servers listen on all addresses,
-    without a password: for networks whose users trust each other.
+    Its pages then show tenfold's flight recorder, health and waits. Takes PyTorch's arguments; what it
+    started ends with `torch.distributed.debug.stop_debug_server`. As PyTorch's, the workers' servers listen
+    on all addresses, without a password: for networks whose users trust each other.
     """
     from torch.distributed import debug
 
@@ -42,7 +42,7 @@ def register() -> None:
     for name in _OFFERED:
         if f"tenfold_{name}" not in _distributed_c10d._get_handler_names():
             handler = control._get_handler(name)
-            # PyTorch lets go of it when the interpreter is gone, which kills the process if nobody else has it.
+            # PyTorch lets go of it when the interpreter is gone: that kills the process if it is the last to.
             _tenfold.control_keep(handler)
             _distributed_c10d._register_handler(f"tenfold_{name}", handler)
     has_profiler = importlib.util.find_spec("torch.distributed.debug") is not None

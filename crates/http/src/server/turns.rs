@@ -225,8 +225,8 @@ impl Loop {
         }
         // Not the query: it has names of keys, which are not for the log.
         tracing::debug!(peer = %connection.peer, path = request.path(), "asked");
-        let with_body = request.method() != Method::Head;
-        let asked = Asked { number: self.handed, with_body, keep_alive: request.keep_alive };
+        let method = request.method();
+        let asked = Asked { number: self.handed, method, keep_alive: request.keep_alive };
         match &self.policy.handler {
             // The handler is ours to call again after a panic: it is `Fn`, so what it changes it changes behind locks
             // of its own, and those are poisoned.
@@ -237,7 +237,7 @@ impl Loop {
             }
             Handler::There(workers) => {
                 if !workers.submit(Ticket { slot, number: self.handed }, request) {
-                    return self.refuse(connection, Refusal::Busy, Method::Get);
+                    return self.refuse(connection, Refusal::Busy, method);
                 }
                 self.handed += 1;
                 connection.asked = Some(asked);
@@ -263,11 +263,10 @@ impl Loop {
 
     fn reply(&self, connection: &mut Connection, asked: Asked, answer: Option<Response>) {
         let Some(response) = answer else {
-            let method = if asked.with_body { Method::Get } else { Method::Head };
-            return self.refuse(connection, Refusal::Handler, method);
+            return self.refuse(connection, Refusal::Handler, asked.method);
         };
         tracing::debug!(peer = %connection.peer, status = response.status(), "answered");
-        connection.answer(response, asked.with_body, !asked.keep_alive, self.now);
+        connection.answer(response, asked.method != Method::Head, !asked.keep_alive, self.now);
     }
 
     /// What handlers on other threads have answered goes to those who still wait for it.
@@ -389,7 +388,8 @@ impl Loop {
                 _ => None,
             };
             if let (Some(mut connection), Some(refusal)) = (self.connections[slot].take(), told) {
-                self.refuse(&mut connection, refusal, Method::Get);
+                let method = connection.asked.map_or(Method::Get, |asked| asked.method);
+                self.refuse(&mut connection, refusal, method);
                 self.connections[slot] = Some(connection);
                 self.serve(slot);
             }

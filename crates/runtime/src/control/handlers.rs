@@ -16,7 +16,8 @@ use crate::{metrics as numbers, recorder::Entry};
 const BACKEND: &str = "tenfold";
 
 pub(super) fn built_in() -> BTreeMap<String, Handler> {
-    let list: [(&str, fn(&Request) -> Response); 9] = [
+    type Plain = fn(&Request) -> Response;
+    let list: [(&str, Plain); 9] = [
         ("ping", |_| Response::text(200, "pong")),
         ("c10d_health_check", |_| health_check()),
         ("fr_trace_json", |_| Response::json(recorder::dump_json(&DumpOptions::default()))),
