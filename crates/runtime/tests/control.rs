@@ -125,6 +125,7 @@ fn what_a_worker_knows_of_its_groups_can_be_asked() {
     let healthy = r#"{"healthy":true,"unhealthy_backends":[]}"#;
     assert_eq!(post(&path, "c10d_health_check").2, healthy);
     assert_eq!(post(&path, "wait_counter_values").2, "{}");
+    assert_eq!(post(&path, "stragglers"), text(200, "no collective of two ranks was looked at yet\n"));
     let nccl =
         r#"{"comm_lib_version":"","nccl_comm_state":{},"pg_config":{},"pg_status":{},"version":"2.10"}"#;
     assert_eq!(post(&path, "dump_nccl_trace_json?onlyactive=true").2, nccl);

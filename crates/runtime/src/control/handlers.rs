@@ -17,7 +17,7 @@ const BACKEND: &str = "tenfold";
 
 pub(super) fn built_in() -> BTreeMap<String, Handler> {
     type Plain = fn(&Request) -> Response;
-    let list: [(&str, Plain); 9] = [
+    let list: [(&str, Plain); 10] = [
         ("ping", |_| Response::text(200, "pong")),
         ("c10d_health_check", |_| health_check()),
         ("fr_trace_json", |_| Response::json(recorder::dump_json(&DumpOptions::default()))),
@@ -27,6 +27,7 @@ pub(super) fn built_in() -> BTreeMap<String, Handler> {
         ("pyspy_dump", pyspy_dump),
         ("wait_counter_values", |_| wait_counter_values()),
         ("metrics", |_| metrics()),
+        ("stragglers", |_| Response::text(200, numbers::straggler_report())),
     ];
     list.into_iter().map(|(name, handler)| (name.to_string(), Arc::new(handler) as Handler)).collect()
 }
