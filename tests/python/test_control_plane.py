@@ -174,7 +174,7 @@ def test_c10ds_handlers_are_ours_but_for_those_of_nvidia(ours, theirs):
     # Of ours in theirs: what tenfold.torch offers.
     their_own = {name for name in names[1] if not name.startswith("tenfold_")}
     assert their_own - names[0] == {"dump_nccl_trace_pickle"}
-    assert names[0] - names[1] == {"metrics", "torch_profile"}
+    assert names[0] - names[1] == {"metrics", "stragglers", "torch_profile"}
 
 
 def test_the_registry_refuses_in_c10ds_words():
