@@ -73,8 +73,9 @@ fn ask(name: &str, request: &Request, patience: Patience) -> Result<Response, St
     }
     {
         let mut questions = questions();
-        let is_begun = questions.askers.get(&number).is_some_and(|asker| asker.begun);
-        if !is_begun || patience == Patience::UntilBegunAndDone {
+        // Not there: the answer has come since.
+        let begun = questions.askers.get(&number).map(|asker| asker.begun);
+        if let Some(is_begun) = begun.filter(|begun| !begun || patience == Patience::UntilBegunAndDone) {
             questions.askers.remove(&number);
             questions.waiting.retain(|(waiting, ..)| *waiting != number);
             let seconds = BEGIN_MAX.as_secs();
