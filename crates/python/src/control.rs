@@ -42,8 +42,16 @@ fn questions() -> MutexGuard<'static, Questions> {
     QUESTIONS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// What [`BEGIN_MAX`] is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Patience {
+    UntilBegun,
+    UntilBegunAndDone,
+}
+
 /// Asks Python, on behalf of a client. Without the interpreter: called by the server's threads.
-fn ask(name: &str, request: &Request) -> Result<Response, String> {
+/// `Patience` is for handlers that may take long once they are begun.
+fn ask(name: &str, request: &Request, patience: Patience) -> Result<Response, String> {
     const ENDING: &str = "Python is ending";
     let (sender, answer) = mpsc::sync_channel(1);
     let number = {
@@ -65,12 +73,15 @@ fn ask(name: &str, request: &Request) -> Result<Response, String> {
     }
     {
         let mut questions = questions();
-        if questions.askers.get(&number).is_some_and(|asker| !asker.begun) {
+        // Not there: the answer has come since.
+        let begun = questions.askers.get(&number).map(|asker| asker.begun);
+        if let Some(is_begun) = begun.filter(|begun| !begun || patience == Patience::UntilBegunAndDone) {
             questions.askers.remove(&number);
             questions.waiting.retain(|(waiting, ..)| *waiting != number);
             let seconds = BEGIN_MAX.as_secs();
+            let what = if is_begun { "get through with it" } else { "begin with it" };
             return Err(format!(
-                "Python did not begin with it within {seconds} s: some thread holds the interpreter's lock"
+                "Python did not {what} within {seconds} s: some thread holds the interpreter's lock"
             ));
         }
     }
@@ -84,7 +95,7 @@ pub(crate) fn control_register(name: String) -> PyResult<()> {
     let handler = {
         let name = name.clone();
         move |request: &Request| {
-            ask(&name, request)
+            ask(&name, request, Patience::UntilBegun)
                 .unwrap_or_else(|why| Response::text(500, format!("Handler {name} failed: {why}")))
         }
     };
@@ -95,7 +106,7 @@ pub(crate) fn control_register(name: String) -> PyResult<()> {
 #[pyfunction]
 pub(crate) fn control_offer_tracebacks() {
     control::set_traceback_source(|| {
-        let response = ask("dump_traceback", &Request::default())?;
+        let response = ask("dump_traceback", &Request::default(), Patience::UntilBegunAndDone)?;
         let text = String::from_utf8_lossy(response.body()).into_owned();
         if response.status() == 200 { Ok(text) } else { Err(text) }
     });

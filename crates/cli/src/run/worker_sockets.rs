@@ -2,8 +2,8 @@
 //! (`TENFOLD_WORKER_SERVER`; see `control/` of the crate `tenfold`).
 
 use std::fmt;
-use std::fs::DirBuilder;
-use std::os::unix::fs::DirBuilderExt as _;
+use std::fs::{DirBuilder, Permissions};
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::PathBuf;
 
 use tempfile::TempDir;
@@ -27,7 +27,9 @@ impl WorkerSockets {
         let wrong =
             |folder: &str, error: std::io::Error| format!("--worker-server: cannot make {folder}: {error}");
         let (folder, temporary) = if asked.is_empty() {
-            let temporary = TempDir::with_prefix(name).map_err(|error| wrong("a temporary folder", error))?;
+            let only_owner = Permissions::from_mode(0o700);
+            let temporary = tempfile::Builder::new().prefix(name).permissions(only_owner).tempdir();
+            let temporary = temporary.map_err(|error| wrong("a temporary folder", error))?;
             (temporary.path().to_path_buf(), Some(temporary))
         } else {
             // Ranks may change their folder before they open it.
@@ -66,7 +68,6 @@ impl fmt::Display for WorkerSockets {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::PermissionsExt as _;
 
     #[test]
     fn a_folder_is_for_its_owner_and_short_enough() {
