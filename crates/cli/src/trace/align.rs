@@ -26,7 +26,7 @@ pub(crate) struct Group<'a> {
     pub(crate) title: String,
     /// Those that are looked at, in ascending order.
     pub(crate) members: Vec<u32>,
-    /// All of them: what a rank of the group counts in.
+    /// All of them, in ascending order: what a rank of the group counts in.
     pub(crate) everyone: Vec<u32>,
     /// False if the recorder did not say who they are.
     pub(crate) members_known: bool,
@@ -87,12 +87,18 @@ impl<'a> Job<'a> {
         }
         let mut records: BTreeMap<Key, Vec<(u32, &'a Record)>> = BTreeMap::new();
         for dump in dumps {
+            // A group's members are looked at once a dump, not once a record: there may be thousands of both.
+            let mut by_group: BTreeMap<&Arc<str>, Vec<(u32, &'a Record)>> = BTreeMap::new();
             for record in &dump.records {
                 if filter.has_group(&record.group, &record.description) {
-                    let key = key_of(record, dump, &descriptions);
-                    descriptions.entry(key.clone()).or_insert_with(|| record.description.clone());
-                    records.entry(key).or_default().push((dump.rank, record));
+                    by_group.entry(&record.group).or_default().push((dump.rank, record));
                 }
+            }
+            for of_group in by_group.into_values() {
+                let first = of_group[0].1;
+                let key = key_of(first, dump, &descriptions);
+                descriptions.entry(key.clone()).or_insert_with(|| first.description.clone());
+                records.entry(key).or_default().extend(of_group);
             }
         }
         let mut groups = Vec::new();

@@ -154,7 +154,7 @@ fn within_a_call(group: &Group<'_>, sequence: i64) -> Option<Finding> {
     }
     let row = &group.rows[&sequence];
     for (&rank, records) in row {
-        let index = group.everyone.iter().position(|&member| member == rank);
+        let index = group.everyone.binary_search(&rank).ok();
         let wrong = records
             .iter()
             .find_map(|record| Some((record, compare::contradiction(record, group.everyone.len(), index)?)));
