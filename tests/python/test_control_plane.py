@@ -1,7 +1,6 @@
 """The worker control plane: beside PyTorch's for the same requests, under its front end, and in trouble."""
 
 import http.client
-import importlib.util
 import json
 import os
 import re
@@ -522,19 +521,10 @@ if __name__ == "__main__":
 """
 
 
-# The front end writes tables with a package that nothing else here needs: its one function, as plain text.
-TABULATE = """
-def tabulate(rows, headers=(), tablefmt="simple"):
-    return "\\n".join(" ".join(map(str, row)) for row in [headers, *rows])
-"""
-
-
 @pytest.mark.timeout(300)
 def test_pytorchs_front_end_shows_what_our_workers_tell(tmp_path):
     program, over = tmp_path / "program.py", tmp_path / "over"
     program.write_text(FRONT_END)
-    if importlib.util.find_spec("tabulate") is None:
-        (tmp_path / "tabulate.py").write_text(TABULATE)  # beside the program, where Python looks first
     port = free_port()
     dumps = {"TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "dump_")}
     words = ["-n", 2, "--python", sys.executable, program, port, over]

@@ -4,6 +4,7 @@
 //! keeps a file there, see `fabric/progress.rs` of the crate `tenfold`. Programs that use something else leave it empty.
 
 use std::collections::HashMap;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -82,7 +83,8 @@ impl Progress {
     /// Where there can be no folder, nothing is known: that is no reason not to run.
     /// `name` is how its name begins.
     pub(super) fn new(name: &str) -> Self {
-        Progress(TempDir::with_prefix(name).ok())
+        let only_ours = std::fs::Permissions::from_mode(0o700);
+        Progress(tempfile::Builder::new().prefix(name).permissions(only_ours).tempdir().ok())
     }
 
     /// Makes a rank's folder.

@@ -1,8 +1,8 @@
 //! The flight recorder: what this process called last, and how far it got.
 //!
-//! Always on. Every operation of every group is written into one ring of fixed records ([`ring`]) when it is called, begun and
+//! Always on. Every operation of every group is written into one ring of fixed records (`ring.rs`) when it is called, begun and
 //! ended; writers take no lock and allocate nothing. What is in the ring can be read at any time ([`entries`]), and goes into
-//! a file in c10d's format ([`dump`]) when a group fails, on a signal if asked for, or on request: PyTorch's own analyser and
+//! a file in c10d's format (`dump.rs`) when a group fails, on a signal if asked for, or on request: PyTorch's own analyser and
 //! `tenfold trace` read those.
 //!
 //! ```
@@ -22,7 +22,7 @@
 //! # Ok::<(), tenfold::Error>(())
 //! ```
 //!
-//! Settings are c10d's variables ([`settings`]): `TORCH_FR_BUFFER_SIZE` (operations remembered, 2000; 0 turns it off),
+//! Settings are c10d's variables (`settings.rs`): `TORCH_FR_BUFFER_SIZE` (operations remembered, 2000; 0 turns it off),
 //! `TORCH_FR_DUMP_TEMP_FILE` (how file names begin; the rank follows), `TORCH_FR_DUMP_DYNAMIC_FILE_NAME`,
 //! `TORCH_FR_DUMP_ON_TIMEOUT`, `TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC`, `TORCH_FR_CPP_STACK`, `TORCH_INCLUDE_STACK_TRACE`,
 //! `TORCH_INCLUDE_ONLY_ACTIVE`; and of our own `TENFOLD_FR_SIGNAL`.
