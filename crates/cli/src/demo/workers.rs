@@ -41,6 +41,8 @@ impl Workers {
                 .args(args.tour.then_some("--tour"))
                 .stdin(Stdio::null())
                 .stdout(Stdio::null());
+            // A demo that fails says why; it has nothing to look for in dumps.
+            command.env("TORCH_FR_DUMP_ON_TIMEOUT", "0");
             tenfold_memory::spawn::die_with_parent(&mut command); // a demo that is killed leaves nobody behind
             workers.children.push(command.spawn()?);
         }
