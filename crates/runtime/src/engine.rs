@@ -419,33 +419,37 @@ impl Engine {
 
     /// A member of group `id` said something. False if there is no such group (yet).
     pub(crate) fn hear(&self, fabric: &Arc<Fabric>, id: u64, text: &[u8]) -> bool {
-        let busy = self.with(|state| {
+        let heard = self.with(|state| {
             let State { groups, to_tell, .. } = state;
             let group = groups.iter_mut().flatten().find(|group| group.id() == id);
             let group = group?;
             group.hear(fabric, text, to_tell);
-            Some(group.is_busy())
+            Some((group.is_busy(), group.take_warnings()))
         });
         fabric.bell.ring();
-        if busy == Some(true) && self.waiters.load(Ordering::Relaxed) == 0 {
+        let Some((is_busy, warnings)) = heard else { return false };
+        warn(&warnings);
+        if is_busy && self.waiters.load(Ordering::Relaxed) == 0 {
             self.attend(fabric); // what it heard may ask for a verdict, and nobody here waits for anything
         }
-        busy.is_some()
+        true
     }
 
     /// Looks in every group who is late, and who keeps this rank waiting for too long.
     pub(crate) fn look_at_others(&self, fabric: &Arc<Fabric>) {
-        let failed = self.with(|state| {
+        let warnings = self.with(|state| {
             let State { groups, to_tell, .. } = state;
-            let before = to_tell.len();
+            let mut warnings = Vec::new();
             for group in groups.iter_mut().flatten() {
                 group.look_at_others(fabric, to_tell);
+                warnings.append(&mut group.take_warnings());
             }
-            to_tell.len() > before
+            warnings
         });
-        if failed {
-            fabric.bell.ring();
+        if !warnings.is_empty() {
+            fabric.bell.ring(); // a group may have failed
         }
+        warn(&warnings);
     }
 
     /// For every group: its id and what this rank does in it.
@@ -469,6 +473,13 @@ impl Engine {
     /// What waits for the peer `id`, for a warning that it is silent: its rank, the group, the operation.
     pub(crate) fn waiting_for(&self, id: crate::wire::FabricId) -> Option<String> {
         self.with(|state| state.groups.iter().flatten().find_map(|group| group.waiting_for(id)))
+    }
+}
+
+/// Without the lock, since nobody knows what a subscriber does.
+fn warn(warnings: &[String]) {
+    for warning in warnings {
+        tracing::warn!("{warning}");
     }
 }
 

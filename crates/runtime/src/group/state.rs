@@ -104,6 +104,8 @@ pub(crate) struct GroupState {
     arrivals: Arrivals,
     /// What was said about ranks that keep others waiting.
     stuck: Told,
+    /// For the log, once the engine's lock is free.
+    warnings: Vec<String>,
     /// Heads of the last calls.
     history: VecDeque<Head>,
     /// What they told of themselves, at debug level DETAIL.
@@ -140,6 +142,7 @@ impl GroupState {
             doing: Doing::default(),
             arrivals: Arrivals::new(size),
             stuck: Told::default(),
+            warnings: Vec::new(),
             history: VecDeque::new(),
             details: Details::default(),
             failed: None,
@@ -162,6 +165,11 @@ impl GroupState {
         let stuck = self.stuck.report.clone();
         let late = self.record.metrics.recent_lateness(self.rank);
         GroupProgress { id: self.id, name, rank: self.rank, size, doing: self.doing, stuck, late }
+    }
+
+    /// What the log is to be told.
+    pub(crate) fn take_warnings(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.warnings)
     }
 
     /// Is anything under way?
@@ -566,7 +574,7 @@ impl GroupState {
         };
         let dump = fabric.stuck().policy != StuckPolicy::Warn && !self.stuck.knows(what);
         self.stuck.say(what, waited, itself, &words);
-        tracing::warn!("{words}");
+        self.warnings.push(words);
         if dump {
             recorder::dump_for(&self.record);
         }
@@ -584,7 +592,7 @@ impl GroupState {
     ) -> bool {
         let is_new = !self.stuck.knows(what);
         self.stuck.say(what, waited, false, &text);
-        tracing::warn!("{text}");
+        self.warnings.push(text.clone());
         match fabric.stuck().policy {
             StuckPolicy::Warn => {}
             StuckPolicy::Dump if is_new => recorder::dump_for(&self.record),
@@ -739,7 +747,11 @@ impl GroupState {
                     .collect();
                 self.hear_of_stuck(fabric, &head, Duration::from_millis(waited_ms), &late, text);
             }
-            _ => tracing::warn!(group = &*self.name, "a member sent a notice that makes no sense; ignored"),
+            _ => {
+                let warning =
+                    format!("a member of group `{}` sent a notice that makes no sense; ignored", self.name);
+                self.warnings.push(warning);
+            }
         }
     }
 
