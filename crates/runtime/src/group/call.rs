@@ -119,7 +119,7 @@ impl Group {
         if debug_level() == DebugLevel::Detail {
             return self.submit_in_detail(label, request);
         }
-        self.submit_with(label, request, None)
+        self.submit_with(label, &mut request, None)
     }
 
     /// The same for a call that tells more of itself. Everything slow happens here, before anything is locked.
@@ -132,11 +132,12 @@ impl Group {
         if let (Some(run), Some(hash)) = (&mut request.run, hash_of_shapes(label.kind, label.count, &site)) {
             run.set_shape(hash);
         }
-        recorder::with_site(site, || self.submit_with(label, request, Some(detail)))
+        recorder::with_site(site, || self.submit_with(label, &mut request, Some(detail)))
     }
 
+    /// Takes what it needs out of `request`, which is too large to be handed around.
     #[inline]
-    fn submit_with(&self, label: Label, mut request: Request, detail: Option<Arc<Detail>>) -> Result<Work> {
+    fn submit_with(&self, label: Label, request: &mut Request, detail: Option<Arc<Detail>>) -> Result<Work> {
         let inner = &*self.inner;
         if let Err(fault) = inner.fabric.check_process() {
             return Err(self.error(label, fault));
@@ -185,7 +186,7 @@ impl Group {
             let record = Recorded { group: Arc::clone(&inner.record), ticket, detail: detail.clone() };
             Shared::new(*run.label(), run.algorithm(), self.deadline(), &inner.name, inner.rank, size, record)
         };
-        let Request { run, finish, .. } = &mut request;
+        let Request { run, finish, .. } = request;
         match inner.fabric.engine.submit_run(&inner.fabric, inner.index, urgency, (run, finish), plan, note) {
             Ok(Submitted::Underway(work)) => {
                 work.trace(span);
