@@ -143,7 +143,7 @@ fn a_failed_group_says_once_where_its_dumps_are_and_how_to_read_them() {
     for rank in 0..2 {
         assert!(folder.path().join(format!("trace_{rank}")).exists());
         let told = format!(
-            "the last operations of rank {rank} are in {prefix}{rank}; `tenfold trace {prefix}*` compares all ranks'"
+            "the last operations of rank {rank} are in {prefix}{rank}; `tenfold trace {prefix}*` compares those of all ranks"
         );
         assert_eq!(said.matches(&told).count(), 1, "{said}");
     }
