@@ -110,7 +110,7 @@ def test_a_page_can_be_typed(page: str, tmp_path: Path) -> None:
                     launchers[-1].ended(120)
             for launcher in launchers:
                 with launcher:
-                    assert launcher.ended(120) == int(code or 0), launcher
+                    assert launcher.ended(120) == int(code or 0), str(launcher)
     finally:
         for launcher in running:
             with launcher:

@@ -148,6 +148,10 @@ impl Herald {
     }
 }
 
+/// How long ranks may go on writing dumps after another has failed, and how often it is looked whether they do.
+const DUMPS_MAX: Duration = Duration::from_secs(1);
+const DUMPS_LOOK: Duration = Duration::from_millis(5);
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Running,
@@ -603,7 +607,20 @@ impl Launch {
         let failure = self.describe(&failed);
         let (rank, summary) = (failure.rank, failure.summary());
         self.fail(rank, summary.clone(), failure.text());
+        self.let_dumps_be_written();
         self.stop(Signal::TERM, &format!("rank {rank} failed ({summary}): the others are asked to end"));
+    }
+
+    /// Ranks whose group has failed write down what they did, in milliseconds. To end them before that would leave the dumps of a job
+    /// that failed with gaps.
+    fn let_dumps_be_written(&self) {
+        let Some(Round { assignment, ranks, .. }) = &self.round else { return };
+        let begin = Instant::now();
+        let is_writing =
+            |rank: &Rank| rank.is_running() && self.progress.is_dumping(assignment.round, rank.local_rank);
+        while begin.elapsed() < DUMPS_MAX && ranks.iter().any(is_writing) {
+            std::thread::sleep(DUMPS_LOOK);
+        }
     }
 
     /// What is known of ranks that were found to have failed in one look. The first is the one that wrote down its error

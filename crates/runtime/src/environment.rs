@@ -114,6 +114,11 @@ pub(crate) fn recorder_settings() -> Result<recorder::Settings, Fault> {
     recorder::Settings::parse(&variable)
 }
 
+/// Where the launcher looks.
+pub(crate) fn progress_folder() -> Option<PathBuf> {
+    variable("TENFOLD_PROGRESS").ok()?.map(|variable| variable.value.into())
+}
+
 /// Where dumps go now.
 pub(crate) fn recorder_prefix() -> Result<PathBuf, Fault> {
     recorder::Settings::prefix(&variable)

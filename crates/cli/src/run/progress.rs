@@ -10,6 +10,7 @@ use std::time::SystemTime;
 
 use serde::Serialize;
 use tempfile::TempDir;
+use tenfold::recorder::DUMPING;
 use tenfold::{ProgressEntry, StuckReport};
 
 pub(super) const VARIABLE: &str = "TENFOLD_PROGRESS";
@@ -96,6 +97,13 @@ impl Progress {
 
     fn folder(&self, round: u64, local_rank: usize) -> Option<PathBuf> {
         Some(self.0.as_ref()?.path().join(round.to_string()).join(local_rank.to_string()))
+    }
+
+    /// Is a rank writing a dump of what it did? One that was killed meanwhile leaves the word that it is.
+    pub(super) fn is_dumping(&self, round: u64, local_rank: usize) -> bool {
+        let files = self.folder(round, local_rank).and_then(|folder| std::fs::read_dir(folder).ok());
+        let is_word = |path: PathBuf| path.extension().is_some_and(|extension| extension == DUMPING);
+        files.is_some_and(|files| files.flatten().take(FILES_MAX).any(|file| is_word(file.path())))
     }
 
     /// What a rank said last: what is under way first, the longest before all.
@@ -190,6 +198,9 @@ mod tests {
         let order: Vec<_> = progress.of(3, 1, now).iter().map(|it| (it.number, it.seconds)).collect();
         assert_eq!(order, [(4, 60.0), (2, 40.0), (3, 10.0), (1, 90.0)]);
         assert_eq!(progress.of(4, 1, now), [], "another round");
+        assert!(!progress.is_dumping(3, 1));
+        write("4711.dumping", "".into());
+        assert!(progress.is_dumping(3, 1) && !progress.is_dumping(3, 0));
     }
 
     #[test]

@@ -145,8 +145,19 @@ fn tell(written: io::Result<PathBuf>, rank: Rank) {
     }
 }
 
-/// One of the files that are being written, or will be.
+/// One of the files that are being written, or will be. While there is one, a file in the launcher's folder says so: a launcher that
+/// ends the other ranks of a job that failed lets them write their dumps first.
 struct Place;
+
+/// The first file to be written and the last make and remove that file.
+fn tell_launcher(is_writing: bool) {
+    let Some(folder) = environment::progress_folder() else { return };
+    let marker = folder.join(format!("{}.{DUMPING}", std::process::id()));
+    let _the_folder_is_gone = if is_writing { fs::write(marker, "") } else { fs::remove_file(marker) };
+}
+
+/// How the name of that file ends.
+pub const DUMPING: &str = "dumping";
 
 impl Place {
     fn take() -> Option<Place> {
@@ -156,6 +167,9 @@ impl Place {
             return None;
         }
         *writing += 1;
+        if *writing == 1 {
+            tell_launcher(true);
+        }
         Some(Place)
     }
 
@@ -173,7 +187,11 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        *WRITING.0.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        let mut writing = WRITING.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *writing -= 1;
+        if *writing == 0 {
+            tell_launcher(false);
+        }
         WRITING.1.notify_all();
     }
 }

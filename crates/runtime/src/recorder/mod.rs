@@ -51,6 +51,8 @@ use crate::debug_level::{DebugLevel, debug_level};
 
 pub use dump::{DumpOptions, Entry};
 pub use entry::State;
+#[doc(hidden)]
+pub use file::DUMPING;
 pub use site::{CallSite, Frame, with_call_site};
 
 pub(crate) use clock::host_now;
