@@ -81,18 +81,28 @@ pub struct StuckReport {
     pub text: String,
 }
 
-/// What was said about the operation that is waited for.
+/// What was said about the collective and about the message that are waited for: each for itself, since a rank may wait for both.
 #[derive(Debug, Default)]
 pub(crate) struct Told {
-    last: Option<(Waiting, Duration)>,
+    collective: Option<(Waiting, Duration)>,
+    message: Option<(Waiting, Duration)>,
+    /// What the last words are about.
+    about: Option<Waiting>,
     /// The last words, while they are true.
     pub report: Option<StuckReport>,
 }
 
 impl Told {
+    fn last(&self, what: Waiting) -> &Option<(Waiting, Duration)> {
+        match what {
+            Waiting::Collective(_) => &self.collective,
+            Waiting::Message(_) => &self.message,
+        }
+    }
+
     /// Is it time to say that `what` is waited for, for `waited`? At first after the limit, then each time it has doubled.
     pub(crate) fn is_due(&self, what: Waiting, waited: Duration, after: Duration) -> bool {
-        match self.last {
+        match *self.last(what) {
             Some((last, told)) if last == what => waited >= 2 * told,
             _ => waited >= after,
         }
@@ -100,11 +110,15 @@ impl Told {
 
     /// Was it said about `what` before?
     pub(crate) fn knows(&self, what: Waiting) -> bool {
-        self.last.is_some_and(|(last, _)| last == what)
+        self.last(what).is_some_and(|(last, _)| last == what)
     }
 
     pub(crate) fn say(&mut self, what: Waiting, waited: Duration, itself: bool, text: &str) {
-        self.last = Some((what, waited));
+        match what {
+            Waiting::Collective(_) => self.collective = Some((what, waited)),
+            Waiting::Message(_) => self.message = Some((what, waited)),
+        }
+        self.about = Some(what);
         let (Waiting::Collective(number) | Waiting::Message(number)) = what;
         let report = StuckReport { number, seconds: waited.as_secs(), itself, text: text.to_string() };
         self.report = Some(report);
@@ -112,7 +126,7 @@ impl Told {
 
     /// What was said is no longer so, unless `still` says that it is.
     pub(crate) fn forget_unless(&mut self, still: impl FnOnce(Waiting) -> bool) {
-        if self.last.is_some_and(|(what, _)| !still(what)) {
+        if self.about.is_some_and(|what| !still(what)) {
             self.report = None;
         }
     }
@@ -230,6 +244,12 @@ mod tests {
         assert!(!due(&told, 61) && due(&told, 62));
         assert!(told.is_due(Waiting::Collective(8), seconds(30), seconds(30)), "another operation");
         assert!(told.is_due(Waiting::Message(7), seconds(30), seconds(30)));
+        told.say(Waiting::Message(7), seconds(31), false, "that, too");
+        assert!(!due(&told, 32), "who waits for a message as well does not begin anew");
+        assert!(!told.is_due(Waiting::Message(7), seconds(32), seconds(30)));
+        told.forget_unless(|what| what == Waiting::Collective(7));
+        assert_eq!(told.report, None, "it was about the message");
+        told.say(Waiting::Collective(7), seconds(62), false, "it is so");
         told.forget_unless(|what| what == Waiting::Collective(7));
         assert_eq!(told.report.as_ref().map(|report| &*report.text), Some("it is so"));
         told.forget_unless(|_| false);
