@@ -159,7 +159,8 @@ def leave_before_backward(me: Rank) -> Any:
     model = warmed_up()
     if me.rank == me.world - 1:
         return None
-    return error_of(model(torch.ones(2, FEATURES)).sum().backward)
+    # Forward does not begin if the group is known to have failed by then.
+    return error_of(lambda: model(torch.ones(2, FEATURES)).sum().backward())
 
 
 def test_a_rank_that_ends_too_early_is_named_to_those_that_wait_for_its_gradients(ranks: RankServer) -> None:

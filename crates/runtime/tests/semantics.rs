@@ -485,6 +485,21 @@ fn dropping_a_group_ends_what_is_under_way() {
     });
 }
 
+#[test]
+fn a_failure_ends_nothing_that_was_complete_before_it() {
+    for round in 0..200 {
+        ranks(3, |group| {
+            assert_eq!(sum(&group, 1)?, 3, "round {round}");
+            if group.rank() < 2 {
+                // The first to notice tells the other, which may still be in the call before.
+                let error = sum(&group, 1).unwrap_err();
+                assert_eq!((error.kind(), error.peer()), (FaultKind::PeerLost, Some(2)));
+            }
+            Ok(())
+        });
+    }
+}
+
 fn introduced(rank: usize) -> String {
     let name = rustix::system::uname();
     format!("rank {rank} (host {}, pid {})", name.nodename().to_str().unwrap(), std::process::id())

@@ -722,6 +722,8 @@ impl GroupState {
             {
                 // Whoever disagrees comes to a verdict of its own, which is the same.
                 if self.inquest.is_none() {
+                    // It failed there in a call that may be further on: what is complete here has not failed.
+                    while matches!(self.try_poll(finished), Ok(true)) {}
                     self.fail(fabric, Fault { kind, peer, message, hint }, finished);
                 }
             }
