@@ -20,7 +20,7 @@ from training_case import FEATURES, perceptron, seeded
 from training_ddp import SMALL_BUCKET_MB
 
 LONG = 60.0  # seconds: a death that is found by it alone is found too late for the job
-SHORT = 2.0
+SHORT = 5.0  # warming up must fit into it, too
 WARM_UP = 3  # steps until buckets are final
 
 

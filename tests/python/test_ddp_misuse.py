@@ -477,7 +477,7 @@ def test_a_hook_that_fails_on_all_ranks_fails_backward_with_its_words(hook: str,
 
 @pytest.mark.parametrize("hook", HOOKS)
 def test_a_hook_that_fails_on_one_rank_fails_backward_on_the_others(hook: str, ranks: RankServer) -> None:
-    outcomes = ranks.run(train_with, hook, [1], timeout=5)
+    outcomes = ranks.run(train_with, hook, [1])
     assert HOOKS[hook][1] in outcomes[1].error, outcomes[1].story()
     assert "rank 1" in outcomes[0].error, outcomes[0].story()
 

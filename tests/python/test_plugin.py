@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from datetime import timedelta
 from pathlib import Path
@@ -297,20 +296,18 @@ def time_out(me: Rank) -> Any:
     group = dist.new_group()
     group._get_backend(torch.device("cpu")).set_timeout(timedelta(seconds=0.2))
     if me.rank == 0:
-        started = time.monotonic()
         with pytest.raises(TimeoutError) as error:
             dist.all_reduce(torch.ones(1), group=group)
         me.tell("it timed out")
-        return time.monotonic() - started, str(error.value)
+        return str(error.value)
     me.until_told("it timed out")
     return None
 
 
 def test_a_timeout_can_be_changed(ranks: RankServer) -> None:
-    waited, text = ranks.run(time_out)[0].returned
-    assert waited < 10
+    text = ranks.run(time_out)[0].returned
     assert "rank 1" in text
-    assert "0.2 s" in text or "200.0 ms" in text
+    assert "timeout 200.0 ms" in text, text
 
 
 def be_used_after_shutdown(me: Rank) -> None:
@@ -333,15 +330,14 @@ def be_interrupted(me: Rank) -> Any:
         return None
     signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-    started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         dist.all_reduce(torch.ones(1))
     me.tell("interrupted")
-    return time.monotonic() - started
+    return "interrupted"
 
 
 def test_control_c_ends_a_collective_that_waits_for_a_peer(ranks: RankServer) -> None:
-    assert ranks.run(be_interrupted)[0].returned < 10
+    assert ranks.run(be_interrupted)[0].returned == "interrupted"
 
 
 def fork_and_call(me: Rank) -> Any:

@@ -197,7 +197,7 @@ def group_works(me: Rank) -> bool:
 
 @pytest.fixture(scope="session")
 def refused(ranks: RankServer) -> list[dict[str, Any]]:
-    return [outcome.returned for outcome in ranks.run(try_all, timeout=3)]
+    return [outcome.returned for outcome in ranks.run(try_all)]
 
 
 @pytest.mark.parametrize("name", REFUSALS)
