@@ -6,8 +6,9 @@
 //! round begins with these nodes, stop, the job is over. One node alone takes the same path, with a store of its own. The
 //! store server, with its own thread, lives in the launcher of one node: a rank that dies takes no store with it.
 //!
-//! The ranks of a round are in one of three phases: they run; they were asked to end and have some time for it; they were
-//! killed. The first failure here, the rendezvous or a signal to the launcher begins the second. When the last has ended,
+//! The ranks of a round are in one of four phases: they run; they are about to be asked to end, and may write down what they
+//! did; they were asked and have some time for it; they were killed. The first failure here or the rendezvous begins the
+//! second, which is over at once where nobody writes; a signal to the launcher begins the third. When the last has ended,
 //! what they left behind is ended too, and only then the rendezvous is told: no two rounds ever run at once.
 //!
 //! `args` is what was typed and what follows from it, `endpoint` finds the store, `program` what to run; `environment`
@@ -152,9 +153,15 @@ impl Herald {
 const DUMPS_MAX: Duration = Duration::from_secs(1);
 const DUMPS_LOOK: Duration = Duration::from_millis(5);
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Phase {
     Running,
+    /// To be asked to end, with these words, as soon as none of them writes a dump; at that time at the latest.
+    LettingDump {
+        until: Instant,
+        look_at: Instant,
+        note: String,
+    },
     /// Asked to end; killed at that time, if it can be told.
     Stopping(Option<Instant>),
     Killed,
@@ -346,15 +353,16 @@ impl Launch {
 
     /// When to go on even if nothing happens.
     fn next_time(&self) -> Option<Instant> {
-        let kill_at = self.round.as_ref().and_then(|round| match round.phase {
+        let phase_at = self.round.as_ref().and_then(|round| match round.phase {
             Phase::Stopping(kill_at) if round.is_running() => kill_at,
+            Phase::LettingDump { look_at, .. } => Some(look_at),
             _ => None,
         });
         let is_closed = self.round.as_ref().is_none_or(|round| round.closed);
         let leave_at = self.leaving.map(|(_, until)| until).filter(|_| is_closed);
         let words =
             self.round.iter().flat_map(|round| &round.ranks).filter_map(|rank| rank.pipes.next_wake());
-        let times = [kill_at, leave_at, self.status_at, self.outlet.next_wake()];
+        let times = [phase_at, leave_at, self.status_at, self.outlet.next_wake()];
         times.into_iter().flatten().chain(words).min()
     }
 
@@ -364,6 +372,7 @@ impl Launch {
         if matches!(round.phase, Phase::Stopping(Some(kill_at)) if now >= kill_at) {
             self.kill();
         }
+        self.look_for_dumps(now);
         if self.status_at.is_some_and(|at| now >= at) {
             self.report_status(now);
         }
@@ -415,7 +424,7 @@ impl Launch {
             News::Stop { round, reason } => self.told_to_stop(round, &reason),
             News::Over(outcome) => {
                 self.over.get_or_insert(outcome);
-                self.stop(Signal::TERM, "the job is over: all ranks are asked to end");
+                self.stop_after_dumps("the job is over: all ranks are asked to end".into());
             }
         }
         Ok(())
@@ -544,7 +553,7 @@ impl Launch {
         if let Some((rank, error)) = unstarted {
             let summary = "could not be started";
             self.fail(rank, summary.into(), format!("cannot start rank {rank}: {error}"));
-            self.stop(Signal::TERM, &format!("rank {rank} {summary}: the others are asked to end"));
+            self.stop_after_dumps(format!("rank {rank} {summary}: the others are asked to end"));
         }
         Ok(())
     }
@@ -607,20 +616,7 @@ impl Launch {
         let failure = self.describe(&failed);
         let (rank, summary) = (failure.rank, failure.summary());
         self.fail(rank, summary.clone(), failure.text());
-        self.let_dumps_be_written();
-        self.stop(Signal::TERM, &format!("rank {rank} failed ({summary}): the others are asked to end"));
-    }
-
-    /// Ranks whose group has failed write down what they did, in milliseconds. To end them before that would leave the dumps of a job
-    /// that failed with gaps.
-    fn let_dumps_be_written(&self) {
-        let Some(Round { assignment, ranks, .. }) = &self.round else { return };
-        let begin = Instant::now();
-        let is_writing =
-            |rank: &Rank| rank.is_running() && self.progress.is_dumping(assignment.round, rank.local_rank);
-        while begin.elapsed() < DUMPS_MAX && ranks.iter().any(is_writing) {
-            std::thread::sleep(DUMPS_LOOK);
-        }
+        self.stop_after_dumps(format!("rank {rank} failed ({summary}): the others are asked to end"));
     }
 
     /// What is known of ranks that were found to have failed in one look. The first is the one that wrote down its error
@@ -696,16 +692,44 @@ impl Launch {
         match &mut self.round {
             Some(round) if round.assignment.round == number && !round.closed => {
                 round.failed |= reason.contains(" failed");
-                self.stop(Signal::TERM, &format!("{reason}: the ranks are asked to end"));
+                self.stop_after_dumps(format!("{reason}: the ranks are asked to end"));
             }
             _ => self.tell(Order::Stopped { round: number }), // they have ended by themselves
+        }
+    }
+
+    /// Ranks whose group has failed write down what they did, in milliseconds. To end them before that would leave the dumps of a job
+    /// that failed with gaps.
+    fn stop_after_dumps(&mut self, note: String) {
+        let Some(round) = &mut self.round else { return };
+        if round.phase == Phase::Running {
+            let now = Instant::now();
+            round.phase = Phase::LettingDump { until: now + DUMPS_MAX, look_at: now, note };
+            self.look_for_dumps(now);
+        }
+    }
+
+    /// Ranks that are about to be asked to end are, if it is time and nobody writes any more.
+    fn look_for_dumps(&mut self, now: Instant) {
+        let Some(round) = &mut self.round else { return };
+        let Phase::LettingDump { until, look_at, note } = &mut round.phase else { return };
+        if now < *look_at {
+            return;
+        }
+        let number = round.assignment.round;
+        let is_writing = |rank: &Rank| rank.is_running() && self.progress.is_dumping(number, rank.local_rank);
+        if now < *until && round.ranks.iter().any(is_writing) {
+            *look_at = now + DUMPS_LOOK;
+        } else {
+            let note = std::mem::take(note);
+            self.stop(Signal::TERM, &note);
         }
     }
 
     /// Asks ranks to end, once.
     fn stop(&mut self, signal: Signal, note: &str) {
         let Some(round) = &mut self.round else { return };
-        if round.phase != Phase::Running {
+        if !matches!(round.phase, Phase::Running | Phase::LettingDump { .. }) {
             return;
         }
         round.phase = Phase::Stopping(Instant::now().checked_add(self.plan.shutdown_timeout));
