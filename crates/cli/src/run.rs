@@ -12,7 +12,7 @@
 //! what they left behind is ended too, and only then the rendezvous is told: no two rounds ever run at once.
 //!
 //! `args` is what was typed and what follows from it, `endpoint` finds the store, `program` what to run; `environment`
-//! tells a rank its place, `numa` its processors, `rank` is its process, `pipes` and `output` what it writes; `guard` leaves
+//! tells a rank its place, `numa` its processors, `rank` is its process, `signals` what it survives, `pipes` and `output` what it writes; `guard` leaves
 //! nobody behind; `inspect` is what the dashboard is told.
 #![expect(clippy::disallowed_methods, reason = "ranks have some time to end, and are told how long they ran")]
 
@@ -32,6 +32,7 @@ mod progress;
 mod rank;
 mod ranks_store;
 mod rendezvous;
+mod signals;
 mod status;
 mod worker_sockets;
 
@@ -105,17 +106,6 @@ fn make_room_for_files(needed: usize) {
     if getrlimit(Resource::Nofile).current.is_some_and(|limit| limit < needed as u64) {
         crate::serve::descriptors();
     }
-}
-
-/// Signals that whoever started us wants ignored, as `nohup` does with SIGHUP; from the lowest bit on.
-fn ignored_signals() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default(); // else nobody tells
-    parse_ignored(&status).unwrap_or(0)
-}
-
-fn parse_ignored(status: &str) -> Option<u64> {
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"))?;
-    u64::from_str_radix(mask.trim(), 16).ok()
 }
 
 /// What other threads tell the main one.
@@ -237,9 +227,7 @@ impl Launch {
         processors: Option<Vec<Vec<usize>>>,
     ) -> Result<Self, Box<dyn std::error::Error>> {
         let (wake, waker) = UnixStream::pair()?;
-        let ignored = ignored_signals();
-        let heard = plan.signals.iter().copied().filter(|&signal| ignored >> (signal - 1) & 1 == 0);
-        let signals = SignalDelivery::with_pipe(wake, waker, SignalOnly, heard.chain([SIGCHLD]))?;
+        let signals = SignalDelivery::with_pipe(wake, waker, SignalOnly, signals::heard(&plan.signals))?;
         let is_foster_parent = guard::become_foster_parent(); // before there are children
         let mark = Mark::new()?;
         let guard = Guard::start(&mark)?;
@@ -318,10 +306,7 @@ impl Launch {
                     round.ranks[rank].pipes.read(pipe, now, &mut self.outlet);
                 }
             }
-            let signals: Vec<i32> = self.signals.pending().collect();
-            for signal in signals {
-                if signal == SIGCHLD { self.notice_ends() } else { self.told_to_end(signal) }
-            }
+            self.hear_signals();
             while let Ok(news) = self.news.try_recv() {
                 self.learn(news)?;
             }
@@ -590,6 +575,17 @@ impl Launch {
         Rank::start(birth).map_err(|error| program::cannot_run(&self.program[0], &error))
     }
 
+    fn hear_signals(&mut self) {
+        let signals: Vec<i32> = self.signals.pending().collect();
+        for signal in signals {
+            match signal {
+                SIGCHLD => self.notice_ends(),
+                ending if self.plan.signals.contains(&ending) => self.told_to_end(ending),
+                other => self.pass_on(other),
+            }
+        }
+    }
+
     fn notice_ends(&mut self) {
         let ended = rank::reap();
         if ended.iter().any(|&(process, _)| process == self.guard.process()) {
@@ -667,6 +663,20 @@ impl Launch {
                  processes that ranks started may stay"
             ));
         }
+    }
+
+    /// A signal that ends nothing: to ranks that expect it, not to what they started.
+    fn pass_on(&mut self, signal: i32) {
+        self.notice_ends(); // or one that has ended would be said not to catch it
+        let ranks = self.round.iter().flat_map(|round| &round.ranks).filter(|rank| rank.is_running());
+        let (expecting, others): (Vec<&Rank>, Vec<&Rank>) =
+            ranks.partition(|rank| signals::is_expected(rank.process(), signal));
+        if let Some(signal) = Signal::from_named_raw(signal) {
+            expecting.iter().for_each(|rank| rank.signal_alone(signal));
+        }
+        let numbers = |ranks: &[&Rank]| ranks.iter().map(|rank| rank.number).collect::<Vec<_>>();
+        let note = signals::note(&signal_name(signal), &numbers(&expecting), &numbers(&others));
+        self.outlet.note(&note);
     }
 
     fn told_to_end(&mut self, signal: i32) {
@@ -802,10 +812,7 @@ impl Launch {
             } else if self.impatient {
                 return Ok(());
             }
-            let signals: Vec<i32> = self.signals.pending().collect();
-            for signal in signals {
-                if signal == SIGCHLD { self.notice_ends() } else { self.told_to_end(signal) }
-            }
+            self.hear_signals();
         }
     }
 
@@ -915,17 +922,4 @@ impl Launch {
 
 fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use signal_hook::consts::SIGHUP;
-
-    #[test]
-    fn the_kernel_tells_which_signals_are_ignored() {
-        let status = "Name:\tsh\nSigBlk:\t0000000000000000\nSigIgn:\t0000000000001001\nSigCgt:\t0\n";
-        assert_eq!(parse_ignored(status), Some(1 << (SIGHUP - 1) | 1 << 12));
-        assert_eq!(parse_ignored("Name:\tsh\n"), None);
-    }
 }

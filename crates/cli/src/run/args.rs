@@ -71,7 +71,8 @@ pub(crate) struct Args {
     #[arg(long, alias = "shutdown_timeout", value_name = "TIME", value_parser = parse_duration)]
     #[arg(env = "PET_SHUTDOWN_TIMEOUT", hide_env = true)]
     shutdown_timeout: Option<Duration>,
-    /// Signals that are passed on to the ranks and end the run; others keep their default action
+    /// Signals that are passed on to the ranks and end the run; others keep their default action, but for SIGUSR1 and
+    /// SIGUSR2, which are passed on to ranks that catch them and end nothing
     #[arg(
         long,
         alias = "signals_to_handle",
