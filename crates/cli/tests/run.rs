@@ -44,6 +44,7 @@ fn every_rank_finds_the_environment_that_torchrun_sets() {
             ("TORCHELASTIC_RESTART_COUNT", "0"),
             ("TORCHELASTIC_MAX_RESTARTS", "0"),
             ("OMP_NUM_THREADS", "1"),
+            ("RAYON_NUM_THREADS", "1"),
             ("PYTHONUNBUFFERED", "1"),
             ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         ] {
