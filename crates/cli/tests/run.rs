@@ -155,7 +155,7 @@ fn a_signal_is_passed_on_once() {
 
 /// The next note of the launcher that begins like this.
 fn note(error: &mut impl std::io::BufRead, beginning: &str) -> String {
-    let note = error.lines().map(Result::unwrap).find(|line| line.starts_with(beginning));
+    let note = error.lines().map_while(Result::ok).find(|line| line.starts_with(beginning));
     note.unwrap_or_else(|| panic!("it says nothing about {beginning}"))
 }
 

@@ -73,14 +73,14 @@ fn while_dumping(expected: &[&str], answer: impl Fn(&Run, &Path)) -> (String, Op
     const ATTEMPTS: usize = 20;
     let mut seen = Vec::new();
     for _ in 0..ATTEMPTS {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = tempfile::tempdir().expect("a folder of ours");
         make_fifo(folder.path());
-        let script = DUMPING.replace("FOLDER", folder.path().to_str().unwrap());
+        let script = DUMPING.replace("FOLDER", folder.path().to_str().expect("it is text"));
         let mut run = Run::start(&["-n", "2", &script]);
         assert_eq!(run.any_line(), "dumping");
         answer(&run, &folder.path().join("go"));
         let mut rest = String::new();
-        std::io::Read::read_to_string(&mut run.output, &mut rest).unwrap();
+        std::io::Read::read_to_string(&mut run.output, &mut rest).expect("it is text");
         let (error, status) = run.ended();
         if rest.lines().map(|line| line.trim_start_matches("[0] ")).eq(expected.iter().copied()) {
             return (error, status.code());
