@@ -135,6 +135,10 @@ struct Herald {
 impl Herald {
     fn tell(&self, news: News) {
         let _it_has_ended = self.news.send(news);
+        self.ring();
+    }
+
+    fn ring(&self) {
         let _rings_already = (&*self.bell).write(&[0]); // a full socket wakes as well
     }
 }
@@ -768,6 +772,7 @@ impl Launch {
         }
         self.end_leftovers();
         self.drain()?;
+        self.herald.ring(); // for news that came while nobody but `drain` listened
         let Some(round) = &mut self.round else { return Ok(()) };
         round.closed = true;
         let number = round.assignment.round;
