@@ -11,17 +11,20 @@
 //! second, which is over at once where nobody writes; a signal to the launcher begins the third. When the last has ended,
 //! what they left behind is ended too, and only then the rendezvous is told: no two rounds ever run at once.
 //!
-//! `args` is what was typed and what follows from it, `endpoint` finds the store, `program` what to run; `environment`
-//! tells a rank its place, `numa` its processors, `rank` is its process, `signals` what it survives, `pipes` and `output` what it writes; `guard` leaves
-//! nobody behind; `inspect` is what the dashboard is told.
+//! Here is the loop, and what everybody needs of it. `joining` is the way into the job, `round` one start of the ranks, `ending` the
+//! last words. `args` is what was typed and what follows from it, `endpoint` finds the store, `program` what to run; `environment`
+//! tells a rank its place, `numa` its processors, `rank` is its process, `signals` what it survives, `pipes` and `output` what it
+//! writes; `guard` leaves nobody behind; `inspect` is what the dashboard is told.
 #![expect(clippy::disallowed_methods, reason = "ranks have some time to end, and are told how long they ran")]
 
 mod args;
+mod ending;
 mod endpoint;
 mod environment;
 mod failure;
 mod guard;
 mod inspect;
+mod joining;
 mod lines;
 mod logs;
 mod numa;
@@ -32,6 +35,7 @@ mod progress;
 mod rank;
 mod ranks_store;
 mod rendezvous;
+mod round;
 mod signals;
 mod status;
 mod worker_sockets;
@@ -39,8 +43,7 @@ mod worker_sockets;
 use std::ffi::OsString;
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant, SystemTime};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -49,22 +52,22 @@ use signal_hook::consts::SIGCHLD;
 use signal_hook::iterator::backend::SignalDelivery;
 use signal_hook::iterator::exfiltrator::SignalOnly;
 
-use crate::dashboard::{self, Dashboard};
-use crate::{FAILURE, Outcome, Program, SUCCESS};
+use crate::dashboard::Dashboard;
+use crate::{Outcome, Program};
 pub(crate) use args::Args;
-use args::{Endpoint, Meeting, Plan};
+use args::{Endpoint, Plan};
 use endpoint::Home;
-use environment::{Job, Place, environment};
-use failure::{Failure, MemoryWatch, Words};
+use environment::Job;
+use failure::MemoryWatch;
 pub(crate) use guard::stand_guard;
-use guard::{Finder, Guard, Mark};
+use guard::{Guard, Mark};
 use inspect::{Connections, RankStatus};
-use logs::{Logs, RankLogs};
-use output::{Outlet, Prefix, Speaker};
+use logs::Logs;
+use output::Outlet;
 use progress::{Progress, Stuck};
-use rank::{Birth, Rank, signal_name};
-use ranks_store::RanksStore;
-use rendezvous::{Assignment, Event, JobFailure, NodeInfo, Order, Rendezvous};
+use rank::{Rank, signal_name};
+use rendezvous::{Assignment, Order, Rendezvous};
+use round::{Phase, Round};
 use status::Status;
 use worker_sockets::WorkerSockets;
 
@@ -72,8 +75,6 @@ use worker_sockets::WorkerSockets;
 const USAGE: u8 = 2;
 /// Open files that a rank costs the launcher: two pipes, and its connections to the store.
 const FILES_A_RANK: usize = 16;
-/// For the others to read how the job ended, when this node hosts the store.
-const LAST_WORDS: Duration = Duration::from_secs(5);
 /// For the rendezvous to say that the job is over, when this node leaves.
 const LEAVING: Duration = Duration::from_secs(5);
 /// From the start of ranks to the first look at what they do.
@@ -140,44 +141,6 @@ impl Herald {
 
     fn ring(&self) {
         let _rings_already = (&*self.bell).write(&[0]); // a full socket wakes as well
-    }
-}
-
-/// How long ranks may go on writing dumps after another has failed, and how often it is looked whether they do.
-const DUMPS_MAX: Duration = Duration::from_secs(1);
-const DUMPS_LOOK: Duration = Duration::from_millis(5);
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Phase {
-    Running,
-    /// To be asked to end, with these words, as soon as none of them writes a dump; at that time at the latest.
-    LettingDump {
-        until: Instant,
-        look_at: Instant,
-        note: String,
-    },
-    /// Asked to end; killed at that time, if it can be told.
-    Stopping(Option<Instant>),
-    Killed,
-}
-
-/// One start of this node's ranks.
-#[derive(Debug)]
-struct Round {
-    assignment: Assignment,
-    ranks: Vec<Rank>,
-    phase: Phase,
-    /// It ended because of a failure, here or elsewhere.
-    failed: bool,
-    started: Instant,
-    store: Endpoint,
-    /// All have ended, with what they left behind, and the rendezvous was told.
-    closed: bool,
-}
-
-impl Round {
-    fn is_running(&self) -> bool {
-        self.ranks.iter().any(Rank::is_running)
     }
 }
 
@@ -327,19 +290,6 @@ impl Launch {
         is_closed && (self.over.is_some() || left)
     }
 
-    /// On a thread of its own: another node may host it, and come late.
-    fn find_store(&self) -> io::Result<()> {
-        let (plan, herald) = (self.plan.clone(), self.herald.clone());
-        let find = move || {
-            let note = |line| herald.tell(News::Note(line));
-            match endpoint::open(&plan, &note) {
-                Ok(home) => herald.tell(News::Arrived(home)),
-                Err(text) => herald.tell(News::Lost(text)),
-            }
-        };
-        std::thread::Builder::new().name("run-endpoint".into()).spawn(find).map(drop)
-    }
-
     /// When to go on even if nothing happens.
     fn next_time(&self) -> Option<Instant> {
         let phase_at = self.round.as_ref().and_then(|round| match round.phase {
@@ -419,164 +369,10 @@ impl Launch {
         Ok(())
     }
 
-    fn join(&mut self, home: Home) -> Result<(), Box<dyn std::error::Error>> {
-        let plan = &self.plan;
-        let settings = rendezvous::Settings {
-            run_id: self.job.run_id.clone(),
-            nodes_min: plan.nodes.min,
-            nodes_max: plan.nodes.max,
-            max_restarts: plan.max_restarts,
-            join_timeout: plan.settings.join_timeout,
-            last_call: plan.settings.last_call,
-            beat_interval: plan.settings.beat_interval,
-            beats_missed_max: plan.settings.beats_missed_max,
-        };
-        let fixed_rank = match plan.meeting {
-            Meeting::Static { node_rank, .. } => Some(node_rank),
-            Meeting::Alone | Meeting::Elastic { .. } => None,
-        };
-        let node = NodeInfo {
-            id: self.node_id.clone(),
-            host: plan.local_address.clone().unwrap_or_else(host_name),
-            ranks: plan.ranks,
-            role: plan.role.clone(),
-            fixed_rank,
-            worker_store: home.server.as_ref().map(|_| home.endpoint.to_string()),
-        };
-        let (store, herald) = (home.store.clone(), self.herald.clone());
-        let ranks_store = RanksStore {
-            store: store.clone(),
-            met_at: home.endpoint.clone(),
-            local_address: plan.local_address.clone(),
-            hosted: home.server.clone(),
-            node_id: self.node_id.clone(),
-            prefix: format!("tenfold/run/{}/store", self.job.run_id),
-            own: Mutex::new(None),
-        };
-        let tell = move |event| {
-            herald.tell(match event {
-                Event::Start(assignment) => match ranks_store.of(&assignment) {
-                    Ok(endpoint) => News::Start(assignment, endpoint),
-                    Err(text) => News::Lost(text),
-                },
-                Event::Stop { round, reason } => News::Stop { round, reason },
-                Event::Over(outcome) => News::Over(outcome),
-                Event::Note(line) => News::Note(line),
-            });
-        };
-        self.show_dashboard(&home)?;
-        self.rendezvous = Some(Rendezvous::join(store, settings, node, tell)?);
-        self.home = Some(home);
-        Ok(())
-    }
-
-    /// The page shows what is in the store, so it is with the node that hosts it.
-    fn show_dashboard(&mut self, home: &Home) -> io::Result<()> {
-        let Some(options) = self.plan.dashboard.clone() else { return Ok(()) };
-        let Some(server) = &home.server else {
-            let note = "no dashboard here: this node does not host the store, and whoever does can show one";
-            self.outlet.note(note);
-            return Ok(());
-        };
-        let dashboard = dashboard::start(options, server.clone())?;
-        self.outlet.note(&dashboard.to_string());
-        if let Some(warning) = dashboard.warning() {
-            self.outlet.note(&format!("warning: {warning}"));
-        }
-        self.dashboard = Some(dashboard);
-        Ok(())
-    }
-
     fn tell(&self, order: Order) {
         if let Some(rendezvous) = &self.rendezvous {
             rendezvous.tell(order);
         }
-    }
-
-    fn start_round(
-        &mut self,
-        assignment: Assignment,
-        store: Endpoint,
-    ) -> Result<(), Box<dyn std::error::Error>> {
-        if self.leaving.is_some() || self.over.is_some() {
-            return Ok(());
-        }
-        let (first, local, world) = (assignment.first_rank(), self.plan.ranks, assignment.world_size());
-        let number = assignment.round;
-        let mut beginning = String::new();
-        if self.round.as_ref().is_some_and(|round| round.failed) {
-            self.restarts_used += 1;
-            beginning = format!("restart {} of {}: ", self.restarts_used, self.plan.max_restarts);
-        }
-        if assignment.nodes.len() > 1 || number > 0 {
-            let Assignment { node_rank, nodes, .. } = &assignment;
-            let last = first + local - 1;
-            let own = if local == 1 { format!("rank {first}") } else { format!("ranks {first} to {last}") };
-            let nodes = if nodes.len() == 1 { "1 node".into() } else { format!("{} nodes", nodes.len()) };
-            self.outlet.note(&format!(
-                "{beginning}round {number} begins with {nodes}: this one is node {node_rank}, with {own} of {world}"
-            ));
-        }
-        let mut round = Round {
-            assignment,
-            ranks: Vec::with_capacity(local),
-            phase: Phase::Running,
-            failed: false,
-            started: Instant::now(),
-            store,
-            closed: false,
-        };
-        let mut unstarted = None;
-        for (local_rank, logs) in self.logs.start_round(number, local)?.into_iter().enumerate() {
-            match self.start_rank(local_rank, logs, &round) {
-                Ok(rank) => round.ranks.push(rank),
-                Err(error) => {
-                    unstarted = Some((first + local_rank, error));
-                    break;
-                }
-            }
-        }
-        round.failed = unstarted.is_some();
-        self.round = Some(round);
-        self.report_status(Instant::now());
-        if let Some((rank, error)) = unstarted {
-            let summary = "could not be started";
-            self.fail(rank, summary.into(), format!("cannot start rank {rank}: {error}"));
-            self.stop_after_dumps(format!("rank {rank} {summary}: the others are asked to end"));
-        }
-        Ok(())
-    }
-
-    fn start_rank(&self, local_rank: usize, logs: RankLogs, round: &Round) -> Result<Rank, String> {
-        let Round { assignment, store, .. } = round;
-        let (number, world_size) = (assignment.first_rank() + local_rank, assignment.world_size());
-        let error_file = logs.traces.error_file.as_deref();
-        let progress = self.progress.make_folder(assignment.round, local_rank);
-        let socket = self.worker_sockets.as_ref().map(|sockets| sockets.of(number));
-        let place = Place {
-            local_rank,
-            assignment,
-            store: (&store.host, store.port),
-            error_file,
-            progress: progress.as_deref(),
-            worker_server: socket.as_deref(),
-        };
-        let environment = environment(&self.job, place, |name| std::env::var_os(name))?;
-        let (role, host) = (&*self.plan.role, &*assignment.node().host);
-        let speaker = Speaker { rank: number, local_rank, world_size, role, host };
-        let template = self.plan.template.as_deref();
-        let has_prefix = world_size > 1 || template.is_some();
-        let birth = Birth {
-            local_rank,
-            number,
-            program: &program::fill_in(&self.program, local_rank),
-            environment,
-            processors: self.processors.as_ref().map(|lists| lists[local_rank].as_slice()),
-            prefix: has_prefix.then(|| Prefix::new(&speaker, template, &self.outlet)),
-            logs,
-            now: SystemTime::now(),
-        };
-        Rank::start(birth).map_err(|error| program::cannot_run(&self.program[0], &error))
     }
 
     fn hear_signals(&mut self) {
@@ -588,76 +384,6 @@ impl Launch {
                 other => self.pass_on(other),
             }
         }
-    }
-
-    fn notice_ends(&mut self) {
-        let ended = rank::reap();
-        if ended.iter().any(|&(process, _)| process == self.guard.process()) {
-            self.replace_guard();
-        }
-        let Some(round) = &mut self.round else { return };
-        let mut failed = Vec::new();
-        for rank in &mut round.ranks {
-            if let Some(&(_, end)) =
-                ended.iter().find(|&&(process, _)| rank.is_running() && process == rank.process())
-            {
-                rank.end = Some(end);
-                failed.extend(end.is_failure().then_some(rank.local_rank));
-            }
-        }
-        if round.phase != Phase::Running || failed.is_empty() {
-            return;
-        }
-        let now = Instant::now();
-        for &rank in &failed {
-            round.ranks[rank].pipes.catch_up(now, &mut self.outlet); // what it said last is wanted in the report
-        }
-        round.failed = true;
-        let failure = self.describe(&failed);
-        let (rank, summary) = (failure.rank, failure.summary());
-        self.fail(rank, summary.clone(), failure.text());
-        self.stop_after_dumps(format!("rank {rank} failed ({summary}): the others are asked to end"));
-    }
-
-    /// What is known of ranks that were found to have failed in one look. The first is the one that wrote down its error
-    /// first, else the lowest.
-    fn describe(&self, failed: &[usize]) -> Failure {
-        let round = self.round.as_ref().expect("its ranks failed");
-        let mut ranks: Vec<(&Rank, Words)> =
-            failed.iter().map(|&rank| (&round.ranks[rank], round.ranks[rank].pipes.words())).collect();
-        let written = |words: &Words| match &words.error_file {
-            Some(Ok(file)) => file.timestamp.unwrap_or(u64::MAX),
-            _ => u64::MAX,
-        };
-        ranks.sort_by_key(|(rank, words)| (written(words), rank.number));
-        let ended = |rank: &Rank| rank.end.expect("it failed by ending");
-        let together = ranks[1..].iter().map(|(rank, _)| (rank.number, ended(rank))).collect();
-        let (rank, words) = ranks.swap_remove(0);
-        let Round { assignment, started, .. } = round;
-        Failure {
-            rank: rank.number,
-            world_size: assignment.world_size(),
-            local_rank: rank.local_rank,
-            host: (assignment.nodes.len() > 1).then(|| assignment.node().host.clone()),
-            process: rank.process().as_raw_pid().cast_unsigned(),
-            end: ended(rank),
-            ran: started.elapsed(),
-            words,
-            memory: self.memory.kills(),
-            program: self.program[0].to_string_lossy().into_owned(),
-            together,
-        }
-    }
-
-    /// Tells the others of a failure here.
-    fn fail(&self, rank: usize, summary: String, text: String) {
-        let Some(Round { assignment, .. }) = &self.round else { return };
-        let host = assignment.node().host.clone();
-        let (round, node_rank) = (assignment.round, assignment.node_rank);
-        self.tell(Order::Failed {
-            round,
-            failure: JobFailure { round, node_rank, host, rank, summary, text },
-        });
     }
 
     fn replace_guard(&mut self) {
@@ -702,125 +428,6 @@ impl Launch {
         self.stop(Signal::from_named_raw(signal).unwrap_or(Signal::TERM), &note);
     }
 
-    fn told_to_stop(&mut self, number: u64, reason: &str) {
-        match &mut self.round {
-            Some(round) if round.assignment.round == number && !round.closed => {
-                round.failed |= reason.contains(" failed");
-                self.stop_after_dumps(format!("{reason}: the ranks are asked to end"));
-            }
-            _ => self.tell(Order::Stopped { round: number }), // they have ended by themselves
-        }
-    }
-
-    /// Ranks whose group has failed write down what they did, in milliseconds. To end them before that would leave the dumps of a job
-    /// that failed with gaps.
-    fn stop_after_dumps(&mut self, note: String) {
-        let Some(round) = &mut self.round else { return };
-        if round.phase == Phase::Running {
-            let now = Instant::now();
-            round.phase = Phase::LettingDump { until: now + DUMPS_MAX, look_at: now, note };
-            self.look_for_dumps(now);
-        }
-    }
-
-    /// Ranks that are about to be asked to end are, if it is time and nobody writes any more.
-    fn look_for_dumps(&mut self, now: Instant) {
-        let Some(round) = &mut self.round else { return };
-        let Phase::LettingDump { until, look_at, note } = &mut round.phase else { return };
-        if now < *look_at {
-            return;
-        }
-        let number = round.assignment.round;
-        let is_writing = |rank: &Rank| rank.is_running() && self.progress.is_dumping(number, rank.local_rank);
-        if now < *until && round.ranks.iter().any(is_writing) {
-            *look_at = now + DUMPS_LOOK;
-        } else {
-            let note = std::mem::take(note);
-            self.stop(Signal::TERM, &note);
-        }
-    }
-
-    /// Asks ranks to end, once.
-    fn stop(&mut self, signal: Signal, note: &str) {
-        let Some(round) = &mut self.round else { return };
-        if !matches!(round.phase, Phase::Running | Phase::LettingDump { .. }) {
-            return;
-        }
-        round.phase = Phase::Stopping(Instant::now().checked_add(self.plan.shutdown_timeout));
-        let running: Vec<&Rank> = round.ranks.iter().filter(|rank| rank.is_running()).collect();
-        running.iter().for_each(|rank| rank.signal(signal));
-        if round.assignment.world_size() > 1 && !running.is_empty() {
-            self.outlet.note(note);
-        }
-    }
-
-    fn kill(&mut self) {
-        let Some(round) = &mut self.round else { return };
-        round.phase = Phase::Killed;
-        for rank in round.ranks.iter_mut().filter(|rank| rank.is_running()) {
-            rank.killed = true;
-            rank.signal(Signal::KILL);
-        }
-    }
-
-    /// When the last rank of a round has ended: ends what they left behind, shows what they left in their pipes, and tells
-    /// the others.
-    fn close_round(&mut self) -> io::Result<()> {
-        let Some(round) = &self.round else { return Ok(()) };
-        if round.closed || round.is_running() {
-            return Ok(());
-        }
-        self.end_leftovers();
-        self.drain()?;
-        self.herald.ring(); // for news that came while nobody but `drain` listened
-        let Some(round) = &mut self.round else { return Ok(()) };
-        round.closed = true;
-        let number = round.assignment.round;
-        let is_done = round.phase == Phase::Running;
-        self.report_status(Instant::now());
-        self.status_at = None;
-        self.tell(if is_done { Order::Done { round: number } } else { Order::Stopped { round: number } });
-        if let Some((_, until)) = &mut self.leaving {
-            *until = Instant::now() + if self.impatient { Duration::ZERO } else { LEAVING };
-        }
-        Ok(())
-    }
-
-    fn end_leftovers(&mut self) {
-        let finder = if self.is_foster_parent {
-            Finder::Tree { without: Some(self.guard.process()) }
-        } else {
-            Finder::Marked(self.mark.clone())
-        };
-        let left = guard::end_leftovers(&finder);
-        if left > 0 {
-            self.outlet.note(&format!(
-                "warning: {left} processes that ranks started do not end, not even when killed"
-            ));
-        }
-    }
-
-    /// Shows what ranks left in their pipes; who was told twice to end does not wait for a reader.
-    fn drain(&mut self) -> io::Result<()> {
-        loop {
-            let mut all = true;
-            let now = Instant::now();
-            for rank in self.round.iter_mut().flat_map(|round| &mut round.ranks) {
-                all &= rank.pipes.drain(now, &mut self.outlet);
-            }
-            if all && self.outlet.is_empty() {
-                return Ok(());
-            }
-            let until = self.impatient.then(Instant::now);
-            if self.wait(until)?.write {
-                self.outlet.write();
-            } else if self.impatient {
-                return Ok(());
-            }
-            self.hear_signals();
-        }
-    }
-
     /// What the dashboard is told, with the next beat.
     fn report_status(&mut self, now: Instant) {
         let Some(round) = &self.round else { return };
@@ -843,66 +450,6 @@ impl Launch {
         if let Ok(statuses) = serde_json::to_value(statuses) {
             self.tell(Order::Status(statuses));
         }
-    }
-
-    /// Ends everybody, the rendezvous and the store; says what there is to say. The exit code.
-    fn finish(mut self, outcome: Result<(), Box<dyn std::error::Error>>) -> Outcome {
-        if let Err(error) = &outcome {
-            self.tell(Order::Leave { reason: error.to_string() });
-            self.kill();
-            self.end_leftovers();
-        }
-        let Launch { outlet, logs, .. } = &mut self;
-        outlet.set_status(None);
-        if let Some(line) = logs.reminder() {
-            outlet.note(&line);
-        }
-        self.drain()?;
-        self.guard.end();
-        let report = self.report();
-        if let (Ok(()), Some(message)) = (&outcome, &report) {
-            // Not `eprintln!`, which panics where nobody reads.
-            let _nobody_reads = writeln!(io::stderr(), "error: {message}");
-        }
-        if self.hosts_others() && !self.impatient {
-            let impatient = Arc::new(AtomicBool::new(false));
-            for &signal in &self.plan.signals {
-                signal_hook::flag::register_conditional_shutdown(signal, FAILURE.into(), impatient.clone())?;
-            }
-            impatient.store(true, Ordering::SeqCst); // from here on a signal ends at once
-            if let Some(rendezvous) = &self.rendezvous {
-                rendezvous.settle(LAST_WORDS);
-            }
-        }
-        drop(self.rendezvous.take());
-        drop(self.dashboard.take());
-        if let Some(Home { server: Some(server), store, .. }) = self.home.take() {
-            drop(store);
-            server.shutdown(Duration::ZERO);
-        }
-        outcome.map(|()| if report.is_some() { FAILURE } else { SUCCESS })
-    }
-
-    fn hosts_others(&self) -> bool {
-        self.plan.nodes.max > 1 && self.home.as_ref().is_some_and(|home| home.server.is_some())
-    }
-
-    /// What went wrong, if something did.
-    fn report(&self) -> Option<String> {
-        let message = match (self.leaving, &self.over) {
-            (Some((signal, _)), _) => format!("ended by {}", signal_name(signal)),
-            (None, None | Some(rendezvous::Outcome::Success)) => return None,
-            (None, Some(rendezvous::Outcome::Closed(text))) => text.clone(),
-            (None, Some(rendezvous::Outcome::Failed(failure))) => failure.text.clone(),
-        };
-        Some(format!("{message}{}", self.stubborn()))
-    }
-
-    /// Ranks that had to be killed.
-    fn stubborn(&self) -> String {
-        let ranks = self.round.iter().flat_map(|round| &round.ranks);
-        let killed: Vec<usize> = ranks.filter(|rank| rank.killed).map(|rank| rank.number).collect();
-        failure::stubborn(&killed)
     }
 
     /// The line at the bottom of a terminal.
