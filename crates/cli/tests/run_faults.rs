@@ -106,6 +106,29 @@ fn ranks_that_write_dumps_are_asked_to_end_when_they_have() {
     assert_eq!(code, Some(1));
 }
 
+#[test]
+fn a_job_that_is_over_before_its_output_is_read_ends_when_it_is() {
+    // More than a pipe takes, less than the launcher holds.
+    let mut run = Run::start(&["head -c 300000 /dev/zero; exit 3"]);
+    let launcher = run.launcher.0.id();
+    let is_over = || {
+        let threads = std::fs::read_dir(format!("/proc/{launcher}/task")).unwrap();
+        let names = threads.flatten().map(|thread| std::fs::read_to_string(thread.path().join("comm")));
+        !names.flatten().any(|name| name.trim() == "rendezvous")
+    };
+    let mut first = [0];
+    std::io::Read::read_exact(&mut run.output, &mut first).unwrap(); // it has begun
+    while !is_over() {
+        std::thread::yield_now();
+    }
+    let mut rest = Vec::new();
+    std::io::Read::read_to_end(&mut run.output, &mut rest).unwrap();
+    assert_eq!(rest.len(), 299_999);
+    let (error, status) = run.ended();
+    assert_eq!(without_numbers(&error), "error: the rank failed: exit code 3\n");
+    assert_eq!(status.code(), Some(1));
+}
+
 /// A rank that ignores what it is asked, with a child in its group, and one that has left group, session and parent.
 const FAMILY: &str = "trap '' TERM HUP INT; sleep 1000 & echo $!
     sh -c 'setsid sh -c \"trap : TERM; echo \\$\\$; while :; do sleep 1000 & wait; done\" &'
