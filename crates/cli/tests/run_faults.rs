@@ -12,7 +12,7 @@ use std::process::Command;
 
 use launching::{Run, finished, handle, make_fifo, pid, wait_until_gone, without_numbers};
 use rustix::process::{Signal, kill_process};
-use serving::TENFOLD;
+use serving::{Serve, TENFOLD};
 
 #[test]
 fn a_rank_that_fails_ends_the_others_and_is_named_with_its_last_lines() {
@@ -107,25 +107,41 @@ fn ranks_that_write_dumps_are_asked_to_end_when_they_have() {
 }
 
 #[test]
-fn a_job_that_is_over_before_its_output_is_read_ends_when_it_is() {
+fn a_job_that_is_over_while_nobody_reads_its_output_ends_when_somebody_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let go = folder.path().join("go");
+    let serve = Serve::start(&["--host", "127.0.0.2"]);
+    let endpoint = serve.address.to_string();
     // More than a pipe takes, less than the launcher holds.
-    let mut run = Run::start(&["head -c 300000 /dev/zero; exit 3"]);
+    let script =
+        format!("echo ready; until [ -e {} ]; do :; done; head -c 300000 /dev/zero; exit 3", go.display());
+    let meeting = ["--rdzv-backend", "c10d", "--rdzv-id", "job", "--rdzv-endpoint", &endpoint];
+    let mut run = Run::start(&[&meeting[..], &[&script]].concat());
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut run.output, &mut line).unwrap();
+    assert_eq!(line, "ready\n");
+    // While the store is silent the rank fails; what it wrote is all that the launcher is left with.
+    serve.process.freeze();
+    std::fs::write(&go, "").unwrap();
     let launcher = run.launcher.0.id();
+    let children = || std::fs::read_to_string(format!("/proc/{launcher}/task/{launcher}/children")).unwrap();
+    while children().split_whitespace().count() > 1 {
+        std::thread::yield_now(); // until the guard is alone
+    }
+    serve.process.signal(Signal::CONT);
     let is_over = || {
         let threads = std::fs::read_dir(format!("/proc/{launcher}/task")).unwrap();
         let names = threads.flatten().map(|thread| std::fs::read_to_string(thread.path().join("comm")));
         !names.flatten().any(|name| name.trim() == "rendezvous")
     };
-    let mut first = [0];
-    std::io::Read::read_exact(&mut run.output, &mut first).unwrap(); // it has begun
     while !is_over() {
         std::thread::yield_now();
     }
     let mut rest = Vec::new();
     std::io::Read::read_to_end(&mut run.output, &mut rest).unwrap();
-    assert_eq!(rest.len(), 299_999);
+    assert_eq!(rest.len(), 300_000);
     let (error, status) = run.ended();
-    assert_eq!(without_numbers(&error), "error: the rank failed: exit code 3\n");
+    assert!(error.contains("error: the rank failed: exit code 3 after "), "{error}");
     assert_eq!(status.code(), Some(1));
 }
 
