@@ -3,6 +3,7 @@
 import os
 import re
 import select
+import signal
 import sys
 from pathlib import Path
 
@@ -131,6 +132,30 @@ def test_a_node_joins_and_a_node_dies_within_min_and_max(tmp_path: Path) -> None
         stop.touch()
         first.until("done: 2 ranks")
         assert first.ended() == 0, first
+
+
+def test_a_signal_to_the_launcher_has_every_rank_write_its_dump(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys, time, pathlib, tenfold\n"
+        "group = tenfold.init()\n"
+        "group.barrier()\n"
+        "print('ready', flush=True)\n"
+        "while not pathlib.Path(sys.argv[1]).exists():\n"
+        "    time.sleep(0.01)\n"
+    )
+    gate, dumps = tmp_path / "gate", tmp_path / "dumps"
+    environment = {"TENFOLD_FR_SIGNAL": "SIGUSR1", "TORCH_FR_DUMP_TEMP_FILE": f"{dumps}/rank_"}
+    with Launcher("-n", 2, *PYTHON, program, gate, environment=environment) as launcher:
+        launcher.until(r"\] ready$")
+        launcher.until(r"\] ready$")
+        launcher.process.send_signal(signal.SIGUSR1)
+        launcher.until("^tenfold: SIGUSR1: passed on to ranks 0, 1$")
+        ranks = [launcher.until(r"the last operations of rank (\d) are in")[1] for _ in range(2)]
+        gate.touch()
+        assert launcher.ended() == 0, launcher
+    assert sorted(ranks) == ["0", "1"]
+    assert sorted(path.name for path in dumps.iterdir()) == ["rank_0", "rank_1"]
 
 
 @pytest.mark.parametrize("command", ["binary", "package"])

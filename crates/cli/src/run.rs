@@ -6,21 +6,25 @@
 //! round begins with these nodes, stop, the job is over. One node alone takes the same path, with a store of its own. The
 //! store server, with its own thread, lives in the launcher of one node: a rank that dies takes no store with it.
 //!
-//! The ranks of a round are in one of three phases: they run; they were asked to end and have some time for it; they were
-//! killed. The first failure here, the rendezvous or a signal to the launcher begins the second. When the last has ended,
+//! The ranks of a round are in one of four phases: they run; they are about to be asked to end, and may write down what they
+//! did; they were asked and have some time for it; they were killed. The first failure here or the rendezvous begins the
+//! second, which is over at once where nobody writes; a signal to the launcher begins the third. When the last has ended,
 //! what they left behind is ended too, and only then the rendezvous is told: no two rounds ever run at once.
 //!
-//! `args` is what was typed and what follows from it, `endpoint` finds the store, `program` what to run; `environment`
-//! tells a rank its place, `numa` its processors, `rank` is its process, `pipes` and `output` what it writes; `guard` leaves
-//! nobody behind; `inspect` is what the dashboard is told.
+//! Here is the loop, and what everybody needs of it. `joining` is the way into the job, `round` one start of the ranks, `ending` the
+//! last words. `args` is what was typed and what follows from it, `endpoint` finds the store, `program` what to run; `environment`
+//! tells a rank its place, `numa` its processors, `rank` is its process, `signals` what it survives, `pipes` and `output` what it
+//! writes; `guard` leaves nobody behind; `inspect` is what the dashboard is told.
 #![expect(clippy::disallowed_methods, reason = "ranks have some time to end, and are told how long they ran")]
 
 mod args;
+mod ending;
 mod endpoint;
 mod environment;
 mod failure;
 mod guard;
 mod inspect;
+mod joining;
 mod lines;
 mod logs;
 mod numa;
@@ -31,14 +35,15 @@ mod progress;
 mod rank;
 mod ranks_store;
 mod rendezvous;
+mod round;
+mod signals;
 mod status;
 mod worker_sockets;
 
 use std::ffi::OsString;
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant, SystemTime};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -47,22 +52,22 @@ use signal_hook::consts::SIGCHLD;
 use signal_hook::iterator::backend::SignalDelivery;
 use signal_hook::iterator::exfiltrator::SignalOnly;
 
-use crate::dashboard::{self, Dashboard};
-use crate::{FAILURE, Outcome, Program, SUCCESS};
+use crate::dashboard::Dashboard;
+use crate::{Outcome, Program};
 pub(crate) use args::Args;
-use args::{Endpoint, Meeting, Plan};
+use args::{Endpoint, Plan};
 use endpoint::Home;
-use environment::{Job, Place, environment};
-use failure::{Failure, MemoryWatch, Words};
+use environment::Job;
+use failure::MemoryWatch;
 pub(crate) use guard::stand_guard;
-use guard::{Finder, Guard, Mark};
+use guard::{Guard, Mark};
 use inspect::{Connections, RankStatus};
-use logs::{Logs, RankLogs};
-use output::{Outlet, Prefix, Speaker};
+use logs::Logs;
+use output::Outlet;
 use progress::{Progress, Stuck};
-use rank::{Birth, Rank, signal_name};
-use ranks_store::RanksStore;
-use rendezvous::{Assignment, Event, JobFailure, NodeInfo, Order, Rendezvous};
+use rank::{Rank, signal_name};
+use rendezvous::{Assignment, Order, Rendezvous};
+use round::{Phase, Round};
 use status::Status;
 use worker_sockets::WorkerSockets;
 
@@ -70,8 +75,6 @@ use worker_sockets::WorkerSockets;
 const USAGE: u8 = 2;
 /// Open files that a rank costs the launcher: two pipes, and its connections to the store.
 const FILES_A_RANK: usize = 16;
-/// For the others to read how the job ended, when this node hosts the store.
-const LAST_WORDS: Duration = Duration::from_secs(5);
 /// For the rendezvous to say that the job is over, when this node leaves.
 const LEAVING: Duration = Duration::from_secs(5);
 /// From the start of ranks to the first look at what they do.
@@ -106,17 +109,6 @@ fn make_room_for_files(needed: usize) {
     }
 }
 
-/// Signals that whoever started us wants ignored, as `nohup` does with SIGHUP; from the lowest bit on.
-fn ignored_signals() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default(); // else nobody tells
-    parse_ignored(&status).unwrap_or(0)
-}
-
-fn parse_ignored(status: &str) -> Option<u64> {
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"))?;
-    u64::from_str_radix(mask.trim(), 16).ok()
-}
-
 /// What other threads tell the main one.
 enum News {
     /// A line for people.
@@ -144,39 +136,11 @@ struct Herald {
 impl Herald {
     fn tell(&self, news: News) {
         let _it_has_ended = self.news.send(news);
-        let _rings_already = (&*self.bell).write(&[0]); // a full socket wakes as well
+        self.ring();
     }
-}
 
-/// How long ranks may go on writing dumps after another has failed, and how often it is looked whether they do.
-const DUMPS_MAX: Duration = Duration::from_secs(1);
-const DUMPS_LOOK: Duration = Duration::from_millis(5);
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    Running,
-    /// Asked to end; killed at that time, if it can be told.
-    Stopping(Option<Instant>),
-    Killed,
-}
-
-/// One start of this node's ranks.
-#[derive(Debug)]
-struct Round {
-    assignment: Assignment,
-    ranks: Vec<Rank>,
-    phase: Phase,
-    /// It ended because of a failure, here or elsewhere.
-    failed: bool,
-    started: Instant,
-    store: Endpoint,
-    /// All have ended, with what they left behind, and the rendezvous was told.
-    closed: bool,
-}
-
-impl Round {
-    fn is_running(&self) -> bool {
-        self.ranks.iter().any(Rank::is_running)
+    fn ring(&self) {
+        let _rings_already = (&*self.bell).write(&[0]); // a full socket wakes as well
     }
 }
 
@@ -230,9 +194,7 @@ impl Launch {
         processors: Option<Vec<Vec<usize>>>,
     ) -> Result<Self, Box<dyn std::error::Error>> {
         let (wake, waker) = UnixStream::pair()?;
-        let ignored = ignored_signals();
-        let heard = plan.signals.iter().copied().filter(|&signal| ignored >> (signal - 1) & 1 == 0);
-        let signals = SignalDelivery::with_pipe(wake, waker, SignalOnly, heard.chain([SIGCHLD]))?;
+        let signals = SignalDelivery::with_pipe(wake, waker, SignalOnly, signals::heard(&plan.signals))?;
         let is_foster_parent = guard::become_foster_parent(); // before there are children
         let mark = Mark::new()?;
         let guard = Guard::start(&mark)?;
@@ -311,10 +273,7 @@ impl Launch {
                     round.ranks[rank].pipes.read(pipe, now, &mut self.outlet);
                 }
             }
-            let signals: Vec<i32> = self.signals.pending().collect();
-            for signal in signals {
-                if signal == SIGCHLD { self.notice_ends() } else { self.told_to_end(signal) }
-            }
+            self.hear_signals();
             while let Ok(news) = self.news.try_recv() {
                 self.learn(news)?;
             }
@@ -331,30 +290,18 @@ impl Launch {
         is_closed && (self.over.is_some() || left)
     }
 
-    /// On a thread of its own: another node may host it, and come late.
-    fn find_store(&self) -> io::Result<()> {
-        let (plan, herald) = (self.plan.clone(), self.herald.clone());
-        let find = move || {
-            let note = |line| herald.tell(News::Note(line));
-            match endpoint::open(&plan, &note) {
-                Ok(home) => herald.tell(News::Arrived(home)),
-                Err(text) => herald.tell(News::Lost(text)),
-            }
-        };
-        std::thread::Builder::new().name("run-endpoint".into()).spawn(find).map(drop)
-    }
-
     /// When to go on even if nothing happens.
     fn next_time(&self) -> Option<Instant> {
-        let kill_at = self.round.as_ref().and_then(|round| match round.phase {
+        let phase_at = self.round.as_ref().and_then(|round| match round.phase {
             Phase::Stopping(kill_at) if round.is_running() => kill_at,
+            Phase::LettingDump { look_at, .. } => Some(look_at),
             _ => None,
         });
         let is_closed = self.round.as_ref().is_none_or(|round| round.closed);
         let leave_at = self.leaving.map(|(_, until)| until).filter(|_| is_closed);
         let words =
             self.round.iter().flat_map(|round| &round.ranks).filter_map(|rank| rank.pipes.next_wake());
-        let times = [kill_at, leave_at, self.status_at, self.outlet.next_wake()];
+        let times = [phase_at, leave_at, self.status_at, self.outlet.next_wake()];
         times.into_iter().flatten().chain(words).min()
     }
 
@@ -364,6 +311,7 @@ impl Launch {
         if matches!(round.phase, Phase::Stopping(Some(kill_at)) if now >= kill_at) {
             self.kill();
         }
+        self.look_for_dumps(now);
         if self.status_at.is_some_and(|at| now >= at) {
             self.report_status(now);
         }
@@ -415,77 +363,9 @@ impl Launch {
             News::Stop { round, reason } => self.told_to_stop(round, &reason),
             News::Over(outcome) => {
                 self.over.get_or_insert(outcome);
-                self.stop(Signal::TERM, "the job is over: all ranks are asked to end");
+                self.stop_after_dumps("the job is over: all ranks are asked to end".into());
             }
         }
-        Ok(())
-    }
-
-    fn join(&mut self, home: Home) -> Result<(), Box<dyn std::error::Error>> {
-        let plan = &self.plan;
-        let settings = rendezvous::Settings {
-            run_id: self.job.run_id.clone(),
-            nodes_min: plan.nodes.min,
-            nodes_max: plan.nodes.max,
-            max_restarts: plan.max_restarts,
-            join_timeout: plan.settings.join_timeout,
-            last_call: plan.settings.last_call,
-            beat_interval: plan.settings.beat_interval,
-            beats_missed_max: plan.settings.beats_missed_max,
-        };
-        let fixed_rank = match plan.meeting {
-            Meeting::Static { node_rank, .. } => Some(node_rank),
-            Meeting::Alone | Meeting::Elastic { .. } => None,
-        };
-        let node = NodeInfo {
-            id: self.node_id.clone(),
-            host: plan.local_address.clone().unwrap_or_else(host_name),
-            ranks: plan.ranks,
-            role: plan.role.clone(),
-            fixed_rank,
-            worker_store: home.server.as_ref().map(|_| home.endpoint.to_string()),
-        };
-        let (store, herald) = (home.store.clone(), self.herald.clone());
-        let ranks_store = RanksStore {
-            store: store.clone(),
-            met_at: home.endpoint.clone(),
-            local_address: plan.local_address.clone(),
-            hosted: home.server.clone(),
-            node_id: self.node_id.clone(),
-            prefix: format!("tenfold/run/{}/store", self.job.run_id),
-            own: Mutex::new(None),
-        };
-        let tell = move |event| {
-            herald.tell(match event {
-                Event::Start(assignment) => match ranks_store.of(&assignment) {
-                    Ok(endpoint) => News::Start(assignment, endpoint),
-                    Err(text) => News::Lost(text),
-                },
-                Event::Stop { round, reason } => News::Stop { round, reason },
-                Event::Over(outcome) => News::Over(outcome),
-                Event::Note(line) => News::Note(line),
-            });
-        };
-        self.show_dashboard(&home)?;
-        self.rendezvous = Some(Rendezvous::join(store, settings, node, tell)?);
-        self.home = Some(home);
-        Ok(())
-    }
-
-    /// The page shows what is in the store, so it is with the node that hosts it.
-    fn show_dashboard(&mut self, home: &Home) -> io::Result<()> {
-        let Some(options) = self.plan.dashboard.clone() else { return Ok(()) };
-        let Some(server) = &home.server else {
-            let note = "no dashboard here: this node does not host the store, and whoever does can show one";
-            self.outlet.note(note);
-            return Ok(());
-        };
-        let dashboard = dashboard::start(options, server.clone())?;
-        self.outlet.note(&dashboard.to_string());
-        if let Some(warning) = dashboard.warning() {
-            self.outlet.note(&format!("warning: {warning}"));
-        }
-        self.dashboard = Some(dashboard);
         Ok(())
     }
 
@@ -495,173 +375,15 @@ impl Launch {
         }
     }
 
-    fn start_round(
-        &mut self,
-        assignment: Assignment,
-        store: Endpoint,
-    ) -> Result<(), Box<dyn std::error::Error>> {
-        if self.leaving.is_some() || self.over.is_some() {
-            return Ok(());
-        }
-        let (first, local, world) = (assignment.first_rank(), self.plan.ranks, assignment.world_size());
-        let number = assignment.round;
-        let mut beginning = String::new();
-        if self.round.as_ref().is_some_and(|round| round.failed) {
-            self.restarts_used += 1;
-            beginning = format!("restart {} of {}: ", self.restarts_used, self.plan.max_restarts);
-        }
-        if assignment.nodes.len() > 1 || number > 0 {
-            let Assignment { node_rank, nodes, .. } = &assignment;
-            let last = first + local - 1;
-            let own = if local == 1 { format!("rank {first}") } else { format!("ranks {first} to {last}") };
-            let nodes = if nodes.len() == 1 { "1 node".into() } else { format!("{} nodes", nodes.len()) };
-            self.outlet.note(&format!(
-                "{beginning}round {number} begins with {nodes}: this one is node {node_rank}, with {own} of {world}"
-            ));
-        }
-        let mut round = Round {
-            assignment,
-            ranks: Vec::with_capacity(local),
-            phase: Phase::Running,
-            failed: false,
-            started: Instant::now(),
-            store,
-            closed: false,
-        };
-        let mut unstarted = None;
-        for (local_rank, logs) in self.logs.start_round(number, local)?.into_iter().enumerate() {
-            match self.start_rank(local_rank, logs, &round) {
-                Ok(rank) => round.ranks.push(rank),
-                Err(error) => {
-                    unstarted = Some((first + local_rank, error));
-                    break;
-                }
+    fn hear_signals(&mut self) {
+        let signals: Vec<i32> = self.signals.pending().collect();
+        for signal in signals {
+            match signal {
+                SIGCHLD => self.notice_ends(),
+                ending if self.plan.signals.contains(&ending) => self.told_to_end(ending),
+                other => self.pass_on(other),
             }
         }
-        round.failed = unstarted.is_some();
-        self.round = Some(round);
-        self.report_status(Instant::now());
-        if let Some((rank, error)) = unstarted {
-            let summary = "could not be started";
-            self.fail(rank, summary.into(), format!("cannot start rank {rank}: {error}"));
-            self.stop(Signal::TERM, &format!("rank {rank} {summary}: the others are asked to end"));
-        }
-        Ok(())
-    }
-
-    fn start_rank(&self, local_rank: usize, logs: RankLogs, round: &Round) -> Result<Rank, String> {
-        let Round { assignment, store, .. } = round;
-        let (number, world_size) = (assignment.first_rank() + local_rank, assignment.world_size());
-        let error_file = logs.traces.error_file.as_deref();
-        let progress = self.progress.make_folder(assignment.round, local_rank);
-        let socket = self.worker_sockets.as_ref().map(|sockets| sockets.of(number));
-        let place = Place {
-            local_rank,
-            assignment,
-            store: (&store.host, store.port),
-            error_file,
-            progress: progress.as_deref(),
-            worker_server: socket.as_deref(),
-        };
-        let environment = environment(&self.job, place, |name| std::env::var_os(name))?;
-        let (role, host) = (&*self.plan.role, &*assignment.node().host);
-        let speaker = Speaker { rank: number, local_rank, world_size, role, host };
-        let template = self.plan.template.as_deref();
-        let has_prefix = world_size > 1 || template.is_some();
-        let birth = Birth {
-            local_rank,
-            number,
-            program: &program::fill_in(&self.program, local_rank),
-            environment,
-            processors: self.processors.as_ref().map(|lists| lists[local_rank].as_slice()),
-            prefix: has_prefix.then(|| Prefix::new(&speaker, template, &self.outlet)),
-            logs,
-            now: SystemTime::now(),
-        };
-        Rank::start(birth).map_err(|error| program::cannot_run(&self.program[0], &error))
-    }
-
-    fn notice_ends(&mut self) {
-        let ended = rank::reap();
-        if ended.iter().any(|&(process, _)| process == self.guard.process()) {
-            self.replace_guard();
-        }
-        let Some(round) = &mut self.round else { return };
-        let mut failed = Vec::new();
-        for rank in &mut round.ranks {
-            if let Some(&(_, end)) =
-                ended.iter().find(|&&(process, _)| rank.is_running() && process == rank.process())
-            {
-                rank.end = Some(end);
-                failed.extend(end.is_failure().then_some(rank.local_rank));
-            }
-        }
-        if round.phase != Phase::Running || failed.is_empty() {
-            return;
-        }
-        let now = Instant::now();
-        for &rank in &failed {
-            round.ranks[rank].pipes.catch_up(now, &mut self.outlet); // what it said last is wanted in the report
-        }
-        round.failed = true;
-        let failure = self.describe(&failed);
-        let (rank, summary) = (failure.rank, failure.summary());
-        self.fail(rank, summary.clone(), failure.text());
-        self.let_dumps_be_written();
-        self.stop(Signal::TERM, &format!("rank {rank} failed ({summary}): the others are asked to end"));
-    }
-
-    /// Ranks whose group has failed write down what they did, in milliseconds. To end them before that would leave the dumps of a job
-    /// that failed with gaps.
-    fn let_dumps_be_written(&self) {
-        let Some(Round { assignment, ranks, .. }) = &self.round else { return };
-        let begin = Instant::now();
-        let is_writing =
-            |rank: &Rank| rank.is_running() && self.progress.is_dumping(assignment.round, rank.local_rank);
-        while begin.elapsed() < DUMPS_MAX && ranks.iter().any(is_writing) {
-            std::thread::sleep(DUMPS_LOOK);
-        }
-    }
-
-    /// What is known of ranks that were found to have failed in one look. The first is the one that wrote down its error
-    /// first, else the lowest.
-    fn describe(&self, failed: &[usize]) -> Failure {
-        let round = self.round.as_ref().expect("its ranks failed");
-        let mut ranks: Vec<(&Rank, Words)> =
-            failed.iter().map(|&rank| (&round.ranks[rank], round.ranks[rank].pipes.words())).collect();
-        let written = |words: &Words| match &words.error_file {
-            Some(Ok(file)) => file.timestamp.unwrap_or(u64::MAX),
-            _ => u64::MAX,
-        };
-        ranks.sort_by_key(|(rank, words)| (written(words), rank.number));
-        let ended = |rank: &Rank| rank.end.expect("it failed by ending");
-        let together = ranks[1..].iter().map(|(rank, _)| (rank.number, ended(rank))).collect();
-        let (rank, words) = ranks.swap_remove(0);
-        let Round { assignment, started, .. } = round;
-        Failure {
-            rank: rank.number,
-            world_size: assignment.world_size(),
-            local_rank: rank.local_rank,
-            host: (assignment.nodes.len() > 1).then(|| assignment.node().host.clone()),
-            process: rank.process().as_raw_pid().cast_unsigned(),
-            end: ended(rank),
-            ran: started.elapsed(),
-            words,
-            memory: self.memory.kills(),
-            program: self.program[0].to_string_lossy().into_owned(),
-            together,
-        }
-    }
-
-    /// Tells the others of a failure here.
-    fn fail(&self, rank: usize, summary: String, text: String) {
-        let Some(Round { assignment, .. }) = &self.round else { return };
-        let host = assignment.node().host.clone();
-        let (round, node_rank) = (assignment.round, assignment.node_rank);
-        self.tell(Order::Failed {
-            round,
-            failure: JobFailure { round, node_rank, host, rank, summary, text },
-        });
     }
 
     fn replace_guard(&mut self) {
@@ -671,6 +393,20 @@ impl Launch {
                  processes that ranks started may stay"
             ));
         }
+    }
+
+    /// A signal that ends nothing: to ranks that expect it, not to what they started.
+    fn pass_on(&mut self, signal: i32) {
+        self.notice_ends(); // or one that has ended would be said not to catch it
+        let ranks = self.round.iter().flat_map(|round| &round.ranks).filter(|rank| rank.is_running());
+        let (expecting, others): (Vec<&Rank>, Vec<&Rank>) =
+            ranks.partition(|rank| signals::is_expected(rank.process(), signal));
+        if let Some(signal) = Signal::from_named_raw(signal) {
+            expecting.iter().for_each(|rank| rank.signal_alone(signal));
+        }
+        let numbers = |ranks: &[&Rank]| ranks.iter().map(|rank| rank.number).collect::<Vec<_>>();
+        let note = signals::note(&signal_name(signal), &numbers(&expecting), &numbers(&others));
+        self.outlet.note(&note);
     }
 
     fn told_to_end(&mut self, signal: i32) {
@@ -690,99 +426,6 @@ impl Launch {
             self.outlet.note("this node hosts the store: the job ends for the other nodes, too");
         }
         self.stop(Signal::from_named_raw(signal).unwrap_or(Signal::TERM), &note);
-    }
-
-    fn told_to_stop(&mut self, number: u64, reason: &str) {
-        match &mut self.round {
-            Some(round) if round.assignment.round == number && !round.closed => {
-                round.failed |= reason.contains(" failed");
-                self.stop(Signal::TERM, &format!("{reason}: the ranks are asked to end"));
-            }
-            _ => self.tell(Order::Stopped { round: number }), // they have ended by themselves
-        }
-    }
-
-    /// Asks ranks to end, once.
-    fn stop(&mut self, signal: Signal, note: &str) {
-        let Some(round) = &mut self.round else { return };
-        if round.phase != Phase::Running {
-            return;
-        }
-        round.phase = Phase::Stopping(Instant::now().checked_add(self.plan.shutdown_timeout));
-        let running: Vec<&Rank> = round.ranks.iter().filter(|rank| rank.is_running()).collect();
-        running.iter().for_each(|rank| rank.signal(signal));
-        if round.assignment.world_size() > 1 && !running.is_empty() {
-            self.outlet.note(note);
-        }
-    }
-
-    fn kill(&mut self) {
-        let Some(round) = &mut self.round else { return };
-        round.phase = Phase::Killed;
-        for rank in round.ranks.iter_mut().filter(|rank| rank.is_running()) {
-            rank.killed = true;
-            rank.signal(Signal::KILL);
-        }
-    }
-
-    /// When the last rank of a round has ended: ends what they left behind, shows what they left in their pipes, and tells
-    /// the others.
-    fn close_round(&mut self) -> io::Result<()> {
-        let Some(round) = &self.round else { return Ok(()) };
-        if round.closed || round.is_running() {
-            return Ok(());
-        }
-        self.end_leftovers();
-        self.drain()?;
-        let Some(round) = &mut self.round else { return Ok(()) };
-        round.closed = true;
-        let number = round.assignment.round;
-        let is_done = round.phase == Phase::Running;
-        self.report_status(Instant::now());
-        self.status_at = None;
-        self.tell(if is_done { Order::Done { round: number } } else { Order::Stopped { round: number } });
-        if let Some((_, until)) = &mut self.leaving {
-            *until = Instant::now() + if self.impatient { Duration::ZERO } else { LEAVING };
-        }
-        Ok(())
-    }
-
-    fn end_leftovers(&mut self) {
-        let finder = if self.is_foster_parent {
-            Finder::Tree { without: Some(self.guard.process()) }
-        } else {
-            Finder::Marked(self.mark.clone())
-        };
-        let left = guard::end_leftovers(&finder);
-        if left > 0 {
-            self.outlet.note(&format!(
-                "warning: {left} processes that ranks started do not end, not even when killed"
-            ));
-        }
-    }
-
-    /// Shows what ranks left in their pipes; who was told twice to end does not wait for a reader.
-    fn drain(&mut self) -> io::Result<()> {
-        loop {
-            let mut all = true;
-            let now = Instant::now();
-            for rank in self.round.iter_mut().flat_map(|round| &mut round.ranks) {
-                all &= rank.pipes.drain(now, &mut self.outlet);
-            }
-            if all && self.outlet.is_empty() {
-                return Ok(());
-            }
-            let until = self.impatient.then(Instant::now);
-            if self.wait(until)?.write {
-                self.outlet.write();
-            } else if self.impatient {
-                return Ok(());
-            }
-            let signals: Vec<i32> = self.signals.pending().collect();
-            for signal in signals {
-                if signal == SIGCHLD { self.notice_ends() } else { self.told_to_end(signal) }
-            }
-        }
     }
 
     /// What the dashboard is told, with the next beat.
@@ -809,66 +452,6 @@ impl Launch {
         }
     }
 
-    /// Ends everybody, the rendezvous and the store; says what there is to say. The exit code.
-    fn finish(mut self, outcome: Result<(), Box<dyn std::error::Error>>) -> Outcome {
-        if let Err(error) = &outcome {
-            self.tell(Order::Leave { reason: error.to_string() });
-            self.kill();
-            self.end_leftovers();
-        }
-        let Launch { outlet, logs, .. } = &mut self;
-        outlet.set_status(None);
-        if let Some(line) = logs.reminder() {
-            outlet.note(&line);
-        }
-        self.drain()?;
-        self.guard.end();
-        let report = self.report();
-        if let (Ok(()), Some(message)) = (&outcome, &report) {
-            // Not `eprintln!`, which panics where nobody reads.
-            let _nobody_reads = writeln!(io::stderr(), "error: {message}");
-        }
-        if self.hosts_others() && !self.impatient {
-            let impatient = Arc::new(AtomicBool::new(false));
-            for &signal in &self.plan.signals {
-                signal_hook::flag::register_conditional_shutdown(signal, FAILURE.into(), impatient.clone())?;
-            }
-            impatient.store(true, Ordering::SeqCst); // from here on a signal ends at once
-            if let Some(rendezvous) = &self.rendezvous {
-                rendezvous.settle(LAST_WORDS);
-            }
-        }
-        drop(self.rendezvous.take());
-        drop(self.dashboard.take());
-        if let Some(Home { server: Some(server), store, .. }) = self.home.take() {
-            drop(store);
-            server.shutdown(Duration::ZERO);
-        }
-        outcome.map(|()| if report.is_some() { FAILURE } else { SUCCESS })
-    }
-
-    fn hosts_others(&self) -> bool {
-        self.plan.nodes.max > 1 && self.home.as_ref().is_some_and(|home| home.server.is_some())
-    }
-
-    /// What went wrong, if something did.
-    fn report(&self) -> Option<String> {
-        let message = match (self.leaving, &self.over) {
-            (Some((signal, _)), _) => format!("ended by {}", signal_name(signal)),
-            (None, None | Some(rendezvous::Outcome::Success)) => return None,
-            (None, Some(rendezvous::Outcome::Closed(text))) => text.clone(),
-            (None, Some(rendezvous::Outcome::Failed(failure))) => failure.text.clone(),
-        };
-        Some(format!("{message}{}", self.stubborn()))
-    }
-
-    /// Ranks that had to be killed.
-    fn stubborn(&self) -> String {
-        let ranks = self.round.iter().flat_map(|round| &round.ranks);
-        let killed: Vec<usize> = ranks.filter(|rank| rank.killed).map(|rank| rank.number).collect();
-        failure::stubborn(&killed)
-    }
-
     /// The line at the bottom of a terminal.
     fn show_status(&mut self) {
         let Some(round) = self.round.as_ref().filter(|round| round.assignment.world_size() > 1) else {
@@ -891,17 +474,4 @@ impl Launch {
 
 fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use signal_hook::consts::SIGHUP;
-
-    #[test]
-    fn the_kernel_tells_which_signals_are_ignored() {
-        let status = "Name:\tsh\nSigBlk:\t0000000000000000\nSigIgn:\t0000000000001001\nSigCgt:\t0\n";
-        assert_eq!(parse_ignored(status), Some(1 << (SIGHUP - 1) | 1 << 12));
-        assert_eq!(parse_ignored("Name:\tsh\n"), None);
-    }
 }

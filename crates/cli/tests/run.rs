@@ -44,6 +44,7 @@ fn every_rank_finds_the_environment_that_torchrun_sets() {
             ("TORCHELASTIC_RESTART_COUNT", "0"),
             ("TORCHELASTIC_MAX_RESTARTS", "0"),
             ("OMP_NUM_THREADS", "1"),
+            ("RAYON_NUM_THREADS", "1"),
             ("PYTHONUNBUFFERED", "1"),
             ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         ] {
@@ -150,6 +151,73 @@ fn a_signal_is_passed_on_once() {
         assert_eq!(status.code(), Some(1));
         assert!(error.ends_with(&format!("error: ended by SIG{name}\n")), "{error}");
     }
+}
+
+/// The next note of the launcher that begins like this.
+fn note(error: &mut impl std::io::BufRead, beginning: &str) -> String {
+    let note = error.lines().map_while(Result::ok).find(|line| line.starts_with(beginning));
+    note.unwrap_or_else(|| panic!("it says nothing about {beginning}"))
+}
+
+#[test]
+fn a_signal_for_ranks_goes_to_those_that_expect_it_and_ends_nobody() {
+    // Each has a child in its group that would say so if it got the signal; rank 2 would be ended by it.
+    let script = "sh -c 'trap \"echo child\" USR1 USR2; echo ready; while :; do sleep 1000 & wait; done' &
+        case $RANK in
+        0) trap 'echo heard USR1' USR1; trap 'echo heard USR2' USR2;;
+        1) trap '' USR1; trap 'echo heard USR2' USR2;;
+        esac
+        echo ready; while :; do sleep 1000 & wait; done";
+    let mut run = Run::start(&["-n", "3", script]);
+    let mut error = BufReader::new(run.launcher.0.stderr.take().unwrap());
+    assert_eq!((0..6).map(|_| run.any_line()).collect::<Vec<_>>(), ["ready"; 6]);
+    let lacks = "not to rank 2, which does not catch it and would be ended by it";
+    run.launcher.signal(Signal::USR1);
+    assert_eq!(
+        note(&mut error, "tenfold: SIGUSR1"),
+        format!("tenfold: SIGUSR1: passed on to ranks 0, 1; {lacks}")
+    );
+    run.launcher.signal(Signal::USR2);
+    assert_eq!(
+        note(&mut error, "tenfold: SIGUSR2"),
+        format!("tenfold: SIGUSR2: passed on to ranks 0, 1; {lacks}")
+    );
+    let mut said: Vec<String> = (0..3).map(|_| run.any_line()).collect();
+    said.sort();
+    assert_eq!(said, ["heard USR1", "heard USR2", "heard USR2"]);
+    run.launcher.signal(Signal::TERM);
+    let mut rest = String::new();
+    run.output.read_to_string(&mut rest).unwrap();
+    assert_eq!(rest, "", "once, and no child of a rank");
+    error.read_to_string(&mut rest).unwrap();
+    assert!(rest.ends_with("error: ended by SIGTERM\n"), "{rest}");
+    assert_eq!(run.launcher.0.wait().unwrap().code(), Some(1));
+}
+
+#[test]
+fn a_signal_for_ranks_before_there_are_any_is_noted() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap(); // takes connections and says nothing
+    let endpoint = silent.local_addr().unwrap().to_string();
+    let mut run = Run::start(&[
+        "--nnodes=2",
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint",
+        &endpoint,
+        "--rdzv-conf=is_host=false",
+        "true",
+    ]);
+    let _it_was_found = silent.accept().unwrap(); // from here on the launcher hears signals
+    let mut error = BufReader::new(run.launcher.0.stderr.take().unwrap());
+    run.launcher.signal(Signal::USR1);
+    assert_eq!(
+        note(&mut error, "tenfold: SIGUSR1"),
+        "tenfold: SIGUSR1: no rank runs here that it could be passed on to"
+    );
+    run.launcher.signal(Signal::INT);
+    let mut rest = String::new();
+    error.read_to_string(&mut rest).unwrap();
+    assert!(rest.ends_with("error: ended by SIGINT\n"), "{rest}");
+    assert_eq!(run.launcher.0.wait().unwrap().code(), Some(1));
 }
 
 #[test]

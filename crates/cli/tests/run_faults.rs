@@ -7,11 +7,12 @@ mod serving;
 
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::process::Command;
 
 use launching::{Run, finished, handle, make_fifo, pid, wait_until_gone, without_numbers};
 use rustix::process::{Signal, kill_process};
-use serving::TENFOLD;
+use serving::{Serve, TENFOLD};
 
 #[test]
 fn a_rank_that_fails_ends_the_others_and_is_named_with_its_last_lines() {
@@ -54,6 +55,94 @@ fn a_rank_that_ignores_sigterm_is_killed_when_its_time_is_up() {
         without_numbers(report),
         "rank 1 of 2 failed first: exit code 3\n  rank 0 did not end when asked, and was killed\n"
     );
+}
+
+/// Rank 0 says that it writes a dump, then that it saw the launcher notice rank 1's failure; the next line is how it goes on.
+const DUMPING: &str = "if [ $RANK = 1 ]; then echo $$ > FOLDER/fifo; exit 3; fi
+    marker=$TENFOLD_PROGRESS/1.dumping; touch $marker
+    trap 'echo asked; exit 0' TERM; trap 'echo interrupted; exit 0' INT
+    read failed < FOLDER/fifo
+    while kill -0 $failed 2> /dev/null; do :; done # until it is reaped
+    echo dumping; until [ -e FOLDER/go ]; do :; done
+    echo dumped; rm $marker
+    while :; do sleep 1000 & wait; done";
+
+/// Has rank 0 write a dump, calls `answer` with the run and the file that lets it finish, and returns what the launcher said once
+/// rank 0 said `expected`. A dump may take a second; where that is too short because others use this machine, it tries again.
+fn while_dumping(expected: &[&str], answer: impl Fn(&Run, &Path)) -> (String, Option<i32>) {
+    const ATTEMPTS: usize = 20;
+    let mut seen = Vec::new();
+    for _ in 0..ATTEMPTS {
+        let folder = tempfile::tempdir().expect("a folder of ours");
+        make_fifo(folder.path());
+        let script = DUMPING.replace("FOLDER", folder.path().to_str().expect("it is text"));
+        let mut run = Run::start(&["-n", "2", &script]);
+        assert_eq!(run.any_line(), "dumping");
+        answer(&run, &folder.path().join("go"));
+        let mut rest = String::new();
+        std::io::Read::read_to_string(&mut run.output, &mut rest).expect("it is text");
+        let (error, status) = run.ended();
+        if rest.lines().map(|line| line.trim_start_matches("[0] ")).eq(expected.iter().copied()) {
+            return (error, status.code());
+        }
+        seen.push(rest);
+    }
+    panic!("not once in {ATTEMPTS} attempts: {seen:?}");
+}
+
+#[test]
+fn a_signal_is_heard_while_ranks_write_dumps_and_what_they_say_is_shown() {
+    let (error, code) = while_dumping(&["interrupted"], |run, _| run.launcher.signal(Signal::INT));
+    assert!(error.contains("tenfold: SIGINT: passed on to all ranks, which have "), "{error}");
+    assert!(error.ends_with("error: ended by SIGINT\n"), "{error}");
+    assert_eq!(code, Some(1));
+}
+
+#[test]
+fn ranks_that_write_dumps_are_asked_to_end_when_they_have() {
+    let (error, code) = while_dumping(&["dumped", "asked"], |_, go| std::fs::write(go, "").unwrap());
+    assert!(error.contains("tenfold: rank 1 failed (exit code 3): the others are asked to end\n"), "{error}");
+    assert!(error.contains("error: rank 1 of 2 failed first: exit code 3 after "), "{error}");
+    assert_eq!(code, Some(1));
+}
+
+#[test]
+fn a_job_that_is_over_while_nobody_reads_its_output_ends_when_somebody_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let go = folder.path().join("go");
+    let serve = Serve::start(&["--host", "127.0.0.2"]);
+    let endpoint = serve.address.to_string();
+    // More than a pipe takes, less than the launcher holds.
+    let script =
+        format!("echo ready; until [ -e {} ]; do :; done; head -c 300000 /dev/zero; exit 3", go.display());
+    let meeting = ["--rdzv-backend", "c10d", "--rdzv-id", "job", "--rdzv-endpoint", &endpoint];
+    let mut run = Run::start(&[&meeting[..], &[&script]].concat());
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut run.output, &mut line).unwrap();
+    assert_eq!(line, "ready\n");
+    // While the store is silent the rank fails; what it wrote is all that the launcher is left with.
+    serve.process.freeze();
+    std::fs::write(&go, "").unwrap();
+    let launcher = run.launcher.0.id();
+    let children = || std::fs::read_to_string(format!("/proc/{launcher}/task/{launcher}/children")).unwrap();
+    while children().split_whitespace().count() > 1 {
+        std::thread::yield_now(); // until the guard is alone
+    }
+    serve.process.signal(Signal::CONT);
+    let is_over = || {
+        let threads = std::fs::read_dir(format!("/proc/{launcher}/task")).unwrap();
+        let names = threads.flatten().map(|thread| std::fs::read_to_string(thread.path().join("comm")));
+        !names.flatten().any(|name| name.trim() == "rendezvous")
+    };
+    while !is_over() {
+        std::thread::yield_now();
+    }
+    let mut rest = Vec::new();
+    std::io::Read::read_to_end(&mut run.output, &mut rest).unwrap();
+    assert_eq!(rest.len(), 300_000);
+    let (error, status) = run.ended();
+    assert!(error.contains("error: the rank failed: exit code 3 after "), "{error}");
+    assert_eq!(status.code(), Some(1));
 }
 
 /// A rank that ignores what it is asked, with a child in its group, and one that has left group, session and parent.

@@ -4,6 +4,8 @@
 //! the same operations in the same order, so one that has not called number 288 while others are in it is the one that
 //! they wait for. Messages between two ranks have numbers of their own and are left out.
 //!
+//! How long is too long is for the ranks to say (`TENFOLD_STUCK_AFTER`): nobody is blamed here whom they do not complain about.
+//!
 //! Pure: what is known of all ranks comes in, a sentence for some of them comes out.
 
 use std::collections::HashMap;
@@ -25,11 +27,27 @@ pub(super) struct Collective {
     pub(super) seconds: f64,
     /// How long after the first rank it comes, lately.
     pub(super) late_seconds: Option<f64>,
+    /// Who keeps whom waiting there, as the rank says.
+    #[serde(skip_serializing)]
+    pub(super) stuck: Option<Complaint>,
+}
+
+/// What a rank says about ranks that keep others waiting for too long; see `StuckReport` of the crate `tenfold`.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(super) struct Complaint {
+    pub(super) number: u64,
+    pub(super) is_message: bool,
 }
 
 impl Collective {
     fn is_message(&self) -> bool {
         self.call.starts_with("send") || self.call.starts_with("recv")
+    }
+
+    /// Does the rank say that somebody has not come to this call of the group?
+    fn complains_about(&self, number: u64) -> bool {
+        self.stuck.as_ref().is_some_and(|complaint| !complaint.is_message && complaint.number == number)
     }
 
     /// `all_reduce #288`.
@@ -39,8 +57,8 @@ impl Collective {
     }
 }
 
-/// For each of `ranks` (what it does in its groups) why it is stuck, if it keeps others waiting for longer than `limit`.
-pub(super) fn culprits(ranks: &[&[Collective]], limit: f64) -> Vec<Option<String>> {
+/// For each of `ranks` (what it does in its groups) why it is stuck, if it keeps others waiting for longer than they bear.
+pub(super) fn culprits(ranks: &[&[Collective]]) -> Vec<Option<String>> {
     let mut groups: HashMap<(&str, usize), Vec<(usize, &Collective)>> = HashMap::new();
     for (index, own) in ranks.iter().enumerate() {
         for collective in own.iter().filter(|collective| !collective.is_message()) {
@@ -57,8 +75,10 @@ pub(super) fn culprits(ranks: &[&[Collective]], limit: f64) -> Vec<Option<String
             let in_it = members.iter().map(|(_, collective)| collective);
             in_it.filter(|collective| collective.under_way && collective.number == furthest)
         };
-        let longest = waiting().max_by(|a, b| a.seconds.total_cmp(&b.seconds));
-        let Some(longest) = longest.filter(|longest| longest.seconds > limit) else { continue };
+        if !members.iter().any(|(_, collective)| collective.complains_about(furthest)) {
+            continue;
+        }
+        let Some(longest) = waiting().max_by(|a, b| a.seconds.total_cmp(&b.seconds)) else { continue };
         let operation = longest.name();
         let others = match waiting().count() {
             1 => "1 other waits".to_string(),
@@ -92,40 +112,59 @@ mod tests {
             under_way,
             seconds,
             late_seconds: None,
+            stuck: None,
         }
+    }
+
+    /// The same, from a rank that complains about call `about`.
+    fn complaining(about: u64, it: Collective) -> Collective {
+        Collective { stuck: Some(Complaint { number: about, is_message: false }), ..it }
     }
 
     #[test]
     fn who_has_not_called_what_the_others_are_in_is_told() {
-        let ranks = [[at(288, true, 41.0)], [at(287, false, 43.2)], [at(288, true, 40.0)]];
-        let ranks: Vec<&[Collective]> = ranks.iter().map(|rank| &rank[..]).collect();
+        let told = [[at(288, true, 41.0)], [at(287, false, 43.2)], [at(288, true, 40.0)]];
+        let ranks = |complains: usize, complaint: Complaint| {
+            let mut ranks = told.clone();
+            ranks[complains][0].stuck = Some(complaint);
+            culprits(&ranks.iter().map(|rank| &rank[..]).collect::<Vec<_>>())
+        };
         let expected = "has not entered all_reduce #288 of group `default`, in which 2 others wait for 41 s; it last \
                         finished all_reduce #287 (43 s)";
-        assert_eq!(culprits(&ranks, 10.0), [None, Some(expected.to_string()), None]);
-        assert_eq!(culprits(&ranks, 60.0), [None, None, None], "not long enough");
+        for complains in 0..3 {
+            let complaint = Complaint { number: 288, is_message: false };
+            assert_eq!(ranks(complains, complaint), [None, Some(expected.to_string()), None]);
+            let another = Complaint { number: 287, is_message: false };
+            assert_eq!(ranks(complains, another), [None, None, None], "that is over");
+            let message = Complaint { number: 288, is_message: true };
+            assert_eq!(ranks(complains, message), [None, None, None], "not about a collective");
+        }
+        let silent: Vec<&[Collective]> = told.iter().map(|rank| &rank[..]).collect();
+        assert_eq!(culprits(&silent), [None, None, None], "for those who wait it is not yet too long");
     }
 
     #[test]
     fn a_rank_that_is_alone_ahead_is_not_to_blame() {
-        let ranks = [[at(5, true, 20.0)], [at(4, true, 21.0)]];
+        let ranks = [[complaining(5, at(5, true, 20.0))], [at(4, true, 21.0)]];
         let ranks: Vec<&[Collective]> = ranks.iter().map(|rank| &rank[..]).collect();
         let expected = "has not entered all_reduce #5 of group `default`, in which 1 other waits for 20 s; it is still in \
                         all_reduce #4 (21 s)";
-        assert_eq!(culprits(&ranks, 10.0), [None, Some(expected.to_string())]);
+        assert_eq!(culprits(&ranks), [None, Some(expected.to_string())]);
     }
 
     #[test]
     fn nobody_is_blamed_where_it_cannot_be_known() {
+        let at = |number, under_way, seconds| complaining(number, at(number, under_way, seconds));
         let all_in_it = [[at(5, true, 99.0)], [at(5, true, 99.0)]];
         let nobody_waits = [[at(5, false, 99.0)], [at(4, false, 99.0)]];
         let message = Collective { call: "recv(uint8 × 9, tag 4)".into(), ..at(9, true, 99.0) };
         let messages = [[message], [at(4, false, 99.0)]];
         for ranks in [all_in_it, nobody_waits, messages] {
             let ranks: Vec<&[Collective]> = ranks.iter().map(|rank| &rank[..]).collect();
-            assert_eq!(culprits(&ranks, 10.0), [None, None], "{ranks:?}");
+            assert_eq!(culprits(&ranks), [None, None], "{ranks:?}");
         }
         let too_many = [[at(5, true, 99.0)], [at(4, false, 99.0)], [at(5, true, 9.0)], [at(4, false, 1.0)]];
         let too_many: Vec<&[Collective]> = too_many.iter().map(|rank| &rank[..]).collect();
-        assert_eq!(culprits(&too_many, 10.0), [None, None, None, None]);
+        assert_eq!(culprits(&too_many), [None, None, None, None]);
     }
 }

@@ -510,7 +510,7 @@ fn judge(status: RankStatus, waits: &Waits) -> Rank {
 fn blame(nodes: &mut [Node]) {
     let told: Vec<&[Collective]> =
         nodes.iter().flat_map(|node| &node.ranks).map(|rank| rank.status.under_way()).collect();
-    let culprits = culprits(&told, STUCK_AFTER);
+    let culprits = culprits(&told);
     let ranks = nodes.iter_mut().flat_map(|node| &mut node.ranks);
     for (rank, why) in ranks.zip(culprits).filter_map(|(rank, why)| Some((rank, why?))) {
         (rank.culprit, rank.stuck) = (true, true);

@@ -32,8 +32,8 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 ///
 /// Every rank finds torchrun's variables in its environment (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, …)
 /// and a store at MASTER_ADDR:MASTER_PORT, which a launcher hosts. PYTHONUNBUFFERED and, with several ranks,
-/// OMP_NUM_THREADS are 1 unless they are set. What ranks write passes through line by line behind `[rank]`; they read
-/// nothing from standard input.
+/// OMP_NUM_THREADS and RAYON_NUM_THREADS are 1 unless they are set. What ranks write passes through line by line behind
+/// `[rank]`; they read nothing from standard input.
 ///
 /// The first rank that fails ends the others: SIGTERM, and SIGKILL for those that are still there after the shutdown
 /// timeout. Ctrl-C and SIGTERM are passed on to the ranks once; a second one kills them. Processes that ranks started and
@@ -71,7 +71,8 @@ pub(crate) struct Args {
     #[arg(long, alias = "shutdown_timeout", value_name = "TIME", value_parser = parse_duration)]
     #[arg(env = "PET_SHUTDOWN_TIMEOUT", hide_env = true)]
     shutdown_timeout: Option<Duration>,
-    /// Signals that are passed on to the ranks and end the run; others keep their default action
+    /// Signals that are passed on to the ranks and end the run; others keep their default action, but for SIGUSR1 and
+    /// SIGUSR2, which are passed on to ranks that catch them and end nothing
     #[arg(
         long,
         alias = "signals_to_handle",

@@ -67,7 +67,8 @@ pub(super) fn environment(
     set(guard::VARIABLE, job.mark.clone());
     let mut defaults = vec![("PYTHONUNBUFFERED", "1"), ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")];
     if local_ranks > 1 {
-        defaults.push(("OMP_NUM_THREADS", "1")); // ranks with a thread for every core each would fight for them
+        // Ranks with a thread for every core each would fight for them; Rust programs (candle) ask rayon's variable.
+        defaults.extend([("OMP_NUM_THREADS", "1"), ("RAYON_NUM_THREADS", "1")]);
     }
     for (name, value) in defaults {
         if inherited(name).is_none() {
@@ -174,6 +175,7 @@ mod tests {
             ("OMP_NUM_THREADS", "1"),
             ("PYTHONUNBUFFERED", "1"),
             ("RANK", "6"),
+            ("RAYON_NUM_THREADS", "1"),
             ("ROLE_NAME", "trainer"),
             ("ROLE_RANK", "4"),
             ("ROLE_WORLD_SIZE", "5"),
@@ -198,11 +200,13 @@ mod tests {
 
     #[test]
     fn what_the_user_chose_is_kept() {
-        for name in ["OMP_NUM_THREADS", "PYTHONUNBUFFERED", "TORCH_NCCL_ASYNC_ERROR_HANDLING"] {
+        let threads = ["OMP_NUM_THREADS", "RAYON_NUM_THREADS"];
+        for name in threads.into_iter().chain(["PYTHONUNBUFFERED", "TORCH_NCCL_ASYNC_ERROR_HANDLING"]) {
             assert!(names(2, &[]).contains(&name));
             assert!(!names(2, &[(name, "7")]).contains(&name));
         }
-        assert!(!names(1, &[]).contains(&"OMP_NUM_THREADS"), "a rank that is alone may use every core");
+        let alone = names(1, &[]);
+        assert!(!threads.iter().any(|name| alone.contains(name)), "a rank that is alone may use every core");
     }
 
     #[test]

@@ -44,9 +44,17 @@ pub(super) struct Collective {
     late_seconds: Option<f64>,
 }
 
-/// What was said about ranks that keep others waiting: by group and operation, for how long.
+/// What was said about ranks that keep others waiting: for what, and for how long.
 #[derive(Debug, Default)]
-pub(super) struct Stuck(HashMap<(String, u64), u64>);
+pub(super) struct Stuck(HashMap<Wait, u64>);
+
+/// What is waited for. The number of a collective means the same on all ranks; messages each rank counts for itself.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Wait {
+    group: String,
+    number: u64,
+    message_of: Option<usize>,
+}
 
 impl Stuck {
     /// What is to be said now: once for each operation, and again when the wait has doubled. `ranks` has what each rank tells.
@@ -61,12 +69,15 @@ impl Stuck {
         }
         let mut news = Vec::new();
         for (rank, group, report) in reports {
-            let told = self.0.entry((group.clone(), report.number)).or_default();
+            let message_of = report.is_message.then_some(rank);
+            let wait = Wait { group: group.clone(), number: report.number, message_of };
+            let told = self.0.entry(wait).or_default();
             if report.seconds < 2 * *told {
                 continue;
             }
             *told = report.seconds.max(1);
-            news.push(if report.itself {
+            // What it says of a message does not tell whose.
+            news.push(if report.itself || report.is_message {
                 format!("rank {rank}: {}", report.text)
             } else {
                 report.text.clone()
@@ -207,7 +218,7 @@ mod tests {
     fn a_stuck_rank_is_told_once_and_again_when_the_wait_has_doubled() {
         let told = |number: u64, seconds: u64, itself: bool, text: &str| {
             let mut told: ProgressEntry = serde_json::from_value(entry(1, true, 0.0)).unwrap();
-            told.stuck = Some(StuckReport { number, seconds, itself, text: text.into() });
+            told.stuck = Some(StuckReport { number, is_message: false, seconds, itself, text: text.into() });
             [at(told, 0.0)]
         };
         let mut stuck = Stuck::default();
@@ -223,6 +234,33 @@ mod tests {
         );
         assert!(news(&[]).is_empty());
         assert_eq!(news(&[(3, &told(8, 30, true, "anew"))]), ["rank 3: anew"]);
+    }
+
+    #[test]
+    fn a_message_is_not_taken_for_the_collective_of_its_number_nor_for_another_ranks() {
+        let told = |group: &str, is_message: bool, text: &str| {
+            let mut told: ProgressEntry = serde_json::from_value(entry(1, true, 0.0)).unwrap();
+            told.group = group.into();
+            told.stuck =
+                Some(StuckReport { number: 7, is_message, seconds: 30, itself: false, text: text.into() });
+            at(told, 0.0)
+        };
+        let ranks = [
+            [told("default", false, "rank 3 sleeps"), told("second", false, "rank 3 sleeps there")],
+            [told("default", true, "recv #7 waits"), told("second", true, "recv #7 waits there")],
+            [told("default", true, "send #7 waits"), told("second", false, "rank 3 sleeps there")],
+        ];
+        let ranks = || ranks.iter().enumerate().map(|(rank, told)| (rank, &told[..]));
+        let mut stuck = Stuck::default();
+        let expected = [
+            "rank 3 sleeps",
+            "rank 3 sleeps there",
+            "rank 1: recv #7 waits",
+            "rank 1: recv #7 waits there",
+            "rank 2: send #7 waits",
+        ];
+        assert_eq!(stuck.news(ranks()), expected);
+        assert!(stuck.news(ranks()).is_empty(), "each was said");
     }
 
     #[test]

@@ -12,7 +12,9 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
 use std::time::SystemTime;
 
-use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process_group, wait, waitpid};
+use rustix::process::{
+    Pid, Signal, WaitOptions, WaitStatus, kill_process, kill_process_group, wait, waitpid,
+};
 
 use super::logs::RankLogs;
 use super::output::Prefix;
@@ -117,6 +119,13 @@ impl Rank {
     pub(super) fn signal(&self, signal: Signal) {
         if self.is_running() {
             let _nobody_is_left = kill_process_group(self.process, signal);
+        }
+    }
+
+    /// To its own process, whatever else is in its group.
+    pub(super) fn signal_alone(&self, signal: Signal) {
+        if self.is_running() {
+            let _it_has_just_ended = kill_process(self.process, signal);
         }
     }
 }

@@ -23,7 +23,9 @@ pub fn command(words: &[&str]) -> Command {
     let (script, options) = words.split_last().unwrap();
     let mut command = Command::new(TENFOLD);
     command.arg("run").args(options).args(["sh", "-c", script]).stdin(Stdio::null());
-    for name in ["OMP_NUM_THREADS", "PYTHONUNBUFFERED", "TORCH_NCCL_ASYNC_ERROR_HANDLING"] {
+    for name in
+        ["OMP_NUM_THREADS", "RAYON_NUM_THREADS", "PYTHONUNBUFFERED", "TORCH_NCCL_ASYNC_ERROR_HANDLING"]
+    {
         command.env_remove(name);
     }
     command

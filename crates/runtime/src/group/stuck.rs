@@ -73,8 +73,11 @@ pub(crate) enum Waiting {
 /// What a rank says about who keeps whom waiting.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StuckReport {
-    /// The operation that is waited for.
+    /// The operation that is waited for; collectives and messages are counted apart.
     pub number: u64,
+    /// It is a message of this rank, of which no other knows.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_message: bool,
     pub seconds: u64,
     /// It is the one that is waited for.
     pub itself: bool,
@@ -120,8 +123,9 @@ impl Told {
         }
         self.about = Some(what);
         let (Waiting::Collective(number) | Waiting::Message(number)) = what;
-        let report = StuckReport { number, seconds: waited.as_secs(), itself, text: text.to_string() };
-        self.report = Some(report);
+        let is_message = matches!(what, Waiting::Message(_));
+        let (seconds, text) = (waited.as_secs(), text.to_string());
+        self.report = Some(StuckReport { number, is_message, seconds, itself, text });
     }
 
     /// What was said is no longer so, unless `still` says that it is.
@@ -244,7 +248,9 @@ mod tests {
         assert!(!due(&told, 61) && due(&told, 62));
         assert!(told.is_due(Waiting::Collective(8), seconds(30), seconds(30)), "another operation");
         assert!(told.is_due(Waiting::Message(7), seconds(30), seconds(30)));
+        assert!(told.report.as_ref().is_some_and(|report| !report.is_message));
         told.say(Waiting::Message(7), seconds(31), false, "that, too");
+        assert!(told.report.as_ref().is_some_and(|report| report.is_message));
         assert!(!due(&told, 32), "who waits for a message as well does not begin anew");
         assert!(!told.is_due(Waiting::Message(7), seconds(32), seconds(30)));
         told.forget_unless(|what| what == Waiting::Collective(7));

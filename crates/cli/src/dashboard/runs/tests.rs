@@ -146,6 +146,10 @@ fn a_rank_that_the_others_wait_for_in_a_collective_is_the_culprit() {
         let mut rank = rank(local_rank, number, state, "10.0.0.1:1");
         rank["collectives"] = json!([{"group": "default", "rank": number, "size": 4, "call": "all_reduce(sum, float32 × 9)",
             "number": call, "under_way": under_way, "seconds": 41.0}]);
+        if number == 3 {
+            rank["collectives"][0]["stuck"] =
+                json!({"number": 288, "seconds": 30, "itself": false, "text": "rank 2"});
+        }
         rank
     };
     let beats = |late: &str| {

@@ -1,0 +1,318 @@
+//! One start of this node's ranks, from the first process to the last word about them.
+//!
+//! They run until one fails, the rendezvous says stop, or the launcher is told to end. From then on they are asked, and killed if that
+//! does not help, see [`Phase`]. A round is closed when nothing is left of it; only then the rendezvous hears of its end.
+//!
+//! Not here: what a rank's process is (`rank`), what to say of one that failed (`failure`).
+
+#![expect(clippy::disallowed_methods, reason = "ranks have some time to end, and are told how long they ran")]
+
+use std::io;
+use std::time::{Duration, Instant, SystemTime};
+
+use rustix::process::Signal;
+
+use super::args::Endpoint;
+use super::environment::{Place, environment};
+use super::failure::{Failure, Words};
+use super::guard::{self, Finder};
+use super::logs::RankLogs;
+use super::output::{Prefix, Speaker};
+use super::program;
+use super::rank::{self, Birth, Rank};
+use super::rendezvous::{Assignment, JobFailure, Order};
+use super::{LEAVING, Launch};
+
+/// How long ranks may go on writing dumps after another has failed, and how often it is looked whether they do.
+const DUMPS_MAX: Duration = Duration::from_secs(1);
+const DUMPS_LOOK: Duration = Duration::from_millis(5);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    Running,
+    /// To be asked to end, with these words, as soon as none of them writes a dump; at that time at the latest.
+    LettingDump {
+        until: Instant,
+        look_at: Instant,
+        note: String,
+    },
+    /// Asked to end; killed at that time, if it can be told.
+    Stopping(Option<Instant>),
+    Killed,
+}
+
+/// One start of this node's ranks.
+#[derive(Debug)]
+pub(super) struct Round {
+    pub(super) assignment: Assignment,
+    pub(super) ranks: Vec<Rank>,
+    pub(super) phase: Phase,
+    /// It ended because of a failure, here or elsewhere.
+    pub(super) failed: bool,
+    pub(super) started: Instant,
+    pub(super) store: Endpoint,
+    /// All have ended, with what they left behind, and the rendezvous was told.
+    pub(super) closed: bool,
+}
+
+impl Round {
+    pub(super) fn is_running(&self) -> bool {
+        self.ranks.iter().any(Rank::is_running)
+    }
+}
+
+impl Launch {
+    pub(super) fn start_round(
+        &mut self,
+        assignment: Assignment,
+        store: Endpoint,
+    ) -> Result<(), Box<dyn std::error::Error>> {
+        if self.leaving.is_some() || self.over.is_some() {
+            return Ok(());
+        }
+        let (first, local, world) = (assignment.first_rank(), self.plan.ranks, assignment.world_size());
+        let number = assignment.round;
+        let mut beginning = String::new();
+        if self.round.as_ref().is_some_and(|round| round.failed) {
+            self.restarts_used += 1;
+            beginning = format!("restart {} of {}: ", self.restarts_used, self.plan.max_restarts);
+        }
+        if assignment.nodes.len() > 1 || number > 0 {
+            let Assignment { node_rank, nodes, .. } = &assignment;
+            let last = first + local - 1;
+            let own = if local == 1 { format!("rank {first}") } else { format!("ranks {first} to {last}") };
+            let nodes = if nodes.len() == 1 { "1 node".into() } else { format!("{} nodes", nodes.len()) };
+            self.outlet.note(&format!(
+                "{beginning}round {number} begins with {nodes}: this one is node {node_rank}, with {own} of {world}"
+            ));
+        }
+        let mut round = Round {
+            assignment,
+            ranks: Vec::with_capacity(local),
+            phase: Phase::Running,
+            failed: false,
+            started: Instant::now(),
+            store,
+            closed: false,
+        };
+        let mut unstarted = None;
+        for (local_rank, logs) in self.logs.start_round(number, local)?.into_iter().enumerate() {
+            match self.start_rank(local_rank, logs, &round) {
+                Ok(rank) => round.ranks.push(rank),
+                Err(error) => {
+                    unstarted = Some((first + local_rank, error));
+                    break;
+                }
+            }
+        }
+        round.failed = unstarted.is_some();
+        self.round = Some(round);
+        self.report_status(Instant::now());
+        if let Some((rank, error)) = unstarted {
+            let summary = "could not be started";
+            self.fail(rank, summary.into(), format!("cannot start rank {rank}: {error}"));
+            self.stop_after_dumps(format!("rank {rank} {summary}: the others are asked to end"));
+        }
+        Ok(())
+    }
+
+    fn start_rank(&self, local_rank: usize, logs: RankLogs, round: &Round) -> Result<Rank, String> {
+        let Round { assignment, store, .. } = round;
+        let (number, world_size) = (assignment.first_rank() + local_rank, assignment.world_size());
+        let error_file = logs.traces.error_file.as_deref();
+        let progress = self.progress.make_folder(assignment.round, local_rank);
+        let socket = self.worker_sockets.as_ref().map(|sockets| sockets.of(number));
+        let place = Place {
+            local_rank,
+            assignment,
+            store: (&store.host, store.port),
+            error_file,
+            progress: progress.as_deref(),
+            worker_server: socket.as_deref(),
+        };
+        let environment = environment(&self.job, place, |name| std::env::var_os(name))?;
+        let (role, host) = (&*self.plan.role, &*assignment.node().host);
+        let speaker = Speaker { rank: number, local_rank, world_size, role, host };
+        let template = self.plan.template.as_deref();
+        let has_prefix = world_size > 1 || template.is_some();
+        let birth = Birth {
+            local_rank,
+            number,
+            program: &program::fill_in(&self.program, local_rank),
+            environment,
+            processors: self.processors.as_ref().map(|lists| lists[local_rank].as_slice()),
+            prefix: has_prefix.then(|| Prefix::new(&speaker, template, &self.outlet)),
+            logs,
+            now: SystemTime::now(),
+        };
+        Rank::start(birth).map_err(|error| program::cannot_run(&self.program[0], &error))
+    }
+
+    pub(super) fn notice_ends(&mut self) {
+        let ended = rank::reap();
+        if ended.iter().any(|&(process, _)| process == self.guard.process()) {
+            self.replace_guard();
+        }
+        let Some(round) = &mut self.round else { return };
+        let mut failed = Vec::new();
+        for rank in &mut round.ranks {
+            if let Some(&(_, end)) =
+                ended.iter().find(|&&(process, _)| rank.is_running() && process == rank.process())
+            {
+                rank.end = Some(end);
+                failed.extend(end.is_failure().then_some(rank.local_rank));
+            }
+        }
+        if round.phase != Phase::Running || failed.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        for &rank in &failed {
+            round.ranks[rank].pipes.catch_up(now, &mut self.outlet); // what it said last is wanted in the report
+        }
+        round.failed = true;
+        let failure = self.describe(&failed);
+        let (rank, summary) = (failure.rank, failure.summary());
+        self.fail(rank, summary.clone(), failure.text());
+        self.stop_after_dumps(format!("rank {rank} failed ({summary}): the others are asked to end"));
+    }
+
+    /// What is known of ranks that were found to have failed in one look. The first is the one that wrote down its error
+    /// first, else the lowest.
+    fn describe(&self, failed: &[usize]) -> Failure {
+        let round = self.round.as_ref().expect("its ranks failed");
+        let mut ranks: Vec<(&Rank, Words)> =
+            failed.iter().map(|&rank| (&round.ranks[rank], round.ranks[rank].pipes.words())).collect();
+        let written = |words: &Words| match &words.error_file {
+            Some(Ok(file)) => file.timestamp.unwrap_or(u64::MAX),
+            _ => u64::MAX,
+        };
+        ranks.sort_by_key(|(rank, words)| (written(words), rank.number));
+        let ended = |rank: &Rank| rank.end.expect("it failed by ending");
+        let together = ranks[1..].iter().map(|(rank, _)| (rank.number, ended(rank))).collect();
+        let (rank, words) = ranks.swap_remove(0);
+        let Round { assignment, started, .. } = round;
+        Failure {
+            rank: rank.number,
+            world_size: assignment.world_size(),
+            local_rank: rank.local_rank,
+            host: (assignment.nodes.len() > 1).then(|| assignment.node().host.clone()),
+            process: rank.process().as_raw_pid().cast_unsigned(),
+            end: ended(rank),
+            ran: started.elapsed(),
+            words,
+            memory: self.memory.kills(),
+            program: self.program[0].to_string_lossy().into_owned(),
+            together,
+        }
+    }
+
+    /// Tells the others of a failure here.
+    fn fail(&self, rank: usize, summary: String, text: String) {
+        let Some(Round { assignment, .. }) = &self.round else { return };
+        let host = assignment.node().host.clone();
+        let (round, node_rank) = (assignment.round, assignment.node_rank);
+        self.tell(Order::Failed {
+            round,
+            failure: JobFailure { round, node_rank, host, rank, summary, text },
+        });
+    }
+
+    pub(super) fn told_to_stop(&mut self, number: u64, reason: &str) {
+        match &mut self.round {
+            Some(round) if round.assignment.round == number && !round.closed => {
+                round.failed |= reason.contains(" failed");
+                self.stop_after_dumps(format!("{reason}: the ranks are asked to end"));
+            }
+            _ => self.tell(Order::Stopped { round: number }), // they have ended by themselves
+        }
+    }
+
+    /// Ranks whose group has failed write down what they did, in milliseconds. To end them before that would leave the dumps of a job
+    /// that failed with gaps.
+    pub(super) fn stop_after_dumps(&mut self, note: String) {
+        let Some(round) = &mut self.round else { return };
+        if round.phase == Phase::Running {
+            let now = Instant::now();
+            round.phase = Phase::LettingDump { until: now + DUMPS_MAX, look_at: now, note };
+            self.look_for_dumps(now);
+        }
+    }
+
+    /// Ranks that are about to be asked to end are, if it is time and nobody writes any more.
+    pub(super) fn look_for_dumps(&mut self, now: Instant) {
+        let Some(round) = &mut self.round else { return };
+        let Phase::LettingDump { until, look_at, note } = &mut round.phase else { return };
+        if now < *look_at {
+            return;
+        }
+        let number = round.assignment.round;
+        let is_writing = |rank: &Rank| rank.is_running() && self.progress.is_dumping(number, rank.local_rank);
+        if now < *until && round.ranks.iter().any(is_writing) {
+            *look_at = now + DUMPS_LOOK;
+        } else {
+            let note = std::mem::take(note);
+            self.stop(Signal::TERM, &note);
+        }
+    }
+
+    /// Asks ranks to end, once.
+    pub(super) fn stop(&mut self, signal: Signal, note: &str) {
+        let Some(round) = &mut self.round else { return };
+        if !matches!(round.phase, Phase::Running | Phase::LettingDump { .. }) {
+            return;
+        }
+        round.phase = Phase::Stopping(Instant::now().checked_add(self.plan.shutdown_timeout));
+        let running: Vec<&Rank> = round.ranks.iter().filter(|rank| rank.is_running()).collect();
+        running.iter().for_each(|rank| rank.signal(signal));
+        if round.assignment.world_size() > 1 && !running.is_empty() {
+            self.outlet.note(note);
+        }
+    }
+
+    pub(super) fn kill(&mut self) {
+        let Some(round) = &mut self.round else { return };
+        round.phase = Phase::Killed;
+        for rank in round.ranks.iter_mut().filter(|rank| rank.is_running()) {
+            rank.killed = true;
+            rank.signal(Signal::KILL);
+        }
+    }
+
+    /// When the last rank of a round has ended: ends what they left behind, shows what they left in their pipes, and tells
+    /// the others.
+    pub(super) fn close_round(&mut self) -> io::Result<()> {
+        let Some(round) = &self.round else { return Ok(()) };
+        if round.closed || round.is_running() {
+            return Ok(());
+        }
+        self.end_leftovers();
+        self.drain()?;
+        self.herald.ring(); // for news that came while nobody but `drain` listened
+        let Some(round) = &mut self.round else { return Ok(()) };
+        round.closed = true;
+        let number = round.assignment.round;
+        let is_done = round.phase == Phase::Running;
+        self.report_status(Instant::now());
+        self.status_at = None;
+        self.tell(if is_done { Order::Done { round: number } } else { Order::Stopped { round: number } });
+        if let Some((_, until)) = &mut self.leaving {
+            *until = Instant::now() + if self.impatient { Duration::ZERO } else { LEAVING };
+        }
+        Ok(())
+    }
+
+    pub(super) fn end_leftovers(&mut self) {
+        let finder = if self.is_foster_parent {
+            Finder::Tree { without: Some(self.guard.process()) }
+        } else {
+            Finder::Marked(self.mark.clone())
+        };
+        let left = guard::end_leftovers(&finder);
+        if left > 0 {
+            self.outlet.note(&format!(
+                "warning: {left} processes that ranks started do not end, not even when killed"
+            ));
+        }
+    }
+}
