@@ -159,7 +159,7 @@ pub(crate) fn state(record: &Record) -> &'static str {
 
 fn records<'a>(group: &Group<'a>) -> impl Iterator<Item = (u32, &'a Record)> {
     let of_rows = group.rows.values().flat_map(|row| {
-        row.iter().flat_map(|(&rank, records)| records.iter().map(move |&record| (rank, record)))
+        row.iter().flat_map(|(rank, records)| records.iter().map(move |&record| (rank, record)))
     });
     let sent = group.sends.iter().flat_map(|(&(rank, _), sends)| sends.iter().map(move |&send| (rank, send)));
     let received =

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::super::align::{Filter, Job};
-use super::super::dump::{Detail, Dump, End, Frame, GroupConfig, Record, Shape};
+use super::super::dump::{Call, Detail, Dump, End, Frame, GroupConfig, Record, Shape};
 use super::super::html;
 use super::super::read::Refusal;
 use super::super::report::Report;
@@ -59,18 +59,21 @@ fn call_in(
     let description = dump.groups.get(group).map_or_else(Arc::default, |config| config.description.clone());
     dump.records.push(Record {
         id: dump.records.len() as i64,
-        group: group.into(),
-        description,
-        operation: operation.into(),
-        library: "tenfold".into(),
         sequence,
-        inputs: shapes(&[4]),
-        outputs: shapes(&[4]),
         created_ns: Some(created),
         started_ns: Some(created),
         end: ended_after_ms.map_or(End::Open, |ms| End::Completed(Some(created + ms * SECOND / 1000))),
-        timeout_ms: Some(30_000),
-        frames: vec![frame("step", 80 + sequence), frame("main", 140)],
+        call: Arc::new(Call {
+            group: group.into(),
+            description,
+            operation: operation.into(),
+            library: "tenfold".into(),
+            inputs: shapes(&[4]),
+            outputs: shapes(&[4]),
+            timeout_ms: Some(30_000),
+            frames: vec![frame("step", 80 + sequence), frame("main", 140)],
+            ..Call::default()
+        }),
         ..Record::default()
     });
 }
@@ -259,7 +262,8 @@ fn other_sizes_and_dtypes_are_named() {
          ranks 0 and 2: all_reduce, Float [4], called at job/train.py:83 in step"
     );
     let record = &mut dumps[1].records[2];
-    (record.inputs, record.outputs) = (shapes(&[4]), shapes(&[4]));
+    record.inputs = shapes(&[4]);
+    record.outputs = shapes(&[4]);
     record.inputs[0].dtype = Some("Half".into());
     record.outputs[0].dtype = Some("Half".into());
     assert!(
@@ -524,19 +528,23 @@ fn any_record() -> impl Strategy<Value = Record> {
         |(operation, end, inputs, outputs, detail, numbers)| {
             let (id, sequence, created, group, duration_ms) = numbers;
             let shape = |sizes: Vec<i64>| Shape { sizes, dtype: None };
-            Record {
-                id,
+            let call = Call {
                 group: group.to_string().into(),
                 operation: operation.into(),
                 detail,
-                sequence,
                 is_p2p: matches!(operation, "send" | "recv"),
                 inputs: inputs.into_iter().map(shape).collect(),
                 outputs: outputs.into_iter().map(shape).collect(),
+                timeout_ms: (sequence > 0).then_some(sequence),
+                ..Call::default()
+            };
+            Record {
+                id,
+                sequence,
                 created_ns: (created > 0).then_some(created),
                 end,
                 duration_ms: duration_ms.filter(|ms| ms.is_finite() && *ms >= 0.0),
-                timeout_ms: (sequence > 0).then_some(sequence),
+                call: call.into(),
                 ..Record::default()
             }
         },
