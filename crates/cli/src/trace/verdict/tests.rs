@@ -8,6 +8,7 @@ use super::super::html;
 use super::super::read::Refusal;
 use super::super::report::Report;
 use super::super::timeline::Timeline;
+use super::super::trace_events;
 use super::*;
 use proptest::prelude::*;
 
@@ -496,6 +497,37 @@ fn what_a_dump_says_commands_no_terminal() {
     assert!(!text(&dumps).contains('\u{1b}'));
 }
 
+#[test]
+fn every_event_of_the_timeline_is_as_its_format_wants_it() {
+    let mut dumps = late();
+    add_group(&mut dumps, "1", "tp", &[0, 2]);
+    for (rank, operation, detail) in
+        [(0, "send", (Some(0), 1)), (1, "recv", (Some(0), 1)), (2, "recv", (None, 2))]
+    {
+        message(&mut dumps[rank], operation, detail, 30.0, Some(5).filter(|_| rank < 2));
+    }
+    call_in(&mut dumps[0], "1", "broadcast", 1, 20.0, None);
+    call_in(&mut dumps[2], "1", "broadcast", 1, 20.0, Some(7));
+    for (sequence, end) in [(21, End::Failed), (22, End::Unknown), (23, End::Open)] {
+        call(&mut dumps[1], "all_reduce", sequence, 10.0, None);
+        let record = dumps[1].records.last_mut().unwrap();
+        record.end = end;
+        record.failed_ns = (end == End::Failed).then_some(NOW);
+    }
+    let job = Job::new(&dumps, &[], &Filter::default());
+    let trace = Timeline::new(&job).to_chrome();
+    assert_eq!(trace_events::check_with_nesting(&trace), Ok(()));
+    let phases = |phase: &str| {
+        trace["traceEvents"].as_array().unwrap().iter().filter(|event| event["ph"] == phase).count()
+    };
+    assert_eq!(phases("X"), dumps.iter().map(|dump| dump.records.len()).sum::<usize>());
+    assert_eq!(
+        (phases("s"), phases("t"), phases("f")),
+        (21, 20, 21),
+        "20 collectives of three ranks, one of two"
+    );
+}
+
 /// Numbers as a stranger may write them.
 fn extreme() -> impl Strategy<Value = i64> {
     prop_oneof![prop::sample::select(vec![i64::MIN, -1, 0, 1, 2, 3, NOW, i64::MAX]), any::<i64>()]
@@ -567,7 +599,7 @@ proptest! {
         let report = Report { job: &job, findings: &findings, refusals: &[] };
         prop_assert!(report.text(9, false).lines().count() >= 2);
         let timeline = Timeline::new(&job);
-        prop_assert!(timeline.to_chrome()["traceEvents"].is_array());
+        prop_assert_eq!(trace_events::check(&timeline.to_chrome()), Ok(()));
         prop_assert!(html::page(&report, &timeline).contains("<!doctype html>"));
     }
 }
