@@ -160,6 +160,21 @@ def test_where_the_answer_differs_its_status_does_not(ours, theirs, method, targ
     assert our != their, "it no longer differs: it belongs to SAME"
 
 
+def test_py_spy_is_asked_and_told_as_by_c10d(ours, theirs, tmp_path, monkeypatch):
+    fake = tmp_path / "py-spy"
+    fake.write_text('#!/bin/sh\necho "$@"; echo complaint >&2; echo more; exit "$PY_SPY_EXIT"\n')
+    fake.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    flags = "native=1&nonblocking=true&subprocesses=0"
+    for status, query in [(0, ""), (0, f"?{flags}&other=1"), (0, "?native="), (3, "")]:
+        monkeypatch.setenv("PY_SPY_EXIT", str(status))
+        our, their = (ask(path, "POST", f"/handler/pyspy_dump{query}") for path in (ours, theirs))
+        assert our == their
+        asked = " --native --subprocesses --nonblocking" if flags in query else ""
+        said = f"dump --pid {os.getpid()}{asked}\ncomplaint\nmore\n"
+        assert our == Answer(500 if status else 200, "text/plain", said)
+
+
 def test_a_form_is_taken_for_parameters_as_by_c10d(ours, theirs):
     form = {"Content-Type": "application/x-www-form-urlencoded"}
     for body in [b"a=5&b=6", b"a=%C3%BC"]:

@@ -14,6 +14,8 @@ mod plain;
 mod read;
 mod report;
 mod timeline;
+#[cfg(test)]
+mod trace_events;
 mod verdict;
 mod words;
 

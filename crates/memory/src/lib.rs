@@ -12,6 +12,7 @@ mod segment;
 pub mod socket;
 mod span;
 pub mod spawn;
+mod stack;
 mod sync;
 mod tensor;
 
@@ -25,4 +26,5 @@ pub use region::{FileIdentity, Lease, PeerRegion, REGION_BYTES_MAX, REGIONS_MAX,
 pub use room::{Doing, Link, PeerRoom, Room, SLOT, slots};
 pub use segment::{Block, PAGE, PeerSegment, Segment};
 pub use span::{Bytes, Span, prefers_streaming};
+pub use stack::return_addresses;
 pub use tensor::{Tensor, TensorView, lend};

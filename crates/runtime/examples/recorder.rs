@@ -1,5 +1,5 @@
-//! What the flight recorder costs: `recorder [ROUNDS]`. An all-reduce of 8 bytes in a group of one, with and without it, and
-//! recording alone: called, begun, ended, of which two looks at the clock are a part.
+//! What the flight recorder costs: `recorder [ROUNDS]`. An all-reduce of 8 bytes in a group of one, with and without it and
+//! at debug level DETAIL, and recording alone: called, begun, ended, of which two looks at the clock are a part.
 
 #![expect(clippy::disallowed_methods, reason = "measures time")]
 
@@ -7,7 +7,7 @@ use std::hint::black_box;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use tenfold::{DType, Group, ReduceOp, Tensor, recorder};
+use tenfold::{DType, DebugLevel, Group, ReduceOp, Tensor, recorder, set_debug_level};
 
 /// Operations of a round: about as long as a process is left alone on a busy machine.
 const TIMES: u32 = 1000;
@@ -23,9 +23,8 @@ fn best(rounds: u32, mut run: impl FnMut(u32)) -> f64 {
     best.as_nanos() as f64 / f64::from(TIMES)
 }
 
-fn main() -> tenfold::Result<()> {
-    let rounds: u32 =
-        std::env::args().nth(1).map_or(2000, |rounds| rounds.parse().expect("a number of rounds"));
+/// An all-reduce of 8 bytes in a group of one.
+fn all_reduce(rounds: u32) -> tenfold::Result<f64> {
     let ns = Group::threads(1, |group| {
         let mut tensor = Tensor::zeros(DType::F32, 2);
         Ok(best(rounds, |times| {
@@ -34,7 +33,14 @@ fn main() -> tenfold::Result<()> {
                 work.wait().expect("nobody else is needed");
             }
         }))
-    })?[0];
+    })?;
+    Ok(ns[0])
+}
+
+fn main() -> tenfold::Result<()> {
+    let rounds: u32 =
+        std::env::args().nth(1).map_or(2000, |rounds| rounds.parse().expect("a number of rounds"));
+    let ns = all_reduce(rounds)?;
     if !recorder::is_on() {
         println!("all_reduce of 8 bytes, recorder off: {ns:.0} ns");
         return Ok(());
@@ -46,5 +52,7 @@ fn main() -> tenfold::Result<()> {
     println!("called, begun and ended, recorded:   {:.0} ns", best(rounds, recorder::record_for_nothing()));
     let clock = |times| (0..times).for_each(|_| _ = black_box(Instant::now()));
     println!("one look at the clock:               {:.0} ns", best(rounds, clock));
+    set_debug_level(DebugLevel::Detail);
+    println!("all_reduce at debug level DETAIL:    {:.0} ns", all_reduce(rounds.div_ceil(20))?);
     Ok(())
 }

@@ -30,11 +30,64 @@ pub(crate) struct Group<'a> {
     pub(crate) everyone: Vec<u32>,
     /// False if the recorder did not say who they are.
     pub(crate) members_known: bool,
-    /// By number and by rank. A coalesced operation has several records of one number.
-    pub(crate) rows: BTreeMap<i64, BTreeMap<u32, Vec<&'a Record>>>,
+    /// By number.
+    pub(crate) rows: BTreeMap<i64, Row<'a>>,
     /// Messages by sender and receiver, global ranks; `None` is a receiver that takes any sender's.
     pub(crate) sends: BTreeMap<(u32, u32), Vec<&'a Record>>,
     pub(crate) receives: BTreeMap<(Option<u32>, u32), Vec<&'a Record>>,
+}
+
+/// The collective of one number, by rank in ascending order. A coalesced one has several records of a rank.
+///
+/// Two lists, because there are as many entries as records in all dumps.
+#[derive(Debug, Default)]
+pub(crate) struct Row<'a> {
+    /// A rank, and where its records begin.
+    ranks: Vec<(u32, u32)>,
+    records: Vec<&'a Record>,
+}
+
+impl<'a> Row<'a> {
+    /// Ranks come in ascending order, since dumps do.
+    fn add(&mut self, rank: u32, record: &'a Record) {
+        if self.ranks.last().is_none_or(|(last, _)| *last != rank) {
+            self.ranks.push((rank, self.records.len() as u32));
+        }
+        self.records.push(record);
+    }
+
+    /// How many ranks have come.
+    pub(crate) fn len(&self) -> usize {
+        self.ranks.len()
+    }
+
+    pub(crate) fn get(&self, rank: u32) -> Option<&[&'a Record]> {
+        let index = self.ranks.binary_search_by_key(&rank, |(rank, _)| *rank).ok()?;
+        Some(self.records_of(index))
+    }
+
+    pub(crate) fn ranks(&self) -> impl Iterator<Item = u32> {
+        self.ranks.iter().map(|(rank, _)| *rank)
+    }
+
+    /// Each rank's records.
+    pub(crate) fn values(&self) -> impl Iterator<Item = &[&'a Record]> {
+        (0..self.len()).map(|index| self.records_of(index))
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &[&'a Record])> {
+        self.ranks().zip(self.values())
+    }
+
+    /// Of all ranks.
+    pub(crate) fn records(&self) -> &[&'a Record] {
+        &self.records
+    }
+
+    fn records_of(&self, index: usize) -> &[&'a Record] {
+        let end = self.ranks.get(index + 1).map_or(self.records.len(), |(_, start)| *start as usize);
+        &self.records[self.ranks[index].1 as usize..end]
+    }
 }
 
 /// How far a rank has come in a group.
@@ -216,24 +269,24 @@ impl<'a> Group<'a> {
                 self.receives.entry((source, rank)).or_default().push(record);
             }
             _ if record.is_p2p => {} // the frame around coalesced messages
-            _ => self.rows.entry(record.sequence).or_default().entry(rank).or_default().push(record),
+            _ => self.rows.entry(record.sequence).or_default().add(rank, record),
         }
     }
 
     /// The last collective that the rank has entered.
     pub(crate) fn last(&self, rank: u32) -> Option<&'a Record> {
-        let row = self.rows.values().rev().find_map(|row| row.get(&rank))?;
+        let row = self.rows.values().rev().find_map(|row| row.get(rank))?;
         row.last().copied()
     }
 
     /// The collective of this number on this rank.
     pub(crate) fn at(&self, sequence: i64, rank: u32) -> Option<&'a Record> {
-        self.rows.get(&sequence)?.get(&rank)?.last().copied()
+        self.rows.get(&sequence)?.get(rank)?.last().copied()
     }
 
     /// Ranks that have entered the collective of this number.
     pub(crate) fn ranks_in(&self, sequence: i64) -> Vec<u32> {
-        self.rows.get(&sequence).map(|row| row.keys().copied().collect()).unwrap_or_default()
+        self.rows.get(&sequence).map(|row| row.ranks().collect()).unwrap_or_default()
     }
 
     pub(crate) fn messages(&self) -> usize {

@@ -54,7 +54,7 @@ fn arrivals<'a>(group: &Group<'a>, clocks: &Clocks) -> Vec<Arrival<'a>> {
     for row in group.rows.values().filter(|row| row.len() == group.members.len()) {
         let mut times: Vec<(f64, u32, &'a Record)> = row
             .iter()
-            .filter_map(|(&rank, records)| {
+            .filter_map(|(rank, records)| {
                 let record = *records.first()?;
                 Some((clocks.corrected(rank, record.created_ns?), rank, record))
             })
@@ -123,13 +123,13 @@ impl Clocks {
         let mut gaps: BTreeMap<u32, Vec<f64>> = BTreeMap::new();
         for group in job.groups.iter().filter(|group| group.members.len() > 1) {
             for row in group.rows.values().filter(|row| row.len() == group.members.len()) {
-                let end = |records: &Vec<&Record>| {
+                let end = |records: &[&Record]| {
                     records.last().filter(|record| ends_together(record)).and_then(|record| record.ended_ns())
                 };
                 let ends: Option<Vec<i64>> = row.values().map(end).collect();
                 let Some(ends) = ends else { continue };
                 let middle = median(ends.iter().map(|&end| (end - ends[0]) as f64).collect());
-                for (&rank, &end) in row.keys().zip(&ends) {
+                for (rank, &end) in row.ranks().zip(&ends) {
                     gaps.entry(rank).or_default().push(((end - ends[0]) as f64 - middle) / 1e9);
                 }
             }

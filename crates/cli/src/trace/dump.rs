@@ -3,11 +3,15 @@
 //! The format is PyTorch's, version 2.x: a minor version adds a field, so that all of them are read by taking what is there.
 //! Fields that are missing or of another kind are left out; only what makes a record one (its group, its name and its number)
 //! must be there. Numbers come from strangers: none is used as an index or a length before it was checked.
+//!
+//! A program makes few different calls, and each of them thousands of times on every rank: what a call says again and again is
+//! kept once, in a [`Call`] that its records share.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
+use std::ops::Deref;
 use std::sync::Arc;
 
-use super::plain::View;
+use super::plain::{Key, View};
 
 /// Operations, frames and sizes of one dump together. Mentioning one list a million times takes a million bytes in a
 /// pickle; here each mention costs memory.
@@ -37,11 +41,34 @@ pub(crate) struct GroupConfig {
     pub(crate) ranks: Vec<u32>,
 }
 
-/// One operation on one rank.
+/// One operation on one rank. What its call says can be read as if it were the record's own.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Record {
     /// Counts all records of the rank: the first that is not 0 tells that the ring has lost some.
     pub(crate) id: i64,
+    pub(crate) call: Arc<Call>,
+    pub(crate) sequence: i64,
+    pub(crate) created_ns: Option<i64>,
+    pub(crate) started_ns: Option<i64>,
+    pub(crate) end: End,
+    /// When it was given up on; tenfold's recorder says it.
+    pub(crate) failed_ns: Option<i64>,
+    pub(crate) duration_ms: Option<f64>,
+}
+
+const _: () = assert!(size_of::<Record>() <= 104, "there are millions of them");
+
+impl Deref for Record {
+    type Target = Call;
+
+    fn deref(&self) -> &Call {
+        &self.call
+    }
+}
+
+/// What was called where, whenever that was.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Call {
     pub(crate) group: Arc<str>,
     pub(crate) description: Arc<str>,
     /// `all_reduce`, `send`.
@@ -52,25 +79,32 @@ pub(crate) struct Record {
     /// `sum`, and a rank of the group: tenfold's recorder says them.
     pub(crate) reduce_op: Option<Arc<str>>,
     pub(crate) root: Option<i64>,
-    pub(crate) sequence: i64,
-    pub(crate) p2p_sequence: i64,
     pub(crate) is_p2p: bool,
     pub(crate) inputs: Vec<Shape>,
     pub(crate) outputs: Vec<Shape>,
-    pub(crate) created_ns: Option<i64>,
-    pub(crate) started_ns: Option<i64>,
-    pub(crate) end: End,
-    /// When it was given up on; tenfold's recorder says it.
-    pub(crate) failed_ns: Option<i64>,
-    pub(crate) duration_ms: Option<f64>,
     pub(crate) timeout_ms: Option<i64>,
     pub(crate) thread: Option<Arc<str>>,
     /// The call's stack, innermost first.
     pub(crate) frames: Vec<Frame>,
 }
 
+/// Every call that was read, once.
+#[derive(Debug, Default)]
+pub(super) struct Calls(HashSet<Arc<Call>>);
+
+impl Calls {
+    fn share(&mut self, call: Call) -> Arc<Call> {
+        if let Some(known) = self.0.get(&call) {
+            return known.clone();
+        }
+        let new = Arc::new(call);
+        self.0.insert(new.clone());
+        new
+    }
+}
+
 /// What follows the name of an operation.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) enum Detail {
     #[default]
     None,
@@ -93,13 +127,13 @@ pub(crate) enum End {
     Unknown,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Shape {
     pub(crate) sizes: Vec<i64>,
     pub(crate) dtype: Option<Arc<str>>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Frame {
     pub(crate) name: Arc<str>,
     pub(crate) file: Arc<str>,
@@ -143,7 +177,7 @@ impl Record {
 }
 
 /// What the top of a dump says, before anything else is believed.
-pub(super) fn read(top: View<'_>) -> Result<Dump, String> {
+pub(super) fn read(top: View<'_>, calls: &mut Calls) -> Result<Dump, String> {
     if !top.is_dict() {
         return Err(format!(
             "no flight-recorder dump: it holds {} where a dictionary is expected",
@@ -167,6 +201,7 @@ pub(super) fn read(top: View<'_>) -> Result<Dump, String> {
         return Err(format!("its `entries` are {}, not a list", entries.kind()));
     }
     let mut parts = Parts(0);
+    let keys = Keys::new(top);
     let mut dump = Dump {
         version: version.to_string(),
         host: top.get("hostname").text().or_else(|| top.get("host").text()),
@@ -175,9 +210,10 @@ pub(super) fn read(top: View<'_>) -> Result<Dump, String> {
         ..Dump::default()
     };
     for (index, entry) in entries.items().enumerate() {
-        let record = record(entry, &mut parts).map_err(|problem| format!("entry {index}: {problem}"))?;
-        dump.records.push(record);
+        let record = record(entry, &keys, &mut parts, calls);
+        dump.records.push(record.map_err(|problem| format!("entry {index}: {problem}"))?);
     }
+    dump.records.shrink_to_fit();
     dump.records.sort_by_key(|record| record.id);
     Ok(dump)
 }
@@ -233,47 +269,72 @@ pub(super) fn nameless_members(top: View<'_>) -> Vec<u32> {
     members(nameless.get("ranks"))
 }
 
-fn record(entry: View<'_>, parts: &mut Parts) -> Result<Record, String> {
+/// Names that entries have fields under, as numbers in the dump that is read.
+macro_rules! keys {
+    ($($name:ident)*) => {
+        struct Keys { $($name: Key),* }
+
+        impl Keys {
+            fn new(dump: View<'_>) -> Keys {
+                Keys { $($name: dump.key(stringify!($name))),* }
+            }
+        }
+    };
+}
+
+keys! {
+    record_id profiling_name process_group collective_seq_id seq_id is_p2p reduce_op root input_sizes input_dtypes output_sizes
+    output_dtypes state retired time_created_ns time_discovered_started_ns time_discovered_completed_ns time_failed_ns
+    duration_ms timeout_ms thread_name frames name filename line
+}
+
+fn record(entry: View<'_>, keys: &Keys, parts: &mut Parts, calls: &mut Calls) -> Result<Record, String> {
     if !entry.is_dict() {
         return Err(format!("it is {}, not a dictionary", entry.kind()));
     }
-    let full_name = entry.get("profiling_name").text().ok_or("it has no `profiling_name`")?;
+    let call = call(entry, keys, parts)?;
+    // Before 2.1 there was one number for all.
+    let numbered = entry.at(keys.collective_seq_id).integer().or_else(|| entry.at(keys.seq_id).integer());
+    let state = entry.at(keys.state).text().unwrap_or_default();
+    let retired = entry.at(keys.retired).truth().unwrap_or(false);
+    Ok(Record {
+        id: entry.at(keys.record_id).integer().unwrap_or(0),
+        sequence: numbered.ok_or("it has no `collective_seq_id`")?,
+        created_ns: time(entry.at(keys.time_created_ns)),
+        started_ns: time(entry.at(keys.time_discovered_started_ns)),
+        end: match &*state {
+            "completed" => End::Completed(time(entry.at(keys.time_discovered_completed_ns))),
+            _ if retired => End::Unknown,
+            _ => End::Open,
+        },
+        failed_ns: time(entry.at(keys.time_failed_ns)),
+        duration_ms: entry.at(keys.duration_ms).number().filter(|ms| ms.is_finite() && *ms >= 0.0),
+        call: calls.share(call),
+    })
+}
+
+fn call(entry: View<'_>, keys: &Keys, parts: &mut Parts) -> Result<Call, String> {
+    let full_name = entry.at(keys.profiling_name).text().ok_or("it has no `profiling_name`")?;
     let (library, name) = full_name.rsplit_once(':').unwrap_or(("", &full_name));
     let (operation, detail) = name.split_once(' ').unwrap_or((name, ""));
-    let (group, description) = group_of(entry.get("process_group")).ok_or("it has no `process_group`")?;
-    // Before 2.1 there was one number for all.
-    let numbered = entry.get("collective_seq_id").integer().or_else(|| entry.get("seq_id").integer());
-    let frames = entry.get("frames");
+    let (group, description) = group_of(entry.at(keys.process_group)).ok_or("it has no `process_group`")?;
+    let frames = entry.at(keys.frames);
     parts.add(frames.items().len())?;
-    let state = entry.get("state").text().unwrap_or_default();
-    let retired = entry.get("retired").truth().unwrap_or(false);
     let is_message = matches!(operation, "send" | "recv");
-    Ok(Record {
-        id: entry.get("record_id").integer().unwrap_or(0),
+    Ok(Call {
         group,
         description,
         operation: operation.into(),
         library: library.into(),
         detail: detail_of(is_message, detail),
-        reduce_op: entry.get("reduce_op").text(),
-        root: entry.get("root").integer(),
-        sequence: numbered.ok_or("it has no `collective_seq_id`")?,
-        p2p_sequence: entry.get("p2p_seq_id").integer().unwrap_or(0),
-        is_p2p: entry.get("is_p2p").truth().unwrap_or(false) || is_message,
-        inputs: shapes(entry.get("input_sizes"), entry.get("input_dtypes"), parts)?,
-        outputs: shapes(entry.get("output_sizes"), entry.get("output_dtypes"), parts)?,
-        created_ns: time(entry.get("time_created_ns")),
-        started_ns: time(entry.get("time_discovered_started_ns")),
-        end: match &*state {
-            "completed" => End::Completed(time(entry.get("time_discovered_completed_ns"))),
-            _ if retired => End::Unknown,
-            _ => End::Open,
-        },
-        failed_ns: time(entry.get("time_failed_ns")),
-        duration_ms: entry.get("duration_ms").number().filter(|ms| ms.is_finite() && *ms >= 0.0),
-        timeout_ms: entry.get("timeout_ms").integer().filter(|&ms| ms > 0),
-        thread: entry.get("thread_name").text(),
-        frames: frames.items().filter_map(frame).collect(),
+        reduce_op: entry.at(keys.reduce_op).text(),
+        root: entry.at(keys.root).integer(),
+        is_p2p: entry.at(keys.is_p2p).truth().unwrap_or(false) || is_message,
+        inputs: shapes(entry.at(keys.input_sizes), entry.at(keys.input_dtypes), parts)?,
+        outputs: shapes(entry.at(keys.output_sizes), entry.at(keys.output_dtypes), parts)?,
+        timeout_ms: entry.at(keys.timeout_ms).integer().filter(|&ms| ms > 0),
+        thread: entry.at(keys.thread_name).text(),
+        frames: frames.items().filter_map(|value| frame(value, keys)).collect(),
     })
 }
 
@@ -320,9 +381,17 @@ fn shapes(sizes: View<'_>, dtypes: View<'_>, parts: &mut Parts) -> Result<Vec<Sh
     Ok(shapes)
 }
 
-fn frame(value: View<'_>) -> Option<Frame> {
-    let line = value.get("line").integer().unwrap_or(0);
-    Some(Frame { name: value.get("name").text()?, file: value.get("filename").text()?, line })
+fn frame(value: View<'_>, keys: &Keys) -> Option<Frame> {
+    let line = value.at(keys.line).integer().unwrap_or(0);
+    Some(Frame { name: value.at(keys.name).text()?, file: value.at(keys.filename).text()?, line })
+}
+
+#[cfg(test)]
+impl std::ops::DerefMut for Record {
+    /// Changes the call of this record only.
+    fn deref_mut(&mut self) -> &mut Call {
+        Arc::make_mut(&mut self.call)
+    }
 }
 
 #[cfg(test)]
@@ -332,7 +401,7 @@ mod tests {
 
     fn dump(text: &str) -> Result<Dump, String> {
         let (heap, value) = json::parse(text.as_bytes()).unwrap();
-        read(heap.view(&value))
+        read(heap.view(&value), &mut Calls::default())
     }
 
     #[test]
@@ -353,6 +422,28 @@ mod tests {
         assert_eq!((record.started_ns, record.created_ns), (None, Some(10)));
         assert_eq!(record.outputs[0].elements(), 6);
         assert_eq!(record.frames[0].line, 3);
+    }
+
+    #[test]
+    fn calls_that_say_the_same_are_kept_once() {
+        let entry = |sequence: u32, name: &str| {
+            format!(
+                r#"{{"record_id": {sequence}, "process_group": ["0", "dp"], "collective_seq_id": {sequence}, "profiling_name": "{name}",
+                  "input_sizes": [[2]], "frames": [{{"name": "f", "filename": "a.py", "line": 3}}]}}"#
+            )
+        };
+        let entries = [entry(1, "a:b"), entry(2, "a:b"), entry(3, "a:c")].join(", ");
+        let text = format!(r#"{{"version": "2.1", "entries": [{entries}]}}"#);
+        let mut calls = Calls::default();
+        let mut records = Vec::new();
+        for _file in 0..2 {
+            let (heap, value) = json::parse(text.as_bytes()).unwrap();
+            records.extend(read(heap.view(&value), &mut calls).unwrap().records);
+        }
+        assert_eq!(records.iter().map(|record| record.sequence).collect::<Vec<_>>(), [1, 2, 3, 1, 2, 3]);
+        let same: Vec<bool> =
+            records.iter().map(|record| Arc::ptr_eq(&record.call, &records[0].call)).collect();
+        assert_eq!(same, [true, true, false, true, true, false]);
     }
 
     #[test]
@@ -399,7 +490,7 @@ mod tests {
         bytes.extend(b"h\x02".repeat(10_000));
         bytes.extend(b"eu.");
         let (heap, value) = super::super::pickle::unpickle(&bytes).unwrap();
-        let refused = read(heap.view(&value)).unwrap_err();
+        let refused = read(heap.view(&value), &mut Calls::default()).unwrap_err();
         assert!(refused.ends_with("no recorder writes so much"), "{refused}");
     }
 }

@@ -71,7 +71,7 @@ impl<'a> Machine<'a> {
         match opcode {
             0x80 => self.protocol()?,
             0x95 => {
-                let announced = self.number(8)?;
+                let announced = self.number::<8>()?;
                 self.check_left(announced)?;
             }
             b'.' => return self.pop().map(Some),
@@ -81,70 +81,73 @@ impl<'a> Machine<'a> {
                 self.marks.push(height);
             }
             b'0' => drop(self.pop()?),
-            b'1' => drop(self.pop_to_mark()?),
+            b'1' => {
+                let mark = self.pop_mark()?;
+                self.stack.truncate(mark);
+            }
             b'N' => self.push(Plain::None)?,
             0x88 => self.push(Plain::Bool(true))?,
             0x89 => self.push(Plain::Bool(false))?,
             b'J' => {
-                let number = self.number(4)? as u32 as i32;
+                let number = self.number::<4>()? as u32 as i32;
                 self.push(Plain::Int(number.into()))?;
             }
-            b'K' => self.small_integer(1)?,
-            b'M' => self.small_integer(2)?,
-            0x8a => self.long(1)?,
-            0x8b => self.long(4)?,
+            b'K' => self.small_integer::<1>()?,
+            b'M' => self.small_integer::<2>()?,
+            0x8a => self.long::<1>()?,
+            0x8b => self.long::<4>()?,
             b'G' => {
-                let number = f64::from_bits(self.number(8)?.swap_bytes());
+                let number = f64::from_bits(self.number::<8>()?.swap_bytes());
                 self.push(Plain::Float(number))?;
             }
-            0x8c => self.text(1)?,
-            b'X' => self.text(4)?,
-            0x8d => self.text(8)?,
+            0x8c => self.text::<1>()?,
+            b'X' => self.text::<4>()?,
+            0x8d => self.text::<8>()?,
             // Bytes, and what Python 2 called a string.
-            b'C' | b'U' => self.skip_bytes(1)?,
-            b'B' | b'T' => self.skip_bytes(4)?,
-            0x8e | 0x96 => self.skip_bytes(8)?,
+            b'C' | b'U' => self.skip_bytes::<1>()?,
+            b'B' | b'T' => self.skip_bytes::<4>()?,
+            0x8e | 0x96 => self.skip_bytes::<8>()?,
             b']' => self.push_list(Vec::new())?,
             b')' => self.push_list(Vec::new())?,
             b'l' | b't' => {
-                let items = self.pop_to_mark()?;
-                self.push_list(items)?;
+                let mark = self.pop_mark()?;
+                self.push_list_from(mark)?;
             }
             0x85..=0x87 => {
-                let items = self.pop_many(usize::from(opcode - 0x84))?;
-                self.push_list(items)?;
+                let start = self.start_of(usize::from(opcode - 0x84))?;
+                self.push_list_from(start)?;
             }
             b'a' => {
-                let items = self.pop_many(1)?;
-                self.append(items)?;
+                let start = self.start_of(1)?;
+                self.append(start)?;
             }
             b'e' => {
-                let items = self.pop_to_mark()?;
-                self.append(items)?;
+                let mark = self.pop_mark()?;
+                self.append(mark)?;
             }
             b'}' => {
                 let dict = self.heap.dict()?;
                 self.push(dict)?;
             }
             b'd' => {
-                let pairs = self.pop_to_mark()?;
+                let mark = self.pop_mark()?;
                 let dict = self.heap.dict()?;
+                self.insert_into(dict, mark)?;
                 self.push(dict)?;
-                self.insert(pairs)?;
             }
             b's' => {
-                let pair = self.pop_many(2)?;
-                self.insert(pair)?;
+                let start = self.start_of(2)?;
+                self.insert(start)?;
             }
             b'u' => {
-                let pairs = self.pop_to_mark()?;
-                self.insert(pairs)?;
+                let mark = self.pop_mark()?;
+                self.insert(mark)?;
             }
-            b'q' => self.put(1)?,
-            b'r' => self.put(4)?,
+            b'q' => self.put::<1>()?,
+            b'r' => self.put::<4>()?,
             0x94 => self.memoize(self.memo.len())?,
-            b'h' => self.get(1)?,
-            b'j' => self.get(4)?,
+            b'h' => self.get::<1>()?,
+            b'j' => self.get::<4>()?,
             other => return Err(refused(other)),
         }
         Ok(None)
@@ -157,14 +160,14 @@ impl<'a> Machine<'a> {
         }
     }
 
-    fn small_integer(&mut self, width: usize) -> Result<(), String> {
-        let number = self.number(width)? as i64;
+    fn small_integer<const WIDTH: usize>(&mut self) -> Result<(), String> {
+        let number = self.number::<WIDTH>()? as i64;
         self.push(Plain::Int(number))
     }
 
     /// A whole number of any length, little-endian, two's complement. One that no integer of ours holds becomes inexact.
-    fn long(&mut self, width: usize) -> Result<(), String> {
-        let length = self.number(width)?;
+    fn long<const WIDTH: usize>(&mut self) -> Result<(), String> {
+        let length = self.number::<WIDTH>()?;
         if length > LONG_MAX as u64 {
             return Err(format!("a number of {length} bytes; at most {LONG_MAX} are read"));
         }
@@ -182,8 +185,8 @@ impl<'a> Machine<'a> {
         self.push(value)
     }
 
-    fn text(&mut self, width: usize) -> Result<(), String> {
-        let length = self.number(width)?;
+    fn text<const WIDTH: usize>(&mut self) -> Result<(), String> {
+        let length = self.number::<WIDTH>()?;
         let bytes = self.take(length)?;
         // A file name may be of any bytes; it is shown, not opened.
         let text = String::from_utf8_lossy(bytes);
@@ -191,8 +194,8 @@ impl<'a> Machine<'a> {
         self.push(text)
     }
 
-    fn skip_bytes(&mut self, width: usize) -> Result<(), String> {
-        let length = self.number(width)?;
+    fn skip_bytes<const WIDTH: usize>(&mut self) -> Result<(), String> {
+        let length = self.number::<WIDTH>()?;
         self.take(length)?;
         self.push(Plain::Bytes)
     }
@@ -202,27 +205,41 @@ impl<'a> Machine<'a> {
         self.push(list)
     }
 
-    fn append(&mut self, items: Vec<Plain>) -> Result<(), String> {
-        match self.stack.last() {
-            Some(&Plain::List(list)) => Ok(self.heap.extend_list(list, items)?),
-            _ => Err("values are appended to what is no list".into()),
+    /// A list of what is on the stack from this height on.
+    fn push_list_from(&mut self, start: usize) -> Result<(), String> {
+        let items = self.stack.split_off(start);
+        self.push_list(items)
+    }
+
+    /// Moves what is on the stack from this height on to the list below.
+    fn append(&mut self, start: usize) -> Result<(), String> {
+        let Some(&Plain::List(list)) = self.below(start) else {
+            return Err("values are appended to what is no list".into());
+        };
+        Ok(self.heap.extend_list(list, self.stack.drain(start..))?)
+    }
+
+    fn insert(&mut self, start: usize) -> Result<(), String> {
+        match self.below(start) {
+            Some(&dict @ Plain::Dict(_)) => self.insert_into(dict, start),
+            _ => Err("pairs are put into what is no dictionary".into()),
         }
     }
 
-    fn insert(&mut self, pairs: Vec<Plain>) -> Result<(), String> {
-        let Some(&Plain::Dict(dict)) = self.stack.last() else {
-            return Err("pairs are put into what is no dictionary".into());
-        };
-        let mut pairs = pairs.into_iter();
-        while let Some(key) = pairs.next() {
-            let value = pairs.next().ok_or("a key has no value")?;
-            self.heap.insert(dict, key, value)?;
+    /// Moves keys and values, in turns on the stack from this height on, to the dictionary.
+    fn insert_into(&mut self, dict: Plain, start: usize) -> Result<(), String> {
+        let Plain::Dict(dict) = dict else { return Err("pairs are put into what is no dictionary".into()) };
+        let (pairs, rest) = self.stack[start..].as_chunks();
+        if !rest.is_empty() {
+            return Err("a key has no value".into());
         }
+        self.heap.extend_dict(dict, pairs.iter().map(|&[key, value]| (key, value)))?;
+        self.stack.truncate(start);
         Ok(())
     }
 
-    fn put(&mut self, width: usize) -> Result<(), String> {
-        let index = self.number(width)? as usize;
+    fn put<const WIDTH: usize>(&mut self) -> Result<(), String> {
+        let index = self.number::<WIDTH>()? as usize;
         self.memoize(index)
     }
 
@@ -231,7 +248,7 @@ impl<'a> Machine<'a> {
         if index >= MEMO_MAX.min(self.bytes.len()) {
             return Err(format!("value {index} is to be remembered; the file is too short for so many"));
         }
-        let value = self.stack.last().cloned().ok_or("a value is to be remembered, and there is none")?;
+        let value = self.stack.last().copied().ok_or("a value is to be remembered, and there is none")?;
         if self.memo.len() <= index {
             self.memo.resize(index + 1, None);
         }
@@ -239,9 +256,9 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    fn get(&mut self, width: usize) -> Result<(), String> {
-        let index = self.number(width)? as usize;
-        let value = self.memo.get(index).cloned().flatten();
+    fn get<const WIDTH: usize>(&mut self) -> Result<(), String> {
+        let index = self.number::<WIDTH>()? as usize;
+        let value = self.memo.get(index).copied().flatten();
         self.push(value.ok_or_else(|| format!("value {index} is mentioned and was never remembered"))?)
     }
 
@@ -263,17 +280,22 @@ impl<'a> Machine<'a> {
         Ok(self.stack.pop().expect("there is one above the floor"))
     }
 
-    fn pop_many(&mut self, count: usize) -> Result<Vec<Plain>, String> {
+    /// The height at which the last `count` values begin.
+    fn start_of(&self, count: usize) -> Result<usize, String> {
         let floor = self.marks.last().copied().unwrap_or(0);
         match self.stack.len().checked_sub(count) {
-            Some(rest) if rest >= floor => Ok(self.stack.split_off(rest)),
+            Some(start) if start >= floor => Ok(start),
             _ => Err(format!("{count} values are taken where there are fewer")),
         }
     }
 
-    fn pop_to_mark(&mut self) -> Result<Vec<Plain>, String> {
-        let mark = self.marks.pop().ok_or("a container ends that was never begun")?;
-        Ok(self.stack.split_off(mark))
+    fn pop_mark(&mut self) -> Result<usize, String> {
+        Ok(self.marks.pop().ok_or("a container ends that was never begun")?)
+    }
+
+    /// What lies under the values from this height on.
+    fn below(&self, start: usize) -> Option<&Plain> {
+        self.stack[..start].last()
     }
 
     fn byte(&mut self) -> Result<u8, String> {
@@ -281,12 +303,14 @@ impl<'a> Machine<'a> {
     }
 
     /// A little-endian number without sign.
-    fn number(&mut self, width: usize) -> Result<u64, String> {
+    #[inline]
+    fn number<const WIDTH: usize>(&mut self) -> Result<u64, String> {
         let mut whole = [0; 8];
-        whole[..width].copy_from_slice(self.take(width as u64)?);
+        whole[..WIDTH].copy_from_slice(self.take(WIDTH as u64)?);
         Ok(u64::from_le_bytes(whole))
     }
 
+    #[inline]
     fn take(&mut self, length: u64) -> Result<&'a [u8], String> {
         self.check_left(length)?;
         let bytes: &'a [u8] = &self.bytes[self.position..][..length as usize];
@@ -294,13 +318,18 @@ impl<'a> Machine<'a> {
         Ok(bytes)
     }
 
+    #[inline]
     fn check_left(&self, length: u64) -> Result<(), String> {
         let left = self.bytes.len() - self.position;
-        match length <= left as u64 {
-            true => Ok(()),
-            false if left == 0 => Err("the file ends here: it is truncated".into()),
-            false => Err(format!("{length} bytes should follow and there are {left}: truncated or damaged")),
-        }
+        if length <= left as u64 { Ok(()) } else { Err(truncated(length, left)) }
+    }
+}
+
+#[cold]
+fn truncated(length: u64, left: usize) -> String {
+    match left {
+        0 => "the file ends here: it is truncated".into(),
+        left => format!("{length} bytes should follow and there are {left}: truncated or damaged"),
     }
 }
 

@@ -4,7 +4,7 @@
 //! within itself. Nothing here follows such a reference by itself: a reader goes as deep as it knows what it looks for, so
 //! that a small file cannot unfold into a large one. The heap counts what it holds and refuses more than [`ITEMS_MAX`].
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Values in all containers of a file together: ten times what a ring of 20,000 operations with deep stacks has.
@@ -12,14 +12,14 @@ pub(super) const ITEMS_MAX: usize = 16_000_000;
 /// Lists and dictionaries of one file.
 pub(super) const CONTAINERS_MAX: usize = 4_000_000;
 
-/// One value; text is shared, containers are in the heap.
-#[derive(Clone, Debug, PartialEq)]
+/// One value of 16 bytes; text and containers are in the heap.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Plain {
     None,
     Bool(bool),
     Int(i64),
     Float(f64),
-    Text(Arc<str>),
+    Text(u32),
     /// Bytes are of no use to us; only their presence is kept.
     Bytes,
     List(u32),
@@ -31,8 +31,14 @@ pub(super) struct Heap {
     lists: Vec<Vec<Plain>>,
     dicts: Vec<Vec<(Plain, Plain)>>,
     items: usize,
-    texts: HashSet<Arc<str>>,
+    texts: Vec<Arc<str>>,
+    numbers: HashMap<Arc<str>, u32>,
 }
+
+/// What dictionaries of one heap have something under. Comparing numbers is quicker than comparing text, so whoever reads many
+/// dictionaries of the same keys looks these up once.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Key(Option<u32>);
 
 /// The file holds more than any dump does.
 #[derive(Debug, PartialEq, Eq)]
@@ -41,12 +47,14 @@ pub(super) struct TooMuch;
 impl Heap {
     /// The text as a value. The same text is kept once: a dump repeats its file names thousands of times.
     pub(super) fn text(&mut self, text: &str) -> Plain {
-        if let Some(known) = self.texts.get(text) {
-            return Plain::Text(known.clone());
+        if let Some(&known) = self.numbers.get(text) {
+            return Plain::Text(known);
         }
         let new: Arc<str> = text.into();
-        self.texts.insert(new.clone());
-        Plain::Text(new)
+        let number = self.texts.len() as u32; // a file has fewer bytes than that
+        self.texts.push(new.clone());
+        self.numbers.insert(new, number);
+        Plain::Text(number)
     }
 
     pub(super) fn list(&mut self, items: Vec<Plain>) -> Result<Plain, TooMuch> {
@@ -61,7 +69,11 @@ impl Heap {
         Ok(Plain::Dict((self.dicts.len() - 1) as u32))
     }
 
-    pub(super) fn extend_list(&mut self, list: u32, items: Vec<Plain>) -> Result<(), TooMuch> {
+    pub(super) fn extend_list(
+        &mut self,
+        list: u32,
+        items: impl ExactSizeIterator<Item = Plain>,
+    ) -> Result<(), TooMuch> {
         self.count(items.len())?;
         self.lists[list as usize].extend(items);
         Ok(())
@@ -70,6 +82,16 @@ impl Heap {
     pub(super) fn insert(&mut self, dict: u32, key: Plain, value: Plain) -> Result<(), TooMuch> {
         self.count(1)?;
         self.dicts[dict as usize].push((key, value));
+        Ok(())
+    }
+
+    pub(super) fn extend_dict(
+        &mut self,
+        dict: u32,
+        pairs: impl ExactSizeIterator<Item = (Plain, Plain)>,
+    ) -> Result<(), TooMuch> {
+        self.count(pairs.len())?;
+        self.dicts[dict as usize].extend(pairs);
         Ok(())
     }
 
@@ -96,11 +118,20 @@ const NOTHING: &Plain = &Plain::None;
 impl<'a> View<'a> {
     /// What a dictionary has under this key: the last, as in Python. Nothing, if it is none or has no such key.
     pub(super) fn get(self, key: &str) -> View<'a> {
-        let found = match self.value {
-            Plain::Dict(dict) => self.heap.dicts[*dict as usize]
+        self.at(self.key(key))
+    }
+
+    pub(super) fn key(self, key: &str) -> Key {
+        Key(self.heap.numbers.get(key).copied())
+    }
+
+    /// The same for a key of this heap that was looked up before.
+    pub(super) fn at(self, key: Key) -> View<'a> {
+        let found = match (self.value, key) {
+            (Plain::Dict(dict), Key(Some(number))) => self.heap.dicts[*dict as usize]
                 .iter()
                 .rev()
-                .find(|(name, _)| matches!(name, Plain::Text(name) if **name == *key)),
+                .find(|(name, _)| matches!(name, Plain::Text(name) if *name == number)),
             _ => None,
         };
         View { heap: self.heap, value: found.map_or(NOTHING, |(_, value)| value) }
@@ -138,7 +169,7 @@ impl<'a> View<'a> {
 
     pub(super) fn text(self) -> Option<Arc<str>> {
         match self.value {
-            Plain::Text(text) => Some(text.clone()),
+            Plain::Text(text) => Some(self.heap.texts[*text as usize].clone()),
             _ => None,
         }
     }
@@ -148,7 +179,7 @@ impl<'a> View<'a> {
         match self.value {
             Plain::Int(number) => Some(*number),
             Plain::Float(number) if number.fract() == 0.0 && number.abs() < 9e15 => Some(*number as i64),
-            Plain::Text(text) => text.parse().ok(),
+            Plain::Text(text) => self.heap.texts[*text as usize].parse().ok(),
             _ => None,
         }
     }

@@ -1,20 +1,29 @@
 //! From what the user typed to dumps: files and folders, pickle or JSON, and which rank each is of.
 //!
-//! A file that cannot be read takes nothing from the others: it becomes a [`Refusal`] that names it.
+//! A file that cannot be read takes nothing from the others: it becomes a [`Refusal`] that names it. Files are read by as many
+//! threads as there are cores; what comes of them is in the order of the files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::Read as _;
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::dump::{self, Dump, End};
+use super::dump::{self, Calls, Dump, End};
 use super::pickle::Problem;
 use super::{json, pickle, words};
 
 /// Bytes of one file. A ring of 20,000 operations with deep stacks has 30 MB.
 const FILE_MAX: u64 = 256 << 20;
+/// A file with more bytes is the only one of its kind that is read at a time, so that a folder of monsters takes as much memory on many
+/// cores as on one.
+const LARGE: u64 = 32 << 20;
+/// Files that are read at a time: a disk is not quicker with more.
+const READERS_MAX: usize = 8;
 /// Hosts' clocks differ by less.
 const CLOCKS_NS: i64 = 60_000_000_000;
 /// Files of one job.
@@ -35,19 +44,55 @@ pub(crate) struct Refusal {
     pub(crate) problem: String,
 }
 
+/// A dump, and ranks that it mentions without saying in which group.
+type Read = (Dump, Vec<u32>);
+
 /// Reads every file, and every file of every folder.
 pub(crate) fn read_all(paths: &[PathBuf]) -> Dumps {
+    let listed: Vec<Result<Vec<PathBuf>, String>> = paths.iter().map(|path| list(path)).collect();
+    let files: Vec<&PathBuf> = listed.iter().flatten().flatten().collect();
+    let mut read = read_files(&files).into_iter();
     let mut found = Dumps::default();
-    for path in paths {
-        match list(path) {
-            Ok(files) => files.iter().for_each(|file| found.add(file, read_file(file))),
-            Err(problem) => found.refuse(path, problem),
+    for (path, listed) in paths.iter().zip(&listed) {
+        match listed {
+            Ok(files) => files.iter().zip(&mut read).for_each(|(file, read)| found.add(file, read)),
+            Err(problem) => found.refuse(path, problem.clone()),
         }
     }
     found.dumps.sort_by_key(|dump| dump.rank);
     found.leave_out_earlier_jobs();
     settle_ends(&mut found.dumps);
     found
+}
+
+/// What each file holds, in their order.
+fn read_files(files: &[&PathBuf]) -> Vec<Result<Read, String>> {
+    let next = AtomicUsize::new(0);
+    let large = Mutex::new(());
+    let reader = || {
+        let mut calls = Calls::default();
+        let mut read = Vec::new();
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some(file) = files.get(index) else { return read };
+            read.push((index, read_file(file, &large, &mut calls)));
+        }
+    };
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let helpers = cores.min(READERS_MAX).min(files.len()).saturating_sub(1);
+    let mut read = thread::scope(|scope| {
+        let builder = || thread::Builder::new().name("tenfold-read".into());
+        // One that cannot be started is not needed: this thread reads, too.
+        let helpers: Vec<_> =
+            (0..helpers).filter_map(|_| builder().spawn_scoped(scope, reader).ok()).collect();
+        let mut read = reader();
+        for helper in helpers {
+            read.extend(helper.join().unwrap_or_else(|panic| resume_unwind(panic)));
+        }
+        read
+    });
+    read.sort_by_key(|(index, _)| *index);
+    read.into_iter().map(|(_, read)| read).collect()
 }
 
 /// What the end of an operation means depends on what its recorder ever says.
@@ -84,7 +129,7 @@ fn settle_ends(dumps: &mut [Dump]) {
 }
 
 impl Dumps {
-    fn add(&mut self, path: &Path, read: Result<(Dump, Vec<u32>), String>) {
+    fn add(&mut self, path: &Path, read: Result<Read, String>) {
         let (dump, mentioned) = match read {
             Ok(read) => read,
             Err(problem) => return self.refuse(path, problem),
@@ -159,15 +204,16 @@ fn rank_of(path: &Path) -> Option<u32> {
     name[start..].parse().ok()
 }
 
-fn read_file(path: &Path) -> Result<(Dump, Vec<u32>), String> {
+fn read_file(path: &Path, large: &Mutex<()>, calls: &mut Calls) -> Result<Read, String> {
     let file = File::open(path).map_err(|error| error.to_string())?;
     let facts = file.metadata().map_err(|error| error.to_string())?;
     if !facts.is_file() {
         return Err("it is no file".into()); // a pipe would be read for ever
     }
-    let mut bytes = Vec::new();
+    let _alone = (facts.len() > LARGE).then(|| large.lock().unwrap_or_else(PoisonError::into_inner));
+    let mut bytes = Vec::with_capacity(facts.len().min(FILE_MAX) as usize + 1);
     file.take(FILE_MAX + 1).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
-    let (mut dump, rank, mentioned) = read_bytes(&bytes)?;
+    let (mut dump, rank, mentioned) = read_bytes(&bytes, calls)?;
     dump.rank = rank.or_else(|| rank_of(path)).ok_or(
         "which rank is it of? Its name does not end in a number\n  hint: rename it as trace_0 for rank 0",
     )?;
@@ -177,7 +223,7 @@ fn read_file(path: &Path) -> Result<(Dump, Vec<u32>), String> {
     Ok((dump, mentioned))
 }
 
-fn read_bytes(bytes: &[u8]) -> Result<(Dump, Option<u32>, Vec<u32>), String> {
+fn read_bytes(bytes: &[u8], calls: &mut Calls) -> Result<(Dump, Option<u32>, Vec<u32>), String> {
     if bytes.len() as u64 > FILE_MAX {
         return Err(format!("it has more than {} MiB, and no dump does", FILE_MAX >> 20));
     }
@@ -192,7 +238,7 @@ fn read_bytes(bytes: &[u8]) -> Result<(Dump, Option<u32>, Vec<u32>), String> {
     };
     let (heap, value) = parsed.map_err(|Problem { position, text }| format!("at byte {position}: {text}"))?;
     let top = heap.view(&value);
-    Ok((dump::read(top)?, dump::rank(top), dump::nameless_members(top)))
+    Ok((dump::read(top, calls)?, dump::rank(top), dump::nameless_members(top)))
 }
 
 fn nanoseconds(time: SystemTime) -> Option<i64> {
@@ -211,7 +257,7 @@ fn is_credible(dump: &Dump, written_ns: i64) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::dump::Record;
+    use super::super::dump::{Call, Record};
     use super::*;
 
     #[test]
@@ -232,7 +278,7 @@ mod tests {
 
     #[test]
     fn what_is_no_dump_is_told_apart() {
-        let problem = |bytes: &[u8]| read_bytes(bytes).unwrap_err();
+        let problem = |bytes: &[u8]| read_bytes(bytes, &mut Calls::default()).unwrap_err();
         assert_eq!(problem(b" \n"), "it is empty: was its rank killed while it wrote?");
         assert_eq!(problem(b"\x1f\x8b\x08"), "it is compressed\n  hint: `gunzip` it first");
         assert_eq!(problem(b"hello"), "no flight-recorder dump: it begins neither as JSON nor as a pickle");
@@ -241,7 +287,10 @@ mod tests {
 
     #[test]
     fn what_an_end_means_depends_on_what_its_recorder_says_of_others() {
-        let record = |library: &str, end| Record { library: library.into(), end, ..Record::default() };
+        let record = |library: &str, end| {
+            let call = Call { library: library.into(), ..Call::default() };
+            Record { call: call.into(), end, ..Record::default() }
+        };
         let completed = End::Completed(None);
         let ends = [
             ("blind", End::Open, End::Unknown),

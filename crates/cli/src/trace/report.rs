@@ -153,7 +153,7 @@ impl Report<'_> {
                 "last_entered": last.map(|record| record.sequence),
                 "last_operation": last.map(|record| &*record.operation),
                 "last_completed": group.rows.iter().rev().find(|(_, row)| {
-                    row.get(&rank).and_then(|records| records.last()).is_some_and(|record| record.is_completed())
+                    row.get(rank).and_then(|records| records.last()).is_some_and(|record| record.is_completed())
                 }).map(|(sequence, _)| *sequence),
             })
         });

@@ -4,7 +4,7 @@
 //! must not cross. An end that was not recorded is not made up: such a box is a mark at its beginning. An operation that was under
 //! way lasts until the dump.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
@@ -62,13 +62,16 @@ impl<'a> Timeline<'a> {
             let thread = one.group * LANES_MAX + one.lane + 1;
             named.entry((one.rank, thread)).or_insert(one);
         }
-        for (&(rank, thread), one) in &named {
-            let lane = if one.lane == 0 { String::new() } else { format!(" ({})", one.lane + 1) };
-            let thread_name = format!("{}{lane}", self.groups[one.group]);
+        let ranks: BTreeSet<u32> = named.keys().map(|(rank, _)| *rank).collect();
+        for rank in ranks {
             events.push(json!({"ph": "M", "name": "process_name", "pid": rank, "args": {"name": format!("rank {rank}")}}));
             events.push(
                 json!({"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}}),
             );
+        }
+        for (&(rank, thread), one) in &named {
+            let lane = if one.lane == 0 { String::new() } else { format!(" ({})", one.lane + 1) };
+            let thread_name = format!("{}{lane}", self.groups[one.group]);
             events.push(json!({"ph": "M", "name": "thread_name", "pid": rank, "tid": thread, "args": {"name": thread_name}}));
         }
         let mut arrived: BTreeMap<(usize, i64), Vec<&Box<'_>>> = BTreeMap::new();
@@ -116,10 +119,14 @@ impl<'a> Timeline<'a> {
             } else {
                 "t"
             };
-            json!({
-                "ph": phase, "id": flow, "name": "arrivals", "cat": "arrivals", "bp": "e", "pid": one.rank,
+            let mut event = json!({
+                "ph": phase, "id": flow, "name": "arrivals", "cat": "arrivals", "pid": one.rank,
                 "tid": one.group * LANES_MAX + one.lane + 1, "ts": self.microseconds(one.begin_ns),
-            })
+            });
+            if phase == "f" {
+                event["bp"] = json!("e"); // it ends in the box around it, not in the next one
+            }
+            event
         };
         together.iter().enumerate().map(arrow).collect()
     }
@@ -159,7 +166,7 @@ pub(crate) fn state(record: &Record) -> &'static str {
 
 fn records<'a>(group: &Group<'a>) -> impl Iterator<Item = (u32, &'a Record)> {
     let of_rows = group.rows.values().flat_map(|row| {
-        row.iter().flat_map(|(&rank, records)| records.iter().map(move |&record| (rank, record)))
+        row.iter().flat_map(|(rank, records)| records.iter().map(move |&record| (rank, record)))
     });
     let sent = group.sends.iter().flat_map(|(&(rank, _), sends)| sends.iter().map(move |&send| (rank, send)));
     let received =

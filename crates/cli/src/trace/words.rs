@@ -161,6 +161,7 @@ pub(crate) fn clean(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::dump::Call;
     use super::*;
 
     #[test]
@@ -184,9 +185,10 @@ mod tests {
     fn the_call_site_is_the_programs() {
         let frame = |file: &str, line| Frame { name: "f".into(), file: file.into(), line };
         let frames = vec![frame("/venv/torch/distributed/c.py", 1), frame("/home/me/job/train.py", 88)];
-        let record = Record { frames, ..Record::default() };
+        let of = |frames| Record { call: Call { frames, ..Call::default() }.into(), ..Record::default() };
+        let record = of(frames);
         assert_eq!(call_site(&record).unwrap(), "job/train.py:88 in f");
-        let record = Record { frames: vec![frame("/venv/torch/distributed/c.py", 1)], ..Record::default() };
+        let record = of(vec![frame("/venv/torch/distributed/c.py", 1)]);
         assert_eq!(call_site(&record).unwrap(), "distributed/c.py:1 in f");
         assert_eq!(call_site(&Record::default()), None);
     }

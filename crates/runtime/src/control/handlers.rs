@@ -3,12 +3,11 @@
 //! One that is added here is reached at once. `torch_profile` is PyTorch's, and comes with `tenfold.torch`.
 
 use std::collections::BTreeMap;
-use std::process::{Command, Stdio};
 use std::sync::{Arc, OnceLock};
 
 use serde_json::{Map, Value, json};
 
-use super::{Handler, Request, Response, threads};
+use super::{Handler, Request, Response, pyspy, threads};
 use crate::recorder::{self, DumpOptions};
 use crate::{metrics as numbers, recorder::Entry};
 
@@ -24,7 +23,7 @@ pub(super) fn built_in() -> BTreeMap<String, Handler> {
         ("fr_dump_file", |_| fr_dump_file()),
         ("dump_nccl_trace_json", nccl_trace_json),
         ("dump_traceback", |_| Response::text(200, traceback())),
-        ("pyspy_dump", pyspy_dump),
+        ("pyspy_dump", pyspy::dump),
         ("wait_counter_values", |_| wait_counter_values()),
         ("metrics", |_| metrics()),
         ("stragglers", |_| Response::text(200, numbers::straggler_report())),
@@ -123,25 +122,5 @@ fn traceback() -> String {
         // An interpreter that does not even answer this is a finding of its own.
         Some(Err(why)) => format!("{why}\n\n{}", threads::dump()),
         None => threads::dump(),
-    }
-}
-
-fn pyspy_dump(request: &Request) -> Response {
-    let mut command = Command::new("py-spy");
-    command.args(["dump", "--pid", &std::process::id().to_string()]);
-    for flag in ["native", "subprocesses", "nonblocking"] {
-        if !request.param(flag).is_empty() {
-            command.arg(format!("--{flag}"));
-        }
-    }
-    match command.stdin(Stdio::null()).output() {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            Response::text(500, "py-spy: not found: install it with `pip install py-spy`\n")
-        }
-        Err(error) => Response::text(500, format!("py-spy cannot be started: {error}\n")),
-        Ok(output) => {
-            let said = [output.stdout, output.stderr].concat();
-            Response::new(if output.status.success() { 200 } else { 500 }, "text/plain", said)
-        }
     }
 }

@@ -31,6 +31,7 @@
 mod endpoint;
 mod handlers;
 mod lease;
+mod pyspy;
 mod server;
 mod threads;
 

@@ -2,14 +2,26 @@
 //!
 //! A language binding hands it in around a call; it is kept beside the ring, for as long as the record is. A program that never
 //! does pays for one look at a flag.
+//!
+//! Where nobody hands one in, the stack tells. A program has few places from which it calls, so that each is kept by the addresses on
+//! the stack: its names are looked up once, which takes a hundred microseconds, and not with every call.
 
 use std::backtrace::Backtrace;
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
+
+use tenfold_memory::return_addresses;
 
 /// Frames that are kept of a stack.
 const FRAMES_MAX: usize = 64;
+
+/// Addresses of a stack that tell it from others: more than is shown of it, with what is left out as our own.
+const ADDRESSES_MAX: usize = 128;
+
+/// Places that are kept. A program that calls from more begins anew.
+const PLACES_MAX: usize = 1024;
 
 /// A function on the stack of a caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,9 +86,27 @@ pub(crate) fn with_site<R>(site: Arc<Site>, call: impl FnOnce() -> R) -> R {
 
 /// Where the call that is being made on this thread comes from, as it was given or by the stack.
 pub(crate) fn caller() -> Arc<Site> {
-    let given = GIVEN.with_borrow(Option::clone);
-    given
-        .unwrap_or_else(|| Arc::new(Site::Rust { stack: Backtrace::force_capture(), known: OnceLock::new() }))
+    GIVEN.with_borrow(Option::clone).unwrap_or_else(by_stack)
+}
+
+fn by_stack() -> Arc<Site> {
+    type Known = HashMap<Box<[usize]>, Arc<Site>>;
+    static KNOWN: LazyLock<Mutex<Known>> = LazyLock::new(Mutex::default);
+    let mut addresses = [0; ADDRESSES_MAX];
+    let count = return_addresses(&mut addresses);
+    let addresses = &addresses[..count];
+    let lock = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(site) = lock().get(addresses) {
+        return Arc::clone(site);
+    }
+    // Without the lock: unwinding takes the loader's.
+    let site = Arc::new(Site::Rust { stack: Backtrace::force_capture(), known: OnceLock::new() });
+    let mut known = lock();
+    if known.len() >= PLACES_MAX {
+        known.clear();
+    }
+    known.insert(addresses.into(), Arc::clone(&site));
+    site
 }
 
 /// The site of a call that is being made on this thread.
@@ -173,6 +203,17 @@ mod tests {
         assert_eq!(seen, Some(frames));
         assert!(current(false).is_none());
         assert!(current(true).is_some_and(|site| matches!(&*site, Site::Rust { .. })));
+    }
+
+    #[test]
+    fn a_place_is_looked_up_once_and_another_is_another() {
+        let mut twice = Vec::new();
+        while twice.len() < std::hint::black_box(2) {
+            twice.push(caller()); // one place: nobody knows how often, so that the loop stays one
+        }
+        assert!(Arc::ptr_eq(&twice[0], &twice[1]));
+        let other = caller();
+        assert!(!Arc::ptr_eq(&twice[0], &other));
     }
 
     #[test]

@@ -47,7 +47,7 @@ fn laggards(job: &Job<'_>, group: &Group<'_>) -> Option<Laggards> {
     // What the others have completed they did not need these ranks for, or a ring is older: the first they are still in counts.
     let mut later = group.rows.range(lowest.checked_add(1)?..);
     let next = later.clone().next().map(|(&sequence, _)| sequence)?;
-    let is_open = |records: &Vec<&Record>| records.iter().any(|record| !record.is_completed());
+    let is_open = |records: &[&Record]| records.iter().any(|record| !record.is_completed());
     let waited_for = later.find(|(_, row)| row.values().any(is_open)).map(|(&sequence, _)| sequence);
     Some(Laggards { ranks, sequence: waited_for.unwrap_or(next) })
 }
@@ -105,7 +105,7 @@ fn stuck(job: &Job<'_>, group: &Group<'_>) -> Option<Finding> {
         return None; // told with the ranks that are missing
     }
     let is_inside = |record: &Record| matches!(record.end, End::Open | End::Failed);
-    let is_open = |records: &Vec<&Record>| records.iter().any(|record| is_inside(record));
+    let is_open = |records: &[&Record]| records.iter().any(|record| is_inside(record));
     let (&sequence, _) = group.rows.iter().find(|(_, row)| row.values().any(is_open))?;
     let all = records_of(group, sequence);
     let open: Vec<(u32, &Record)> = all.iter().copied().filter(|(_, record)| is_inside(record)).collect();

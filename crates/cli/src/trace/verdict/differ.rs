@@ -102,7 +102,7 @@ fn between_ranks(group: &Group<'_>, sequence: i64) -> Option<Finding> {
 
 fn classes<'a>(group: &'a Group<'_>, sequence: i64) -> Vec<Class<'a>> {
     let mut classes: Vec<Class<'a>> = Vec::new();
-    for (&rank, records) in &group.rows[&sequence] {
+    for (rank, records) in group.rows[&sequence].iter() {
         let known = classes.iter_mut().find(|class| compare::difference(class.records, records).is_none());
         match known {
             Some(class) => class.ranks.push(rank),
@@ -129,7 +129,7 @@ fn describe(class: &Class<'_>) -> String {
 
 /// One call too many or too few moves all that follow: a rank whose next call is what the others call now.
 fn shift(group: &Group<'_>, sequence: i64, expected: &Class<'_>, other: &Class<'_>) -> Option<String> {
-    let records = |rank: u32, at: i64| group.rows.get(&at)?.get(&rank).map(Vec::as_slice);
+    let records = |rank: u32, at: i64| group.rows.get(&at)?.get(rank);
     let (ours, theirs) = (*expected.ranks.first()?, *other.ranks.first()?);
     let fits = |one: Option<&[&Record]>, two: Option<&[&Record]>| match (one, two) {
         (Some(one), Some(two)) => compare::difference(one, two).is_none(),
@@ -153,7 +153,7 @@ fn within_a_call(group: &Group<'_>, sequence: i64) -> Option<Finding> {
         return None;
     }
     let row = &group.rows[&sequence];
-    for (&rank, records) in row {
+    for (rank, records) in row.iter() {
         let index = group.everyone.binary_search(&rank).ok();
         let wrong = records
             .iter()
@@ -166,11 +166,11 @@ fn within_a_call(group: &Group<'_>, sequence: i64) -> Option<Finding> {
         finding.ranks = vec![rank];
         return Some(finding);
     }
-    let all: Vec<&Record> = row.values().flatten().copied().collect();
+    let all = row.records();
     if row.len() < group.everyone.len() {
         return None;
     }
-    let (put, got) = compare::all_to_all_sums(&all)?;
+    let (put, got) = compare::all_to_all_sums(all)?;
     let (title, place) = (all[0].title(), &group.title);
     let headline = format!("in {title} of {place} all ranks together send {put} elements and receive {got}");
     let mut finding = Finding::new(Kind::OtherCall, headline);
@@ -178,7 +178,7 @@ fn within_a_call(group: &Group<'_>, sequence: i64) -> Option<Finding> {
     finding.lines = row
         .iter()
         .take(CLASSES_MAX)
-        .map(|(&rank, records)| describe(&Class { ranks: vec![rank], records }))
+        .map(|(rank, records)| describe(&Class { ranks: vec![rank], records }))
         .collect();
     Some(finding)
 }

@@ -25,7 +25,7 @@ pub(super) fn find(job: &Job<'_>, refusals: &[Refusal]) -> Option<Finding> {
         let Some((&sequence, row)) = group.rows.last_key_value() else { continue };
         let inside: Vec<(u32, &Record)> = row
             .iter()
-            .filter_map(|(&rank, records)| Some((rank, *records.last()?)))
+            .filter_map(|(rank, records)| Some((rank, *records.last()?)))
             .filter(|(_, record)| !record.is_completed())
             .collect();
         if absent.is_empty() || inside.is_empty() {

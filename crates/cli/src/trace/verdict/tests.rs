@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use super::super::align::{Filter, Job};
-use super::super::dump::{Detail, Dump, End, Frame, GroupConfig, Record, Shape};
+use super::super::dump::{Call, Detail, Dump, End, Frame, GroupConfig, Record, Shape};
 use super::super::html;
 use super::super::read::Refusal;
 use super::super::report::Report;
 use super::super::timeline::Timeline;
+use super::super::trace_events;
 use super::*;
 use proptest::prelude::*;
 
@@ -59,18 +60,21 @@ fn call_in(
     let description = dump.groups.get(group).map_or_else(Arc::default, |config| config.description.clone());
     dump.records.push(Record {
         id: dump.records.len() as i64,
-        group: group.into(),
-        description,
-        operation: operation.into(),
-        library: "tenfold".into(),
         sequence,
-        inputs: shapes(&[4]),
-        outputs: shapes(&[4]),
         created_ns: Some(created),
         started_ns: Some(created),
         end: ended_after_ms.map_or(End::Open, |ms| End::Completed(Some(created + ms * SECOND / 1000))),
-        timeout_ms: Some(30_000),
-        frames: vec![frame("step", 80 + sequence), frame("main", 140)],
+        call: Arc::new(Call {
+            group: group.into(),
+            description,
+            operation: operation.into(),
+            library: "tenfold".into(),
+            inputs: shapes(&[4]),
+            outputs: shapes(&[4]),
+            timeout_ms: Some(30_000),
+            frames: vec![frame("step", 80 + sequence), frame("main", 140)],
+            ..Call::default()
+        }),
         ..Record::default()
     });
 }
@@ -259,7 +263,8 @@ fn other_sizes_and_dtypes_are_named() {
          ranks 0 and 2: all_reduce, Float [4], called at job/train.py:83 in step"
     );
     let record = &mut dumps[1].records[2];
-    (record.inputs, record.outputs) = (shapes(&[4]), shapes(&[4]));
+    record.inputs = shapes(&[4]);
+    record.outputs = shapes(&[4]);
     record.inputs[0].dtype = Some("Half".into());
     record.outputs[0].dtype = Some("Half".into());
     assert!(
@@ -492,6 +497,37 @@ fn what_a_dump_says_commands_no_terminal() {
     assert!(!text(&dumps).contains('\u{1b}'));
 }
 
+#[test]
+fn every_event_of_the_timeline_is_as_its_format_wants_it() {
+    let mut dumps = late();
+    add_group(&mut dumps, "1", "tp", &[0, 2]);
+    for (rank, operation, detail) in
+        [(0, "send", (Some(0), 1)), (1, "recv", (Some(0), 1)), (2, "recv", (None, 2))]
+    {
+        message(&mut dumps[rank], operation, detail, 30.0, Some(5).filter(|_| rank < 2));
+    }
+    call_in(&mut dumps[0], "1", "broadcast", 1, 20.0, None);
+    call_in(&mut dumps[2], "1", "broadcast", 1, 20.0, Some(7));
+    for (sequence, end) in [(21, End::Failed), (22, End::Unknown), (23, End::Open)] {
+        call(&mut dumps[1], "all_reduce", sequence, 10.0, None);
+        let record = dumps[1].records.last_mut().unwrap();
+        record.end = end;
+        record.failed_ns = (end == End::Failed).then_some(NOW);
+    }
+    let job = Job::new(&dumps, &[], &Filter::default());
+    let trace = Timeline::new(&job).to_chrome();
+    assert_eq!(trace_events::check_with_nesting(&trace), Ok(()));
+    let phases = |phase: &str| {
+        trace["traceEvents"].as_array().unwrap().iter().filter(|event| event["ph"] == phase).count()
+    };
+    assert_eq!(phases("X"), dumps.iter().map(|dump| dump.records.len()).sum::<usize>());
+    assert_eq!(
+        (phases("s"), phases("t"), phases("f")),
+        (21, 20, 21),
+        "20 collectives of three ranks, one of two"
+    );
+}
+
 /// Numbers as a stranger may write them.
 fn extreme() -> impl Strategy<Value = i64> {
     prop_oneof![prop::sample::select(vec![i64::MIN, -1, 0, 1, 2, 3, NOW, i64::MAX]), any::<i64>()]
@@ -524,19 +560,23 @@ fn any_record() -> impl Strategy<Value = Record> {
         |(operation, end, inputs, outputs, detail, numbers)| {
             let (id, sequence, created, group, duration_ms) = numbers;
             let shape = |sizes: Vec<i64>| Shape { sizes, dtype: None };
-            Record {
-                id,
+            let call = Call {
                 group: group.to_string().into(),
                 operation: operation.into(),
                 detail,
-                sequence,
                 is_p2p: matches!(operation, "send" | "recv"),
                 inputs: inputs.into_iter().map(shape).collect(),
                 outputs: outputs.into_iter().map(shape).collect(),
+                timeout_ms: (sequence > 0).then_some(sequence),
+                ..Call::default()
+            };
+            Record {
+                id,
+                sequence,
                 created_ns: (created > 0).then_some(created),
                 end,
                 duration_ms: duration_ms.filter(|ms| ms.is_finite() && *ms >= 0.0),
-                timeout_ms: (sequence > 0).then_some(sequence),
+                call: call.into(),
                 ..Record::default()
             }
         },
@@ -559,7 +599,7 @@ proptest! {
         let report = Report { job: &job, findings: &findings, refusals: &[] };
         prop_assert!(report.text(9, false).lines().count() >= 2);
         let timeline = Timeline::new(&job);
-        prop_assert!(timeline.to_chrome()["traceEvents"].is_array());
+        prop_assert_eq!(trace_events::check(&timeline.to_chrome()), Ok(()));
         prop_assert!(html::page(&report, &timeline).contains("<!doctype html>"));
     }
 }
