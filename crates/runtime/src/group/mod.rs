@@ -8,6 +8,7 @@ mod call;
 mod coalesced;
 pub(crate) mod connect;
 pub(crate) mod detail;
+pub(crate) mod from_environment;
 mod inquest;
 mod nan;
 mod planner;
@@ -35,6 +36,7 @@ use crate::label::{Label, OpKind};
 use crate::recorder::{self, GroupRecord, Newcomer};
 use crate::transport::mesh::{Member, Mesh};
 use connect::Met;
+pub use from_environment::Place;
 pub use nan::find_nan;
 use planner::Planner;
 use state::GroupState;
@@ -199,6 +201,8 @@ pub(crate) struct Inner {
     checks_numbers: bool,
     /// The worker server that the environment asked for lives as long as there is a group.
     control: crate::control::Lease,
+    /// The store that ranks met through, where this rank hosts it. See `from_environment`.
+    hosted: Option<from_environment::Hosted>,
 }
 
 impl Group {
@@ -298,6 +302,7 @@ impl Group {
             children,
             checks_numbers,
             control,
+            hosted: None,
         };
         Group { inner: Arc::new(inner), timeout: None, background: false }
     }
