@@ -61,6 +61,10 @@ def run(function: Case, scene: Scene, backend: str, store: dist.Store) -> Result
     try:
         if backend not in dist.Backend.backend_list:
             importlib.import_module(f"{backend}.torch")  # registers it
+        if backend == "gloo":
+            dist.set_debug_level(dist.DebugLevel.OFF)  # at DETAIL its DDP crashes once `torch._dynamo` is imported
+        else:
+            dist.set_debug_level_from_env()
         dist.init_process_group(
             backend, store=store, rank=scene.rank, world_size=scene.world, timeout=PATIENCE
         )
