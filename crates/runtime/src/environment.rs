@@ -418,7 +418,10 @@ mod tests {
     #[test]
     fn a_program_without_a_launcher_is_told_what_is_missing_and_how_to_start_it() {
         let fault = read_place(|_| None).unwrap_err();
-        assert_eq!(fault.message, "RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT are not set in the environment");
+        assert_eq!(
+            fault.message,
+            "RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT are not set in the environment"
+        );
         assert_eq!(fault.hint.unwrap(), "start it with `tenfold run -n 2 …`, which sets them");
         let fault = place_with(&[("MASTER_ADDR", " ")]).unwrap_err();
         assert_eq!(fault.message, "MASTER_ADDR is not set in the environment");

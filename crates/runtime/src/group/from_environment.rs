@@ -1,14 +1,14 @@
 //! Joining the world that a launcher made: the variables of `tenfold run`, torchrun and PyTorch's `env://`.
 //!
 //! Which store the ranks meet through follows from them, too. A launcher that hosts one says so; its store outlives ranks
-//! that are started again, so each round has keys of its own there. Else rank 0 hosts one, for as long as it has the group.
+//! that are started again, so each round has keys of its own there. Else rank 0 hosts one as long as it lives.
 //! Python's `tenfold.init` does the same: ranks of both kinds can be in one world.
 //!
 //! Not here: reading the variables (see `environment`).
 
-#![expect(clippy::disallowed_methods, reason = "waits a moment until the others have left the store")]
+#![expect(clippy::disallowed_methods, reason = "looks whether the others have left the store")]
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tenfold_plan::Rank;
@@ -19,8 +19,8 @@ use super::{Group, Options, connect_error};
 use crate::environment;
 use crate::fault::{Fault, Result};
 
-/// How long a rank that hosts the store and leaves waits for others to be done with it. They are as soon as they have met;
-/// only ranks that keep the store open, as Python's do, make it wait that long.
+/// How long a rank that hosts the store waits at most for others to be done with it. They are as soon as they have met; only
+/// ranks that keep the store open, as Python's do, make it wait that long.
 const FAREWELL_MAX: Duration = Duration::from_secs(1);
 
 /// Where a launcher has put this process.
@@ -83,7 +83,7 @@ impl Group {
     ///
     /// Where `TORCHELASTIC_USE_AGENT_STORE` is `True` the launcher hosts the store, and the keys of a round have the prefix
     /// `/worker/attempt_<TORCHELASTIC_RESTART_COUNT>`; else rank 0 hosts it at `MASTER_ADDR`, as with PyTorch's `env://`, as
-    /// long as it has the group. All of it may take as long as [`Options::timeout`] says. [`Place`] has `LOCAL_RANK`.
+    /// long as it lives. All of it may take as long as [`Options::timeout`] says. [`Place`] has `LOCAL_RANK`.
     ///
     /// # Errors
     /// If a variable is missing or makes no sense, the store cannot be reached or hosted, or a rank does not come in time.
@@ -94,10 +94,9 @@ impl Group {
         let store = meeting.open(rank, size, options.timeout).map_err(failed)?;
         // What is left of the time is for meeting the others.
         store.set_timeout(deadline.left().unwrap_or(options.timeout));
-        let mut group = Group::connect(meeting.of_this_round(&store), rank, size, options)?;
+        let group = Group::connect(meeting.of_this_round(&store), rank, size, options)?;
         if store.server().is_some() {
-            let inner = Arc::get_mut(&mut group.inner).expect("nobody else has a group that was just made");
-            inner.hosted = Some(Hosted { store, process: std::process::id() });
+            keep(store);
         }
         Ok(group)
     }
@@ -130,21 +129,21 @@ impl Meeting {
     }
 }
 
-/// The store that this rank hosts: it must not end while another rank still reads there how to reach the others.
-pub(super) struct Hosted {
-    store: Arc<TcpStore>,
-    process: u32,
-}
+/// Stores that this process hosts. They end with it: groups may be made again through the same one.
+static HOSTED: Mutex<Vec<Arc<TcpStore>>> = Mutex::new(Vec::new());
 
-impl Drop for Hosted {
-    fn drop(&mut self) {
-        if self.process != std::process::id() {
-            return; // a forked child has no server
-        }
-        let deadline = Deadline::after(FAREWELL_MAX);
-        let others_read = |server: &Server| server.facts().connections > 1; // one is our own
-        while self.store.server().is_some_and(others_read) && !deadline.passed() {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+/// Keeps a store that this rank hosts, and waits until the others are done with it: after this the rank may end.
+fn keep(store: Arc<TcpStore>) {
+    let mut hosted = HOSTED.lock().unwrap_or_else(PoisonError::into_inner);
+    let is_kept = hosted.iter().any(|other| other.port() == store.port());
+    if !is_kept {
+        hosted.push(Arc::clone(&store));
+    }
+    drop(hosted);
+    let own = if is_kept { 2 } else { 1 };
+    let others_read = |server: &Server| server.facts().connections > own;
+    let deadline = Deadline::after(FAREWELL_MAX);
+    while store.server().is_some_and(others_read) && !deadline.passed() {
+        std::thread::sleep(Duration::from_millis(1));
     }
 }

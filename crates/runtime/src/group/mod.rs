@@ -201,8 +201,6 @@ pub(crate) struct Inner {
     checks_numbers: bool,
     /// The worker server that the environment asked for lives as long as there is a group.
     control: crate::control::Lease,
-    /// The store that ranks met through, where this rank hosts it. See `from_environment`.
-    hosted: Option<from_environment::Hosted>,
 }
 
 impl Group {
@@ -302,7 +300,6 @@ impl Group {
             children,
             checks_numbers,
             control,
-            hosted: None,
         };
         Group { inner: Arc::new(inner), timeout: None, background: false }
     }
