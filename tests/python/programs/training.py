@@ -62,9 +62,8 @@ def run(function: Case, scene: Scene, backend: str, store: dist.Store) -> Result
         if backend not in dist.Backend.backend_list:
             importlib.import_module(f"{backend}.torch")  # registers it
         if backend == "gloo":
-            dist.set_debug_level(
-                dist.DebugLevel.OFF
-            )  # at DETAIL its DDP crashes once `torch._dynamo` is imported
+            # At DETAIL PyTorch's DDP crashes on Gloo once `torch._dynamo` is imported.
+            dist.set_debug_level(dist.DebugLevel.OFF)
         else:
             dist.set_debug_level_from_env()
         dist.init_process_group(
