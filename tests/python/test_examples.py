@@ -1,12 +1,15 @@
 """The examples learn, end alike on all ranks, and compute what they compute under Gloo."""
 
+import os
 import re
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
-from servers import ROOT
+from servers import ROOT, tenfold_binary
 from torch import Tensor
 from training_jobs import run_ranks
 
@@ -51,4 +54,30 @@ def test_an_example_learns_on_all_ranks_what_it_learns_under_gloo(
             torch.testing.assert_close(parameters, training.parameters[0], rtol=0, atol=0)
     torch.testing.assert_close(
         actual.parameters[0], expected.parameters[0], rtol=TOLERANCE[world], atol=TOLERANCE[world]
+    )
+
+
+def test_the_example_in_rust_runs_under_stock_torchrun(tmp_path: Path) -> None:
+    program = Path(tenfold_binary()).parent.parent / "debug" / "train_rust"
+    assert program.exists(), f"no program at {program}: run `cargo build -p train_rust`, or `./test python`"
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "--no-python",
+    ]
+    ended = subprocess.run(
+        [*torchrun, program, "--epochs=1"],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert re.search(
+        r"^replicas bit-identical: 2 of 2, fingerprint [0-9a-f]{16}$", ended.stdout, re.MULTILINE
     )

@@ -249,6 +249,37 @@ def test_it_works_in_pytorchs_most_careful_debug_level(ranks: RankServer) -> Non
         assert outcome.returned == (plain(2 * torch.arange(3.0) + 1), "DETAIL")
 
 
+def beside_another_backend_in_detail(me: Rank) -> Any:
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    group = dist.new_group(backend="cpu:tenfold,cuda:gloo")
+    gc.collect()  # PyTorch's wrapper keeps what it wraps alive by half
+    wrapper = group._get_backend(torch.device("cpu"))
+    ours = weakref.ref(wrapper.wrapped_pg)
+    shared = tenfold.torch.empty(3, group=group)
+    shared[:] = ramp(me, 3)
+    dist.all_reduce(shared, group=group)
+    with pytest.raises(RuntimeError) as by_pytorch:
+        dist.all_reduce(torch.ones(2 + me.rank), group=group)
+    dist.all_reduce(again := ramp(me, 3), group=group)
+    with pytest.raises(dist.DistBackendError) as by_tenfold:
+        dist.all_reduce(torch.ones(2), [dist.ReduceOp.SUM, dist.ReduceOp.MAX][me.rank], group=group)
+    errors = str(by_pytorch.value), str(by_tenfold.value)
+    dist.destroy_process_group(group)
+    del group, wrapper, by_pytorch, by_tenfold  # the tracebacks have a group in their frames
+    gc.collect()
+    return plain(shared), plain(again), errors, ours() is None
+
+
+def test_beside_another_backend_pytorch_compares_shapes_and_tenfold_the_rest(ranks: RankServer) -> None:
+    for outcome in ranks.run(beside_another_backend_in_detail):
+        shared, again, (by_pytorch, by_tenfold), is_gone = outcome.returned
+        assert shared == again == plain(2 * torch.arange(3.0) + 1)
+        assert by_pytorch.startswith("Detected mismatch between collectives on ranks."), by_pytorch
+        assert "ranks called different operations" in by_tenfold, by_tenfold
+        assert "called all_reduce(max, float32 × 2) [input 2, at " in by_tenfold, by_tenfold  # noqa: RUF001
+        assert is_gone, "a group that was left keeps its backend alive"
+
+
 def reduce_two_at_once(me: Rank) -> Any:
     tensors = [ramp(me, 3), ramp(me, 5)]
     work = everybody().allreduce(tensors)

@@ -12,6 +12,7 @@ use std::time::Duration;
 use crate::debug_level::DebugLevel;
 use crate::fault::Fault;
 use crate::group::StuckPolicy;
+use crate::group::from_environment::{Meeting, Place};
 use crate::recorder;
 
 /// Every setting, as read once at the start.
@@ -109,6 +110,41 @@ impl Environment {
     }
 }
 
+/// What a launcher tells this process.
+pub(crate) fn place() -> Result<Place, Fault> {
+    read_place(|name| std::env::var_os(name))
+}
+
+fn read_place(look_up: impl Fn(&str) -> Option<OsString>) -> Result<Place, Fault> {
+    const NEEDED: [&str; 4] = ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"];
+    let look_up = |name: &'static str| Variable::of(name, look_up(name).unwrap_or_default());
+    let [rank, size, host, port] = NEEDED.map(look_up);
+    let (Some(rank), Some(size), Some(host), Some(port)) = (rank?, size?, host?, port?) else {
+        let missing: Vec<&str> =
+            NEEDED.into_iter().filter(|name| matches!(look_up(name), Ok(None))).collect();
+        let are = if missing.len() == 1 { "is" } else { "are" };
+        let message = format!("{} {are} not set in the environment", missing.join(", "));
+        return Err(Fault::argument(message).hint("start it with `tenfold run -n 2 …`, which sets them"));
+    };
+    let (number, ranks) = (rank.number()?, size.number()?);
+    if ranks == 0 || u32::try_from(ranks).is_err() {
+        return Err(size.wrong("is no number of ranks", "say how many processes there are, 1 or more"));
+    }
+    if number >= ranks {
+        return Err(rank.wrong(&format!("is no rank with `{size}`"), "ranks are counted from 0"));
+    }
+    let local_rank = look_up("LOCAL_RANK")?.map(|variable| variable.number()).transpose()?;
+    // As PyTorch reads it, to the letter.
+    let is_of_launcher = look_up("TORCHELASTIC_USE_AGENT_STORE")?.is_some_and(|it| it.value == "True");
+    let round = || look_up("TORCHELASTIC_RESTART_COUNT")?.map_or(Ok(0), |variable| variable.number());
+    let meeting = Meeting {
+        host: host.value.clone(),
+        port: port.port()?,
+        round: if is_of_launcher { Some(round()?) } else { None },
+    };
+    Ok(Place { rank: number, size: ranks, local_rank, meeting })
+}
+
 /// The recorder's settings alone: it begins before anybody has asked for anything else.
 pub(crate) fn recorder_settings() -> Result<recorder::Settings, Fault> {
     recorder::Settings::parse(&variable)
@@ -196,6 +232,11 @@ impl Variable {
                 "say the first and the last, as in `20000-20100`, both from 1 to 65535",
             )),
         }
+    }
+
+    fn port(&self) -> Result<u16, Fault> {
+        let port = self.value.parse().ok().filter(|port| *port > 0);
+        port.ok_or_else(|| self.wrong("is no port", "say a number from 1 to 65535"))
     }
 
     /// What c10d takes for yes and no.
@@ -348,6 +389,62 @@ mod tests {
             assert_eq!(message, format!("`TENFOLD_ALGORITHM={value}` is no list of algorithms"));
             assert!(hint.starts_with("say an operation"), "{hint}");
         }
+    }
+
+    const LAUNCHED: [(&str, &str); 4] =
+        [("RANK", "1"), ("WORLD_SIZE", "3"), ("MASTER_ADDR", "node-a"), ("MASTER_PORT", "29500")];
+
+    /// The place of a rank with these variables, of which the last counts.
+    fn place_with(variables: &[(&str, &str)]) -> Result<Place, Fault> {
+        let all: Vec<_> = LAUNCHED.iter().chain(variables).collect();
+        read_place(|name| all.iter().rfind(|(known, _)| *known == name).map(|(_, value)| value.into()))
+    }
+
+    #[test]
+    fn a_rank_is_where_its_launcher_says() {
+        let meeting = |round| Meeting { host: "node-a".into(), port: 29500, round };
+        let place = |local_rank, round| Place { rank: 1, size: 3, local_rank, meeting: meeting(round) };
+        assert_eq!(place_with(&[]).unwrap(), place(None, None));
+        assert_eq!(place_with(&[("LOCAL_RANK", "0")]).unwrap(), place(Some(0), None));
+        let agent = |value| ("TORCHELASTIC_USE_AGENT_STORE", value);
+        let restarted = ("TORCHELASTIC_RESTART_COUNT", "2");
+        assert_eq!(place_with(&[agent("True")]).unwrap(), place(None, Some(0)));
+        assert_eq!(place_with(&[agent("True"), restarted]).unwrap(), place(None, Some(2)));
+        for other in ["true", "1", "False", ""] {
+            assert_eq!(place_with(&[agent(other), restarted]).unwrap(), place(None, None), "{other}");
+        }
+    }
+
+    #[test]
+    fn a_program_without_a_launcher_is_told_what_is_missing_and_how_to_start_it() {
+        let fault = read_place(|_| None).unwrap_err();
+        assert_eq!(
+            fault.message,
+            "RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT are not set in the environment"
+        );
+        assert_eq!(fault.hint.unwrap(), "start it with `tenfold run -n 2 …`, which sets them");
+        let fault = place_with(&[("MASTER_ADDR", " ")]).unwrap_err();
+        assert_eq!(fault.message, "MASTER_ADDR is not set in the environment");
+    }
+
+    #[test]
+    fn a_place_that_cannot_be_is_refused_with_the_variable_and_its_value() {
+        for (name, value, message) in [
+            ("RANK", "one", "`RANK=one` is no number"),
+            ("RANK", "-1", "`RANK=-1` is no number"),
+            ("RANK", "3", "`RANK=3` is no rank with `WORLD_SIZE=3`"),
+            ("WORLD_SIZE", "0", "`WORLD_SIZE=0` is no number of ranks"),
+            ("WORLD_SIZE", "5000000000", "`WORLD_SIZE=5000000000` is no number of ranks"),
+            ("WORLD_SIZE", "99999999999999999999", "`WORLD_SIZE=99999999999999999999` is no number"),
+            ("LOCAL_RANK", "gpu0", "`LOCAL_RANK=gpu0` is no number"),
+            ("MASTER_PORT", "0", "`MASTER_PORT=0` is no port"),
+            ("MASTER_PORT", "65536", "`MASTER_PORT=65536` is no port"),
+        ] {
+            assert_eq!(place_with(&[(name, value)]).unwrap_err().message, message);
+        }
+        let agent = ("TORCHELASTIC_USE_AGENT_STORE", "True");
+        let fault = place_with(&[agent, ("TORCHELASTIC_RESTART_COUNT", "x")]).unwrap_err();
+        assert_eq!(fault.message, "`TORCHELASTIC_RESTART_COUNT=x` is no number");
     }
 
     #[cfg(unix)]

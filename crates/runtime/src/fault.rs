@@ -95,6 +95,7 @@ pub struct Scene {
     pub label: Label,
     pub group: Arc<str>,
     pub rank: Rank,
+    /// 0 if it broke before the rank was known.
     pub size: usize,
     pub elapsed: Duration,
     pub timeout: Option<Duration>,
@@ -152,7 +153,11 @@ impl fmt::Display for Error {
         if label.seq > 0 {
             write!(f, " #{}", label.seq)?;
         }
-        write!(f, " in group `{group}` failed on rank {rank} of {size}: {}", fault.message)?;
+        write!(f, " in group `{group}` failed")?;
+        if *size > 0 {
+            write!(f, " on rank {rank} of {size}")?;
+        }
+        write!(f, ": {}", fault.message)?;
         if let Some(progress) = progress {
             write!(f, "\n  {label}{progress}; started {} ago", show_duration(*elapsed))?;
             if let Some(timeout) = timeout {

@@ -6,7 +6,7 @@
 //! ```
 //! use tenfold::{Group, ReduceOp, Tensor};
 //!
-//! // Four ranks as threads; with processes each would call `Group::connect` with a store.
+//! // Four ranks as threads; processes that `tenfold run` starts call `Group::from_environment` instead.
 //! let sums = Group::threads(4, |group| {
 //!     let mut gradients = Tensor::from_slice(&[1.0_f32, 2.0, 3.0]);
 //!     group.all_reduce(gradients.lend(), ReduceOp::Avg)?.wait()?;
@@ -50,7 +50,7 @@ pub use collectives::{Collectives, FakeGroup};
 pub use debug_level::{DebugLevel, debug_level, set_debug_level, set_debug_level_from_env};
 pub use fabric::{ProgressEntry, Registration};
 pub use fault::{Error, Fault, FaultKind, Result, Scene};
-pub use group::{Group, Options, SparseTensor, StuckPolicy, StuckReport, find_nan};
+pub use group::{Group, Options, Place, SparseTensor, StuckPolicy, StuckReport, find_nan};
 pub use label::{Label, OpKind};
 pub use tenfold_memory::{CustomOp, DType, Element, ReduceOp, Region, Tensor, TensorView, UnknownOp, lend};
 pub use tenfold_plan::{Rank, Topology};

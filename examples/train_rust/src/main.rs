@@ -3,12 +3,11 @@
 //! Every rank is a process with a copy of a small network and a part of every batch. candle's gradients go into a `Reducer` and
 //! come back as averages over all ranks, so that candle's optimizer makes the same step everywhere.
 //!
-//! Four functions are worth copying: `join` (who am I, and where are the others), `begin_alike`, `average` (the heart of it),
-//! and `check_replicas`. The rest is what any training has.
+//! `Group::from_environment` finds the others. Three functions are worth copying: `begin_alike`, `average` (the heart of it), and
+//! `check_replicas`. The rest is what any training has.
 
 use std::error::Error;
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, Var};
@@ -17,8 +16,7 @@ use candle_nn::{
 };
 use clap::Parser as _;
 use tenfold::ddp::{self, Param, Reducer};
-use tenfold::{Group, ReduceOp};
-use tenfold_store::{PrefixStore, TcpStore, TcpStoreOptions};
+use tenfold::{Group, Options, ReduceOp};
 
 /// Trains a small network on three spirals, on as many ranks as `tenfold run` starts
 #[derive(clap::Parser)]
@@ -41,27 +39,14 @@ type Outcome<T> = Result<T, Box<dyn Error>>;
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    match join().and_then(|group| train(&group, &args)) {
+    let joined = Group::from_environment(Options::default()); // all that is needed under `tenfold run`, or torchrun
+    match joined.map_err(Into::into).and_then(|group| train(&group, &args)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error}");
             ExitCode::FAILURE
         }
     }
-}
-
-/// The group of all ranks, by the variables that `tenfold run` (and torchrun) sets for each of them.
-fn join() -> Outcome<Group> {
-    let read = |name: &str| {
-        std::env::var(name)
-            .map_err(|_| format!("{name} is not set\n  hint: start this by `tenfold run -n 4 …`"))
-    };
-    let (rank, ranks) = (read("RANK")?.parse()?, read("WORLD_SIZE")?.parse()?);
-    let store = TcpStore::open(TcpStoreOptions::new(read("MASTER_ADDR")?, read("MASTER_PORT")?.parse()?))?;
-    // The store outlives ranks that are started again: each attempt has names of its own there.
-    let attempt = format!("attempt_{}", read("TORCHELASTIC_RESTART_COUNT").unwrap_or_default());
-    let store = PrefixStore::new(attempt, Arc::new(store));
-    Ok(Group::connect(Arc::new(store), rank, ranks, tenfold::Options::default())?)
 }
 
 fn train(group: &Group, args: &Args) -> Outcome<()> {

@@ -81,11 +81,16 @@ fn any_number_of_ranks_can_share_a_batch_and_too_many_are_told() {
 
 #[test]
 fn without_a_launcher_it_says_how_to_start_it() {
-    let output = Command::new(TRAIN).env_remove("RANK").output().unwrap();
+    let mut command = Command::new(TRAIN);
+    for name in ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"] {
+        command.env_remove(name);
+    }
+    let output = command.output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(
         String::from_utf8(output.stderr).unwrap(),
-        "error: RANK is not set\n  hint: start this by `tenfold run -n 4 …`\n"
+        "error: connect in group `default` failed: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT are not set in the environment\n  \
+         hint: start it with `tenfold run -n 2 …`, which sets them\n"
     );
     let help = Command::new(TRAIN).arg("--help").output().unwrap();
     assert!(String::from_utf8(help.stdout).unwrap().contains("Examples:\n  tenfold run -n 4 "));

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -35,6 +36,11 @@ _CUSTOM = dist.ProcessGroup.BackendType.CUSTOM
 _UNSET = timedelta(milliseconds=-1)
 _PREMUL_SUM = int(dist.ReduceOp.RedOpType.PREMUL_SUM)
 
+# At level DETAIL PyTorch puts its `_ProcessGroupWrapper` around a backend that shares its group with others,
+# and that holds no more than the half of it that is C++. A backend whose other half is gone can do nothing,
+# not even say its name; so here it lives as long as the group.
+_in_groups_of_pytorch: "WeakKeyDictionary[dist.ProcessGroup, list[Backend]]" = WeakKeyDictionary()
+
 
 def create(options: Any, backend_options: Any = None) -> "Backend | ProcessGroup":
     """What `torch.distributed` calls to make a group of this backend."""
@@ -51,7 +57,9 @@ def create(options: Any, backend_options: Any = None) -> "Backend | ProcessGroup
     )
     # "custom" is this backend; the type of another one says that it shares the group with us, which then is
     # PyTorch's.
-    if options.process_group is not None and options.process_group.name() != "custom":
+    group = options.process_group
+    if group is not None and group.name() != "custom":
+        _in_groups_of_pytorch.setdefault(group, []).append(backend)
         return backend
     return ProcessGroup(options.store, backend)
 

@@ -94,6 +94,7 @@ def backend_of(group: dist.ProcessGroup | None) -> "Backend":
     """The tenfold backend of a process group."""
     group = group or dist.distributed_c10d._get_default_group()
     backend = group._get_backend(torch.device("cpu"))
+    backend = getattr(backend, "wrapped_pg", backend)  # PyTorch's wrapper at level DETAIL
     if not isinstance(getattr(backend, "shared_storages", None), SharedStorages):
         raise ValueError(f"this needs a process group of the backend tenfold; this one is {group.name()}")
     return backend

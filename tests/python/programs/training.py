@@ -61,6 +61,11 @@ def run(function: Case, scene: Scene, backend: str, store: dist.Store) -> Result
     try:
         if backend not in dist.Backend.backend_list:
             importlib.import_module(f"{backend}.torch")  # registers it
+        if backend == "gloo":
+            # At DETAIL PyTorch's DDP crashes on Gloo once `torch._dynamo` is imported.
+            dist.set_debug_level(dist.DebugLevel.OFF)
+        else:
+            dist.set_debug_level_from_env()
         dist.init_process_group(
             backend, store=store, rank=scene.rank, world_size=scene.world, timeout=PATIENCE
         )

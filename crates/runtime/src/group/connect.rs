@@ -270,7 +270,7 @@ impl Exchange<'_> {
 }
 
 #[cold]
-fn store_fault(error: tenfold_store::Error) -> Fault {
+pub(super) fn store_fault(error: tenfold_store::Error) -> Fault {
     let kind = match error.kind() {
         tenfold_store::FaultKind::Timeout => FaultKind::Timeout,
         _ => FaultKind::Store,
