@@ -175,13 +175,8 @@ mod tests {
         assert_eq!(read(), expected);
         progress.tell(&[group(4, 4)], at(40));
         assert_eq!((&read()[0]["under_way"], &read()[0]["since_unix"]), (&false.into(), &40.0.into()));
-        let stuck = StuckReport {
-            number: 5,
-            is_message: false,
-            seconds: 30,
-            itself: true,
-            text: "it sleeps".into(),
-        };
+        let stuck =
+            StuckReport { number: 5, is_message: false, seconds: 30, itself: true, text: "it sleeps".into() };
         let late = Some(Duration::from_millis(30));
         progress.tell(&[GroupProgress { stuck: Some(stuck), late, ..group(4, 4) }], at(45));
         assert_eq!(read()[0]["late_seconds"], 0.03);
