@@ -3,6 +3,7 @@
 //! The programs are this test once more, with a job to do.
 
 #![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, reason = "tests: helpers that may fail")]
 
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;

@@ -138,7 +138,7 @@ fn read_place(look_up: impl Fn(&str) -> Option<OsString>) -> Result<Place, Fault
     let is_of_launcher = look_up("TORCHELASTIC_USE_AGENT_STORE")?.is_some_and(|it| it.value == "True");
     let round = || look_up("TORCHELASTIC_RESTART_COUNT")?.map_or(Ok(0), |variable| variable.number());
     let meeting = Meeting {
-        host: host.value.clone(),
+        host: host.value,
         port: port.port()?,
         round: if is_of_launcher { Some(round()?) } else { None },
     };
