@@ -143,7 +143,7 @@ mod tests {
         inherited: &[(&str, &str)],
     ) -> Result<Vec<(&'static str, OsString)>, String> {
         let nodes = vec![node(3, "trainer"), node(2, "reader"), node(ranks, "trainer")];
-        let assignment = Assignment { round: 4, node_rank: 2, nodes };
+        let assignment = Assignment { round: 4, restarts_used: 0, node_rank: 2, nodes };
         let place = Place {
             local_rank,
             assignment: &assignment,

@@ -111,6 +111,8 @@ pub(super) enum Event {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Assignment {
     pub(super) round: u64,
+    /// By the whole job so far: a node that joins late has not seen them all.
+    pub(super) restarts_used: u64,
     pub(super) node_rank: usize,
     /// By node rank.
     pub(super) nodes: Vec<NodeInfo>,
@@ -199,7 +201,7 @@ mod tests {
     fn ranks_are_counted_in_node_order_and_within_a_role() {
         let nodes = vec![node("a", 2, "trainer"), node("b", 1, "reader"), node("c", 3, "trainer")];
         let of = |node_rank| {
-            let at = Assignment { round: 0, node_rank, nodes: nodes.clone() };
+            let at = Assignment { round: 0, restarts_used: 0, node_rank, nodes: nodes.clone() };
             (at.first_rank(), at.world_size(), at.first_role_rank(), at.role_world_size())
         };
         assert_eq!([of(0), of(1), of(2)], [(0, 6, 0, 5), (2, 6, 0, 1), (3, 6, 2, 5)]);

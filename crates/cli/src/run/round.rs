@@ -47,8 +47,6 @@ pub(super) struct Round {
     pub(super) assignment: Assignment,
     pub(super) ranks: Vec<Rank>,
     pub(super) phase: Phase,
-    /// It ended because of a failure, here or elsewhere.
-    pub(super) failed: bool,
     pub(super) started: Instant,
     pub(super) store: Endpoint,
     /// All have ended, with what they left behind, and the rendezvous was told.
@@ -73,10 +71,11 @@ impl Launch {
         let (first, local, world) = (assignment.first_rank(), self.plan.ranks, assignment.world_size());
         let number = assignment.round;
         let mut beginning = String::new();
-        if self.round.as_ref().is_some_and(|round| round.failed) {
-            self.restarts_used += 1;
-            beginning = format!("restart {} of {}: ", self.restarts_used, self.plan.max_restarts);
+        if self.round.is_some() && assignment.restarts_used > self.restarts_used {
+            let used = assignment.restarts_used;
+            beginning = format!("restart {used} of {}: ", self.plan.max_restarts);
         }
+        self.restarts_used = assignment.restarts_used;
         if assignment.nodes.len() > 1 || number > 0 {
             let Assignment { node_rank, nodes, .. } = &assignment;
             let last = first + local - 1;
@@ -90,7 +89,6 @@ impl Launch {
             assignment,
             ranks: Vec::with_capacity(local),
             phase: Phase::Running,
-            failed: false,
             started: Instant::now(),
             store,
             closed: false,
@@ -105,7 +103,6 @@ impl Launch {
                 }
             }
         }
-        round.failed = unstarted.is_some();
         self.round = Some(round);
         self.report_status(Instant::now());
         if let Some((rank, error)) = unstarted {
@@ -170,7 +167,6 @@ impl Launch {
         for &rank in &failed {
             round.ranks[rank].pipes.catch_up(now, &mut self.outlet); // what it said last is wanted in the report
         }
-        round.failed = true;
         let failure = self.describe(&failed);
         let (rank, summary) = (failure.rank, failure.summary());
         self.fail(rank, summary.clone(), failure.text());
@@ -219,9 +215,8 @@ impl Launch {
     }
 
     pub(super) fn told_to_stop(&mut self, number: u64, reason: &str) {
-        match &mut self.round {
+        match &self.round {
             Some(round) if round.assignment.round == number && !round.closed => {
-                round.failed |= reason.contains(" failed");
                 self.stop_after_dumps(format!("{reason}: the ranks are asked to end"));
             }
             _ => self.tell(Order::Stopped { round: number }), // they have ended by themselves

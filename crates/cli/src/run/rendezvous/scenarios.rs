@@ -161,7 +161,11 @@ fn show(event: &Event) -> String {
     match event {
         Event::Start(start) => {
             let hosts: Vec<&str> = start.nodes.iter().map(|node| node.host.as_str()).collect();
-            format!("start {} as {} of {}", start.round, start.node_rank, hosts.join(" "))
+            let restart = match start.restarts_used {
+                0 => String::new(),
+                used => format!(", restart {used}"),
+            };
+            format!("start {} as {} of {}{restart}", start.round, start.node_rank, hosts.join(" "))
         }
         Event::Stop { round, reason } => format!("stop {round}: {reason}"),
         Event::Over(Outcome::Success) => "success".into(),
@@ -215,8 +219,8 @@ fn a_failure_stops_all_and_starts_them_again_with_the_same_ranks_without_last_ca
     job.stopped(1, 0);
     assert_eq!(job.told(1), ["start 0 as 1 of a b", "stop 0: rank 1 on node b failed: exit code 3"]);
     job.stopped(0, 0);
-    assert_eq!(job.told(0), ["start 1 as 0 of a b"]);
-    assert_eq!(job.told(1), ["start 1 as 1 of a b"]);
+    assert_eq!(job.told(0), ["start 1 as 0 of a b, restart 1"]);
+    assert_eq!(job.told(1), ["start 1 as 1 of a b, restart 1"]);
     assert_eq!(job.state().restarts_used, 1);
 }
 
@@ -235,7 +239,7 @@ fn what_is_said_of_a_round_that_has_passed_is_ignored() {
     let mut job = Job::of(1, settings(1, 1));
     job.fails(0, 0);
     job.stopped(0, 0);
-    assert_eq!(job.told(0).last().unwrap(), "start 1 as 0 of a");
+    assert_eq!(job.told(0).last().unwrap(), "start 1 as 0 of a, restart 1");
     job.fails(0, 0);
     job.done(0, 0);
     job.stopped(0, 0);
@@ -269,7 +273,11 @@ fn after_a_failure_those_that_were_done_run_again() {
     job.stopped(1, 0);
     assert_eq!(
         job.told(0),
-        ["start 0 as 0 of a b", "stop 0: rank 1 on node b failed: exit code 3", "start 1 as 0 of a b"]
+        [
+            "start 0 as 0 of a b",
+            "stop 0: rank 1 on node b failed: exit code 3",
+            "start 1 as 0 of a b, restart 1"
+        ]
     );
     assert!(job.state().members.iter().all(|seat| !seat.done));
 }
@@ -340,7 +348,7 @@ fn leaving_below_the_least_number_costs_a_restart_and_the_rest_wait() {
     assert_eq!((job.state().round, job.state().restarts_used), (1, 1));
     job.join();
     job.turn();
-    assert_eq!(job.told(1)[2..], ["start 1 as 1 of c b"]);
+    assert_eq!(job.told(1)[2..], ["start 1 as 1 of c b, restart 1"]);
 }
 
 #[test]
@@ -464,7 +472,7 @@ fn ranks_that_never_end_on_a_node_are_named_after_the_join_timeout() {
     job.turn();
     let text = "closed: the ranks of the round before did not end within 600 s on a";
     assert_eq!(job.told(0).last().unwrap(), text);
-    assert_eq!(job.told(1).last().unwrap(), "start 1 as 0 of b");
+    assert_eq!(job.told(1).last().unwrap(), "start 1 as 0 of b, restart 1");
 }
 
 #[test]
@@ -526,7 +534,7 @@ fn a_node_that_was_launched_again_takes_its_fixed_rank_when_the_dead_one_is_noti
     job.join_fixed(1);
     job.intervals(4);
     job.stopped(0, 0);
-    assert_eq!(job.told(2), ["start 1 as 1 of a c"]);
+    assert_eq!(job.told(2), ["start 1 as 1 of a c, restart 1"]);
 }
 
 #[test]
