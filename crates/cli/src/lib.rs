@@ -7,6 +7,7 @@
 mod bench;
 mod dashboard;
 mod demo;
+mod environment;
 mod program;
 mod run;
 mod serve;
@@ -26,17 +27,7 @@ pub use program::Program;
 /// Collective communication for machine learning.
 #[derive(Parser)]
 #[command(name = "tenfold", version, propagate_version = true, arg_required_else_help = true)]
-#[command(after_help = "Environment:
-  TENFOLD_LOG      log on standard error: error, warn (the default), info, debug, or a
-                   filter such as tenfold_store=debug
-  TENFOLD_PYTHON   the Python with PyTorch that `tenfold bench --against torch` starts
-
-Read by every rank of a process group (docs/groups.md says more):
-  TENFOLD_TRANSPORT    auto (the default), shm or tcp
-  TENFOLD_INTERFACE    the network interface by which other hosts reach this one: eth0, ^lo,docker
-  TENFOLD_PORT_RANGE   ports to listen on: 20000-20100
-  TENFOLD_ALGORITHM    algorithms to insist on: all_reduce:ring,broadcast:binomial
-  TENFOLD_WORKER_SERVER  where a rank can be asked what it does: /tmp/rank-{rank}.sock, 127.0.0.1:0")]
+#[command(after_help = "`tenfold environment` lists the variables that tenfold reads.")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -48,6 +39,7 @@ enum Command {
     Demo(demo::Args),
     #[command(hide = true)]
     DemoWorker(demo::WorkerArgs),
+    Environment(environment::Args),
     Run(Box<run::Args>),
     #[command(hide = true)]
     RunGuard,
@@ -93,6 +85,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>, program: Program) -> 
         Command::Bench(args) => bench::run(args).map(|()| SUCCESS).map_err(Into::into),
         Command::Demo(args) => demo::run(&args),
         Command::DemoWorker(args) => demo::run_worker(&args),
+        Command::Environment(args) => environment::run(&args),
         Command::Run(args) => run::run(&args),
         Command::RunGuard => run::stand_guard(),
         Command::Serve(args) => serve::run(args),

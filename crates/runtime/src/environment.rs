@@ -15,6 +15,100 @@ use crate::group::StuckPolicy;
 use crate::group::from_environment::{Meeting, Place};
 use crate::recorder;
 
+/// An environment variable and what it is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct KnownVariable {
+    /// The first that is set counts.
+    pub names: &'static [&'static str],
+    /// What it may be set to, and what holds if it is not.
+    pub values: &'static str,
+    pub meaning: &'static str,
+}
+
+/// Every variable that a rank reads for its settings; its place in the world is not among them. `tenfold environment` prints it.
+pub const VARIABLES: &[KnownVariable] = &[
+    known(
+        &["TENFOLD_TRANSPORT"],
+        "auto (default), shm, tcp",
+        "what carries messages within a host: shared memory where possible, shared memory or an error, TCP",
+    ),
+    known(
+        &["TENFOLD_INTERFACE", "GLOO_SOCKET_IFNAME"],
+        "eth0 · eth0,ib0 · =eth0 · ^lo,docker (default: the route to the store)",
+        "the network interface by which other hosts reach this one; `=` for exactly that name, `^` for all but these",
+    ),
+    known(&["TENFOLD_PORT_RANGE"], "20000-20100 (default: any free port)", "ports to listen on"),
+    known(
+        &["TENFOLD_ALGORITHM"],
+        "all_reduce:ring,broadcast:binomial (default: by size and topology)",
+        "algorithms to insist on where they can be used",
+    ),
+    known(
+        &["TENFOLD_STUCK_AFTER"],
+        "seconds (default: 30; 0: never)",
+        "how long a rank that lives may keep others waiting before they name it",
+    ),
+    known(
+        &["TENFOLD_STUCK_POLICY"],
+        "warn (default), dump, abort",
+        "what they do then: say so; write their flight recorders, too; end the group, too",
+    ),
+    known(
+        &["TENFOLD_WORKER_SERVER"],
+        "/tmp/rank-{rank}.sock · 127.0.0.1:0 (default: none)",
+        "where this rank can be asked what it does, see `tenfold worker`",
+    ),
+    known(
+        &["TENFOLD_PROGRESS"],
+        "a folder",
+        "set by `tenfold run`: where this rank tells how far it is in each group",
+    ),
+    known(
+        &["TORCH_DISTRIBUTED_DEBUG"],
+        "OFF (default), INFO, DETAIL",
+        "how much is told: DETAIL puts shapes and call sites of all ranks into errors",
+    ),
+    known(&["TORCH_DIST_NAN_CHECK"], "0 (default), 1", "refuse tensors with a NaN in them"),
+    known(
+        &["TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"],
+        "operations (default: 2000; 0: off)",
+        "how many operations the flight recorder remembers",
+    ),
+    known(
+        &["TENFOLD_FR_DUMP_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"],
+        "how a path begins (default: ~/.cache/torch/comm_lib_trace_rank_)",
+        "where its dumps go; the rank follows",
+    ),
+    known(&["TORCH_FR_DUMP_DYNAMIC_FILE_NAME"], "0 (default), 1", "look that path up again at each dump"),
+    known(
+        &["TORCH_FR_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT"],
+        "0, 1 (default)",
+        "leave a dump when a group fails",
+    ),
+    known(
+        &["TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"],
+        "milliseconds (default: 15000)",
+        "how long the end of a process waits for that dump",
+    ),
+    known(
+        &["TENFOLD_FR_STACK", "TORCH_FR_CPP_STACK", "TORCH_NCCL_TRACE_CPP_STACK"],
+        "0 (default), 1",
+        "note where each call comes from",
+    ),
+    known(&["TORCH_INCLUDE_STACK_TRACE"], "0, 1 (default)", "dumps have call sites in them"),
+    known(&["TORCH_INCLUDE_ONLY_ACTIVE"], "0 (default), 1", "dumps have only operations that are not over"),
+    known(
+        &["TENFOLD_FR_SIGNAL"],
+        "SIGUSR1, SIGUSR2, SIGHUP, SIGQUIT (default: none)",
+        "a signal that asks for a dump",
+    ),
+];
+
+const fn known(names: &'static [&'static str], values: &'static str, meaning: &'static str) -> KnownVariable {
+    KnownVariable { names, values, meaning }
+}
+
 /// Every setting, as read once at the start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Environment {
@@ -318,6 +412,21 @@ mod tests {
     fn refusal(name: &str, value: &str) -> (String, String) {
         let fault = parse(&[(name, value)]).expect_err("the value is wrong");
         (fault.message, fault.hint.expect("it says what would be right"))
+    }
+
+    #[test]
+    fn every_variable_that_is_read_is_listed_and_no_other() {
+        let read = std::cell::RefCell::new(std::collections::BTreeSet::new());
+        Environment::parse(|name| {
+            read.borrow_mut().insert(name.to_string());
+            None
+        })
+        .unwrap();
+        let mut read = read.into_inner();
+        ["HOME", "XDG_CACHE_HOME"].map(|of_everybody| assert!(read.remove(of_everybody)));
+        read.extend(["TORCH_DISTRIBUTED_DEBUG", "TORCH_DIST_NAN_CHECK"].map(String::from)); // read one by one
+        let listed = VARIABLES.iter().flat_map(|known| known.names).map(|name| name.to_string());
+        assert_eq!(listed.collect::<std::collections::BTreeSet<_>>(), read);
     }
 
     #[test]

@@ -48,6 +48,7 @@ mod work;
 
 pub use collectives::{Collectives, FakeGroup};
 pub use debug_level::{DebugLevel, debug_level, set_debug_level, set_debug_level_from_env};
+pub use environment::{KnownVariable, VARIABLES};
 pub use fabric::{ProgressEntry, Registration};
 pub use fault::{Error, Fault, FaultKind, Result, Scene};
 pub use group::{Group, Options, Place, SparseTensor, StuckPolicy, StuckReport, find_nan};
