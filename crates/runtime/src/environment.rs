@@ -423,7 +423,7 @@ mod tests {
         })
         .unwrap();
         let mut read = read.into_inner();
-        ["HOME", "XDG_CACHE_HOME"].map(|of_everybody| assert!(read.remove(of_everybody)));
+        read.retain(|name| !["HOME", "XDG_CACHE_HOME"].contains(&&**name)); // everybody's
         read.extend(["TORCH_DISTRIBUTED_DEBUG", "TORCH_DIST_NAN_CHECK"].map(String::from)); // read one by one
         let listed = VARIABLES.iter().flat_map(|known| known.names).map(|name| name.to_string());
         assert_eq!(listed.collect::<std::collections::BTreeSet<_>>(), read);
