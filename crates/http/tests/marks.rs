@@ -325,6 +325,14 @@ fn mark_10_answers_that_nobody_reads_are_given_up() {
     assert!(taken < LARGE, "the oldest is given up: {taken}");
     let taken = rest(&mut asleep[2]).len();
     assert!(taken > LARGE, "the youngest is not: {taken}");
+
+    // One that is too much by itself is not.
+    let server = start(|limits| {
+        patient(limits);
+        limits.output = LARGE / 2;
+    });
+    let taken = rest(&mut ask_for_large(&server)).len();
+    assert!(taken > LARGE, "it is the only one: {taken}");
 }
 
 #[test]

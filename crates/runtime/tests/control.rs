@@ -118,6 +118,15 @@ fn a_handler_that_panics_or_answers_nonsense_is_a_500_and_the_worker_goes_on() {
 }
 
 #[test]
+fn an_answer_of_many_megabytes_arrives_whole() {
+    const LENGTH: usize = 24 << 20;
+    control::register("large", |_: &Request| Response::text(200, "x".repeat(LENGTH))).unwrap();
+    let (_folder, path, _server) = server();
+    let Answer(status, _, body) = post(&path, "large");
+    assert_eq!((status, body.len()), (200, LENGTH));
+}
+
+#[test]
 fn what_a_worker_knows_of_its_groups_can_be_asked() {
     let (_folder, path, _server) = server();
     let none = "Flight Recorder rank is unset; no process group has registered with it yet";
