@@ -47,6 +47,7 @@ const JOBS: Jobs = &[
     ("come_late", stuck::come_late),
     ("wait_for_a_message", stuck::wait_for_a_message),
     ("come_a_little_late", stuck::come_a_little_late),
+    ("come_late_to_a_subgroup", stuck::come_late_to_a_subgroup),
 ];
 
 #[test]

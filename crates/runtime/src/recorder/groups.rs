@@ -257,10 +257,6 @@ impl Identity {
         &self.name
     }
 
-    pub(crate) fn rank(&self) -> Rank {
-        self.rank
-    }
-
     pub(super) fn recorder(&self) -> &'static Recorder {
         self.recorder
     }

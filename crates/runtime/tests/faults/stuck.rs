@@ -43,6 +43,26 @@ pub(super) fn wait_for_a_message(rank: &Rank) {
     rank.order();
 }
 
+/// Of four ranks the last two have a group, and the last one comes late there.
+pub(super) fn come_late_to_a_subgroup(rank: &Rank) {
+    rank.tell_log();
+    let world = connect(rank, options().heartbeat(HEARTBEAT_LONG));
+    let options = Options::new("tp1").timeout(SOON);
+    if let Some(group) = world.subgroup(&[2, 3], options).unwrap() {
+        let mut tensor = ones(DType::F32, 1000);
+        sum(&group, &mut tensor).unwrap();
+        if rank.rank == 3 {
+            rank.order();
+        }
+        sum(&group, &mut tensor).unwrap();
+        rank.event("summed");
+        let metrics = tenfold::metrics::prometheus();
+        let label = format!("{{group=\"tp1\",rank=\"{}\",op=\"all_reduce\"}} 2", rank.rank);
+        assert!(metrics.contains(&format!("tenfold_operations_total{label}")), "{metrics}");
+    }
+    rank.order();
+}
+
 /// The last rank comes late to every call, for as long as it takes rank 0 to see it.
 pub(super) fn come_a_little_late(rank: &Rank) {
     let group = connect(rank, options().heartbeat(HEARTBEAT_LONG));
@@ -78,13 +98,13 @@ const SENTENCE: &str = "rank 3 (host HOST, pid PID) is alive and has not entered
                         group `default` for TIME; rank 3 last finished #N broadcast(float32 × 1000, root 1) and has \
                         called nothing since; the others wait";
 
-/// Waits until `rank` says so of the third call. Before, it may have named others that were not there yet: they are each time
+/// Waits until `rank` says so of the call `number`. Before, it may have named others that were not there yet: they are each time
 /// said anew when the wait has doubled, so this ends.
-fn wait_for_warning(ranks: &mut Ranks, rank: usize, expected: &str) {
+fn wait_for_warning(ranks: &mut Ranks, rank: usize, number: &str, expected: &str) {
     loop {
         let event = ranks.wait_for_event(rank, "WARN ", SOON);
         println!("rank {rank}: {}", event.text);
-        if event.text.contains("#3") && masked(event.text.trim_start_matches("WARN ")) == expected {
+        if event.text.contains(number) && masked(event.text.trim_start_matches("WARN ")) == expected {
             return;
         }
     }
@@ -94,12 +114,12 @@ fn everybody_names_the_rank_that_does_not_come(job: Job<'_>) {
     let store = local_store();
     let mut ranks = job.start(store.address());
     for rank in 0..3 {
-        wait_for_warning(&mut ranks, rank, SENTENCE);
+        wait_for_warning(&mut ranks, rank, "#3", SENTENCE);
     }
     let confession = "the other ranks of group `default` wait for this one, which has not entered all_reduce(sum, float32 × \
                       1000) #N for TIME; this rank last finished #N broadcast(float32 × 1000, root 1) and has called \
                       nothing since";
-    wait_for_warning(&mut ranks, 3, confession);
+    wait_for_warning(&mut ranks, 3, "#3", confession);
     ranks.tell(3, "come");
     ranks.wait_for_all("summed", SOON);
     finish_well(ranks);
@@ -162,6 +182,21 @@ fn a_message_that_nobody_sends_is_told_with_whom_it_is_waited_for() {
     assert!(masked(event.text.trim_start_matches("WARN ")).starts_with(expected), "{}", event.text);
     ranks.tell(1, "send");
     ranks.wait_for_event(0, "received", SOON);
+    finish_well(ranks);
+}
+
+#[test]
+fn in_a_subgroup_a_rank_is_named_by_its_number_in_the_job() {
+    let store = local_store();
+    let mut ranks = job("come_late_to_a_subgroup", 4, "warn").start(store.address());
+    let expected = "rank 3 (host HOST, pid PID; rank 1 of group `tp1`) is alive and has not entered all_reduce(sum, \
+                    float32 × 1000) #N of group `tp1` for TIME; rank 3 last finished #N all_reduce(sum, float32 × 1000) \
+                    and has called nothing since; the others wait";
+    wait_for_warning(&mut ranks, 2, "#2", expected);
+    ranks.tell(3, "come");
+    for rank in [2, 3] {
+        ranks.wait_for_event(rank, "summed", SOON);
+    }
     finish_well(ranks);
 }
 
