@@ -26,6 +26,9 @@ __all__ = [
     "_dump_fr_trace",
     "_dump_fr_trace_file",
     "_dump_fr_trace_json",
+    "_dump_nccl_trace",
+    "_dump_nccl_trace_json",
+    "_reset_fr_recording_nccl",
     "_reset_fr_trace",
     "metrics",
     "prometheus",
@@ -72,6 +75,25 @@ def _dump_fr_trace_file(
 def _reset_fr_trace(backend: str = "gloo") -> None:
     """Forgets what was recorded so far: later dumps begin with the next operation."""
     _tenfold.recorder_reset()
+
+
+def _dump_nccl_trace(
+    includeCollectives: bool | None = None,
+    includeStackTraces: bool | None = None,
+    onlyActive: bool | None = None,
+) -> bytes:
+    """c10d's older name of `_dump_fr_trace`. There is no NCCL here: all groups are in it."""
+    return _dump_fr_trace(includeCollectives, includeStackTraces, onlyActive)
+
+
+def _dump_nccl_trace_json(includeCollectives: bool | None = None, onlyActive: bool | None = None) -> bytes:
+    """c10d's older name of `_dump_fr_trace_json`."""
+    return _dump_fr_trace_json(includeCollectives, onlyActive)
+
+
+def _reset_fr_recording_nccl() -> None:
+    """c10d's older name of `_reset_fr_trace`."""
+    _reset_fr_trace()
 
 
 def metrics() -> list[dict[str, Any]]:

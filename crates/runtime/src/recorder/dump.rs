@@ -202,6 +202,19 @@ pub(super) fn pickle(snapshot: &Snapshot, options: &DumpOptions) -> Vec<u8> {
     Plain::Dict(pairs).to_pickle()
 }
 
+/// The pickle of a recorder that knows no group and no library.
+#[cfg(feature = "control")]
+pub(crate) fn dump_of_nothing() -> Vec<u8> {
+    let empty = || Plain::Dict(Vec::new());
+    Plain::dict([
+        ("version", Plain::from(VERSION)),
+        ("pg_config", empty()),
+        ("comm_lib_version", Plain::from("")),
+        ("pg_status", empty()),
+    ])
+    .to_pickle()
+}
+
 pub(super) fn json(snapshot: &Snapshot, options: &DumpOptions) -> String {
     let mut pairs = vec![
         ("version".to_string(), Plain::from(VERSION)),
