@@ -115,9 +115,7 @@ def _shortened(text: bytes) -> bytes:
 
 def _difference(first: str, other: str) -> str:
     """c10d's words for the facts that differ; of a text that was cut, as far as it goes."""
-    ours, theirs = (
-        dict(re.findall(r"(\w+)=(.*?)(?=, [A-Z]\w+=|\)$|…|$)", text)) for text in (first, other)
-    )
+    ours, theirs = (dict(re.findall(r"(\w+)=(.*?)(?=, [A-Z]\w+=|\)$|…|$)", text)) for text in (first, other))
     differing = [
         f"{words}{ours.get(fact, '')}vs {theirs.get(fact, '')}"
         for fact, words in _ASPECTS.items()

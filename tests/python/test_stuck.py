@@ -2,6 +2,7 @@
 
 import re
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,7 @@ def test_ranks_and_the_launcher_name_the_rank_that_does_not_come(way: str, tmp_p
     assert any(re.search(CONFESSION, line) for line in lines), said
     told = [re.search("^tenfold: warning: " + SENTENCE, line) for line in lines]
     seconds = [int(one[1]) for one in told if one]
-    doubled = all(later >= 2 * max(1, before) for before, later in zip(seconds, seconds[1:], strict=False))
+    doubled = all(later >= 2 * max(1, before) for before, later in pairwise(seconds))
     assert doubled, f"once, and when it has doubled: {seconds}"
 
 

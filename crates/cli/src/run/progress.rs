@@ -133,7 +133,11 @@ fn read(folder: &Path, now: f64) -> Vec<Collective> {
     all.sort_by(|a, b| {
         let oldest_first = b.seconds.total_cmp(&a.seconds);
         let stuck_first = b.stuck.is_some().cmp(&a.stuck.is_some()); // it must not be cut off
-        stuck_first.then(b.under_way.cmp(&a.under_way)).then(if a.under_way { oldest_first } else { oldest_first.reverse() })
+        stuck_first.then(b.under_way.cmp(&a.under_way)).then(if a.under_way {
+            oldest_first
+        } else {
+            oldest_first.reverse()
+        })
     });
     all.truncate(TOLD_MAX);
     all

@@ -222,7 +222,9 @@ mod tests {
 
     #[test]
     fn one_rank_is_introduced_and_several_are_counted() {
-        let text = |late: &[(Rank, Doing)]| sentence(late, introduce, |rank| rank, "all_reduce #288", "default", FORTY);
+        let text = |late: &[(Rank, Doing)]| {
+            sentence(late, introduce, |rank| rank, "all_reduce #288", "default", FORTY)
+        };
         assert_eq!(
             text(&[(5, doing(287, 287))]),
             "rank 5 (host b, pid 812) is alive and has not entered all_reduce #288 of group `default` for 40 s; \

@@ -56,9 +56,9 @@ pub use file::DUMPING;
 pub use site::{CallSite, Frame, with_call_site};
 
 pub(crate) use clock::host_now;
-pub(crate) use entry::{Call, Sizes};
 #[cfg(feature = "control")]
 pub(crate) use dump::dump_of_nothing;
+pub(crate) use entry::{Call, Sizes};
 #[cfg(feature = "control")]
 pub(crate) use file::write_all;
 pub(crate) use file::{dump_for, dump_if_signalled, expect_dump, wait_until_dumped};

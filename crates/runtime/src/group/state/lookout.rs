@@ -84,10 +84,9 @@ impl GroupState {
             format!("{label} #{} of group `{}` waits for {} s", label.seq, self.name, waited.as_secs());
         let text = match peer {
             Some(rank) => {
-                let deed = self
-                    .mesh
-                    .doing(rank)
-                    .map_or_else(String::new, |doing| format!("; {}", stuck::deed(self.job_rank(rank), &doing)));
+                let deed = self.mesh.doing(rank).map_or_else(String::new, |doing| {
+                    format!("; {}", stuck::deed(self.job_rank(rank), &doing))
+                });
                 format!("{operation} for {}, which is alive and {lacks}{deed}", self.introduce_to_all(rank))
             }
             None => format!("{operation} for a message of any rank"),
