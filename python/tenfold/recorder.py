@@ -14,6 +14,8 @@ itself: `TORCH_FR_DUMP_TEMP_FILE` with the rank behind it.
 ('tenfold:all_reduce', 'completed', [[8]])
 >>> [(one["operation"], one["count"], one["bytes"]) for one in metrics() if one["group"] == "example"]
 [('all_reduce', 1, 8)]
+>>> [len(one["durations"]) - len(one["bounds"]) for one in metrics() if one["group"] == "example"]
+[1]
 >>> group.close()
 """
 
@@ -26,6 +28,9 @@ __all__ = [
     "_dump_fr_trace",
     "_dump_fr_trace_file",
     "_dump_fr_trace_json",
+    "_dump_nccl_trace",
+    "_dump_nccl_trace_json",
+    "_reset_fr_recording_nccl",
     "_reset_fr_trace",
     "metrics",
     "prometheus",
@@ -74,13 +79,33 @@ def _reset_fr_trace(backend: str = "gloo") -> None:
     _tenfold.recorder_reset()
 
 
+def _dump_nccl_trace(
+    includeCollectives: bool | None = None,
+    includeStackTraces: bool | None = None,
+    onlyActive: bool | None = None,
+) -> bytes:
+    """c10d's older name of `_dump_fr_trace`. There is no NCCL here: all groups are in it."""
+    return _dump_fr_trace(includeCollectives, includeStackTraces, onlyActive)
+
+
+def _dump_nccl_trace_json(includeCollectives: bool | None = None, onlyActive: bool | None = None) -> bytes:
+    """c10d's older name of `_dump_fr_trace_json`."""
+    return _dump_fr_trace_json(includeCollectives, onlyActive)
+
+
+def _reset_fr_recording_nccl() -> None:
+    """c10d's older name of `_reset_fr_trace`."""
+    _reset_fr_trace()
+
+
 def metrics() -> list[dict[str, Any]]:
     """What this process did of each operation in each group.
 
-    Each has `group`, `rank`, `operation`, `count`, `failed`, `bytes`, and in seconds `duration`, `wait` (how
-    long it stood still because of other ranks) and `wait_max`; and of a sample of collectives `skew` (how
-    long the last rank came after the first, summed up) and `skew_max`; `durations`, `waits` and `skews` are
-    histograms, whose bounds are those of `prometheus`.
+    Each has `group`, `rank` (in the whole job), `operation`, `count`, `failed`, `bytes`, and in seconds
+    `duration`, `wait` (how long it stood still because of other ranks) and `wait_max`; and of a sample of
+    collectives `skew` (how long the last rank came after the first, summed up) and `skew_max`; `durations`,
+    `waits` and `skews` are histograms: how many took up to each of `bounds`, in seconds, and more than the
+    one before; the last counts the rest.
     """
     return _tenfold.metrics_snapshot()
 
@@ -98,8 +123,9 @@ def stragglers() -> list[dict[str, Any]]:
     """Who comes late to the collectives of each group, the latest first.
 
     Twice a second a rank looks when the others began their last collective. Each entry has `group`,
-    `seen_by`, `rank`, `samples`, `last` (how often it was the last of all), and in seconds `mean` and `max`
-    (how long after the first rank it came).
+    `seen_by` and `rank` (ranks of the whole job), `samples`, `last` (how often it was the last of all), and
+    in seconds `mean`, `max` and `recent` (how long after the first rank it came: on average, at most, and on
+    average of what was seen lately).
     """
     return _tenfold.metrics_stragglers()
 

@@ -4,6 +4,8 @@ Tenfold's own backend needs none: every message of it says what its sender calle
 others that are used through tenfold's classes. Point-to-point is not compared, as by c10d.
 """
 
+import hashlib
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,8 +15,16 @@ from tenfold.process_group import _flat, _perform_by
 
 __all__ = ["_ProcessGroupWrapper"]
 
-# Bytes of what is compared; a longer text is cut, on all ranks alike.
+# Bytes of what is compared; a longer text is cut, and ends with a hash of the whole.
 _TEXT = 512
+
+# What c10d calls the facts of a fingerprint where they differ.
+_ASPECTS = {
+    "SequenceNumber": "\t Sequence number: ",
+    "OpType": "  Op type: ",
+    "TensorShape": "  Tensor Tensor shapes: ",
+    "TensorDtypes": "  Tensor Tensor dtypes: ",
+}
 
 _NOT_COMPARED = {"send", "recv", "recv_anysource", "monitored_barrier"}
 
@@ -71,17 +81,20 @@ class _ProcessGroupWrapper(Backend):
     def _compare(self, name: str, arguments: list[Any]) -> None:
         self._checker.monitored_barrier(wait_all_ranks=True)
         own = bytearray(_TEXT)
-        text = self._fingerprint(name, arguments).encode()[:_TEXT]
+        text = _shortened(self._fingerprint(name, arguments).encode())
         own[: len(text)] = text
         all_texts = [bytearray(_TEXT) for _ in range(self.size())]
         self._checker.allgather([all_texts], [own]).wait()
         self._compared += 1
         for rank, theirs in enumerate(all_texts):
             if theirs != all_texts[0]:
-                first, other = (bytes(text).rstrip(b"\0").decode() for text in (all_texts[0], theirs))
+                first, other = (
+                    bytes(text).rstrip(b"\0").decode(errors="replace") for text in (all_texts[0], theirs)
+                )
                 raise RuntimeError(
                     "Detected mismatch between collectives on ranks. "
                     f"Rank 0 is running collective: {first}, but Rank {rank} is running collective: {other}."
+                    f"{_difference(first, other)}"
                 )
 
     def _fingerprint(self, name: str, arguments: list[Any]) -> str:
@@ -91,6 +104,24 @@ class _ProcessGroupWrapper(Backend):
             facts.append(f"TensorShape=[{', '.join(map(_shape, tensors))}]")
             facts.append(f"TensorDtypes={', '.join(map(_dtype, tensors))}")
         return f"CollectiveFingerPrint({', '.join(facts)})"
+
+
+def _shortened(text: bytes) -> bytes:
+    if len(text) <= _TEXT:
+        return text
+    end = f"… hash {hashlib.sha256(text).hexdigest()[:16]})".encode()
+    return text[: _TEXT - len(end)] + end
+
+
+def _difference(first: str, other: str) -> str:
+    """c10d's words for the facts that differ; of a text that was cut, as far as it goes."""
+    ours, theirs = (dict(re.findall(r"(\w+)=(.*?)(?=, [A-Z]\w+=|\)$|…|$)", text)) for text in (first, other))
+    differing = [
+        f"{words}{ours.get(fact, '')}vs {theirs.get(fact, '')}"
+        for fact, words in _ASPECTS.items()
+        if ours.get(fact) != theirs.get(fact)
+    ]
+    return "Collectives differ in the following aspects: " + "".join(differing) if differing else ""
 
 
 def _shape(tensor: Any) -> str:

@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import pickle
 import re
 import socket
 import stat
@@ -123,6 +124,8 @@ SAME = [
     ("POST", "/handler/dump_nccl_trace_json?onlyactive=true", None),
     ("POST", "/handler/dump_nccl_trace_json?onlyactive=maybe", None),
     ("POST", "/handler/dump_nccl_trace_json?other=1", None),
+    ("POST", "/handler/dump_nccl_trace_pickle?includestacktraces=maybe", None),
+    ("POST", "/handler/dump_nccl_trace_pickle?other=1", None),
     ("POST", "/handler/test_show", None),
     ("POST", "/handler/test_show?a=1%202&a=3&b=x+y", None),
     ("POST", "/handler/test_show?a&b=1=2", None),
@@ -182,13 +185,32 @@ def test_a_form_is_taken_for_parameters_as_by_c10d(ours, theirs):
         assert answers[0] == answers[1]
 
 
-def test_c10ds_handlers_are_ours_but_for_those_of_nvidia(ours, theirs):
+def test_c10ds_handlers_are_ours(ours, theirs):
     names = [set(json.loads(ask(path, "GET", "/handler/").text)) for path in (ours, theirs)]
     assert set(tenfold._get_handler_names()) == names[0]
     # Of ours in theirs: what tenfold.torch offers.
     their_own = {name for name in names[1] if not name.startswith("tenfold_")}
-    assert their_own - names[0] == {"dump_nccl_trace_pickle"}
-    assert names[0] - names[1] == {"metrics", "stragglers", "torch_profile"}
+    assert their_own - names[0] == set()
+    assert names[0] - names[1] == {"fr_trace_pickle", "metrics", "stragglers", "torch_profile"}
+
+
+def test_a_trace_of_no_nccl_is_empty_as_a_pickle_too(ours, theirs):
+    name = "dump_nccl_trace_pickle?includestacktraces=true"
+    answers = [post(path, name) for path in (ours, theirs)]
+    assert [(answer.status, answer.kind) for answer in answers] == [(200, "application/octet-stream")] * 2
+    mine, other = (pickle.loads(answer.text.encode("latin-1")) for answer in answers)
+    assert mine == {key: value for key, value in other.items() if key in mine}
+    assert not other.get("entries")
+
+
+def test_a_dump_with_call_sites_can_be_fetched(ours):
+    group = tenfold.init(store=tenfold.HashStore(), rank=0, world_size=1, name="fetched")
+    group.all_reduce(bytearray(8))
+    group.close()
+    dump = pickle.loads(post(ours, "fr_trace_pickle").text.encode("latin-1"))
+    entry = next(entry for entry in dump["entries"] if entry["process_group"][0] == "fetched")
+    assert isinstance(entry["frames"], list)
+    assert pickle.loads(tenfold._dump_nccl_trace()).keys() == dump.keys()
 
 
 def test_the_registry_refuses_in_c10ds_words():

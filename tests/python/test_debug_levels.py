@@ -313,8 +313,11 @@ def test_a_recorder_hook_says_who_the_members_are() -> None:
     assert any(expected <= each.items() for each in config), config  # other tests have made groups, too
 
 
-def wrapped(shapes: list[tuple[int, ...]]) -> list[str]:
-    """What two ranks are told that reduce tensors of such shapes in a backend that checks nothing."""
+def wrapped(shapes: list[tuple[int, ...]], before: int = 0) -> list[str]:
+    """What two ranks are told that reduce tensors of such shapes in a backend that checks nothing.
+
+    As many tensors as `before` says precede it, which are the same on both.
+    """
 
     class Careless(tenfold.Backend):
         def allreduce(self, tensors: Any, opts: Any = None) -> str:
@@ -331,8 +334,9 @@ def wrapped(shapes: list[tuple[int, ...]]) -> list[str]:
         )
         assert wrapper.name() == "Careless"
         wrapper.broadcast([numpy.zeros(1, dtype=numpy.float32)])
+        same = [numpy.zeros(1, dtype=numpy.float32)] * before
         try:
-            told[me] = str(wrapper.allreduce([numpy.zeros(shapes[me], dtype=numpy.float32)]))
+            told[me] = str(wrapper.allreduce([*same, numpy.zeros(shapes[me], dtype=numpy.float32)]))
         except RuntimeError as error:
             told[me] = str(error)
 
@@ -354,8 +358,18 @@ def test_a_wrapper_compares_what_ranks_call_before_a_backend_does_it() -> None:
     expected = (
         f"Detected mismatch between collectives on ranks. Rank 0 is running collective: {first}, "
         f"but Rank 1 is running collective: {second}."
+        "Collectives differ in the following aspects:   Tensor Tensor shapes: [[2, 3]]vs [[3, 2]]"
     )
     assert wrapped([(2, 3), (3, 2)]) == [expected, expected]
+
+
+def test_a_wrapper_finds_differences_beyond_what_fits_into_its_message() -> None:
+    told = wrapped([(2, 3), (3, 2)], before=200)
+    assert told[0] == told[1]
+    assert told[0].startswith("Detected mismatch between collectives on ranks. Rank 0 "), told
+    hashes = re.findall(r"… hash ([0-9a-f]{16})\)", told[0])
+    assert len(set(hashes)) == 2, told
+    assert wrapped([(2, 3), (2, 3)], before=200) == ["done", "done"]
 
 
 # ── statistics of training ─────────────────────────────────────────────────────────────────────────────────

@@ -27,6 +27,7 @@ const ANSWER_MAX: u64 = 1 << 30;
   tenfold worker /tmp/job/rank-0.sock                          what can be asked
   tenfold worker /tmp/job/rank-0.sock dump_traceback           the stacks of all Python threads
   tenfold worker /tmp/job/rank-1.sock fr_trace_json            the last collectives
+  tenfold worker /tmp/job/rank-1.sock fr_trace_pickle > trace_1  the same with call sites, for `tenfold trace`
   tenfold worker 127.0.0.1:7000 torch_profile duration=2 > trace.json
 
 Exit status: 0 answered, 1 not, 2 wrong arguments.")]

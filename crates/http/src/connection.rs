@@ -59,6 +59,8 @@ struct Output {
     body: Cow<'static, [u8]>,
     /// Bytes of head and body that were taken.
     written: usize,
+    /// What was taken when that last counted as progress.
+    noted: usize,
 }
 
 /// What became of a try.
@@ -115,7 +117,7 @@ impl Connection {
     pub(crate) fn answer(&mut self, response: Response, with_body: bool, closes: bool, now: Instant) {
         let (head, body) = response.into_parts(!closes);
         let body = if with_body { body } else { Cow::Borrowed(&[][..]) };
-        self.output = Output { head: head.into_bytes(), body, written: 0 };
+        self.output = Output { head: head.into_bytes(), body, ..Output::default() };
         self.closes = closes;
         self.enter(Phase::Answering, now);
     }
@@ -123,7 +125,7 @@ impl Connection {
     /// Writes what the client takes.
     pub(crate) fn poll_write(&mut self) -> io::Result<Tried> {
         loop {
-            let Output { head, body, written } = &mut self.output;
+            let Output { head, body, written, .. } = &mut self.output;
             let head_left = head.get(*written..).unwrap_or_default();
             let body_left = &body[written.saturating_sub(head.len())..];
             if head_left.is_empty() && body_left.is_empty() {
@@ -140,9 +142,43 @@ impl Connection {
         }
     }
 
+    /// Has the client taken as much of the answer since this was last so?
+    pub(crate) fn has_taken(&mut self, bytes: usize) -> bool {
+        let is_enough = self.output.written - self.output.noted >= bytes;
+        if is_enough {
+            self.output.noted = self.output.written;
+        }
+        is_enough
+    }
+
     /// Says that nothing more will come.
     pub(crate) fn shut(&mut self) {
         let _ = self.stream.shut(); // fails only if the peer has gone
         self.input = Vec::new();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::disallowed_methods, reason = "a connection begins at some time")]
+
+    use std::io::Read as _;
+
+    use super::*;
+
+    #[test]
+    fn an_answer_makes_progress_when_a_good_piece_of_it_was_taken() {
+        let (ours, mut theirs) = mio::net::UnixStream::pair().unwrap();
+        let now = Instant::now();
+        let mut connection = Connection::new(Stream::Unix(ours), Peer::Local, HeadLimits::default(), now);
+        connection.answer(Response::new(200, "text/plain", vec![b'x'; 4 << 20]), true, true, now);
+        assert_eq!(connection.poll_write().unwrap(), Tried::Blocked);
+        assert!(connection.has_taken(1 << 10), "what the socket holds");
+        assert_eq!(connection.poll_write().unwrap(), Tried::Blocked);
+        assert!(!connection.has_taken(1 << 10), "nothing since");
+        let mut buffer = vec![0; 4 << 20];
+        while theirs.read(&mut buffer).is_ok_and(|length| length > 0) {}
+        assert_eq!(connection.poll_write().unwrap(), Tried::Blocked);
+        assert!(connection.has_taken(1 << 10) && !connection.has_taken(1 << 10));
     }
 }

@@ -32,13 +32,13 @@ pub struct Limits {
     pub head: HeadLimits,
     /// Clients at a time. One more, and the one that has kept us waiting for its request for longest is closed.
     pub connections: usize,
-    /// Unsent bytes of all answers together; beyond it the oldest unread answer is given up.
+    /// Unsent bytes of all answers together; beyond it the oldest unread answer is given up, unless it is the only one.
     pub output: usize,
     /// From connecting, or the first byte of a later request, to its end.
     pub head_timeout: Duration,
     /// Between an answer and the next request.
     pub idle_timeout: Duration,
-    /// For the client to take an answer whole.
+    /// For the client to take an answer, or the next good piece of a long one.
     pub write_timeout: Duration,
     /// For a handler on a thread of its own; then the client is told that it takes too long.
     pub handler_timeout: Duration,

@@ -241,7 +241,7 @@ fn mark_7_garbage_is_refused_at_once() {
 fn mark_8_a_request_that_trickles_in_is_cut_at_its_deadline() {
     let server = start(|limits| {
         patient(limits);
-        limits.head_timeout = Duration::from_secs(1); // time to begin one, also on a busy machine
+        limits.head_timeout = Duration::from_secs(3); // time to begin one, also on a busy machine
     });
     let mut slow = connect(&server);
     slow.set_read_timeout(Some(Duration::from_millis(10))).unwrap(); // the pace of the trickle
@@ -325,6 +325,14 @@ fn mark_10_answers_that_nobody_reads_are_given_up() {
     assert!(taken < LARGE, "the oldest is given up: {taken}");
     let taken = rest(&mut asleep[2]).len();
     assert!(taken > LARGE, "the youngest is not: {taken}");
+
+    // One that is too much by itself is not.
+    let server = start(|limits| {
+        patient(limits);
+        limits.output = LARGE / 2;
+    });
+    let taken = rest(&mut ask_for_large(&server)).len();
+    assert!(taken > LARGE, "it is the only one: {taken}");
 }
 
 #[test]

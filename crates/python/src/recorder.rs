@@ -71,6 +71,8 @@ pub(crate) fn recorder_reset() {
 /// Counts, bytes, durations and waits of every operation of every group, as dictionaries.
 #[pyfunction]
 pub(crate) fn metrics_snapshot(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyDict>>> {
+    let bounds: Vec<f64> =
+        (0..metrics::BUCKETS).map_while(metrics::bucket_bound).map(|bound| bound.as_secs_f64()).collect();
     let of = |one: metrics::OperationMetrics| {
         let dict = PyDict::new(py);
         dict.set_item("group", &one.group)?;
@@ -87,6 +89,7 @@ pub(crate) fn metrics_snapshot(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyDict>
         dict.set_item("skew", one.skew.as_secs_f64())?;
         dict.set_item("skew_max", one.skew_max.as_secs_f64())?;
         dict.set_item("skews", one.skews.to_vec())?;
+        dict.set_item("bounds", &bounds)?;
         Ok(dict)
     };
     metrics::snapshot().into_iter().map(of).collect()
@@ -110,6 +113,7 @@ pub(crate) fn metrics_stragglers(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyDic
         dict.set_item("last", one.last)?;
         dict.set_item("mean", one.mean.as_secs_f64())?;
         dict.set_item("max", one.max.as_secs_f64())?;
+        dict.set_item("recent", one.recent.as_secs_f64())?;
         Ok(dict)
     };
     metrics::stragglers().into_iter().map(of).collect()

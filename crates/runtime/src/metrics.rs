@@ -185,7 +185,7 @@ impl GroupMetrics {
 #[non_exhaustive]
 pub struct OperationMetrics {
     pub group: String,
-    /// In that group.
+    /// In the whole job, so that it means the same in all groups.
     pub rank: Rank,
     pub operation: OpKind,
     /// How many ended well, and how many did not.
@@ -212,7 +212,7 @@ pub struct OperationMetrics {
 #[non_exhaustive]
 pub struct Straggler {
     pub group: String,
-    /// Whose view it is, and who is late; both in that group.
+    /// Whose view it is, and who is late: ranks of the whole job, so that they mean the same in all groups.
     pub seen_by: Rank,
     pub rank: Rank,
     /// How many of its arrivals were looked at, and in how many of them it came last of all.
@@ -235,8 +235,8 @@ pub fn stragglers() -> Vec<Straggler> {
             let samples = lateness.samples.get();
             Some(Straggler {
                 group: group.name().to_string(),
-                seen_by: group.rank(),
-                rank,
+                seen_by: group.global_rank(),
+                rank: group.global_rank_of(rank),
                 samples,
                 last: lateness.last.get(),
                 mean: Duration::from_nanos(lateness.total.get().checked_div(samples)?),
@@ -298,7 +298,7 @@ pub fn snapshot() -> Vec<OperationMetrics> {
             if metrics.count.get() + metrics.failed.get() == 0 {
                 continue;
             }
-            all.push(metrics.read(group.name(), group.rank(), operation));
+            all.push(metrics.read(group.name(), group.global_rank(), operation));
         }
     }
     all

@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -13,6 +13,17 @@ use tenfold::{Group, ReduceOp, Tensor};
 
 /// Nothing here takes this long unless it hangs.
 const HANG: std::time::Duration = std::time::Duration::from_secs(60);
+
+/// The head of an answer and its body, of any bytes.
+fn post_for_bytes(path: &Path, name: &str) -> (String, Vec<u8>) {
+    let mut stream = UnixStream::connect(path).unwrap();
+    stream.write_all(request("POST", &format!("/handler/{name}"), "").as_bytes()).unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    let end = answer.windows(4).position(|bytes| bytes == b"\r\n\r\n").unwrap();
+    let body = answer.split_off(end + 4);
+    (String::from_utf8(answer).unwrap(), body)
+}
 
 /// Status, type and body of an answer.
 #[derive(Debug, PartialEq, Eq)]
@@ -118,6 +129,15 @@ fn a_handler_that_panics_or_answers_nonsense_is_a_500_and_the_worker_goes_on() {
 }
 
 #[test]
+fn an_answer_of_many_megabytes_arrives_whole() {
+    const LENGTH: usize = 24 << 20;
+    control::register("large", |_: &Request| Response::text(200, "x".repeat(LENGTH))).unwrap();
+    let (_folder, path, _server) = server();
+    let Answer(status, _, body) = post(&path, "large");
+    assert_eq!((status, body.len()), (200, LENGTH));
+}
+
+#[test]
 fn what_a_worker_knows_of_its_groups_can_be_asked() {
     let (_folder, path, _server) = server();
     let none = "Flight Recorder rank is unset; no process group has registered with it yet";
@@ -131,6 +151,11 @@ fn what_a_worker_knows_of_its_groups_can_be_asked() {
     assert_eq!(post(&path, "dump_nccl_trace_json?onlyactive=true").2, nccl);
     let wrong = "Invalid value for onlyactive valid values are true or false";
     assert_eq!(post(&path, "dump_nccl_trace_json?onlyactive=1"), text(400, wrong));
+    assert_eq!(post(&path, "dump_nccl_trace_pickle?onlyactive=1"), text(400, wrong));
+    assert_eq!(post(&path, "dump_nccl_trace_json?includestacktraces=true").0, 400, "JSON has none");
+    let (head, nccl) = post_for_bytes(&path, "dump_nccl_trace_pickle?includestacktraces=true");
+    assert!(head.contains("Content-Type: application/octet-stream\r\n"), "{head}");
+    assert!(nccl.starts_with(b"\x80\x02") && nccl.ends_with(b"."), "a pickle");
 
     Group::threads(2, |group| {
         let mut tensor = Tensor::from_slice(&[1.0_f32]);
@@ -140,6 +165,10 @@ fn what_a_worker_knows_of_its_groups_can_be_asked() {
     let trace: Value = serde_json::from_str(&post(&path, "fr_trace_json?backend=tenfold").2).unwrap();
     assert_eq!(trace["entries"].as_array().unwrap().len(), 2);
     assert_eq!(trace["entries"][0]["profiling_name"], "tenfold:all_reduce");
+    let (head, whole) = post_for_bytes(&path, "fr_trace_pickle");
+    assert!(head.starts_with("HTTP/1.1 200 ") && whole.starts_with(b"\x80\x02"), "{head}");
+    let has = |text: &str| whole.windows(text.len()).any(|bytes| bytes == text.as_bytes());
+    assert!(has("tenfold:all_reduce") && has("frames"), "call sites are in pickles only");
     let counters: Value = serde_json::from_str(&post(&path, "wait_counter_values").2).unwrap();
     let counter = &counters["tenfold.wait_counter.all_reduce"];
     assert_eq!((&counter["total_calls"], &counter["active_count"]), (&json!(2), &json!(0)));

@@ -101,6 +101,25 @@ fn hang() -> Vec<String> {
 }
 
 #[test]
+fn a_dump_tells_when_a_group_failed_and_why_and_because_of_whom() {
+    const NAME: &str = "a_dump_tells_when_a_group_failed_and_why_and_because_of_whom";
+    if is_again(NAME) {
+        hang();
+        println!("@ {}", recorder::dump_json(&recorder::DumpOptions::default()));
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let said = again(NAME, &[("TORCH_FR_DUMP_TEMP_FILE", &prefix(&folder))]);
+    let dump: serde_json::Value = serde_json::from_str(&said).unwrap();
+    for status in dump["pg_status"].as_object().unwrap().values() {
+        let failed = status["failed_at_ns"].as_u64().unwrap();
+        assert!(failed <= dump["time_dumped_ns"].as_u64().unwrap(), "{status}");
+        assert!(status["failure"].as_str().unwrap().starts_with("rank 1 (host "), "{status}");
+        assert_eq!(status["failure_rank"], 1);
+    }
+}
+
+#[test]
 fn a_subscriber_sees_operations_with_the_fields_that_are_documented() {
     const NAME: &str = "a_subscriber_sees_operations_with_the_fields_that_are_documented";
     if is_again(NAME) {
@@ -121,7 +140,7 @@ fn a_subscriber_sees_operations_with_the_fields_that_are_documented() {
     let failed = "operation{group=\"default\" rank=0 op=\"all_reduce\" bytes=8 seq=2}";
     let failure = said.lines().find(|line| line.contains(failed)).expect(&said);
     assert!(
-        failure.contains("failed seconds=0.0") && failure.contains("error=all_reduce #2 in group"),
+        failure.contains("failed seconds=") && failure.contains("error=all_reduce #2 in group"),
         "{failure}"
     );
 }

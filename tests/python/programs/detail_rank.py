@@ -13,7 +13,7 @@ import numpy
 import tenfold
 
 PATIENCE = 60.0  # only bounds a hang
-SHORT = 2.0  # of a call that nobody joins
+SHORT = 5.0  # of a call that nobody joins
 
 
 class Numpy:
@@ -22,29 +22,34 @@ class Numpy:
     def __init__(self, store: tenfold.Store, rank: int, size: int) -> None:
         self.store, self.rank, self.size = store, rank, size
 
-    def join(self, name: str, timeout: float) -> None:
+    def join(self, name: str) -> None:
         store = tenfold.PrefixStore(name, self.store)
         self.group = tenfold.init(
-            store=store, rank=self.rank, world_size=self.size, name=name, timeout=timeout
+            store=store, rank=self.rank, world_size=self.size, name=name, timeout=PATIENCE
         )
+        self.limit: float | None = None
+
+    def hurry(self) -> None:
+        """What is called from now on ends soon."""
+        self.limit = SHORT
 
     def leave(self) -> None:
         self.group.close()
 
     def all_reduce(self, *shape: int) -> None:
-        self.group.all_reduce(numpy.zeros(shape, dtype=numpy.float32))
+        self.group.all_reduce(numpy.zeros(shape, dtype=numpy.float32), timeout=self.limit)
 
     def barrier(self) -> None:
         self.group.barrier()
 
     def recv(self) -> None:
-        self.group.recv(numpy.zeros((2, 2)), (self.rank + 1) % self.size)
+        self.group.recv(numpy.zeros((2, 2)), (self.rank + 1) % self.size, timeout=self.limit)
 
 
 class Torch(Numpy):
     """The same through `torch.distributed`."""
 
-    def join(self, name: str, timeout: float) -> None:
+    def join(self, name: str) -> None:
         import tenfold.torch
         import torch.distributed as dist
 
@@ -56,8 +61,11 @@ class Torch(Numpy):
             store=dist.PrefixStore(name, store),
             rank=self.rank,
             world_size=self.size,
-            timeout=timedelta(seconds=timeout),
+            timeout=timedelta(seconds=PATIENCE),
         )
+
+    def hurry(self) -> None:
+        self.dist.set_timeout(timedelta(seconds=SHORT))
 
     def leave(self) -> None:
         self.dist.destroy_process_group()
@@ -93,6 +101,7 @@ def missing(me: Numpy) -> None:
     if me.rank == 1:
         me.store.wait([f"gave up/{rank}" for rank in range(me.size) if rank != 1])
         return
+    me.hurry()
     try:
         me.all_reduce(2, 3)
     finally:
@@ -100,6 +109,7 @@ def missing(me: Numpy) -> None:
 
 
 def message(me: Numpy) -> None:
+    me.hurry()
     me.recv()
 
 
@@ -112,7 +122,7 @@ def mixed(me: Numpy) -> None:
 
 
 def play(scene: Any, me: Numpy) -> dict[str, Any]:
-    me.join(scene.__name__, SHORT if scene in (missing, message) else PATIENCE)
+    me.join(scene.__name__)
     try:
         scene(me)
         told = {}

@@ -117,7 +117,7 @@ impl Progress {
         files.is_some_and(|files| files.flatten().take(FILES_MAX).any(|file| is_word(file.path())))
     }
 
-    /// What a rank said last: what is under way first, the longest before all.
+    /// What a rank said last: where it is stuck first, then what is under way, the longest before all.
     pub(super) fn of(&self, round: u64, local_rank: usize, now: SystemTime) -> Vec<Collective> {
         let now = now.duration_since(SystemTime::UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
         self.folder(round, local_rank).map_or_else(Vec::new, |folder| read(&folder, now))
@@ -132,7 +132,12 @@ fn read(folder: &Path, now: f64) -> Vec<Collective> {
         files.take(FILES_MAX).filter_map(|path| parse(&path)).flatten().map(|entry| at(entry, now)).collect();
     all.sort_by(|a, b| {
         let oldest_first = b.seconds.total_cmp(&a.seconds);
-        b.under_way.cmp(&a.under_way).then(if a.under_way { oldest_first } else { oldest_first.reverse() })
+        let stuck_first = b.stuck.is_some().cmp(&a.stuck.is_some()); // it must not be cut off
+        stuck_first.then(b.under_way.cmp(&a.under_way)).then(if a.under_way {
+            oldest_first
+        } else {
+            oldest_first.reverse()
+        })
     });
     all.truncate(TOLD_MAX);
     all

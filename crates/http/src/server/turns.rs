@@ -44,6 +44,9 @@ const SHARE: usize = 8;
 const SWALLOWS: usize = 64;
 /// Connections accepted before those that are here have their turn again.
 const ACCEPTS: usize = 64;
+/// How much of an answer must be taken for its deadline to begin anew: a slow client has its time, one that takes a byte now and
+/// then has not.
+const PROGRESS: usize = 64 << 10;
 /// How long somebody who was told to go may take to hear it.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long accepting rests when there are no descriptors.
@@ -184,6 +187,9 @@ impl Loop {
             match connection.phase {
                 Phase::Answering => {
                     if connection.poll_write()? == Tried::Blocked {
+                        if connection.has_taken(PROGRESS) {
+                            connection.since = self.now;
+                        }
                         return Ok(Fate::Stays);
                     }
                     answered += 1;
@@ -357,14 +363,15 @@ impl Loop {
         slot
     }
 
-    /// Gives up the oldest unread answers when all of them together are too much.
+    /// Gives up unread answers when all of them together are too much: first those of which nothing was taken for longest. The last
+    /// one stays, however large: it harms nobody else.
     fn bound_output(&mut self) {
         loop {
             let unread = self.connections.iter().enumerate();
             let unread = unread.filter_map(|(slot, connection)| Some((slot, connection.as_deref()?)));
             let unread = unread.filter(|(_, connection)| connection.phase == Phase::Answering);
             let held: usize = unread.clone().map(|(_, connection)| connection.held()).sum();
-            if held <= self.policy.limits.output {
+            if held <= self.policy.limits.output || unread.clone().count() == 1 {
                 return;
             }
             let Some((slot, _)) = unread.min_by_key(|(_, connection)| connection.since) else { return };

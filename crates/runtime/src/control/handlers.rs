@@ -16,12 +16,14 @@ const BACKEND: &str = "tenfold";
 
 pub(super) fn built_in() -> BTreeMap<String, Handler> {
     type Plain = fn(&Request) -> Response;
-    let list: [(&str, Plain); 10] = [
+    let list: [(&str, Plain); 12] = [
         ("ping", |_| Response::text(200, "pong")),
         ("c10d_health_check", |_| health_check()),
         ("fr_trace_json", |_| Response::json(recorder::dump_json(&DumpOptions::default()))),
+        ("fr_trace_pickle", |_| fr_trace_pickle()),
         ("fr_dump_file", |_| fr_dump_file()),
         ("dump_nccl_trace_json", nccl_trace_json),
+        ("dump_nccl_trace_pickle", nccl_trace_pickle),
         ("dump_traceback", |_| Response::text(200, traceback())),
         ("pyspy_dump", pyspy::dump),
         ("wait_counter_values", |_| wait_counter_values()),
@@ -49,6 +51,17 @@ fn health_check() -> Response {
     Response::json(answer.to_string())
 }
 
+/// The whole dump, with call sites as far as they were recorded: what a file of it holds. c10d has none of its name.
+fn fr_trace_pickle() -> Response {
+    let mut options = DumpOptions::default();
+    options.stacks = true;
+    pickled(recorder::dump_pickle(&options))
+}
+
+fn pickled(bytes: Vec<u8>) -> Response {
+    Response::new(200, "application/octet-stream", bytes)
+}
+
 fn fr_dump_file() -> Response {
     let files: Vec<_> = recorder::write_all().into_iter().map(|(_, written)| written).collect();
     if files.is_empty() {
@@ -65,18 +78,30 @@ fn fr_dump_file() -> Response {
 
 /// PyTorch's debug server has a page for NCCL's recorder. There is no NCCL here: an empty trace, as from a PyTorch without it.
 fn nccl_trace_json(request: &Request) -> Response {
-    for (key, value) in request.params() {
-        if !matches!(&key[..], "includecollectives" | "onlyactive") {
-            return Response::text(400, "Invalid parameters - unexpected param passed in");
-        }
-        if !matches!(&value[..], "true" | "false") {
-            return Response::text(400, format!("Invalid value for {key} valid values are true or false"));
-        }
+    if let Some(refusal) = refuse_unknown(request, &["includecollectives", "onlyactive"]) {
+        return refusal;
     }
     let empty = json!({
         "comm_lib_version": "", "nccl_comm_state": {}, "pg_config": {}, "pg_status": {}, "version": "2.10",
     });
     Response::json(empty.to_string())
+}
+
+/// The same as a pickle.
+fn nccl_trace_pickle(request: &Request) -> Response {
+    let known = ["includecollectives", "includestacktraces", "onlyactive"];
+    refuse_unknown(request, &known).unwrap_or_else(|| pickled(recorder::dump_of_nothing()))
+}
+
+/// c10d's complaint about parameters that it does not know, or not with this value.
+fn refuse_unknown(request: &Request, known: &[&str]) -> Option<Response> {
+    request.params().iter().find_map(|(key, value)| {
+        if !known.contains(&&key[..]) {
+            return Some(Response::text(400, "Invalid parameters - unexpected param passed in"));
+        }
+        let wrong = || Response::text(400, format!("Invalid value for {key} valid values are true or false"));
+        (!matches!(&value[..], "true" | "false")).then(wrong)
+    })
 }
 
 /// How long operations of each kind stood still because of others, in c10d's form.

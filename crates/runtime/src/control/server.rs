@@ -18,6 +18,8 @@ const HANDLERS_MAX: usize = 8;
 const BODY_MAX: usize = 1 << 20;
 /// Clients at a time. With bodies this bounds what strangers can make a worker hold.
 const CONNECTIONS_MAX: usize = 64;
+/// Unsent bytes of all answers together. A dump of a ring of a million operations with call sites is some hundred megabytes.
+const OUTPUT_MAX: usize = 512 << 20;
 
 /// A server that lets this process be asked. Dropping it ends it; a handler that is running then ends by itself.
 #[derive(Debug)]
@@ -72,6 +74,7 @@ impl WorkerServer {
     fn start(options: Options) -> io::Result<WorkerServer> {
         let mut limits = Limits::default();
         limits.connections = CONNECTIONS_MAX;
+        limits.output = OUTPUT_MAX;
         let options = options.limits(limits).posts(BODY_MAX);
         Ok(WorkerServer { http: Server::start_with_threads(options, HANDLERS_MAX, answer)? })
     }

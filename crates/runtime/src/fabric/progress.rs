@@ -43,7 +43,7 @@ pub struct ProgressEntry {
     pub size: usize,
     /// As in `all_reduce(sum, float32 × 1000)`.
     pub call: String,
-    /// Which call of the group it is, counted from 1.
+    /// Which call of the group it is, counted from 1; 0 if it is known only because others wait for this rank.
     pub number: u64,
     pub under_way: bool,
     /// When it began, or ended.
@@ -82,7 +82,7 @@ impl Progress {
         if !self.notice(groups, now) {
             return;
         }
-        let written = self.write(&self.entries(groups));
+        let written = self.write(&self.entries(groups, now));
         if let Err(error) = &written
             && !self.failed
         {
@@ -109,18 +109,32 @@ impl Progress {
         changed
     }
 
-    fn entries(&self, groups: &[GroupProgress]) -> Vec<ProgressEntry> {
+    fn entries(&self, groups: &[GroupProgress], now: f64) -> Vec<ProgressEntry> {
         let last = &groups[groups.len().saturating_sub(GROUPS_MAX)..];
         let entries = last.iter().filter_map(|group| {
-            let label = Label::from_head(&group.doing.current).filter(|label| label.seq > 0)?;
+            let label = Label::from_head(&group.doing.current).filter(|label| label.seq > 0);
+            let since_unix = self.since.get(&group.id).map_or(0.0, |(_, since)| *since);
+            let (call, number, under_way, since_unix) = match (label, &group.stuck) {
+                (Some(label), _) => {
+                    let under_way = group.doing.current != group.doing.finished;
+                    (label.to_string(), label.seq, under_way, since_unix)
+                }
+                // No collective was called, but somebody waits: for a message of this rank, or for this rank.
+                (None, Some(stuck)) if stuck.is_message => {
+                    let call = stuck.text.split(" #").next().unwrap_or_default();
+                    (call.to_string(), stuck.number, true, now - stuck.seconds as f64)
+                }
+                (None, Some(_)) => ("nothing".to_string(), 0, false, since_unix),
+                (None, None) => return None,
+            };
             Some(ProgressEntry {
                 group: group.name.to_string(),
                 rank: group.rank,
                 size: group.size,
-                call: label.to_string(),
-                number: label.seq,
-                under_way: group.doing.current != group.doing.finished,
-                since_unix: self.since.get(&group.id).map_or(0.0, |(_, since)| *since),
+                call,
+                number,
+                under_way,
+                since_unix,
                 stuck: group.stuck.clone(),
                 late_seconds: group.late.map(|late| late.as_secs_f64()),
             })
@@ -187,6 +201,30 @@ mod tests {
 
         drop(progress);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn who_waits_is_told_also_of_a_group_in_which_no_collective_was_called() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut progress = Progress::new(folder.path(), FabricId(3));
+        let path = progress.path.clone();
+        let read = || serde_json::from_slice::<Vec<ProgressEntry>>(&std::fs::read(&path).unwrap()).unwrap();
+        progress.tell(&[group(0, 0)], at(10));
+        let mut stuck = StuckReport {
+            number: 2,
+            is_message: true,
+            seconds: 30,
+            itself: false,
+            text: "recv(float32 × 8, tag 7) #2 of group `default` waits for 30 s for rank 1".into(),
+        };
+        progress.tell(&[GroupProgress { stuck: Some(stuck.clone()), ..group(0, 0) }], at(45));
+        let told = read();
+        assert_eq!((&*told[0].call, told[0].number), ("recv(float32 × 8, tag 7)", 2));
+        assert_eq!((told[0].under_way, told[0].since_unix), (true, 15.0));
+        assert_eq!(told[0].stuck.as_ref(), Some(&stuck));
+        (stuck.is_message, stuck.itself, stuck.text) = (false, true, "the others wait for this one".into());
+        progress.tell(&[GroupProgress { stuck: Some(stuck), ..group(0, 0) }], at(50));
+        assert_eq!((&*read()[0].call, read()[0].number, read()[0].under_way), ("nothing", 0, false));
     }
 
     #[test]

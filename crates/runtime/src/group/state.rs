@@ -469,7 +469,7 @@ impl GroupState {
         Some(fault)
     }
 
-    /// As in `rank 3 (host node-b, pid 4711)`.
+    /// As in `rank 3 (host node-b, pid 4711)`: for errors, which name the group and speak of its ranks.
     pub(super) fn introduce(&self, rank: Rank) -> String {
         match &self.mesh.members()[rank].peer {
             Some(peer) => format!("rank {rank} ({peer})"),
@@ -521,7 +521,7 @@ impl GroupState {
         }
         tracing::info!("group `{}` failed: {}", self.name, fault.message);
         // Expected before anybody can see the failure, and written after everything knows its fate.
-        let dump = recorder::expect_dump(&self.record);
+        let dump = recorder::expect_dump(&self.record, &fault);
         self.close(fault, finished);
         if let Some(dump) = dump {
             dump.write();

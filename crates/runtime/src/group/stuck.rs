@@ -138,9 +138,13 @@ impl Told {
 
 /// As in ``rank 5 (host b, pid 812) is alive and has not entered barrier #288 of group `default` for 40 s; rank 5 last
 /// finished …; the others wait``.
+///
+/// Ranks are told by their numbers in the whole job (`job_rank`): whoever reads this may never have heard of the group. Where
+/// they are called something else in the group, that is said, too.
 pub(crate) fn sentence(
     late: &[(Rank, Doing)],
     introduce: impl Fn(Rank) -> String,
+    job_rank: impl Fn(Rank) -> Rank,
     operation: &str,
     group: &str,
     waited: Duration,
@@ -148,9 +152,18 @@ pub(crate) fn sentence(
     let ranks: Vec<Rank> = late.iter().map(|(rank, _)| *rank).collect();
     let (who, are, have) = match ranks.as_slice() {
         [one] => (introduce(*one), "is", "has"),
-        many => (show_ranks(many), "are", "have"),
+        many => {
+            let of_job: Vec<Rank> = many.iter().map(|rank| job_rank(*rank)).collect();
+            let here = if of_job == many {
+                String::new()
+            } else {
+                format!(" ({} of group `{group}`)", show_ranks(many))
+            };
+            (show_ranks(&of_job) + &here, "are", "have")
+        }
     };
-    let mut deeds: Vec<String> = late.iter().take(TOLD_MAX).map(|(rank, doing)| deed(*rank, doing)).collect();
+    let mut deeds: Vec<String> =
+        late.iter().take(TOLD_MAX).map(|(rank, doing)| deed(job_rank(*rank), doing)).collect();
     if late.len() > TOLD_MAX {
         deeds.push("…".to_string());
     }
@@ -209,7 +222,9 @@ mod tests {
 
     #[test]
     fn one_rank_is_introduced_and_several_are_counted() {
-        let text = |late: &[(Rank, Doing)]| sentence(late, introduce, "all_reduce #288", "default", FORTY);
+        let text = |late: &[(Rank, Doing)]| {
+            sentence(late, introduce, |rank| rank, "all_reduce #288", "default", FORTY)
+        };
         assert_eq!(
             text(&[(5, doing(287, 287))]),
             "rank 5 (host b, pid 812) is alive and has not entered all_reduce #288 of group `default` for 40 s; \
@@ -226,6 +241,18 @@ mod tests {
         assert!(
             shown.contains(" and 24 more are alive") && shown.ends_with("; …; the others wait"),
             "{shown}"
+        );
+    }
+
+    #[test]
+    fn ranks_of_a_subgroup_are_told_by_their_numbers_in_the_job() {
+        let text =
+            |late: &[(Rank, Doing)]| sentence(late, introduce, |rank| rank + 8, "barrier #2", "tp1", FORTY);
+        assert_eq!(
+            text(&[(1, doing(1, 1)), (2, doing(0, 0))]),
+            "ranks 9, 10 (ranks 1, 2 of group `tp1`) are alive and have not entered barrier #2 of group `tp1` for 40 s; \
+             rank 9 last finished #1 barrier and has called nothing since; rank 10 has called nothing in this group; \
+             the others wait"
         );
     }
 

@@ -4,7 +4,8 @@
 //! text in JSON, and stacks are in pickles only.
 //!
 //! Beyond c10d's, which its analyser passes over: whose dump it is, of which host and when (`rank`, `host`, `time_dumped_ns`), and of
-//! an operation its `reduce_op` and `root`, where it has such, and when it failed (`time_failed_ns`), if it did.
+//! an operation its `reduce_op` and `root`, where it has such, and when it failed (`time_failed_ns`), if it did. A group that failed has
+//! in its status when (`failed_at_ns`), why (`failure`) and, where that is known, which rank of the job is to blame (`failure_rank`).
 
 use super::entry::{Record, State, dtype_name};
 use super::groups::GroupFacts;
@@ -201,6 +202,19 @@ pub(super) fn pickle(snapshot: &Snapshot, options: &DumpOptions) -> Vec<u8> {
     Plain::Dict(pairs).to_pickle()
 }
 
+/// The pickle of a recorder that knows no group and no library.
+#[cfg(feature = "control")]
+pub(crate) fn dump_of_nothing() -> Vec<u8> {
+    let empty = || Plain::Dict(Vec::new());
+    Plain::dict([
+        ("version", Plain::from(VERSION)),
+        ("pg_config", empty()),
+        ("comm_lib_version", Plain::from("")),
+        ("pg_status", empty()),
+    ])
+    .to_pickle()
+}
+
 pub(super) fn json(snapshot: &Snapshot, options: &DumpOptions) -> String {
     let mut pairs = vec![
         ("version".to_string(), Plain::from(VERSION)),
@@ -241,12 +255,18 @@ fn config(groups: &[GroupFacts]) -> Plain {
 
 fn status(groups: &[GroupFacts], number: impl Fn(i64) -> Plain) -> Plain {
     let of = |group: &GroupFacts| {
-        let facts = Plain::dict([
+        let mut facts = vec![
             ("last_enqueued_collective", number(group.enqueued)),
             ("last_started_collective", number(group.started)),
             ("last_completed_collective", number(group.completed)),
-        ]);
-        (group.id.to_string(), facts)
+        ];
+        if let Some(failure) = &group.failure {
+            facts.push(("failed_at_ns", Plain::from(failure.at_ns)));
+            facts.push(("failure", Plain::from(failure.text.as_str())));
+            facts.extend(failure.rank.map(|rank| ("failure_rank", Plain::from(rank as u64))));
+        }
+        let facts = facts.into_iter().map(|(key, value)| (key.to_string(), value));
+        (group.id.to_string(), Plain::Dict(facts.collect()))
     };
     Plain::Dict(groups.iter().map(of).collect())
 }
@@ -304,6 +324,7 @@ fn facts(entry: &Entry, time: impl Fn(Option<u64>) -> Plain) -> Vec<(String, Pla
 
 #[cfg(test)]
 mod tests {
+    use super::super::groups::Failure;
     use super::*;
     use std::path::Path;
 
@@ -348,6 +369,11 @@ mod tests {
             enqueued: 2,
             started: 1,
             completed: 1,
+            failure: Some(Failure {
+                at_ns: 1_794_830_279_999_000_000,
+                text: "rank 0 (host node6, pid 4711) did not answer for 4.6 s".to_string(),
+                rank: Some(0),
+            }),
         };
         let waiting = Entry {
             operation: OpKind::Gather,

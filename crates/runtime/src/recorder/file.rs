@@ -18,6 +18,7 @@ use tenfold_plan::Rank;
 use super::dump::{self, DumpOptions};
 use super::{GroupRecord, RECORDER, Recorder, clock};
 use crate::environment;
+use crate::fault::Fault;
 
 /// Files that are being written at the same time; ranks that are threads have one each.
 const WRITING_MAX: usize = 64;
@@ -62,8 +63,8 @@ pub(crate) struct ExpectedDump {
 
 /// A group fails, which leaves a dump, unless that was switched off.
 #[cold]
-pub(crate) fn expect_dump(group: &Arc<GroupRecord>) -> Option<ExpectedDump> {
-    group.fail();
+pub(crate) fn expect_dump(group: &Arc<GroupRecord>, fault: &Fault) -> Option<ExpectedDump> {
+    group.fail(fault);
     let recorder = group.recorder();
     if !recorder.settings.dump_on_failure || recorder.ring.is_none() {
         return None;

@@ -5,13 +5,14 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tenfold_plan::Rank;
 
 use super::entry::{COMPLETED, Call, RETIRED, Record, STARTED};
 use super::ring::Ring;
 use super::{Recorder, clock, site};
+use crate::fault::Fault;
 use crate::metrics::GroupMetrics;
 use crate::wire::FabricId;
 
@@ -57,8 +58,17 @@ pub(crate) struct Identity {
     last: AtomicU64,
     /// This rank left it.
     left: AtomicBool,
-    /// It can no longer be used.
-    failed: AtomicBool,
+    /// Why it can no longer be used.
+    failure: OnceLock<Failure>,
+}
+
+/// Why a group failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Failure {
+    pub at_ns: u64,
+    pub text: String,
+    /// Who is to blame, by its rank in the whole job.
+    pub rank: Option<Rank>,
 }
 
 impl std::ops::Deref for GroupRecord {
@@ -118,6 +128,7 @@ pub(super) struct GroupFacts {
     pub enqueued: i64,
     pub started: i64,
     pub completed: i64,
+    pub failure: Option<Failure>,
 }
 
 impl GroupRecord {
@@ -228,8 +239,13 @@ impl Identity {
     }
 
     /// This rank's number in the whole job.
-    pub(super) fn global_rank(&self) -> Rank {
-        self.lock().global_ranks.as_ref().map_or(self.rank, |ranks| ranks[self.rank])
+    pub(crate) fn global_rank(&self) -> Rank {
+        self.global_rank_of(self.rank)
+    }
+
+    /// A member's number in the whole job.
+    pub(crate) fn global_rank_of(&self, member: Rank) -> Rank {
+        self.lock().global_ranks.as_ref().and_then(|ranks| ranks.get(member).copied()).unwrap_or(member)
     }
 
     /// The rank whose records are to be told from those of others in this process; nothing if there are no others.
@@ -241,10 +257,6 @@ impl Identity {
         &self.name
     }
 
-    pub(crate) fn rank(&self) -> Rank {
-        self.rank
-    }
-
     pub(super) fn recorder(&self) -> &'static Recorder {
         self.recorder
     }
@@ -253,14 +265,17 @@ impl Identity {
         self.left.store(true, Ordering::Release);
     }
 
-    pub(super) fn fail(&self) {
-        self.failed.store(true, Ordering::Release);
+    /// It can no longer be used, because of `fault`. The first one stays.
+    pub(super) fn fail(&self, fault: &Fault) {
+        let text = fault.message.lines().next().unwrap_or_default().to_string();
+        let rank = fault.peer.map(|peer| self.global_rank_of(peer));
+        self.failure.get_or_init(|| Failure { at_ns: clock::unix_now(), text, rank });
     }
 
     /// Did it fail, and is it still somebody's?
     #[cfg_attr(not(feature = "control"), expect(dead_code, reason = "who asks is the control plane"))]
     pub(crate) fn is_unhealthy(&self) -> bool {
-        self.failed.load(Ordering::Acquire) && !self.left.load(Ordering::Acquire)
+        self.failure.get().is_some() && !self.left.load(Ordering::Acquire)
     }
 
     fn lock(&self) -> MutexGuard<'_, Facts> {
@@ -279,6 +294,7 @@ impl Identity {
             enqueued: number(&self.enqueued),
             started: number(&self.started),
             completed: number(&self.completed),
+            failure: self.failure.get().cloned(),
         }
     }
 }
@@ -387,7 +403,7 @@ impl Groups {
             ended: AtomicU64::new(0),
             last: AtomicU64::new(0),
             left: AtomicBool::new(false),
-            failed: AtomicBool::new(false),
+            failure: OnceLock::new(),
         });
         let group =
             Arc::new(GroupRecord { identity: Arc::clone(&identity), metrics: GroupMetrics::default() });

@@ -56,6 +56,8 @@ pub use file::DUMPING;
 pub use site::{CallSite, Frame, with_call_site};
 
 pub(crate) use clock::host_now;
+#[cfg(feature = "control")]
+pub(crate) use dump::dump_of_nothing;
 pub(crate) use entry::{Call, Sizes};
 #[cfg(feature = "control")]
 pub(crate) use file::write_all;

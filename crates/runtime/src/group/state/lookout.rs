@@ -84,11 +84,10 @@ impl GroupState {
             format!("{label} #{} of group `{}` waits for {} s", label.seq, self.name, waited.as_secs());
         let text = match peer {
             Some(rank) => {
-                let deed = self
-                    .mesh
-                    .doing(rank)
-                    .map_or_else(String::new, |doing| format!("; {}", stuck::deed(rank, &doing)));
-                format!("{operation} for {}, which is alive and {lacks}{deed}", self.introduce(rank))
+                let deed = self.mesh.doing(rank).map_or_else(String::new, |doing| {
+                    format!("; {}", stuck::deed(self.job_rank(rank), &doing))
+                });
+                format!("{operation} for {}, which is alive and {lacks}{deed}", self.introduce_to_all(rank))
             }
             None => format!("{operation} for a message of any rank"),
         };
@@ -162,6 +161,25 @@ impl GroupState {
 
     fn sentence(&self, label: &Label, late: &[(Rank, Doing)], waited: Duration) -> String {
         let operation = format!("{label} #{}", label.seq);
-        stuck::sentence(late, |rank| self.introduce(rank), &operation, &self.name, waited)
+        let introduce = |rank| self.introduce_to_all(rank);
+        stuck::sentence(late, introduce, |rank| self.job_rank(rank), &operation, &self.name, waited)
+    }
+
+    fn job_rank(&self, rank: Rank) -> Rank {
+        self.record.global_rank_of(rank)
+    }
+
+    /// As in ``rank 3 (host node-b, pid 4711; rank 1 of group `tp1`)``: for those who may not know the group. The launcher shows it
+    /// beside what other groups say.
+    fn introduce_to_all(&self, rank: Rank) -> String {
+        let job_rank = self.job_rank(rank);
+        if job_rank == rank {
+            return self.introduce(rank);
+        }
+        let here = format!("rank {rank} of group `{}`", self.name);
+        match &self.mesh.members()[rank].peer {
+            Some(peer) => format!("rank {job_rank} ({peer}; {here})"),
+            None => format!("rank {job_rank} ({here})"),
+        }
     }
 }
