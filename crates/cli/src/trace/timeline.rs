@@ -33,6 +33,8 @@ pub(crate) struct Box<'a> {
     pub(crate) begin_ns: i64,
     /// The same as `begin_ns` if it is not known.
     pub(crate) end_ns: i64,
+    /// A rank of the job.
+    pub(crate) root: Option<i64>,
     pub(crate) record: &'a Record,
 }
 
@@ -43,7 +45,8 @@ impl<'a> Timeline<'a> {
             for (rank, record) in records(group) {
                 let (Some(dump), Some(begin_ns)) = (job.dump(rank), record.created_ns) else { continue };
                 let end_ns = end_of(record, dump).max(begin_ns);
-                boxes.push(Box { rank, group: index, lane: 0, begin_ns, end_ns, record });
+                let root = group.root_of(record);
+                boxes.push(Box { rank, group: index, lane: 0, begin_ns, end_ns, root, record });
             }
         }
         boxes.sort_by_key(|one| (one.rank, one.group, one.begin_ns, one.record.id));
@@ -101,7 +104,7 @@ impl<'a> Timeline<'a> {
             "tid": one.group * LANES_MAX + one.lane + 1,
             "ts": self.microseconds(one.begin_ns),
             "dur": one.end_ns.saturating_sub(one.begin_ns) as f64 / 1e3,
-            "args": fields(one.record).into_iter().collect::<serde_json::Map<_, _>>(),
+            "args": fields(one).into_iter().collect::<serde_json::Map<_, _>>(),
         })
     }
 
@@ -133,10 +136,11 @@ impl<'a> Timeline<'a> {
 }
 
 /// What is shown of an operation, in this order.
-pub(crate) fn fields(record: &Record) -> Vec<(String, Value)> {
+pub(crate) fn fields(one: &Box<'_>) -> Vec<(String, Value)> {
+    let record = one.record;
     let mut fields = vec![
         ("sequence".to_owned(), json!(record.sequence)),
-        ("tensors".to_owned(), json!(words::tensors(record))),
+        ("tensors".to_owned(), json!(words::tensors(record, one.root))),
         ("state".to_owned(), json!(state(record))),
     ];
     let mut add = |name: &str, value: Option<Value>| {

@@ -73,8 +73,8 @@ fn thousands(number: usize) -> String {
     text
 }
 
-/// What was given to an operation: `Float [4] → Float [3, 4]`.
-pub(crate) fn tensors(record: &Record) -> String {
+/// What was given to an operation: `Float [4] → Float [3, 4], root 2`. The root is a rank of the job; the record has one of its group.
+pub(crate) fn tensors(record: &Record, root: Option<i64>) -> String {
     let (inputs, outputs) = (shapes(&record.inputs), shapes(&record.outputs));
     let mut argument = String::new();
     if let Detail::Argument(of_name) = &record.detail {
@@ -83,7 +83,7 @@ pub(crate) fn tensors(record: &Record) -> String {
     if let Some(op) = &record.reduce_op {
         argument += &format!(", {op}");
     }
-    if let Some(root) = record.root {
+    if let Some(root) = root {
         argument += &format!(", root {root}");
     }
     match (&inputs[..], &outputs[..]) {

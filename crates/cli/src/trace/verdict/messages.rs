@@ -95,7 +95,7 @@ fn alone(
         0 | 1 => String::new(),
         count => format!("; {} more follow", count - 1),
     };
-    finding.lines.push(format!("{}, {}{more}", waiting.text, words::tensors(record)));
+    finding.lines.push(format!("{}, {}{more}", waiting.text, words::tensors(record, None)));
     if let Some(peer) = peer {
         let last = job.dump(peer).and_then(|dump| dump.records.last());
         match (job.standing(group, peer), last) {
@@ -140,7 +140,7 @@ fn misfit(
     let mut finding = Finding::new(Kind::OtherCall, headline).of(group, None);
     let line = |rank: u32, verb: &str, record: &Record| {
         let site = words::call_site(record).map(|site| format!(", called at {site}")).unwrap_or_default();
-        format!("rank {rank} {verb} {}{site}", words::tensors(record))
+        format!("rank {rank} {verb} {}{site}", words::tensors(record, None))
     };
     finding.lines = vec![line(source, "sends", send), line(target, "receives", receive)];
     finding.ranks = vec![source, target];

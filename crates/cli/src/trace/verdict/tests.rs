@@ -404,6 +404,55 @@ fn a_message_without_a_partner_is_named() {
 }
 
 #[test]
+fn ranks_of_a_group_count_in_the_order_of_the_group() {
+    let mut dumps = dumps(3);
+    dumps.iter_mut().for_each(|dump| dump.groups.clear());
+    add_group(&mut dumps, "0", "turned", &[2, 1, 0]);
+    // Number 0 of the group, rank 2, sends to its number 1, rank 1; number 2, rank 0, receives from number 0 in vain.
+    message(&mut dumps[2], "send", (Some(0), 1), 30.0, Some(1));
+    message(&mut dumps[1], "recv", (Some(0), 1), 30.0, Some(1));
+    message(&mut dumps[0], "recv", (Some(0), 2), 20.0, None);
+    let said = text(&dumps);
+    assert!(
+        said.starts_with("✗ rank 0 receives from rank 2, which does not send (group turned)\n"),
+        "{said}"
+    );
+    assert!(said.contains("rank 2's last call of all was a send to rank 1 of group turned"), "{said}");
+    assert_eq!(said.matches('✗').count(), 1, "the messages that met are no trouble: {said}");
+}
+
+#[test]
+fn uneven_parts_are_looked_up_in_the_order_of_the_group() {
+    let mut dumps = dumps(2);
+    dumps.iter_mut().for_each(|dump| dump.groups.clear());
+    add_group(&mut dumps, "0", "turned", &[1, 0]);
+    for (dump, own) in dumps.iter_mut().zip([5, 3]) {
+        call(dump, "all_gather", 1, 20.0, Some(1));
+        let record = dump.records.last_mut().unwrap();
+        record.inputs = shapes(&[own]);
+        record.outputs = [shapes(&[3]), shapes(&[5])].concat();
+    }
+    assert!(text(&dumps).starts_with("✓ no trouble found"), "{}", text(&dumps));
+}
+
+#[test]
+fn a_root_is_told_as_a_rank_of_the_job() {
+    let mut dumps = dumps(3);
+    dumps.iter_mut().for_each(|dump| dump.groups.clear());
+    add_group(&mut dumps, "0", "turned", &[2, 1, 0]);
+    for (dump, root) in dumps.iter_mut().zip([0, 2, 0]) {
+        call(dump, "broadcast", 1, 20.0, None);
+        dump.records.last_mut().unwrap().root = Some(root);
+    }
+    let said = text(&dumps);
+    let head = "✗ rank 1 called broadcast #1 of group turned with root 0 where ranks 0 and 2 have root 2\n";
+    assert!(said.starts_with(head), "{said}");
+    assert!(said.contains("ranks 0 and 2: broadcast, Float [4], root 2, called at"), "{said}");
+    let job = Job::new(&dumps, &[], &Filter::default());
+    assert!(Timeline::new(&job).to_chrome().to_string().contains("Float [4], root 2"));
+}
+
+#[test]
 fn a_receiver_from_anybody_needs_a_sender() {
     let mut dumps = so_far_well();
     message(&mut dumps[0], "recv", (None, 0), 20.0, None);
