@@ -172,8 +172,7 @@ impl<'a> Job<'a> {
         let mut groups = Vec::new();
         for (key, of_group) in &known {
             let records = records.remove(key).unwrap_or_default();
-            let shared =
-                known.values().filter(|other| other.description == of_group.description).count() > 1;
+            let shared = known.values().filter(|other| other.description == of_group.description).count() > 1;
             let mut group = Group::new(key, of_group, shared, &records, &world);
             group.members.retain(|&rank| filter.has_rank(rank));
             records.into_iter().for_each(|(rank, record)| group.add(rank, record));

@@ -39,6 +39,17 @@ pub(crate) struct GroupConfig {
     pub(crate) description: Arc<str>,
     /// Global ranks, in the order of the group.
     pub(crate) ranks: Vec<u32>,
+    /// Why it cannot be used any more; tenfold's recorder says it.
+    pub(crate) failure: Option<Failure>,
+}
+
+/// What a rank knows of the failure of one of its groups.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Failure {
+    pub(crate) at_ns: i64,
+    pub(crate) text: Arc<str>,
+    /// Who is to blame, as a rank of the job.
+    pub(crate) rank: Option<u32>,
 }
 
 /// One operation on one rank. What its call says can be read as if it were the record's own.
@@ -213,6 +224,7 @@ pub(super) fn read(top: View<'_>, calls: &mut Calls) -> Result<Dump, String> {
         let record = record(entry, &keys, &mut parts, calls);
         dump.records.push(record.map_err(|problem| format!("entry {index}: {problem}"))?);
     }
+    add_failures(&mut dump, top, entries);
     dump.records.shrink_to_fit();
     dump.records.sort_by_key(|record| record.id);
     Ok(dump)
@@ -247,9 +259,48 @@ fn groups(config: View<'_>) -> Result<BTreeMap<Arc<str>, GroupConfig>, String> {
             return Err(format!("group `{name}` has more than {MEMBERS_MAX} ranks"));
         }
         let description = group.get("desc").text().unwrap_or_default();
-        groups.insert(name, GroupConfig { description, ranks });
+        groups.insert(name, GroupConfig { description, ranks, failure: None });
     }
     Ok(groups)
+}
+
+/// A group's status is under its number, and its configuration under its name: entries have both. Groups without entries are in the
+/// same order here and there.
+fn add_failures(dump: &mut Dump, top: View<'_>, entries: View<'_>) {
+    let failures: Vec<(Arc<str>, usize, Failure)> = top
+        .get("pg_status")
+        .pairs()
+        .enumerate()
+        .filter_map(|(place, (id, status))| Some((id.text()?, place, failure(status)?)))
+        .collect();
+    if failures.is_empty() {
+        return; // as in every dump that is not ours
+    }
+    let (id, process_group) = (top.key("pg_id"), top.key("process_group"));
+    let mut names: BTreeMap<String, Arc<str>> = BTreeMap::new();
+    for entry in entries.items() {
+        if let (Some(id), Some((name, _))) = (entry.at(id).integer(), group_of(entry.at(process_group))) {
+            names.insert(id.to_string(), name);
+        }
+    }
+    let configured: Vec<Option<Arc<str>>> =
+        top.get("pg_config").pairs().map(|(name, _)| name.text()).collect();
+    let is_same_list = configured.len() == top.get("pg_status").pairs().count();
+    for (id, place, failure) in failures {
+        let by_place = || configured.get(place).filter(|_| is_same_list).cloned().flatten();
+        let name = names.get(&*id).cloned().or_else(by_place);
+        if let Some(group) = name.and_then(|name| dump.groups.get_mut(&name)) {
+            group.failure = Some(failure);
+        }
+    }
+}
+
+fn failure(status: View<'_>) -> Option<Failure> {
+    Some(Failure {
+        at_ns: time(status.get("failed_at_ns"))?,
+        text: status.get("failure").text().unwrap_or_default(),
+        rank: status.get("failure_rank").integer().and_then(|rank| u32::try_from(rank).ok()),
+    })
 }
 
 /// `"[0, 1]"`, or a list of numbers.
@@ -422,6 +473,22 @@ mod tests {
         assert_eq!((record.started_ns, record.created_ns), (None, Some(10)));
         assert_eq!(record.outputs[0].elements(), 6);
         assert_eq!(record.frames[0].line, 3);
+    }
+
+    #[test]
+    fn the_failure_of_a_group_is_found_by_its_number_and_by_its_place() {
+        let text = r#"{"version": "2.10",
+            "pg_config": {"w": {"ranks": "[0, 1]"}, "x": {"ranks": "[0, 1]"}, "y": {"ranks": "[0, 1]"}},
+            "pg_status": {"7": {"last_enqueued_collective": 3},
+              "8": {"failed_at_ns": "5", "failure": "rank 1 died", "failure_rank": 1},
+              "9": {"failed_at_ns": 6, "failure": "aborted", "failure_rank": -1}},
+            "entries": [{"record_id": 0, "pg_id": 8, "process_group": ["x", ""], "collective_seq_id": 1,
+              "profiling_name": "tenfold:barrier"}]}"#;
+        let dump = dump(text).unwrap();
+        let failure = |at_ns, text: &str, rank| Some(Failure { at_ns, text: text.into(), rank });
+        assert_eq!(dump.groups["w"].failure, None);
+        assert_eq!(dump.groups["x"].failure, failure(5, "rank 1 died", Some(1)));
+        assert_eq!(dump.groups["y"].failure, failure(6, "aborted", None));
     }
 
     #[test]

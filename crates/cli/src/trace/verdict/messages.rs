@@ -3,7 +3,7 @@
 use super::super::align::{Group, Job, Standing};
 use super::super::dump::{End, Record, Shape};
 use super::super::words;
-use super::{Finding, Kind, Level, Waiting, last_words};
+use super::{Finding, Kind, Level, Waiting, failed, last_words};
 
 /// Pairs of ranks that are told about.
 const PAIRS_MAX: usize = 4;
@@ -110,8 +110,13 @@ fn alone(
     } else if waiting.is_short() {
         finding.level = Level::Note;
         finding.lines.push("so short a time that it may be on its way".into());
+    } else if peer.is_some_and(|peer| failed::Excuses::new(job, group, &[(rank, record)]).has(peer)) {
+        finding.level = Level::Note;
+        finding.is_consequence = true;
+        finding.lines.push("the group had failed by then".into());
     } else {
         finding.waiting = vec![rank];
+        finding.lines.extend(failed::line(job, group));
     }
     finding
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::super::align::{Filter, Job};
-use super::super::dump::{Call, Detail, Dump, End, Frame, GroupConfig, Record, Shape};
+use super::super::dump::{Call, Detail, Dump, End, Failure, Frame, GroupConfig, Record, Shape};
 use super::super::html;
 use super::super::read::Refusal;
 use super::super::report::Report;
@@ -33,7 +33,7 @@ fn dumps(ranks: u32) -> Vec<Dump> {
 
 fn add_group(dumps: &mut [Dump], name: &str, description: &str, ranks: &[u32]) {
     for dump in dumps.iter_mut().filter(|dump| ranks.contains(&dump.rank)) {
-        let config = GroupConfig { description: description.into(), ranks: ranks.to_vec() };
+        let config = GroupConfig { description: description.into(), ranks: ranks.to_vec(), failure: None };
         dump.groups.insert(name.into(), config);
     }
 }
@@ -316,6 +316,83 @@ fn a_rank_without_a_dump_comes_first() {
     let refusals = [Refusal { file: "trace_2".into(), problem: "it is empty".into() }];
     let text = text_with(&dumps, &[], &refusals, &Filter::default());
     assert!(text.ends_with("a file that cannot be read (see above) may be its dump"), "{text}");
+}
+
+/// The rank's dump says that its group `0` failed, so many seconds before.
+fn fail(dump: &mut Dump, ago: f64, text: &str, rank: Option<u32>) {
+    let at_ns = NOW - (ago * 1e9) as i64;
+    dump.groups.get_mut("0").unwrap().failure = Some(Failure { at_ns, text: text.into(), rank });
+}
+
+/// Rank 0 is in all_reduce #3 and failed there after two seconds; the others did not come, and were told of it.
+fn told_of_a_failure(rank: Option<u32>) -> Vec<Dump> {
+    let mut dumps = so_far_well();
+    call(&mut dumps[0], "all_reduce", 3, 20.0, None);
+    let record = dumps[0].records.last_mut().unwrap();
+    (record.end, record.failed_ns) = (End::Failed, Some(NOW - 18 * SECOND));
+    dumps.iter_mut().for_each(|dump| fail(dump, 18.0, "rank 1 died\n  hint: see its log", rank));
+    dumps
+}
+
+#[test]
+fn who_was_kept_away_by_a_failure_is_no_culprit() {
+    // Rank 1 died.
+    let mut dumps = told_of_a_failure(Some(1));
+    dumps.remove(1);
+    assert_eq!(
+        text(&dumps),
+        "✗ rank 1 has no dump here: 2 of 3 ranks do\n    \
+         all_reduce #3 of group dp needs rank 1: rank 0 entered it 20.0 s before its dump and failed (timeout 30.0 s), \
+         called at job/train.py:83 in step\n    \
+         rank 0's error: rank 1 died\n    \
+         it died, was killed, or hangs where it cannot write: see its log\n\
+         ! rank 2 had not entered all_reduce #3 of group dp when the group failed (follows from the above)"
+    );
+    dumps.iter_mut().for_each(|dump| dump.groups.get_mut("0").unwrap().failure = None);
+    assert!(
+        text(&dumps).contains("✗ rank 2 has not entered all_reduce #3 of group dp\n"),
+        "nobody says otherwise: {}",
+        text(&dumps)
+    );
+}
+
+#[test]
+fn who_is_to_blame_for_a_failure_is_named_and_the_others_are_not() {
+    let said = text(&told_of_a_failure(Some(1)));
+    assert!(said.starts_with("✗ rank 1 has not entered all_reduce #3 of group dp\n"), "{said}");
+    assert!(said.contains("    rank 2 had not entered it when the group failed\n"), "{said}");
+    assert!(said.ends_with("    rank 0's error: rank 1 died"), "{said}");
+    // Nobody knows who it was: the failure itself is told.
+    let said = text(&told_of_a_failure(None));
+    assert_eq!(
+        said,
+        "✗ group dp failed\n    rank 0's error: rank 1 died\n\
+         ! ranks 1 and 2 had not entered all_reduce #3 of group dp when the group failed (follows from the above)"
+    );
+}
+
+#[test]
+fn who_does_not_come_until_the_others_time_is_up_is_not_excused_by_their_failure() {
+    let mut dumps = told_of_a_failure(None);
+    let record = dumps[0].records.last_mut().unwrap();
+    record.created_ns = Some(NOW - 48 * SECOND);
+    let said = text(&dumps);
+    assert!(said.starts_with("✗ ranks 1 and 2 have not entered all_reduce #3 of group dp\n"), "{said}");
+}
+
+#[test]
+fn a_partner_that_a_failure_kept_from_its_message_is_no_culprit() {
+    let mut dumps = so_far_well();
+    message(&mut dumps[0], "recv", (Some(1), 0), 20.0, None);
+    let record = dumps[0].records.last_mut().unwrap();
+    (record.end, record.failed_ns) = (End::Failed, Some(NOW - 18 * SECOND));
+    dumps.iter_mut().for_each(|dump| fail(dump, 18.0, "rank 2 died", Some(2)));
+    let said = text(&dumps);
+    assert!(
+        said.starts_with("✗ group dp failed because of rank 2\n    rank 0's error: rank 2 died\n! rank 0"),
+        "{said}"
+    );
+    assert!(said.contains("which does not send (group dp) (follows from the above)\n"), "{said}");
 }
 
 #[test]
@@ -639,7 +716,7 @@ proptest! {
         ranks in prop::collection::vec(prop_oneof![0..5u32, Just(u32::MAX)], 0..5),
     ) {
         let mut dumps = dumps(records.len() as u32);
-        dumps[0].groups.insert("1".into(), GroupConfig { description: "other".into(), ranks });
+        dumps[0].groups.insert("1".into(), GroupConfig { description: "other".into(), ranks, failure: None });
         for (dump, records) in dumps.iter_mut().zip(records) {
             dump.records = records;
         }
