@@ -16,7 +16,7 @@ pub(crate) struct Job<'a> {
     /// In the order of ranks.
     pub(crate) dumps: &'a [Dump],
     pub(crate) groups: Vec<Group<'a>>,
-    /// Ranks that a group mentions and no dump is of.
+    /// Ranks that a group mentions and no dump is of, in ascending order.
     pub(crate) missing: Vec<u32>,
 }
 

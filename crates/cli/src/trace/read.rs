@@ -6,12 +6,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::Read as _;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
+
+use rustix::fs::OFlags;
 
 use super::dump::{self, Calls, Dump, End};
 use super::pickle::Problem;
@@ -205,7 +208,10 @@ fn rank_of(path: &Path) -> Option<u32> {
 }
 
 fn read_file(path: &Path, large: &Mutex<()>, calls: &mut Calls) -> Result<Read, String> {
-    let file = File::open(path).map_err(|error| error.to_string())?;
+    // A pipe that nobody writes to would not even open.
+    let without_waiting = OFlags::NONBLOCK.bits() as i32;
+    let file = File::options().read(true).custom_flags(without_waiting).open(path);
+    let file = file.map_err(|error| error.to_string())?;
     let facts = file.metadata().map_err(|error| error.to_string())?;
     if !facts.is_file() {
         return Err("it is no file".into()); // a pipe would be read for ever
@@ -283,6 +289,16 @@ mod tests {
         assert_eq!(problem(b"\x1f\x8b\x08"), "it is compressed\n  hint: `gunzip` it first");
         assert_eq!(problem(b"hello"), "no flight-recorder dump: it begins neither as JSON nor as a pickle");
         assert_eq!(problem(b"\x80\x02}"), "at byte 3: the file ends here: it is truncated");
+    }
+
+    #[test]
+    fn a_pipe_is_refused_and_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("trace_0");
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        let found = read_all(&[pipe]);
+        assert_eq!(found.refusals[0].problem, "it is no file");
     }
 
     #[test]

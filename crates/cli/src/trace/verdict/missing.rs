@@ -22,7 +22,7 @@ pub(super) fn find(job: &Job<'_>, refusals: &[Refusal]) -> Option<Finding> {
     let mut told = 0;
     for group in &job.groups {
         let absent: Vec<u32> =
-            group.members.iter().copied().filter(|rank| job.missing.contains(rank)).collect();
+            group.members.iter().copied().filter(|rank| job.missing.binary_search(rank).is_ok()).collect();
         let Some((&sequence, row)) = group.rows.last_key_value() else { continue };
         let inside: Vec<(u32, &Record)> = row
             .iter()
