@@ -12,8 +12,9 @@ use super::align::{Group, Job};
 use super::dump::{Detail, Dump, End, Record};
 use super::words;
 
-/// Lanes of one group on one rank; what does not fit shares the last.
-const LANES_MAX: usize = 8;
+/// Lanes of one group on one rank: more than a program has operations under way. What does not fit is a mark at its beginning, which
+/// crosses nothing.
+const LANES_MAX: usize = 256;
 
 pub(crate) struct Timeline<'a> {
     /// Nanoseconds since 1970 of the first moment.
@@ -62,8 +63,7 @@ impl<'a> Timeline<'a> {
         let mut events = Vec::new();
         let mut named = BTreeMap::new();
         for one in &self.boxes {
-            let thread = one.group * LANES_MAX + one.lane + 1;
-            named.entry((one.rank, thread)).or_insert(one);
+            named.entry((one.rank, thread_of(one))).or_insert(one);
         }
         let ranks: BTreeSet<u32> = named.keys().map(|(rank, _)| *rank).collect();
         for rank in ranks {
@@ -101,7 +101,7 @@ impl<'a> Timeline<'a> {
             "name": one.record.title(),
             "cat": if one.record.is_p2p { "message" } else { "collective" },
             "pid": one.rank,
-            "tid": one.group * LANES_MAX + one.lane + 1,
+            "tid": thread_of(one),
             "ts": self.microseconds(one.begin_ns),
             "dur": one.end_ns.saturating_sub(one.begin_ns) as f64 / 1e3,
             "args": fields(one).into_iter().collect::<serde_json::Map<_, _>>(),
@@ -124,7 +124,7 @@ impl<'a> Timeline<'a> {
             };
             let mut event = json!({
                 "ph": phase, "id": flow, "name": "arrivals", "cat": "arrivals", "pid": one.rank,
-                "tid": one.group * LANES_MAX + one.lane + 1, "ts": self.microseconds(one.begin_ns),
+                "tid": thread_of(one), "ts": self.microseconds(one.begin_ns),
             });
             if phase == "f" {
                 event["bp"] = json!("e"); // it ends in the box around it, not in the next one
@@ -133,6 +133,11 @@ impl<'a> Timeline<'a> {
         };
         together.iter().enumerate().map(arrow).collect()
     }
+}
+
+/// The number of a box's thread: groups lie as far apart as lanes can ever need.
+fn thread_of(one: &Box<'_>) -> u64 {
+    ((one.group as u64) << 16) + one.lane as u64 + 1
 }
 
 /// What is shown of an operation, in this order.
@@ -204,7 +209,8 @@ fn choose_lanes(boxes: &mut [Box<'_>]) {
         let free = lanes.iter().position(|&busy_until| busy_until <= one.begin_ns);
         one.lane = free.unwrap_or(lanes.len()).min(LANES_MAX - 1);
         match lanes.get_mut(one.lane) {
-            Some(busy_until) => *busy_until = one.end_ns.max(*busy_until),
+            Some(busy_until) if free.is_some() => *busy_until = one.end_ns,
+            Some(_) => one.end_ns = one.begin_ns,
             None => lanes.push(one.end_ns),
         }
     }

@@ -196,7 +196,10 @@ mod tests {
     #[test]
     fn the_call_site_is_the_programs() {
         let frame = |file: &str, line| Frame { name: "f".into(), file: file.into(), line };
-        let frames = vec![frame("/venv/lib/python3.11/site-packages/torch/distributed/c.py", 1), frame("/home/me/job/train.py", 88)];
+        let frames = vec![
+            frame("/venv/lib/python3.11/site-packages/torch/distributed/c.py", 1),
+            frame("/home/me/job/train.py", 88),
+        ];
         let of = |frames| Record { call: Call { frames, ..Call::default() }.into(), ..Record::default() };
         let record = of(frames);
         assert_eq!(call_site(&record).unwrap(), "job/train.py:88 in f");
