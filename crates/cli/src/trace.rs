@@ -94,7 +94,8 @@ pub(crate) fn run(args: &Args) -> Outcome {
         return Ok(UNSURE);
     }
     let findings = verdict::findings(&job, &found.refusals);
-    let report = Report { job: &job, findings: &findings, refusals: &found.refusals };
+    let report =
+        Report { job: &job, findings: &findings, refusals: &found.refusals, left_out: found.left_out };
     if let Err(problem) = draw(args, &report) {
         eprintln!("error: {problem}");
         return Ok(UNSURE);

@@ -93,7 +93,7 @@ fn text(dumps: &[Dump]) -> String {
 fn text_with(dumps: &[Dump], mentioned: &[u32], refusals: &[Refusal], filter: &Filter) -> String {
     let job = Job::new(dumps, mentioned, filter);
     let findings = findings(&job, refusals);
-    let text = Report { job: &job, findings: &findings, refusals }.text(9, false);
+    let text = Report { job: &job, findings: &findings, refusals, left_out: 0 }.text(9, false);
     let lines: Vec<&str> = text.lines().collect();
     lines[..lines.len() - 1].join("\n") // the last says how many dumps there were
 }
@@ -744,7 +744,7 @@ proptest! {
         }
         let job = Job::new(&dumps, &[], &Filter::default());
         let findings = findings(&job, &[]);
-        let report = Report { job: &job, findings: &findings, refusals: &[] };
+        let report = Report { job: &job, findings: &findings, refusals: &[], left_out: 0 };
         prop_assert!(report.text(9, false).lines().count() >= 2);
         let timeline = Timeline::new(&job);
         prop_assert_eq!(trace_events::check(&timeline.to_chrome()), Ok(()));
