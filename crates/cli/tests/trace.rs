@@ -168,6 +168,27 @@ fn a_file_that_cannot_be_written_is_said_and_is_no_verdict() {
 }
 
 #[test]
+fn a_verdict_that_cannot_be_written_is_no_trouble_found() {
+    let folder = copy("torch/sleeps");
+    for format in [&[][..], &["--json"]] {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let output = Command::new(TENFOLD)
+            .arg("trace")
+            .args(format)
+            .arg(folder.path())
+            .stdout(full)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+            .wait_with_output()
+            .unwrap();
+        let complaints = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(complaints, "error: cannot write the verdict: No space left on device (os error 28)\n");
+        assert_eq!(output.status.code(), Some(2));
+    }
+}
+
+#[test]
 fn the_page_holds_nothing_from_outside() {
     let folder = copy("torch/sleeps");
     let page = folder.path().join("page.html");
