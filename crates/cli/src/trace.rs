@@ -21,7 +21,7 @@ mod words;
 
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::io::{BufWriter, IsTerminal as _, Write as _};
+use std::io::{BufWriter, ErrorKind, IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 
 use crate::{FAILURE, Outcome, SUCCESS};
@@ -94,21 +94,34 @@ pub(crate) fn run(args: &Args) -> Outcome {
         return Ok(UNSURE);
     }
     let findings = verdict::findings(&job, &found.refusals);
-    let report = Report { job: &job, findings: &findings, refusals: &found.refusals };
+    let report =
+        Report { job: &job, findings: &findings, refusals: &found.refusals, left_out: found.left_out };
     if let Err(problem) = draw(args, &report) {
         eprintln!("error: {problem}");
         return Ok(UNSURE);
     }
-    let mut out = std::io::stdout();
-    match args.json {
-        true => writeln!(out, "{:#}", report.json())?,
-        false => out.write_all(report.text(args.limit, out.is_terminal()).as_bytes())?,
+    match say(args, &report) {
+        Ok(()) => {}
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => return Err(error.into()),
+        Err(error) => {
+            eprintln!("error: cannot write the verdict: {error}");
+            return Ok(UNSURE);
+        }
     }
     Ok(match (report.is_bad(), found.refusals.is_empty()) {
         (true, _) => FAILURE,
         (false, true) => SUCCESS,
         (false, false) => UNSURE,
     })
+}
+
+fn say(args: &Args, report: &Report<'_>) -> std::io::Result<()> {
+    let mut out = std::io::stdout();
+    match args.json {
+        true => writeln!(out, "{:#}", report.json())?,
+        false => out.write_all(report.text(args.limit, out.is_terminal()).as_bytes())?,
+    }
+    out.flush()
 }
 
 /// Writes the pictures that were asked for.

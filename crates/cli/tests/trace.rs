@@ -137,6 +137,25 @@ fn every_cut_of_a_dump_is_refused_by_name_and_the_others_are_analysed() {
 }
 
 #[test]
+fn files_that_are_no_dumps_are_counted_and_compressed_ones_named() {
+    let folder = copy("ours/clean");
+    for name in ["notes.md", "job.log"] {
+        fs::write(folder.path().join(name), "groceries").unwrap();
+    }
+    let packed = folder.path().join("trace_7.gz");
+    fs::write(&packed, b"\x1f\x8b\x08\x00").unwrap();
+    let output = trace(&[], folder.path());
+    let complaints = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(
+        complaints,
+        format!("error: {}: it is compressed\n  hint: `gunzip` it first\n", packed.display())
+    );
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(said.ends_with("; 1 file not read; 2 files left out, named after no rank\n"), "{said}");
+    assert_eq!(output.status.code(), Some(2));
+}
+
+#[test]
 fn a_file_that_cannot_be_written_is_said_and_is_no_verdict() {
     let folder = copy("ours/clean");
     let output = trace(&["--html", "/nowhere/page.html"], folder.path());
@@ -146,6 +165,27 @@ fn a_file_that_cannot_be_written_is_said_and_is_no_verdict() {
         "error: cannot write /nowhere/page.html: No such file or directory (os error 2)\n"
     );
     assert_eq!(output.status.code(), Some(2));
+}
+
+#[test]
+fn a_verdict_that_cannot_be_written_is_no_trouble_found() {
+    let folder = copy("torch/sleeps");
+    for format in [&[][..], &["--json"]] {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let output = Command::new(TENFOLD)
+            .arg("trace")
+            .args(format)
+            .arg(folder.path())
+            .stdout(full)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+            .wait_with_output()
+            .unwrap();
+        let complaints = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(complaints, "error: cannot write the verdict: No space left on device (os error 28)\n");
+        assert_eq!(output.status.code(), Some(2));
+    }
 }
 
 #[test]

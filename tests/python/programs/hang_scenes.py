@@ -9,6 +9,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -24,7 +25,8 @@ import torch.distributed as dist
 from stage import LIMIT, Actor, Scene, perform, until
 
 CULPRIT = 1
-PATIENCE = 5.0  # of the call that hangs, longer than a busy machine lets a rank stand; all others have LIMIT
+WRONG = 5  # the number of the call that goes wrong: warm_up makes four
+PATIENCE = 5.0  # of a call whose time is to run out, longer than a busy machine lets a rank stand; else LIMIT
 SEEN_NS = 1.1e9  # `tenfold trace` calls shorter waits "on their way"
 LARGE = 4 << 20  # elements that no mailbox takes before somebody wants them
 
@@ -110,10 +112,39 @@ def warm_up(job: Any) -> None:
     job.broadcast(root=2)
 
 
+def others(me: Actor) -> list[int]:
+    return [rank for rank in range(me.world) if rank != CULPRIT]
+
+
+def tell_when_inside(me: Actor) -> None:
+    """From a thread, since the call itself waits. One on a group that has failed is not recorded."""
+
+    def is_inside() -> bool:
+        entries = pickle.loads(tenfold._dump_fr_trace())["entries"]
+        return any(entry["collective_seq_id"] == WRONG for entry in entries)
+
+    def look() -> None:
+        until(is_inside, f"call #{WRONG}")
+        me.tell("inside")
+
+    threading.Thread(target=look, daemon=True).start()
+
+
+def after_the_others(me: Actor, mistake: Callable[[], None], call: Callable[[], None]) -> None:
+    """The culprit's mistake fails the group: whoever is not in its own call by then never will be."""
+    if me.rank == CULPRIT:
+        me.until_told("inside", *others(me))
+        mistake()
+    else:
+        tell_when_inside(me)
+        call()
+
+
 # What the scenes do, on the culprit and on the others.
 
 
 def sleeps(job: Any, me: Actor) -> None:
+    job.limit = PATIENCE
     if me.rank == CULPRIT:
         until(me.file().exists, "the dump that it leaves although it sleeps")
     else:
@@ -122,6 +153,7 @@ def sleeps(job: Any, me: Actor) -> None:
 
 def computes(job: Any, me: Actor) -> None:
     """Something of its own, in which it holds Python's lock most of the time."""
+    job.limit = PATIENCE
     if me.rank != CULPRIT:
         job.all_reduce()
     give_up = time.monotonic() + LIMIT
@@ -130,28 +162,27 @@ def computes(job: Any, me: Actor) -> None:
 
 
 def wrong_collective(job: Any, me: Actor) -> None:
-    job.broadcast() if me.rank == CULPRIT else job.all_reduce()
+    after_the_others(me, job.broadcast, job.all_reduce)
 
 
 def wrong_size(job: Any, me: Actor) -> None:
-    job.all_reduce(5 if me.rank == CULPRIT else 4)
+    after_the_others(me, lambda: job.all_reduce(5), job.all_reduce)
 
 
 def wrong_op(job: Any, me: Actor) -> None:
-    job.all_reduce(op="max" if me.rank == CULPRIT else "sum")
+    after_the_others(me, lambda: job.all_reduce(op="max"), job.all_reduce)
 
 
 def wrong_root(job: Any, me: Actor) -> None:
-    job.broadcast(root=2 if me.rank == CULPRIT else 0)
+    after_the_others(me, lambda: job.broadcast(root=2), job.broadcast)
 
 
 def dies(job: Any, me: Actor) -> None:
-    if me.rank == CULPRIT:
-        os.kill(os.getpid(), signal.SIGKILL)
-    job.all_reduce()
+    after_the_others(me, lambda: os.kill(os.getpid(), signal.SIGKILL), job.all_reduce)
 
 
 def no_sender(job: Any, me: Actor) -> None:
+    job.limit = PATIENCE
     if me.rank == 0:
         job.recv(CULPRIT, 2)
     else:
@@ -159,6 +190,7 @@ def no_sender(job: Any, me: Actor) -> None:
 
 
 def no_receiver(job: Any, me: Actor) -> None:
+    job.limit = PATIENCE
     if me.rank == 0:
         job.send(CULPRIT, LARGE)
     else:
@@ -167,7 +199,6 @@ def no_receiver(job: Any, me: Actor) -> None:
 
 def asked(job: Any, me: Actor) -> None:
     """Nobody's time is up: the dumps are asked for from outside."""
-    job.limit = LIMIT
     me.tell("there")
     if me.rank == CULPRIT:
         time.sleep(LIMIT)
@@ -228,7 +259,6 @@ def act(language: str, name: str, me: Actor) -> None:
     job = LANGUAGES[language](me)
     warm_up(job)
     me.meet("warm")
-    job.limit = PATIENCE
     try:
         SCENES[name](job, me)
     except ERRORS as error:
@@ -238,7 +268,7 @@ def act(language: str, name: str, me: Actor) -> None:
     assert not me.file("hook").exists(), "PyTorch's recorder does nothing unless asked"
     if language == "torch":
         torch._C._distributed_c10d._dump_fr_trace_file(me.rank, includeStackTraces=True, backend="tenfold")
-    me.meet("done", [rank for rank in range(me.world) if not (name == "dies" and rank == CULPRIT)])
+    me.meet("done", others(me) if name == "dies" else None)
 
 
 def scene(folder: Path, title: str) -> Scene:

@@ -16,7 +16,7 @@ pub(crate) struct Job<'a> {
     /// In the order of ranks.
     pub(crate) dumps: &'a [Dump],
     pub(crate) groups: Vec<Group<'a>>,
-    /// Ranks that a group mentions and no dump is of.
+    /// Ranks that a group mentions and no dump is of, in ascending order.
     pub(crate) missing: Vec<u32>,
 }
 
@@ -26,8 +26,10 @@ pub(crate) struct Group<'a> {
     pub(crate) title: String,
     /// Those that are looked at, in ascending order.
     pub(crate) members: Vec<u32>,
-    /// All of them, in ascending order: what a rank of the group counts in.
+    /// All of them, in the order of the group, which need not be that of ranks: what a rank of the group counts in.
     pub(crate) everyone: Vec<u32>,
+    /// The same in ascending order, each with its place in the group.
+    places: Vec<(u32, usize)>,
     /// False if the recorder did not say who they are.
     pub(crate) members_known: bool,
     /// By number.
@@ -121,20 +123,31 @@ impl Filter {
     }
 }
 
+/// A name, and the members in ascending order.
 type Key = (Arc<str>, Option<Vec<u32>>);
+
+/// What recorders say of a group.
+#[derive(Default)]
+struct Known {
+    description: Arc<str>,
+    /// The members in the order of the group.
+    order: Vec<u32>,
+}
 
 impl<'a> Job<'a> {
     /// `mentioned` are ranks that exist although no group with a name has them.
     pub(crate) fn new(dumps: &'a [Dump], mentioned: &[u32], filter: &Filter) -> Job<'a> {
         let mut world: BTreeSet<u32> = dumps.iter().map(|dump| dump.rank).collect();
         world.extend(mentioned.iter().copied().filter(|&rank| filter.has_rank(rank)));
-        let mut descriptions: BTreeMap<Key, Arc<str>> = BTreeMap::new();
+        let mut known: BTreeMap<Key, Known> = BTreeMap::new();
         for dump in dumps {
             for (name, config) in &dump.groups {
                 if filter.has_group(name, &config.description) {
                     let ranks = sorted(&config.ranks);
                     world.extend(ranks.iter().copied().filter(|&rank| filter.has_rank(rank)));
-                    descriptions.insert((name.clone(), Some(ranks)), config.description.clone());
+                    let of_group =
+                        Known { description: config.description.clone(), order: config.ranks.clone() };
+                    known.insert((name.clone(), Some(ranks)), of_group);
                 }
             }
         }
@@ -149,16 +162,18 @@ impl<'a> Job<'a> {
             }
             for of_group in by_group.into_values() {
                 let first = of_group[0].1;
-                let key = key_of(first, dump, &descriptions);
-                descriptions.entry(key.clone()).or_insert_with(|| first.description.clone());
+                let key = key_of(first, dump, &known);
+                known
+                    .entry(key.clone())
+                    .or_insert_with(|| Known { description: first.description.clone(), order: Vec::new() });
                 records.entry(key).or_default().extend(of_group);
             }
         }
         let mut groups = Vec::new();
-        for (key, description) in &descriptions {
+        for (key, of_group) in &known {
             let records = records.remove(key).unwrap_or_default();
-            let shared = descriptions.values().filter(|other| *other == description).count() > 1;
-            let mut group = Group::new(key, description, shared, &records, &world);
+            let shared = known.values().filter(|other| other.description == of_group.description).count() > 1;
+            let mut group = Group::new(key, of_group, shared, &records, &world);
             group.members.retain(|&rank| filter.has_rank(rank));
             records.into_iter().for_each(|(rank, record)| group.add(rank, record));
             groups.push(group);
@@ -180,7 +195,7 @@ impl<'a> Job<'a> {
 
     /// The group that a rank's record is of.
     fn group_of(&self, record: &Record, rank: u32) -> Option<&Group<'a>> {
-        let is_it = |group: &&Group<'a>| group.name == record.group && group.everyone.contains(&rank);
+        let is_it = |group: &&Group<'a>| group.name == record.group && group.place_of(rank).is_some();
         self.groups.iter().find(is_it)
     }
 
@@ -193,7 +208,7 @@ impl<'a> Job<'a> {
     pub(crate) fn peer_of(&self, record: &Record, rank: u32) -> Option<u32> {
         let Detail::Message { source, target } = record.detail else { return None };
         let index = if &*record.operation == "send" { target } else { source? };
-        self.group_of(record, rank)?.everyone.get(index as usize).copied()
+        self.group_of(record, rank)?.member(index)
     }
 
     pub(crate) fn standing(&self, group: &Group<'a>, rank: u32) -> Standing<'a> {
@@ -207,13 +222,13 @@ impl<'a> Job<'a> {
 }
 
 /// The rank's own word on the group's members; else that of another whose group of this name has the rank.
-fn key_of(record: &Record, dump: &Dump, known: &BTreeMap<Key, Arc<str>>) -> Key {
+fn key_of(record: &Record, dump: &Dump, known: &BTreeMap<Key, Known>) -> Key {
     let name = record.group.clone();
     if let Some(config) = dump.groups.get(&name) {
         return (name, Some(sorted(&config.ranks)));
     }
     let others = known.keys().find(|(other, members)| {
-        *other == name && members.as_ref().is_some_and(|members| members.contains(&dump.rank))
+        *other == name && members.as_ref().is_some_and(|members| members.binary_search(&dump.rank).is_ok())
     });
     others.cloned().unwrap_or((name, None))
 }
@@ -226,29 +241,33 @@ fn sorted(ranks: &[u32]) -> Vec<u32> {
 impl<'a> Group<'a> {
     fn new(
         key: &Key,
-        description: &Arc<str>,
+        known: &Known,
         shared: bool,
         records: &[(u32, &'a Record)],
         world: &BTreeSet<u32>,
     ) -> Group<'a> {
-        let (name, configured) = key;
-        let members: BTreeSet<u32> = match configured {
-            Some(members) => members.iter().copied().collect(),
-            None if &**description == "default_pg" => world.clone(),
-            None => records.iter().map(|(rank, _)| *rank).collect(),
+        let ((name, configured), Known { description, order }) = (key, known);
+        let members: Vec<u32> = match configured {
+            Some(members) => members.clone(),
+            None if &**description == "default_pg" => world.iter().copied().collect(),
+            None => records.iter().map(|(rank, _)| *rank).collect::<BTreeSet<_>>().into_iter().collect(),
         };
+        // One that is mentioned twice, which no recorder does, would have two places.
+        let everyone = if order.len() == members.len() { order.clone() } else { members.clone() };
+        let mut places: Vec<(u32, usize)> = everyone.iter().copied().zip(0..).collect();
+        places.sort_unstable();
         let title = match &**description {
             "" | "undefined" => format!("group {name}"),
             // Several groups may be described alike: the data-parallel ones of a mesh.
             description if shared => format!("group {description} ({name})"),
             description => format!("group {description}"),
         };
-        let everyone: Vec<u32> = members.into_iter().collect();
         Group {
             name: name.clone(),
             title: words::clean(&title),
-            members: everyone.clone(),
+            members,
             everyone,
+            places,
             members_known: configured.is_some(),
             rows: BTreeMap::new(),
             sends: BTreeMap::new(),
@@ -256,16 +275,33 @@ impl<'a> Group<'a> {
         }
     }
 
+    /// The rank of the job that has this number in the group.
+    fn member(&self, number: u32) -> Option<u32> {
+        self.everyone.get(number as usize).copied()
+    }
+
+    /// Which number a rank of the job has in the group.
+    pub(crate) fn place_of(&self, rank: u32) -> Option<usize> {
+        let index = self.places.binary_search_by_key(&rank, |(rank, _)| *rank).ok()?;
+        Some(self.places[index].1)
+    }
+
+    /// The root of an operation as a rank of the job; the number that its recorder wrote, if the group has no such member.
+    pub(crate) fn root_of(&self, record: &Record) -> Option<i64> {
+        let root = record.root?;
+        let member = u32::try_from(root).ok().and_then(|root| self.member(root));
+        Some(member.map_or(root, i64::from))
+    }
+
     fn add(&mut self, rank: u32, record: &'a Record) {
-        let member = |index: u32| self.everyone.get(index as usize).copied();
         match (&*record.operation, &record.detail) {
             ("send", Detail::Message { target, .. }) => {
-                if let Some(target) = member(*target) {
+                if let Some(target) = self.member(*target) {
                     self.sends.entry((rank, target)).or_default().push(record);
                 }
             }
             ("recv", Detail::Message { source, .. }) => {
-                let source = source.and_then(member);
+                let source = source.and_then(|source| self.member(source));
                 self.receives.entry((source, rank)).or_default().push(record);
             }
             _ if record.is_p2p => {} // the frame around coalesced messages

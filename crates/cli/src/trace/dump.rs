@@ -13,9 +13,13 @@ use std::sync::Arc;
 
 use super::plain::{Key, View};
 
-/// Operations, frames and sizes of one dump together. Mentioning one list a million times takes a million bytes in a
+/// Operations, frames, sizes and members of one dump together. Mentioning one list a million times takes a million bytes in a
 /// pickle; here each mention costs memory.
 const PARTS_MAX: usize = 4_000_000;
+/// Pairs of a dictionary that are looked through in about the time that a part takes. A large one may be mentioned as often.
+const PAIRS_A_PART: usize = 8;
+/// Bytes of the texts of all calls, each as often as it is mentioned: they are compared.
+const TEXT_MAX: usize = 1 << 30;
 /// Members of one group.
 const MEMBERS_MAX: usize = 1 << 20;
 
@@ -39,6 +43,17 @@ pub(crate) struct GroupConfig {
     pub(crate) description: Arc<str>,
     /// Global ranks, in the order of the group.
     pub(crate) ranks: Vec<u32>,
+    /// Why it cannot be used any more; tenfold's recorder says it.
+    pub(crate) failure: Option<Failure>,
+}
+
+/// What a rank knows of the failure of one of its groups.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Failure {
+    pub(crate) at_ns: i64,
+    pub(crate) text: Arc<str>,
+    /// Who is to blame, as a rank of the job.
+    pub(crate) rank: Option<u32>,
 }
 
 /// One operation on one rank. What its call says can be read as if it were the record's own.
@@ -200,19 +215,20 @@ pub(super) fn read(top: View<'_>, calls: &mut Calls) -> Result<Dump, String> {
     if !entries.is_list() && !entries.is_none() {
         return Err(format!("its `entries` are {}, not a list", entries.kind()));
     }
-    let mut parts = Parts(0);
+    let mut parts = Parts::default();
     let keys = Keys::new(top);
     let mut dump = Dump {
         version: version.to_string(),
         host: top.get("hostname").text().or_else(|| top.get("host").text()),
         written_ns: time(top.get("time_dumped_ns")),
-        groups: groups(top.get("pg_config"))?,
+        groups: groups(top.get("pg_config"), &mut parts)?,
         ..Dump::default()
     };
     for (index, entry) in entries.items().enumerate() {
         let record = record(entry, &keys, &mut parts, calls);
         dump.records.push(record.map_err(|problem| format!("entry {index}: {problem}"))?);
     }
+    add_failures(&mut dump, top, entries, &mut parts)?;
     dump.records.shrink_to_fit();
     dump.records.sort_by_key(|record| record.id);
     Ok(dump)
@@ -224,32 +240,95 @@ pub(super) fn rank(top: View<'_>) -> Option<u32> {
 }
 
 /// Counts what is read, so that no small file becomes a large dump.
-struct Parts(usize);
+#[derive(Default)]
+struct Parts {
+    count: usize,
+    text: usize,
+}
 
 impl Parts {
     fn add(&mut self, more: usize) -> Result<(), String> {
-        self.0 += more + 1;
-        if self.0 <= PARTS_MAX {
+        self.count += more + 1;
+        if self.count <= PARTS_MAX {
             return Ok(());
         }
         Err(format!("more than {PARTS_MAX} operations, frames and sizes: no recorder writes so much"))
     }
+
+    /// Before fields of a dictionary are looked up.
+    fn add_fields(&mut self, dict: View<'_>) -> Result<(), String> {
+        self.add(dict.pairs_len() / PAIRS_A_PART)
+    }
+
+    fn add_text(&mut self, call: &Call) -> Result<(), String> {
+        let frames = call.frames.iter().map(|frame| frame.name.len() + frame.file.len());
+        let dtypes = call.inputs.iter().chain(&call.outputs).filter_map(|shape| shape.dtype.as_ref());
+        let argument = if let Detail::Argument(text) = &call.detail { text.len() } else { 0 };
+        let names = [&call.group, &call.description, &call.operation, &call.library].into_iter();
+        let texts = names.chain(&call.reduce_op).chain(&call.thread).chain(dtypes).map(|text| text.len());
+        self.text += frames.chain(texts).sum::<usize>() + argument;
+        if self.text <= TEXT_MAX {
+            return Ok(());
+        }
+        Err(format!("its calls have more than {} MiB of text: no recorder writes so much", TEXT_MAX >> 20))
+    }
 }
 
-fn groups(config: View<'_>) -> Result<BTreeMap<Arc<str>, GroupConfig>, String> {
+fn groups(config: View<'_>, parts: &mut Parts) -> Result<BTreeMap<Arc<str>, GroupConfig>, String> {
     let mut groups = BTreeMap::new();
     for (name, group) in config.pairs() {
         let Some(name) = name.text().filter(|name| !name.is_empty()) else {
             continue; // Gloo writes its groups before they have a name.
         };
+        parts.add_fields(group)?;
         let ranks = members(group.get("ranks"));
+        parts.add(ranks.len())?;
         if ranks.len() > MEMBERS_MAX {
             return Err(format!("group `{name}` has more than {MEMBERS_MAX} ranks"));
         }
         let description = group.get("desc").text().unwrap_or_default();
-        groups.insert(name, GroupConfig { description, ranks });
+        groups.insert(name, GroupConfig { description, ranks, failure: None });
     }
     Ok(groups)
+}
+
+/// A group's status is under its number, and its configuration under its name: entries have both. Groups without entries are in the
+/// same order here and there.
+fn add_failures(dump: &mut Dump, top: View<'_>, entries: View<'_>, parts: &mut Parts) -> Result<(), String> {
+    let mut failures: Vec<(Arc<str>, usize, Failure)> = Vec::new();
+    for (place, (id, status)) in top.get("pg_status").pairs().enumerate() {
+        parts.add_fields(status)?;
+        failures.extend(id.text().zip(failure(status)).map(|(id, failure)| (id, place, failure)));
+    }
+    if failures.is_empty() {
+        return Ok(()); // as in every dump that is not ours
+    }
+    let (id, process_group) = (top.key("pg_id"), top.key("process_group"));
+    let mut names: BTreeMap<String, Arc<str>> = BTreeMap::new();
+    for entry in entries.items() {
+        if let (Some(id), Some((name, _))) = (entry.at(id).integer(), group_of(entry.at(process_group))) {
+            names.insert(id.to_string(), name);
+        }
+    }
+    let configured: Vec<Option<Arc<str>>> =
+        top.get("pg_config").pairs().map(|(name, _)| name.text()).collect();
+    let is_same_list = configured.len() == top.get("pg_status").pairs().count();
+    for (id, place, failure) in failures {
+        let by_place = || configured.get(place).filter(|_| is_same_list).cloned().flatten();
+        let name = names.get(&*id).cloned().or_else(by_place);
+        if let Some(group) = name.and_then(|name| dump.groups.get_mut(&name)) {
+            group.failure = Some(failure);
+        }
+    }
+    Ok(())
+}
+
+fn failure(status: View<'_>) -> Option<Failure> {
+    Some(Failure {
+        at_ns: time(status.get("failed_at_ns"))?,
+        text: status.get("failure").text().unwrap_or_default(),
+        rank: status.get("failure_rank").integer().and_then(|rank| u32::try_from(rank).ok()),
+    })
 }
 
 /// `"[0, 1]"`, or a list of numbers.
@@ -292,7 +371,9 @@ fn record(entry: View<'_>, keys: &Keys, parts: &mut Parts, calls: &mut Calls) ->
     if !entry.is_dict() {
         return Err(format!("it is {}, not a dictionary", entry.kind()));
     }
+    parts.add_fields(entry)?;
     let call = call(entry, keys, parts)?;
+    parts.add_text(&call)?;
     // Before 2.1 there was one number for all.
     let numbered = entry.at(keys.collective_seq_id).integer().or_else(|| entry.at(keys.seq_id).integer());
     let state = entry.at(keys.state).text().unwrap_or_default();
@@ -319,7 +400,9 @@ fn call(entry: View<'_>, keys: &Keys, parts: &mut Parts) -> Result<Call, String>
     let (operation, detail) = name.split_once(' ').unwrap_or((name, ""));
     let (group, description) = group_of(entry.at(keys.process_group)).ok_or("it has no `process_group`")?;
     let frames = entry.at(keys.frames);
-    parts.add(frames.items().len())?;
+    for frame in frames.items() {
+        parts.add_fields(frame)?;
+    }
     let is_message = matches!(operation, "send" | "recv");
     Ok(Call {
         group,
@@ -425,6 +508,22 @@ mod tests {
     }
 
     #[test]
+    fn the_failure_of_a_group_is_found_by_its_number_and_by_its_place() {
+        let text = r#"{"version": "2.10",
+            "pg_config": {"w": {"ranks": "[0, 1]"}, "x": {"ranks": "[0, 1]"}, "y": {"ranks": "[0, 1]"}},
+            "pg_status": {"7": {"last_enqueued_collective": 3},
+              "8": {"failed_at_ns": "5", "failure": "rank 1 died", "failure_rank": 1},
+              "9": {"failed_at_ns": 6, "failure": "aborted", "failure_rank": -1}},
+            "entries": [{"record_id": 0, "pg_id": 8, "process_group": ["x", ""], "collective_seq_id": 1,
+              "profiling_name": "tenfold:barrier"}]}"#;
+        let dump = dump(text).unwrap();
+        let failure = |at_ns, text: &str, rank| Some(Failure { at_ns, text: text.into(), rank });
+        assert_eq!(dump.groups["w"].failure, None);
+        assert_eq!(dump.groups["x"].failure, failure(5, "rank 1 died", Some(1)));
+        assert_eq!(dump.groups["y"].failure, failure(6, "aborted", None));
+    }
+
+    #[test]
     fn calls_that_say_the_same_are_kept_once() {
         let entry = |sequence: u32, name: &str| {
             format!(
@@ -489,8 +588,59 @@ mod tests {
         bytes.extend(b"euq\x02");
         bytes.extend(b"h\x02".repeat(10_000));
         bytes.extend(b"eu.");
-        let (heap, value) = super::super::pickle::unpickle(&bytes).unwrap();
-        let refused = read(heap.view(&value), &mut Calls::default()).unwrap_err();
-        assert!(refused.ends_with("no recorder writes so much"), "{refused}");
+        assert!(refusal(&bytes).ends_with("operations, frames and sizes: no recorder writes so much"));
+    }
+
+    fn refusal(pickle: &[u8]) -> String {
+        let (heap, value) = super::super::pickle::unpickle(pickle).unwrap();
+        read(heap.view(&value), &mut Calls::default()).unwrap_err()
+    }
+
+    fn put(bytes: &mut Vec<u8>, text: &str) {
+        bytes.extend([&b"X"[..], &(text.len() as u32).to_le_bytes(), text.as_bytes()].concat());
+    }
+
+    /// One entry with this name and so many fields that nobody knows, mentioned again and again.
+    fn again_and_again(name: &str, strange_fields: usize) -> Vec<u8> {
+        let mut bytes = b"\x80\x02}(".to_vec();
+        ["version", "2.9", "entries"].iter().for_each(|text| put(&mut bytes, text));
+        bytes.extend(b"](}(");
+        for text in ["profiling_name", name, "process_group", "0", "collective_seq_id", "1"] {
+            put(&mut bytes, text);
+        }
+        bytes.extend(b"K\x01K\x01".repeat(strange_fields));
+        bytes.extend(b"uq\x02");
+        bytes.extend(b"h\x02".repeat(1_000_000));
+        bytes.extend(b"eu.");
+        bytes
+    }
+
+    #[test]
+    fn a_large_dictionary_that_is_mentioned_again_and_again_costs_each_time() {
+        let refused = refusal(&again_and_again("a:b", 200_000));
+        assert!(refused.ends_with("operations, frames and sizes: no recorder writes so much"), "{refused}");
+    }
+
+    #[test]
+    fn a_long_text_that_is_mentioned_again_and_again_costs_each_time() {
+        let refused = refusal(&again_and_again(&"x".repeat(1 << 20), 0));
+        assert!(refused.ends_with("its calls have more than 1024 MiB of text: no recorder writes so much"));
+    }
+
+    #[test]
+    fn the_members_of_all_groups_together_have_a_bound() {
+        let mut bytes = b"\x80\x02}(".to_vec();
+        ["version", "2.9", "pg_config"].iter().for_each(|text| put(&mut bytes, text));
+        bytes.extend(b"}(");
+        put(&mut bytes, "0");
+        bytes.extend(b"}(");
+        put(&mut bytes, "ranks");
+        bytes.extend([&b"]("[..], &b"K\x01".repeat(10_000), b"euq\x02"].concat());
+        for group in 1..1_000 {
+            put(&mut bytes, &group.to_string());
+            bytes.extend(b"h\x02");
+        }
+        bytes.extend(b"uu.");
+        assert!(refusal(&bytes).ends_with("no recorder writes so much"));
     }
 }

@@ -25,8 +25,7 @@ pub(crate) fn page(report: &Report<'_>, timeline: &Timeline<'_>) -> String {
         .iter()
         .map(|one| {
             let record = one.record;
-            let fields =
-                timeline::fields(record).into_iter().filter(|(name, _)| !OWN.contains(&name.as_str()));
+            let fields = timeline::fields(one).into_iter().filter(|(name, _)| !OWN.contains(&name.as_str()));
             let text: Vec<String> = fields
                 .map(|(name, value)| match value.as_str() {
                     Some(text) => format!("{name}: {}", words::clean(text)),

@@ -2,7 +2,7 @@
 //!
 //! A pickle is a program for a small stack machine, and in Python's reader that program may call any function there is. This
 //! one has no opcode that makes an object or calls something: it is refused by name. What is left cannot loop, so the time is
-//! that of reading the file once. Every length is checked against what is left of the file before memory is taken, and
+//! that of reading the file once; what then mentions one value again and again is counted by `dump`. Every length is checked against what is left of the file before memory is taken, and
 //! what a file may pile up has bounds: [`STACK_MAX`], [`MEMO_MAX`], and those of the [`Heap`].
 //!
 //! Not here: what the values mean (see `dump`).

@@ -12,6 +12,9 @@ pub(super) const ITEMS_MAX: usize = 16_000_000;
 /// Lists and dictionaries of one file.
 pub(super) const CONTAINERS_MAX: usize = 4_000_000;
 
+/// Letters of a number.
+const DIGITS_MAX: usize = 20;
+
 /// One value of 16 bytes; text and containers are in the heap.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Plain {
@@ -158,6 +161,14 @@ impl<'a> View<'a> {
         pairs.iter().map(move |(key, value)| (heap.view(key), heap.view(value)))
     }
 
+    /// How many pairs a dictionary has: what it takes to look something up.
+    pub(super) fn pairs_len(self) -> usize {
+        match self.value {
+            Plain::Dict(dict) => self.heap.dicts[*dict as usize].len(),
+            _ => 0,
+        }
+    }
+
     pub(super) fn items(self) -> impl ExactSizeIterator<Item = View<'a>> {
         let heap = self.heap;
         let items = match self.value {
@@ -179,7 +190,11 @@ impl<'a> View<'a> {
         match self.value {
             Plain::Int(number) => Some(*number),
             Plain::Float(number) if number.fract() == 0.0 && number.abs() < 9e15 => Some(*number as i64),
-            Plain::Text(text) => self.heap.texts[*text as usize].parse().ok(),
+            Plain::Text(text) => {
+                let text = &self.heap.texts[*text as usize];
+                // A million zeros are a number, too.
+                (text.len() <= DIGITS_MAX).then(|| text.parse().ok()).flatten()
+            }
             _ => None,
         }
     }

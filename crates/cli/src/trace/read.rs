@@ -6,12 +6,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::Read as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
+
+use rustix::fs::OFlags;
 
 use super::dump::{self, Calls, Dump, End};
 use super::pickle::Problem;
@@ -36,6 +40,15 @@ pub(crate) struct Dumps {
     pub(crate) refusals: Vec<Refusal>,
     /// Ranks that exist, as Gloo's recorder says without saying in which group.
     pub(crate) ranks_mentioned: Vec<u32>,
+    /// Files of folders whose names end in no rank.
+    pub(crate) left_out: usize,
+}
+
+/// What a path stands for.
+#[derive(Debug, Default)]
+struct Listed {
+    files: Vec<PathBuf>,
+    left_out: usize,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,13 +62,16 @@ type Read = (Dump, Vec<u32>);
 
 /// Reads every file, and every file of every folder.
 pub(crate) fn read_all(paths: &[PathBuf]) -> Dumps {
-    let listed: Vec<Result<Vec<PathBuf>, String>> = paths.iter().map(|path| list(path)).collect();
-    let files: Vec<&PathBuf> = listed.iter().flatten().flatten().collect();
+    let listed: Vec<Result<Listed, String>> = paths.iter().map(|path| list(path)).collect();
+    let files: Vec<&PathBuf> = listed.iter().flatten().flat_map(|listed| &listed.files).collect();
     let mut read = read_files(&files).into_iter();
     let mut found = Dumps::default();
     for (path, listed) in paths.iter().zip(&listed) {
         match listed {
-            Ok(files) => files.iter().zip(&mut read).for_each(|(file, read)| found.add(file, read)),
+            Ok(listed) => {
+                listed.files.iter().zip(&mut read).for_each(|(file, read)| found.add(file, read));
+                found.left_out += listed.left_out;
+            }
             Err(problem) => found.refuse(path, problem.clone()),
         }
     }
@@ -173,15 +189,18 @@ impl Dumps {
 }
 
 /// The file itself, or those of the folder whose names end as a dump's do.
-fn list(path: &Path) -> Result<Vec<PathBuf>, String> {
+fn list(path: &Path) -> Result<Listed, String> {
     if !path.is_dir() {
-        return Ok(vec![path.to_owned()]);
+        return Ok(Listed { files: vec![path.to_owned()], left_out: 0 });
     }
     let mut files = BTreeMap::new();
+    let mut left_out = 0;
     for entry in fs::read_dir(path).map_err(|error| error.to_string())? {
         let file = entry.map_err(|error| error.to_string())?.path();
-        if let (Some(rank), true) = (rank_of(&file), file.is_file()) {
-            files.insert((rank, file.clone()), file);
+        match (rank_of(&file), file.is_file()) {
+            (Some(rank), true) => drop(files.insert((rank, file.clone()), file)),
+            (None, true) => left_out += 1,
+            (_, false) => {}
         }
         if files.len() > FILES_MAX {
             return Err(format!("the folder has more than {FILES_MAX} files"));
@@ -190,22 +209,27 @@ fn list(path: &Path) -> Result<Vec<PathBuf>, String> {
     if files.is_empty() {
         return Err("the folder has no file whose name ends in a rank, such as trace_0 or rank3.json".into());
     }
-    Ok(files.into_values().collect())
+    Ok(Listed { files: files.into_values().collect(), left_out })
 }
 
-/// The number at the end of a file's name: `nccl_trace_rank_3`, `trace_3.json`.
+/// The number at the end of a file's name: `nccl_trace_rank_3`, `trace_3.json`. One that is compressed has a rank, too, so that it is
+/// refused by name. Names are bytes: what comes before the number need not be text.
 fn rank_of(path: &Path) -> Option<u32> {
-    let name = path.file_name()?.to_str()?;
-    let known = [".json", ".pickle", ".pkl", ".bin", ".dump", ".txt"];
-    let name = known.iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name);
-    let start = name
-        .rfind(|character: char| !character.is_ascii_digit())
-        .map_or(0, |last| last + name[last..].chars().next().map_or(1, char::len_utf8));
-    name[start..].parse().ok()
+    let name = path.file_name()?.as_bytes();
+    let without = |name: &[u8], ends: &[&str]| {
+        ends.iter().find_map(|end| name.strip_suffix(end.as_bytes())).unwrap_or(name).to_vec()
+    };
+    let name = without(name, &[".gz", ".zst", ".xz"]);
+    let name = without(&name, &[".json", ".pickle", ".pkl", ".bin", ".dump", ".txt"]);
+    let start = name.iter().rposition(|byte| !byte.is_ascii_digit()).map_or(0, |last| last + 1);
+    std::str::from_utf8(&name[start..]).ok()?.parse().ok()
 }
 
 fn read_file(path: &Path, large: &Mutex<()>, calls: &mut Calls) -> Result<Read, String> {
-    let file = File::open(path).map_err(|error| error.to_string())?;
+    // A pipe that nobody writes to would not even open.
+    let without_waiting = OFlags::NONBLOCK.bits() as i32;
+    let file = File::options().read(true).custom_flags(without_waiting).open(path);
+    let file = file.map_err(|error| error.to_string())?;
     let facts = file.metadata().map_err(|error| error.to_string())?;
     if !facts.is_file() {
         return Err("it is no file".into()); // a pipe would be read for ever
@@ -232,6 +256,9 @@ fn read_bytes(bytes: &[u8], calls: &mut Calls) -> Result<(Dump, Option<u32>, Vec
         (None, _) => return Err("it is empty: was its rank killed while it wrote?".into()),
         (_, [0x1f, 0x8b, ..]) => return Err("it is compressed\n  hint: `gunzip` it first".into()),
         (_, [0x28, 0xb5, 0x2f, 0xfd, ..]) => return Err("it is compressed\n  hint: `unzstd` it first".into()),
+        (_, [0xfd, b'7', b'z', b'X', b'Z', 0, ..]) => {
+            return Err("it is compressed\n  hint: `unxz` it first".into());
+        }
         (Some(b'{' | b'['), _) => json::parse(bytes),
         (_, [0x80, ..]) => pickle::unpickle(bytes),
         _ => return Err("no flight-recorder dump: it begins neither as JSON nor as a pickle".into()),
@@ -262,18 +289,25 @@ mod tests {
 
     #[test]
     fn the_rank_is_the_number_at_the_end_of_the_name() {
-        let names = [
-            "nccl_trace_rank_12",
-            "trace_3.json",
-            "7",
-            "rank0.pickle",
-            "é5",
-            "trace",
-            "trace_99999999999",
-            "4.x",
+        let ranks = [
+            ("nccl_trace_rank_12", Some(12)),
+            ("trace_3.json", Some(3)),
+            ("7", Some(7)),
+            ("rank0.pickle", Some(0)),
+            ("é5", Some(5)),
+            ("trace_6.json.gz", Some(6)),
+            ("trace_8.zst", Some(8)),
+            ("x_2.xz", Some(2)),
+            ("trace", None),
+            ("trace_99999999999", None),
+            ("4.x", None),
+            (".gz", None),
         ];
-        let ranks = names.map(|name| rank_of(Path::new(name)));
-        assert_eq!(ranks, [Some(12), Some(3), Some(7), Some(0), Some(5), None, None, None]);
+        for (name, rank) in ranks {
+            assert_eq!(rank_of(Path::new(name)), rank, "{name}");
+        }
+        let no_text = std::ffi::OsStr::from_bytes(b"tr\xffce_9");
+        assert_eq!(rank_of(Path::new(no_text)), Some(9));
     }
 
     #[test]
@@ -281,8 +315,19 @@ mod tests {
         let problem = |bytes: &[u8]| read_bytes(bytes, &mut Calls::default()).unwrap_err();
         assert_eq!(problem(b" \n"), "it is empty: was its rank killed while it wrote?");
         assert_eq!(problem(b"\x1f\x8b\x08"), "it is compressed\n  hint: `gunzip` it first");
+        assert_eq!(problem(b"\xfd7zXZ\0"), "it is compressed\n  hint: `unxz` it first");
         assert_eq!(problem(b"hello"), "no flight-recorder dump: it begins neither as JSON nor as a pickle");
         assert_eq!(problem(b"\x80\x02}"), "at byte 3: the file ends here: it is truncated");
+    }
+
+    #[test]
+    fn a_pipe_is_refused_and_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("trace_0");
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        let found = read_all(&[pipe]);
+        assert_eq!(found.refusals[0].problem, "it is no file");
     }
 
     #[test]
@@ -353,6 +398,7 @@ mod tests {
         let found = read_all(&[folder.path().to_owned(), folder.path().join("gone_4")]);
         let ranks: Vec<u32> = found.dumps.iter().map(|dump| dump.rank).collect();
         assert_eq!((ranks, found.ranks_mentioned), (vec![0], vec![0, 1, 2]));
+        assert_eq!(found.left_out, 1, "the notes");
         let problems: Vec<&str> =
             found.refusals.iter().map(|refusal| refusal.problem.lines().next().unwrap()).collect();
         assert_eq!(problems.len(), 3, "{problems:?}");

@@ -13,6 +13,8 @@ pub(crate) struct Report<'a> {
     pub(crate) job: &'a Job<'a>,
     pub(crate) findings: &'a [Finding],
     pub(crate) refusals: &'a [Refusal],
+    /// Files beside the dumps whose names say no rank.
+    pub(crate) left_out: usize,
 }
 
 /// Letters between commands to the terminal, or nothing.
@@ -121,6 +123,9 @@ impl Report<'_> {
         if !self.refusals.is_empty() {
             text += &format!("; {} not read", words::counted(self.refusals.len(), "file"));
         }
+        if self.left_out > 0 {
+            text += &format!("; {} left out, named after no rank", words::counted(self.left_out, "file"));
+        }
         text
     }
 
@@ -142,6 +147,7 @@ impl Report<'_> {
             "groups": self.job.groups.iter().map(|group| self.group_json(group)).collect::<Vec<_>>(),
             "dumps": dumps.collect::<Vec<_>>(),
             "refused": refused.collect::<Vec<_>>(),
+            "files_left_out": self.left_out,
         })
     }
 

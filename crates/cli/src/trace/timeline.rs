@@ -12,8 +12,9 @@ use super::align::{Group, Job};
 use super::dump::{Detail, Dump, End, Record};
 use super::words;
 
-/// Lanes of one group on one rank; what does not fit shares the last.
-const LANES_MAX: usize = 8;
+/// Lanes of one group on one rank: more than a program has operations under way. What does not fit is a mark at its beginning, which
+/// crosses nothing.
+const LANES_MAX: usize = 256;
 
 pub(crate) struct Timeline<'a> {
     /// Nanoseconds since 1970 of the first moment.
@@ -33,6 +34,8 @@ pub(crate) struct Box<'a> {
     pub(crate) begin_ns: i64,
     /// The same as `begin_ns` if it is not known.
     pub(crate) end_ns: i64,
+    /// A rank of the job.
+    pub(crate) root: Option<i64>,
     pub(crate) record: &'a Record,
 }
 
@@ -43,7 +46,8 @@ impl<'a> Timeline<'a> {
             for (rank, record) in records(group) {
                 let (Some(dump), Some(begin_ns)) = (job.dump(rank), record.created_ns) else { continue };
                 let end_ns = end_of(record, dump).max(begin_ns);
-                boxes.push(Box { rank, group: index, lane: 0, begin_ns, end_ns, record });
+                let root = group.root_of(record);
+                boxes.push(Box { rank, group: index, lane: 0, begin_ns, end_ns, root, record });
             }
         }
         boxes.sort_by_key(|one| (one.rank, one.group, one.begin_ns, one.record.id));
@@ -59,8 +63,7 @@ impl<'a> Timeline<'a> {
         let mut events = Vec::new();
         let mut named = BTreeMap::new();
         for one in &self.boxes {
-            let thread = one.group * LANES_MAX + one.lane + 1;
-            named.entry((one.rank, thread)).or_insert(one);
+            named.entry((one.rank, thread_of(one))).or_insert(one);
         }
         let ranks: BTreeSet<u32> = named.keys().map(|(rank, _)| *rank).collect();
         for rank in ranks {
@@ -98,10 +101,10 @@ impl<'a> Timeline<'a> {
             "name": one.record.title(),
             "cat": if one.record.is_p2p { "message" } else { "collective" },
             "pid": one.rank,
-            "tid": one.group * LANES_MAX + one.lane + 1,
+            "tid": thread_of(one),
             "ts": self.microseconds(one.begin_ns),
             "dur": one.end_ns.saturating_sub(one.begin_ns) as f64 / 1e3,
-            "args": fields(one.record).into_iter().collect::<serde_json::Map<_, _>>(),
+            "args": fields(one).into_iter().collect::<serde_json::Map<_, _>>(),
         })
     }
 
@@ -121,7 +124,7 @@ impl<'a> Timeline<'a> {
             };
             let mut event = json!({
                 "ph": phase, "id": flow, "name": "arrivals", "cat": "arrivals", "pid": one.rank,
-                "tid": one.group * LANES_MAX + one.lane + 1, "ts": self.microseconds(one.begin_ns),
+                "tid": thread_of(one), "ts": self.microseconds(one.begin_ns),
             });
             if phase == "f" {
                 event["bp"] = json!("e"); // it ends in the box around it, not in the next one
@@ -132,11 +135,17 @@ impl<'a> Timeline<'a> {
     }
 }
 
+/// The number of a box's thread: groups lie as far apart as lanes can ever need.
+fn thread_of(one: &Box<'_>) -> u64 {
+    ((one.group as u64) << 16) + one.lane as u64 + 1
+}
+
 /// What is shown of an operation, in this order.
-pub(crate) fn fields(record: &Record) -> Vec<(String, Value)> {
+pub(crate) fn fields(one: &Box<'_>) -> Vec<(String, Value)> {
+    let record = one.record;
     let mut fields = vec![
         ("sequence".to_owned(), json!(record.sequence)),
-        ("tensors".to_owned(), json!(words::tensors(record))),
+        ("tensors".to_owned(), json!(words::tensors(record, one.root))),
         ("state".to_owned(), json!(state(record))),
     ];
     let mut add = |name: &str, value: Option<Value>| {
@@ -200,7 +209,8 @@ fn choose_lanes(boxes: &mut [Box<'_>]) {
         let free = lanes.iter().position(|&busy_until| busy_until <= one.begin_ns);
         one.lane = free.unwrap_or(lanes.len()).min(LANES_MAX - 1);
         match lanes.get_mut(one.lane) {
-            Some(busy_until) => *busy_until = one.end_ns.max(*busy_until),
+            Some(busy_until) if free.is_some() => *busy_until = one.end_ns,
+            Some(_) => one.end_ns = one.begin_ns,
             None => lanes.push(one.end_ns),
         }
     }

@@ -20,7 +20,8 @@ pub(crate) fn check(trace: &Value) -> Result<(), String> {
         all.take(event).map_err(|problem| format!("{problem}: {event}"))?;
     }
     all.check_names()?;
-    all.check_flows()
+    all.check_flows()?;
+    all.check_nesting()
 }
 
 #[derive(Default)]
@@ -126,20 +127,15 @@ impl Events {
             let crosses = |one: &(f64, f64), other: &(f64, f64)| {
                 one.0 < other.0 && other.0 < one.0 + one.1 && one.0 + one.1 < other.0 + other.1
             };
+            // Times of a stranger's file may be so large that a sum is rounded.
+            let is_exact = |(begin, length): &&(f64, f64)| begin + length < 2f64.powi(50);
+            let slices: Vec<&(f64, f64)> = slices.iter().filter(is_exact).collect();
             if slices.iter().any(|one| slices.iter().any(|other| crosses(one, other))) {
                 return Err(format!("slices of {thread:?} cross"));
             }
         }
         Ok(())
     }
-}
-
-/// As [`check`], and slices do not cross: true unless more operations overlap than there are lanes.
-pub(crate) fn check_with_nesting(trace: &Value) -> Result<(), String> {
-    check(trace)?;
-    let mut all = Events::default();
-    trace["traceEvents"].as_array().into_iter().flatten().try_for_each(|event| all.take(event))?;
-    all.check_nesting()
 }
 
 mod tests {
@@ -162,7 +158,7 @@ mod tests {
         let with = |event: Value| {
             let mut events = names.as_array().unwrap().clone();
             events.push(event);
-            check_with_nesting(&trace(events.into()))
+            check(&trace(events.into()))
         };
         assert_eq!(check(&trace(names.clone())), Ok(()));
         let slice = |ts: f64, dur: f64, tid: u64| json!({"ph": "X", "name": "a", "cat": "c", "pid": 0, "tid": tid, "ts": ts, "dur": dur, "args": {}});

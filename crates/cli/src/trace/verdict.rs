@@ -4,12 +4,14 @@
 //! ranks differ, since what follows it is its consequence; then ranks that have not come as far as the others. Of these, those come first
 //! that do not wait for somebody themselves: a rank in one group may keep another from entering a collective of a second.
 //!
-//! Each of these has a file of its own here: [`missing`], [`differ`], [`behind`], [`messages`]; [`circle`] tells causes from consequences.
+//! Each of these has a file of its own here: [`missing`], [`differ`], [`behind`], [`messages`]; [`circle`] tells causes from consequences,
+//! and [`failed`] knows who did not come because the group had failed.
 //! How late ranks arrive is in `arrivals`.
 
 mod behind;
 mod circle;
 mod differ;
+mod failed;
 mod messages;
 mod missing;
 #[cfg(test)]
@@ -42,6 +44,7 @@ pub(crate) enum Kind {
     Behind,
     NoPartner,
     Stuck,
+    Failed,
     Straggler,
 }
 
@@ -54,6 +57,7 @@ impl Kind {
             Kind::Behind => "behind",
             Kind::NoPartner => "no-partner",
             Kind::Stuck => "stuck",
+            Kind::Failed => "failed",
             Kind::Straggler => "straggler",
         }
     }
@@ -101,6 +105,15 @@ impl Finding {
         self.sequence = sequence;
         self
     }
+
+    fn is_about(&self, group: &Group<'_>) -> bool {
+        self.group.as_deref() == Some(group.title.trim_start_matches("group "))
+    }
+
+    fn with(mut self, line: Option<String>) -> Finding {
+        self.lines.extend(line);
+        self
+    }
 }
 
 /// Everything worth saying, most important first.
@@ -111,7 +124,7 @@ pub(crate) fn findings(job: &Job<'_>, refusals: &[Refusal]) -> Vec<Finding> {
     for (index, group) in job.groups.iter().enumerate() {
         if let Some((sequence, finding)) = differ::find(group) {
             differing.push((index, sequence));
-            all.push(finding);
+            all.push(finding.with(failed::line(job, group)));
         }
     }
     all.extend(behind::find(job, &differing));
@@ -119,6 +132,14 @@ pub(crate) fn findings(job: &Job<'_>, refusals: &[Refusal]) -> Vec<Finding> {
         all.extend(messages::find(job, group));
     }
     circle::find_consequences(&mut all);
+    let is_explained = |group: &Group<'_>| {
+        let is_cause = |finding: &Finding| finding.level == Level::Bad && !finding.is_consequence;
+        // A rank without a dump fails every group that it is in.
+        let lacks_one = || group.members.iter().any(|rank| job.missing.binary_search(rank).is_ok());
+        lacks_one() || all.iter().any(|finding| is_cause(finding) && finding.is_about(group))
+    };
+    let failed = failed::find(job, is_explained);
+    all.extend(failed);
     all.extend(arrivals::find(job));
     // Within one kind the order of groups is kept.
     all.sort_by_key(|finding| (finding.level, finding.is_consequence, finding.kind));

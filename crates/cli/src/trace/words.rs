@@ -73,8 +73,8 @@ fn thousands(number: usize) -> String {
     text
 }
 
-/// What was given to an operation: `Float [4] → Float [3, 4]`.
-pub(crate) fn tensors(record: &Record) -> String {
+/// What was given to an operation: `Float [4] → Float [3, 4], root 2`. The root is a rank of the job; the record has one of its group.
+pub(crate) fn tensors(record: &Record, root: Option<i64>) -> String {
     let (inputs, outputs) = (shapes(&record.inputs), shapes(&record.outputs));
     let mut argument = String::new();
     if let Detail::Argument(of_name) = &record.detail {
@@ -83,7 +83,7 @@ pub(crate) fn tensors(record: &Record) -> String {
     if let Some(op) = &record.reduce_op {
         argument += &format!(", {op}");
     }
-    if let Some(root) = record.root {
+    if let Some(root) = root {
         argument += &format!(", root {root}");
     }
     match (&inputs[..], &outputs[..]) {
@@ -123,11 +123,23 @@ pub(crate) fn frame(frame: &Frame) -> String {
     format!("{}:{} in {}", short_file(frame), frame.line, frame.name)
 }
 
-/// The frames of the program itself, innermost first; all frames, if none is.
+/// Where PyTorch's code and ours is, installed or not. A program may well lie in a folder called `torch`.
+const LIBRARIES: [&str; 8] = [
+    "-packages/torch/", // site-packages, and Debian's dist-packages
+    "-packages/tenfold/",
+    "/torch/csrc/",
+    "/torch/distributed/distributed_c10d.py",
+    "/torch/distributed/c10d_logger.py",
+    "/torch/distributed/_functional_collectives.py",
+    "/tenfold/torch/backend.py",
+    "/c10d/ProcessGroup",
+];
+
+/// The frames of the program itself, innermost first; all frames, if none is. In tenfold's dumps all are: its recorder leaves out its own.
 pub(crate) fn program_frames(record: &Record) -> impl Iterator<Item = &Frame> {
     let is_library = |frame: &&Frame| {
         let file = &*frame.file;
-        ["/torch/", "/tenfold/", "/c10d/"].iter().any(|part| file.contains(part)) || file.starts_with('<')
+        LIBRARIES.iter().any(|part| file.contains(part)) || file.starts_with('<')
     };
     let any = record.frames.iter().any(|frame| !is_library(&frame));
     record.frames.iter().filter(move |frame| !any || !is_library(frame))
@@ -184,13 +196,27 @@ mod tests {
     #[test]
     fn the_call_site_is_the_programs() {
         let frame = |file: &str, line| Frame { name: "f".into(), file: file.into(), line };
-        let frames = vec![frame("/venv/torch/distributed/c.py", 1), frame("/home/me/job/train.py", 88)];
+        let frames = vec![
+            frame("/venv/lib/python3.11/site-packages/torch/distributed/c.py", 1),
+            frame("/home/me/job/train.py", 88),
+        ];
         let of = |frames| Record { call: Call { frames, ..Call::default() }.into(), ..Record::default() };
         let record = of(frames);
         assert_eq!(call_site(&record).unwrap(), "job/train.py:88 in f");
-        let record = of(vec![frame("/venv/torch/distributed/c.py", 1)]);
+        let record = of(vec![frame("/venv/lib/python3.11/site-packages/torch/distributed/c.py", 1)]);
         assert_eq!(call_site(&record).unwrap(), "distributed/c.py:1 in f");
         assert_eq!(call_site(&Record::default()), None);
+        for home in ["/home/me/torch/train.py", "/work/tenfold/train.py", "/src/c10d/train.py"] {
+            let record = of(vec![frame(home, 3), frame("/usr/bin/starter.py", 4)]);
+            assert!(call_site(&record).unwrap().ends_with("/train.py:3 in f"), "{home}");
+        }
+        let of_hook = [
+            "/x/package/tenfold/torch/backend.py",
+            "/usr/lib/python3/dist-packages/torch/distributed/distributed_c10d.py",
+            "/home/me/torch/train.py",
+        ];
+        let record = of(of_hook.iter().map(|file| frame(file, 5)).collect());
+        assert_eq!(call_site(&record).unwrap(), "torch/train.py:5 in f");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::super::align::{Group, Job, Standing};
 use super::super::dump::{End, Record};
 use super::super::words;
-use super::{Finding, Kind, Level, Waiting, last_words};
+use super::{Finding, Kind, Level, Waiting, failed, last_words};
 
 /// Culprits whose last calls are told.
 const TOLD_MAX: usize = 2;
@@ -56,6 +56,12 @@ fn behind(job: &Job<'_>, group: &Group<'_>, laggards: &Laggards) -> Option<Findi
     let Laggards { ranks, sequence } = laggards;
     let entered = records_of(group, *sequence);
     let title = entered.first()?.1.title();
+    let excuses = failed::Excuses::new(job, group, &entered);
+    let (excused, ranks): (Vec<u32>, Vec<u32>) = ranks.iter().partition(|&&rank| excuses.has(rank));
+    if ranks.is_empty() {
+        return Some(kept_away(group, &title, *sequence, excused));
+    }
+    let ranks = &ranks;
     let is_waited_for = entered.iter().any(|(_, record)| !record.is_completed());
     let waiting = Waiting::new(job, &entered);
     let (who, place) = (words::ranks(ranks), &group.title);
@@ -70,6 +76,9 @@ fn behind(job: &Job<'_>, group: &Group<'_>, laggards: &Laggards) -> Option<Findi
     for &rank in ranks.iter().take(TOLD_MAX) {
         finding.lines.extend(last_words(job, group, rank));
     }
+    if !excused.is_empty() {
+        finding.lines.push(format!("{} had not entered it when the group failed", words::ranks(&excused)));
+    }
     if let Some(lead) = dumped_earlier(job, &entered, ranks) {
         let its = if ranks.len() == 1 { "its dump was" } else { "their dumps were" };
         finding.lines.push(format!(
@@ -83,8 +92,20 @@ fn behind(job: &Job<'_>, group: &Group<'_>, laggards: &Laggards) -> Option<Findi
     } else if waiting.is_short() {
         finding.level = Level::Note;
         finding.lines.push("so short a time that it may be on its way".into());
+    } else {
+        finding.lines.extend(failed::line(job, group));
     }
     Some(finding)
+}
+
+/// They would have come, and the group had failed.
+fn kept_away(group: &Group<'_>, title: &str, sequence: i64, ranks: Vec<u32>) -> Finding {
+    let (who, place) = (words::ranks(&ranks), &group.title);
+    let headline = format!("{who} had not entered {title} of {place} when the group failed");
+    let mut finding = Finding::note(Kind::Behind, headline).of(group, Some(sequence));
+    finding.ranks = ranks;
+    finding.is_consequence = true;
+    finding
 }
 
 /// By how many seconds the last of these ranks' dumps is older than the first call of the others.
@@ -101,7 +122,7 @@ fn records_of<'a>(group: &Group<'a>, sequence: i64) -> Vec<(u32, &'a Record)> {
 
 /// All have entered, their calls agree, and some are still in it.
 fn stuck(job: &Job<'_>, group: &Group<'_>) -> Option<Finding> {
-    if group.members.iter().any(|rank| job.missing.contains(rank)) {
+    if group.members.iter().any(|rank| job.missing.binary_search(rank).is_ok()) {
         return None; // told with the ranks that are missing
     }
     let is_inside = |record: &Record| matches!(record.end, End::Open | End::Failed);
@@ -140,6 +161,7 @@ fn stuck(job: &Job<'_>, group: &Group<'_>) -> Option<Finding> {
     };
     let mut finding = Finding::new(Kind::Stuck, headline).of(group, Some(sequence));
     finding.lines = vec![waiting.text, remedy.into()];
+    finding.lines.extend(failed::line(job, group));
     finding.ranks = if failed.is_empty() { inside.clone() } else { failed };
     finding.waiting = inside;
     Some(finding)

@@ -56,7 +56,7 @@ fn between_ranks(group: &Group<'_>, sequence: i64) -> Option<Finding> {
         }
         Difference::ReduceOp | Difference::Root => {
             let argument = |class: &Class<'_>| match difference {
-                Difference::Root => class.records[0].root.map(|root| format!("root {root}")),
+                Difference::Root => group.root_of(class.records[0]).map(|root| format!("root {root}")),
                 _ => class.records[0].reduce_op.as_deref().map(str::to_owned),
             };
             let [theirs, ours] = [&others[0], expected].map(|class| argument(class).unwrap_or_default());
@@ -93,7 +93,7 @@ fn between_ranks(group: &Group<'_>, sequence: i64) -> Option<Finding> {
         true => shown.insert(0, expected),
         false => shown.push(expected),
     }
-    finding.lines = shown.into_iter().map(describe).collect();
+    finding.lines = shown.into_iter().map(|class| describe(group, class)).collect();
     if difference == Difference::Operation && others.len() == 1 {
         finding.lines.extend(shift(group, sequence, expected, &others[0]));
     }
@@ -117,14 +117,15 @@ fn name<'a>(class: &Class<'a>) -> &'a str {
 }
 
 /// `rank 1: all_gather, Float [4] → [3, 4], called at train.py:12 in main`
-fn describe(class: &Class<'_>) -> String {
+fn describe(group: &Group<'_>, class: &Class<'_>) -> String {
     let first = class.records[0];
     let more = match class.records.len() {
         1 => String::new(),
         count => format!(" and {} more", count - 1),
     };
     let site = words::call_site(first).map(|site| format!(", called at {site}")).unwrap_or_default();
-    format!("{}: {}{more}, {}{site}", words::ranks(&class.ranks), first.operation, words::tensors(first))
+    let (who, what) = (words::ranks(&class.ranks), words::tensors(first, group.root_of(first)));
+    format!("{who}: {}{more}, {what}{site}", first.operation)
 }
 
 /// One call too many or too few moves all that follow: a rank whose next call is what the others call now.
@@ -154,7 +155,7 @@ fn within_a_call(group: &Group<'_>, sequence: i64) -> Option<Finding> {
     }
     let row = &group.rows[&sequence];
     for (rank, records) in row.iter() {
-        let index = group.everyone.binary_search(&rank).ok();
+        let index = group.place_of(rank);
         let wrong = records
             .iter()
             .find_map(|record| Some((record, compare::contradiction(record, group.everyone.len(), index)?)));
@@ -162,7 +163,7 @@ fn within_a_call(group: &Group<'_>, sequence: i64) -> Option<Finding> {
         let (title, place) = (record.title(), &group.title);
         let headline = format!("rank {rank} called {title} of {place} with sizes that do not fit");
         let mut finding = Finding::new(Kind::OtherCall, headline);
-        finding.lines = vec![contradiction, describe(&Class { ranks: vec![rank], records })];
+        finding.lines = vec![contradiction, describe(group, &Class { ranks: vec![rank], records })];
         finding.ranks = vec![rank];
         return Some(finding);
     }
@@ -178,7 +179,7 @@ fn within_a_call(group: &Group<'_>, sequence: i64) -> Option<Finding> {
     finding.lines = row
         .iter()
         .take(CLASSES_MAX)
-        .map(|(rank, records)| describe(&Class { ranks: vec![rank], records }))
+        .map(|(rank, records)| describe(group, &Class { ranks: vec![rank], records }))
         .collect();
     Some(finding)
 }

@@ -3,7 +3,7 @@
 use super::super::align::{Group, Job, Standing};
 use super::super::dump::{End, Record, Shape};
 use super::super::words;
-use super::{Finding, Kind, Level, Waiting, last_words};
+use super::{Finding, Kind, Level, Waiting, failed, last_words};
 
 /// Pairs of ranks that are told about.
 const PAIRS_MAX: usize = 4;
@@ -95,7 +95,7 @@ fn alone(
         0 | 1 => String::new(),
         count => format!("; {} more follow", count - 1),
     };
-    finding.lines.push(format!("{}, {}{more}", waiting.text, words::tensors(record)));
+    finding.lines.push(format!("{}, {}{more}", waiting.text, words::tensors(record, None)));
     if let Some(peer) = peer {
         let last = job.dump(peer).and_then(|dump| dump.records.last());
         match (job.standing(group, peer), last) {
@@ -110,8 +110,13 @@ fn alone(
     } else if waiting.is_short() {
         finding.level = Level::Note;
         finding.lines.push("so short a time that it may be on its way".into());
+    } else if peer.is_some_and(|peer| failed::Excuses::new(job, group, &[(rank, record)]).has(peer)) {
+        finding.level = Level::Note;
+        finding.is_consequence = true;
+        finding.lines.push("the group had failed by then".into());
     } else {
         finding.waiting = vec![rank];
+        finding.lines.extend(failed::line(job, group));
     }
     finding
 }
@@ -140,7 +145,7 @@ fn misfit(
     let mut finding = Finding::new(Kind::OtherCall, headline).of(group, None);
     let line = |rank: u32, verb: &str, record: &Record| {
         let site = words::call_site(record).map(|site| format!(", called at {site}")).unwrap_or_default();
-        format!("rank {rank} {verb} {}{site}", words::tensors(record))
+        format!("rank {rank} {verb} {}{site}", words::tensors(record, None))
     };
     finding.lines = vec![line(source, "sends", send), line(target, "receives", receive)];
     finding.ranks = vec![source, target];

@@ -4,7 +4,7 @@ use super::super::align::Job;
 use super::super::dump::Record;
 use super::super::read::Refusal;
 use super::super::words;
-use super::{Finding, Kind, Waiting};
+use super::{Finding, Kind, Waiting, failed};
 
 /// Groups in which somebody waits that are named.
 const GROUPS_MAX: usize = 3;
@@ -19,9 +19,10 @@ pub(super) fn find(job: &Job<'_>, refusals: &[Refusal]) -> Option<Finding> {
     let headline = format!("{who} {verb} no dump here: {} of {count} ranks do", job.dumps.len());
     let mut finding = Finding::new(Kind::MissingDump, headline);
     finding.ranks.clone_from(&job.missing);
+    let mut told = 0;
     for group in &job.groups {
         let absent: Vec<u32> =
-            group.members.iter().copied().filter(|rank| job.missing.contains(rank)).collect();
+            group.members.iter().copied().filter(|rank| job.missing.binary_search(rank).is_ok()).collect();
         let Some((&sequence, row)) = group.rows.last_key_value() else { continue };
         let inside: Vec<(u32, &Record)> = row
             .iter()
@@ -32,11 +33,13 @@ pub(super) fn find(job: &Job<'_>, refusals: &[Refusal]) -> Option<Finding> {
             continue;
         }
         finding.waiting.extend(inside.iter().map(|(rank, _)| *rank));
-        if finding.lines.len() < GROUPS_MAX {
+        if told < GROUPS_MAX {
+            told += 1;
             let title = inside[0].1.title();
             let waiting = Waiting::new(job, &inside).text;
             let text = format!("{title} of {} needs {}: {waiting}", group.title, words::ranks(&absent));
             finding.lines.push(text);
+            finding.lines.extend(failed::line(job, group));
         }
         if finding.group.is_none() {
             finding = finding.of(group, Some(sequence));

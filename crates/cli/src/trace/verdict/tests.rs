@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::super::align::{Filter, Job};
-use super::super::dump::{Call, Detail, Dump, End, Frame, GroupConfig, Record, Shape};
+use super::super::dump::{Call, Detail, Dump, End, Failure, Frame, GroupConfig, Record, Shape};
 use super::super::html;
 use super::super::read::Refusal;
 use super::super::report::Report;
@@ -33,7 +33,7 @@ fn dumps(ranks: u32) -> Vec<Dump> {
 
 fn add_group(dumps: &mut [Dump], name: &str, description: &str, ranks: &[u32]) {
     for dump in dumps.iter_mut().filter(|dump| ranks.contains(&dump.rank)) {
-        let config = GroupConfig { description: description.into(), ranks: ranks.to_vec() };
+        let config = GroupConfig { description: description.into(), ranks: ranks.to_vec(), failure: None };
         dump.groups.insert(name.into(), config);
     }
 }
@@ -93,7 +93,7 @@ fn text(dumps: &[Dump]) -> String {
 fn text_with(dumps: &[Dump], mentioned: &[u32], refusals: &[Refusal], filter: &Filter) -> String {
     let job = Job::new(dumps, mentioned, filter);
     let findings = findings(&job, refusals);
-    let text = Report { job: &job, findings: &findings, refusals }.text(9, false);
+    let text = Report { job: &job, findings: &findings, refusals, left_out: 0 }.text(9, false);
     let lines: Vec<&str> = text.lines().collect();
     lines[..lines.len() - 1].join("\n") // the last says how many dumps there were
 }
@@ -318,6 +318,83 @@ fn a_rank_without_a_dump_comes_first() {
     assert!(text.ends_with("a file that cannot be read (see above) may be its dump"), "{text}");
 }
 
+/// The rank's dump says that its group `0` failed, so many seconds before.
+fn fail(dump: &mut Dump, ago: f64, text: &str, rank: Option<u32>) {
+    let at_ns = NOW - (ago * 1e9) as i64;
+    dump.groups.get_mut("0").unwrap().failure = Some(Failure { at_ns, text: text.into(), rank });
+}
+
+/// Rank 0 is in all_reduce #3 and failed there after two seconds; the others did not come, and were told of it.
+fn told_of_a_failure(rank: Option<u32>) -> Vec<Dump> {
+    let mut dumps = so_far_well();
+    call(&mut dumps[0], "all_reduce", 3, 20.0, None);
+    let record = dumps[0].records.last_mut().unwrap();
+    (record.end, record.failed_ns) = (End::Failed, Some(NOW - 18 * SECOND));
+    dumps.iter_mut().for_each(|dump| fail(dump, 18.0, "rank 1 died\n  hint: see its log", rank));
+    dumps
+}
+
+#[test]
+fn who_was_kept_away_by_a_failure_is_no_culprit() {
+    // Rank 1 died.
+    let mut dumps = told_of_a_failure(Some(1));
+    dumps.remove(1);
+    assert_eq!(
+        text(&dumps),
+        "✗ rank 1 has no dump here: 2 of 3 ranks do\n    \
+         all_reduce #3 of group dp needs rank 1: rank 0 entered it 20.0 s before its dump and failed (timeout 30.0 s), \
+         called at job/train.py:83 in step\n    \
+         rank 0's error: rank 1 died\n    \
+         it died, was killed, or hangs where it cannot write: see its log\n\
+         ! rank 2 had not entered all_reduce #3 of group dp when the group failed (follows from the above)"
+    );
+    dumps.iter_mut().for_each(|dump| dump.groups.get_mut("0").unwrap().failure = None);
+    assert!(
+        text(&dumps).contains("✗ rank 2 has not entered all_reduce #3 of group dp\n"),
+        "nobody says otherwise: {}",
+        text(&dumps)
+    );
+}
+
+#[test]
+fn who_is_to_blame_for_a_failure_is_named_and_the_others_are_not() {
+    let said = text(&told_of_a_failure(Some(1)));
+    assert!(said.starts_with("✗ rank 1 has not entered all_reduce #3 of group dp\n"), "{said}");
+    assert!(said.contains("    rank 2 had not entered it when the group failed\n"), "{said}");
+    assert!(said.ends_with("    rank 0's error: rank 1 died"), "{said}");
+    // Nobody knows who it was: the failure itself is told.
+    let said = text(&told_of_a_failure(None));
+    assert_eq!(
+        said,
+        "✗ group dp failed\n    rank 0's error: rank 1 died\n\
+         ! ranks 1 and 2 had not entered all_reduce #3 of group dp when the group failed (follows from the above)"
+    );
+}
+
+#[test]
+fn who_does_not_come_until_the_others_time_is_up_is_not_excused_by_their_failure() {
+    let mut dumps = told_of_a_failure(None);
+    let record = dumps[0].records.last_mut().unwrap();
+    record.created_ns = Some(NOW - 48 * SECOND);
+    let said = text(&dumps);
+    assert!(said.starts_with("✗ ranks 1 and 2 have not entered all_reduce #3 of group dp\n"), "{said}");
+}
+
+#[test]
+fn a_partner_that_a_failure_kept_from_its_message_is_no_culprit() {
+    let mut dumps = so_far_well();
+    message(&mut dumps[0], "recv", (Some(1), 0), 20.0, None);
+    let record = dumps[0].records.last_mut().unwrap();
+    (record.end, record.failed_ns) = (End::Failed, Some(NOW - 18 * SECOND));
+    dumps.iter_mut().for_each(|dump| fail(dump, 18.0, "rank 2 died", Some(2)));
+    let said = text(&dumps);
+    assert!(
+        said.starts_with("✗ group dp failed because of rank 2\n    rank 0's error: rank 2 died\n! rank 0"),
+        "{said}"
+    );
+    assert!(said.contains("which does not send (group dp) (follows from the above)\n"), "{said}");
+}
+
 #[test]
 fn ranks_and_groups_that_are_not_asked_for_do_not_count() {
     let mut dumps = so_far_well();
@@ -401,6 +478,55 @@ fn a_message_without_a_partner_is_named() {
     );
     message(&mut dumps[1], "send", (Some(1), 0), 19.0, None);
     assert!(!text(&dumps).contains("does not send"), "{}", text(&dumps));
+}
+
+#[test]
+fn ranks_of_a_group_count_in_the_order_of_the_group() {
+    let mut dumps = dumps(3);
+    dumps.iter_mut().for_each(|dump| dump.groups.clear());
+    add_group(&mut dumps, "0", "turned", &[2, 1, 0]);
+    // Number 0 of the group, rank 2, sends to its number 1, rank 1; number 2, rank 0, receives from number 0 in vain.
+    message(&mut dumps[2], "send", (Some(0), 1), 30.0, Some(1));
+    message(&mut dumps[1], "recv", (Some(0), 1), 30.0, Some(1));
+    message(&mut dumps[0], "recv", (Some(0), 2), 20.0, None);
+    let said = text(&dumps);
+    assert!(
+        said.starts_with("✗ rank 0 receives from rank 2, which does not send (group turned)\n"),
+        "{said}"
+    );
+    assert!(said.contains("rank 2's last call of all was a send to rank 1 of group turned"), "{said}");
+    assert_eq!(said.matches('✗').count(), 1, "the messages that met are no trouble: {said}");
+}
+
+#[test]
+fn uneven_parts_are_looked_up_in_the_order_of_the_group() {
+    let mut dumps = dumps(2);
+    dumps.iter_mut().for_each(|dump| dump.groups.clear());
+    add_group(&mut dumps, "0", "turned", &[1, 0]);
+    for (dump, own) in dumps.iter_mut().zip([5, 3]) {
+        call(dump, "all_gather", 1, 20.0, Some(1));
+        let record = dump.records.last_mut().unwrap();
+        record.inputs = shapes(&[own]);
+        record.outputs = [shapes(&[3]), shapes(&[5])].concat();
+    }
+    assert!(text(&dumps).starts_with("✓ no trouble found"), "{}", text(&dumps));
+}
+
+#[test]
+fn a_root_is_told_as_a_rank_of_the_job() {
+    let mut dumps = dumps(3);
+    dumps.iter_mut().for_each(|dump| dump.groups.clear());
+    add_group(&mut dumps, "0", "turned", &[2, 1, 0]);
+    for (dump, root) in dumps.iter_mut().zip([0, 2, 0]) {
+        call(dump, "broadcast", 1, 20.0, None);
+        dump.records.last_mut().unwrap().root = Some(root);
+    }
+    let said = text(&dumps);
+    let head = "✗ rank 1 called broadcast #1 of group turned with root 0 where ranks 0 and 2 have root 2\n";
+    assert!(said.starts_with(head), "{said}");
+    assert!(said.contains("ranks 0 and 2: broadcast, Float [4], root 2, called at"), "{said}");
+    let job = Job::new(&dumps, &[], &Filter::default());
+    assert!(Timeline::new(&job).to_chrome().to_string().contains("Float [4], root 2"));
 }
 
 #[test]
@@ -516,7 +642,7 @@ fn every_event_of_the_timeline_is_as_its_format_wants_it() {
     }
     let job = Job::new(&dumps, &[], &Filter::default());
     let trace = Timeline::new(&job).to_chrome();
-    assert_eq!(trace_events::check_with_nesting(&trace), Ok(()));
+    assert_eq!(trace_events::check(&trace), Ok(()));
     let phases = |phase: &str| {
         trace["traceEvents"].as_array().unwrap().iter().filter(|event| event["ph"] == phase).count()
     };
@@ -526,6 +652,28 @@ fn every_event_of_the_timeline_is_as_its_format_wants_it() {
         (21, 20, 21),
         "20 collectives of three ranks, one of two"
     );
+}
+
+#[test]
+fn operations_that_overlap_cross_in_no_lane() {
+    for together in [12, 300] {
+        let mut dumps = dumps(2);
+        for sequence in 1..=together {
+            // Each begins a little later than the one before and lasts longer.
+            call(
+                &mut dumps[0],
+                "all_reduce",
+                sequence,
+                100.0 - 0.01 * sequence as f64,
+                Some(9000 + 20 * sequence),
+            );
+        }
+        let job = Job::new(&dumps, &[], &Filter::default());
+        let timeline = Timeline::new(&job);
+        assert_eq!(trace_events::check(&timeline.to_chrome()), Ok(()), "{together}");
+        let marks = timeline.boxes.iter().filter(|one| one.begin_ns == one.end_ns).count();
+        assert_eq!(marks, (together as usize).saturating_sub(256), "there are lanes enough");
+    }
 }
 
 /// Numbers as a stranger may write them.
@@ -590,13 +738,13 @@ proptest! {
         ranks in prop::collection::vec(prop_oneof![0..5u32, Just(u32::MAX)], 0..5),
     ) {
         let mut dumps = dumps(records.len() as u32);
-        dumps[0].groups.insert("1".into(), GroupConfig { description: "other".into(), ranks });
+        dumps[0].groups.insert("1".into(), GroupConfig { description: "other".into(), ranks, failure: None });
         for (dump, records) in dumps.iter_mut().zip(records) {
             dump.records = records;
         }
         let job = Job::new(&dumps, &[], &Filter::default());
         let findings = findings(&job, &[]);
-        let report = Report { job: &job, findings: &findings, refusals: &[] };
+        let report = Report { job: &job, findings: &findings, refusals: &[], left_out: 0 };
         prop_assert!(report.text(9, false).lines().count() >= 2);
         let timeline = Timeline::new(&job);
         prop_assert_eq!(trace_events::check(&timeline.to_chrome()), Ok(()));
