@@ -14,6 +14,7 @@ from servers import TenfoldServer, tenfold_binary
 pytestmark = [
     pytest.mark.tenfold_only("has no dashboard"),
     pytest.mark.skipif(missing() is not None, reason=str(missing())),
+    pytest.mark.timeout(600),
 ]
 
 HOSTILE = "<img src=x onerror=\"window.hacked='key'\"><script>window.hacked='key'</script>"
@@ -248,6 +249,17 @@ def test_keys_are_looked_into_prefix_by_prefix_and_back(browser, serve):
         last = "[...document.querySelectorAll('#keys-table tbody tr button')].at(-1)"
         browser.run(f"{last}.click()")
         browser.until(f"{names} === 'a'")
+    assert browser.complaints() == []
+
+
+def test_keys_that_are_still_being_counted_are_said_to_be_and_shown_when_they_are(browser, fake):
+    server = fake()
+    server.facts.is_counting = True
+    look(browser, server.url)
+    browser.run("document.querySelector('#keys').scrollIntoView()")
+    browser.until("document.querySelector('#keys-note').innerText === 'Counting…'")
+    server.facts.is_counting = False
+    browser.until("document.querySelector('#keys-table').innerText.includes('default_pg/')")
     assert browser.complaints() == []
 
 

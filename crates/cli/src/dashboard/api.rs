@@ -1,4 +1,4 @@
-//! What is at which path. Every field is documented in `docs/operating.md`, and a test holds the two together.
+//! What is at which path. Every field is documented in `docs/dashboard.md`, and a test holds the two together.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use tenfold_http::{QueryError, Request, Response};
-use tenfold_store::{Facts, Server, WaiterFacts};
+use tenfold_store::{Facts, Server, Survey, WaiterFacts};
 
 use super::history::History;
 use super::metrics::{self, Process};
@@ -144,7 +144,7 @@ impl Board {
     fn keys(&self, request: &Request) -> Answer {
         let prefix = bytes(request, "prefix")?.unwrap_or_default();
         // Others wait for the same thread; a survey that takes long is there for the next who asks.
-        self.server.survey_within(&prefix, COUNTING_MAX).map(|survey| json(&survey)).ok_or_else(counting)
+        Ok(survey(self.server.survey_within(&prefix, COUNTING_MAX).as_ref()))
     }
 
     fn value(&self, request: &Request) -> Answer {
@@ -243,8 +243,15 @@ fn bad(problem: &str, hint: &str) -> Response {
     error(400, problem, hint)
 }
 
-fn counting() -> Response {
-    error(503, "the keys are still being counted", "ask again in a moment")
+/// Nothing yet is an answer too, and a good one: browsers complain about any other, and there is nothing amiss.
+fn survey(survey: Option<&Survey>) -> Response {
+    #[derive(Serialize)]
+    struct Shown<'a> {
+        counting: bool,
+        #[serde(flatten)]
+        survey: Option<&'a Survey>,
+    }
+    json(&Shown { counting: survey.is_none(), survey })
 }
 
 fn busy() -> Response {
@@ -287,6 +294,16 @@ fn process() -> Process {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn keys_that_are_still_being_counted_are_no_error() {
+        let said = |answer: Response| {
+            let body: serde_json::Value = serde_json::from_slice(answer.body()).expect("it is JSON");
+            (answer.status(), body["counting"].clone(), body["keys"].clone())
+        };
+        assert_eq!(said(survey(None)), (200, true.into(), serde_json::Value::Null));
+        assert_eq!(said(survey(Some(&Survey::default()))), (200, false.into(), 0.into()));
+    }
 
     #[test]
     fn hexadecimal_goes_both_ways_and_strictly() {

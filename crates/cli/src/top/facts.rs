@@ -402,16 +402,13 @@ fn node_row(node: &Value) -> Option<Row> {
 /// Keys by prefix. The server counts them between requests: if it has many, or many clients, it has to be asked again.
 fn keys(dashboard: &Dashboard) -> Result<Value, Trouble> {
     const TRIES: usize = 10;
-    for _ in 1..TRIES {
+    for _ in 0..TRIES {
         match dashboard.get("/api/keys?prefix=") {
-            Err(Trouble::Refused(_)) => {}
+            Ok(answer) if answer["counting"] == true => {}
             answer => return answer,
         }
     }
-    match dashboard.get("/api/keys?prefix=") {
-        Err(Trouble::Refused(_)) => Ok(Value::Null), // everything else is worth showing
-        answer => answer,
-    }
+    Ok(Value::Null) // everything else is worth showing
 }
 
 /// From here on it is worth a word that a rank comes late to collectives, in seconds.

@@ -871,6 +871,10 @@ async function askKeys() {
     return write($("keys-note"), `No answer about these keys: ${problem.message}`);
   }
   if (wanted !== prefix()) return; // somebody has gone elsewhere meanwhile
+  if (survey.counting) {
+    setTimeout(() => keysPoll.now(), FAST);
+    return write($("keys-note"), "Counting…");
+  }
   view.survey = survey;
   view.keyRows = keyRows(survey);
   showKeys();
