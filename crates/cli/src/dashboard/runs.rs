@@ -41,8 +41,11 @@ const COLLECTIVES_MAX: usize = 8;
 /// Ranks that are listed though nothing is known of them.
 const UNKNOWN_MAX: usize = 16 << 10;
 
-/// A beat that has not moved for this long is that of a lost node: three beats, as the launcher counts.
+/// A beat that has not moved for this long is that of a lost node, if it does not say how long it may be silent: three
+/// beats, as launchers count unless told otherwise.
 const LOST_AFTER: f64 = 15.0;
+/// And never sooner than this: beats are looked at once a second.
+const LOST_AFTER_MIN: f64 = 5.0;
 /// A rank that waits in the store for longer than this is called stuck.
 const STUCK_AFTER: f64 = 10.0;
 
@@ -69,6 +72,8 @@ impl Raw {
 #[derive(Debug)]
 struct Beat {
     seconds: f64,
+    /// How long it may be silent.
+    silence_max: f64,
     ranks: Vec<RankStatus>,
 }
 
@@ -114,10 +119,12 @@ pub(super) fn read(server: &Server, beats: &mut Beats, now: Instant) -> Vec<Raw>
             let beat = server.value(format!("/tenfold/run/{id}/node/{node}").as_bytes());
             let Some(beat) = beat.filter(|beat| beat.len() <= NODE_MAX) else { continue };
             left.bytes = left.bytes.saturating_sub(beat.len());
-            let NodeText { beat, mut ranks } = parse_beat(&beat);
+            let text = parse_beat(&beat);
+            let (silence_max, seconds) = (text.silence_max(), beats.age(&id, node, text.beat, now));
+            let mut ranks = text.ranks;
             ranks.truncate(left.ranks);
             left.ranks -= ranks.len();
-            nodes.insert(node.clone(), Beat { seconds: beats.age(&id, node, beat, now), ranks });
+            nodes.insert(node.clone(), Beat { seconds, silence_max, ranks });
         }
         runs.push(Raw { id, state, nodes });
     }
@@ -225,8 +232,15 @@ struct Failure {
 #[serde(default)]
 struct NodeText {
     beat: u64,
+    silence_max_seconds: Option<f64>,
     #[serde(deserialize_with = "lenient")]
     ranks: Vec<RankStatus>,
+}
+
+impl NodeText {
+    fn silence_max(&self) -> f64 {
+        self.silence_max_seconds.unwrap_or(LOST_AFTER).max(LOST_AFTER_MIN)
+    }
 }
 
 /// What a launcher knows of one of its ranks.
@@ -430,7 +444,7 @@ fn describe_one(raw: Raw, waits: &Waits, unknown_left: &mut usize) -> Run {
 
 /// A node that wrote no beat yet has just come.
 fn is_lost(beat: Option<&Beat>) -> bool {
-    beat.is_some_and(|beat| beat.seconds > LOST_AFTER)
+    beat.is_some_and(|beat| beat.seconds > beat.silence_max)
 }
 
 /// Nodes that must come and have not: with the ranks that nobody else claims.

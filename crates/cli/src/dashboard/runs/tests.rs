@@ -35,7 +35,8 @@ fn left() -> Left {
 fn raw(state: &serde_json::Value, beats: &[(&str, f64, Vec<serde_json::Value>)]) -> Raw {
     let beat = |(id, seconds, ranks): &(&str, f64, Vec<serde_json::Value>)| {
         let text = json!({"beat": 17, "node": node(id, 2), "ranks": ranks}).to_string();
-        (id.to_string(), Beat { seconds: *seconds, ranks: parse_beat(text.as_bytes()).ranks })
+        let text = parse_beat(text.as_bytes());
+        (id.to_string(), Beat { seconds: *seconds, silence_max: text.silence_max(), ranks: text.ranks })
     };
     let state = parse_state(state.to_string().as_bytes(), &mut left());
     Raw { id: "job".into(), state, nodes: beats.iter().map(beat).collect() }
@@ -59,6 +60,22 @@ fn nodes(run: &Run) -> Vec<String> {
         format!("{rank} {id} {}", node.status.name())
     };
     run.nodes.iter().map(show).collect()
+}
+
+#[test]
+fn a_node_is_lost_when_it_was_silent_for_longer_than_it_said_it_may_be() {
+    let silence_max = |text: &str| parse_beat(text.as_bytes()).silence_max();
+    assert_eq!(silence_max(r#"{"beat": 1, "silence_max_seconds": 90.0}"#), 90.0);
+    assert_eq!(silence_max(r#"{"beat": 1}"#), 15.0, "an older launcher says nothing of it");
+    assert_eq!(
+        silence_max(r#"{"beat": 1, "silence_max_seconds": 0.2}"#),
+        5.0,
+        "it is looked at once a second"
+    );
+    let running = state("running", &[("a", Some(0)), ("b", Some(1))]);
+    let mut raw = raw(&running, &[("a", 60.0, vec![]), ("b", 91.0, vec![])]);
+    raw.nodes.values_mut().for_each(|beat| beat.silence_max = 90.0);
+    assert_eq!(nodes(&one(raw, &[])), ["0 a joined", "1 b lost"]);
 }
 
 #[test]
@@ -211,7 +228,7 @@ fn what_strangers_claim_is_bounded() {
 #[test]
 fn ranks_between_nonsense_are_still_read() {
     let text = json!({"beat": 3, "more": 1, "ranks": [7, null, {"rank": "x"}, rank(0, 5, "running", "")]});
-    let NodeText { beat, ranks } = parse_beat(text.to_string().as_bytes());
+    let NodeText { beat, ranks, .. } = parse_beat(text.to_string().as_bytes());
     assert_eq!((beat, ranks.len(), ranks[0].rank), (3, 1, Some(5)));
     assert_eq!(parse_beat(b"nonsense").beat, 0);
     assert_eq!(parse_beat(b"{\"beat\": 4, \"ranks\": null}").beat, 4);
@@ -272,7 +289,7 @@ proptest! {
     fn nothing_that_is_written_there_harms_the_reader(state in any_json(), beat in any_json()) {
         let ranks = parse_beat(beat.to_string().as_bytes()).ranks;
         let state = parse_state(state.to_string().as_bytes(), &mut left());
-        let nodes = [("a".to_owned(), Beat { seconds: 1.0, ranks })].into();
+        let nodes = [("a".to_owned(), Beat { seconds: 1.0, silence_max: LOST_AFTER, ranks })].into();
         let run = one(Raw { id: "job".into(), state, nodes }, &[waiter("127.0.0.1:1", "`k`", 20.0)]);
         serde_json::to_string(&run).unwrap();
     }
