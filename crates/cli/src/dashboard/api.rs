@@ -46,7 +46,7 @@ impl Board {
 
     /// Once a second: one more point for the charts, and a look at every beat.
     pub(super) fn look(&self, now: Instant) {
-        let facts = self.server.facts_with(0);
+        let facts = self.facts_with(0);
         hold(&self.history).note(now, facts);
         runs::read(&self.server, &mut hold(&self.beats), now);
     }
@@ -75,6 +75,15 @@ impl Board {
         answer.unwrap_or_else(|refused| refused)
     }
 
+    /// What the server tells, with at least `waiters` waiters listed one by one, but none that are launchers.
+    fn facts_with(&self, waiters: usize) -> Facts {
+        // To be left out they have to be seen; where there is no job there are none.
+        let listed = if runs::are_there(&self.server) { waiters.max(Facts::WAITERS_MAX) } else { waiters };
+        let mut facts = self.server.facts_with(listed);
+        runs::leave_out_launchers(&mut facts);
+        facts
+    }
+
     fn overview(&self) -> Response {
         #[derive(Serialize)]
         struct Overview {
@@ -83,7 +92,7 @@ impl Board {
             process: Process,
             server: serde_json::Value,
         }
-        let mut server = serde_json::to_value(self.server.facts_with(0)).unwrap_or_default();
+        let mut server = serde_json::to_value(self.facts_with(0)).unwrap_or_default();
         if let Some(fields) = server.as_object_mut() {
             fields.remove("waiters"); // they have a path of their own
         }
@@ -100,7 +109,7 @@ impl Board {
         // A rank that waits beyond those that are listed elsewhere must not look as if it ran.
         let raw = runs::read(&self.server, &mut hold(&self.beats), now.instant);
         let ranks: usize = raw.iter().map(runs::Raw::connections).sum();
-        let waiters = self.server.facts_with(ranks + Facts::WAITERS_MAX).waiters;
+        let waiters = self.facts_with(ranks + Facts::WAITERS_MAX).waiters;
         let runs = runs::describe(raw, &waiters);
         let mut runs = serde_json::to_value(runs).unwrap_or_default();
         runs.as_array_mut().into_iter().flatten().for_each(verdict::annotate);
@@ -118,7 +127,7 @@ impl Board {
             keys_count: usize,
             seconds: f64,
         }
-        let waiters = self.server.facts().waiters;
+        let waiters = self.facts_with(Facts::WAITERS_MAX).waiters;
         let runs = self.described(&[], now);
         let of_run = |run: &Run| -> Vec<(String, (String, usize))> {
             run.ranks_by_peer().map(|(peer, rank)| (peer, (run.id.clone(), rank))).collect()
@@ -186,7 +195,7 @@ impl Board {
     }
 
     fn metrics(&self, now: Now) -> Response {
-        let facts: Facts = self.server.facts();
+        let facts = self.facts_with(Facts::WAITERS_MAX);
         let runs = self.described(&facts.waiters, now);
         Response::new(200, metrics::CONTENT_TYPE, metrics::page(&facts, &process(), &runs).into_bytes())
     }

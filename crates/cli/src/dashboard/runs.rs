@@ -18,7 +18,7 @@ use std::time::Instant;
 use super::collectives::{Collective, culprits};
 use serde::de::{Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
-use tenfold_store::{Server, Value, WaiterFacts};
+use tenfold_store::{Facts, Server, Value, WaiterFacts};
 
 /// Clients put a `/` in front of every key.
 const RUNS: &str = "/tenfold/runs";
@@ -130,6 +130,11 @@ pub(super) fn read(server: &Server, beats: &mut Beats, now: Instant) -> Vec<Raw>
     }
     beats.forget_others(&runs);
     runs
+}
+
+/// Are there any jobs?
+pub(super) fn are_there(server: &Server) -> bool {
+    server.value(RUNS.as_bytes()).is_some()
 }
 
 /// What may still be read for one answer.
@@ -297,6 +302,23 @@ fn bounded<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> R
 fn lenient<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<RankStatus>, D::Error> {
     let ranks = Option::<Vec<serde_json::Value>>::deserialize(deserializer)?.unwrap_or_default();
     Ok(ranks.into_iter().filter_map(|rank| serde_json::from_value(rank).ok()).collect())
+}
+
+/// Takes the waits of launchers out of what is said of waiters: they wait for the next state of their job for as long as
+/// it runs, and for nobody.
+pub(super) fn leave_out_launchers(facts: &mut Facts) {
+    let listed = facts.waiters.len();
+    facts.waiters.retain(|waiter| !is_launchers(waiter));
+    let left_out = listed - facts.waiters.len();
+    facts.waiters_count -= left_out.min(facts.waiters_count);
+    if left_out > 0 {
+        facts.oldest_wait_seconds = facts.waiters.first().map_or(0.0, |waiter| waiter.seconds);
+    }
+}
+
+/// Only launchers use keys under this one.
+fn is_launchers(waiter: &WaiterFacts) -> bool {
+    waiter.keys.trim_start_matches(['`', '/']).starts_with("tenfold/run/")
 }
 
 // ── what is made of it ─────────────────────────────────────────────────────────────────────────────────────

@@ -63,6 +63,26 @@ fn nodes(run: &Run) -> Vec<String> {
 }
 
 #[test]
+fn what_launchers_wait_for_is_nobodys_business() {
+    let facts = |waiters: &[WaiterFacts]| -> Facts {
+        serde_json::from_value(json!({"waiters_count": 2, "oldest_wait_seconds": 40.0, "waiters": waiters}))
+            .unwrap()
+    };
+    let launcher = waiter("127.0.0.1:1", "`/tenfold/run/job/version/7`", 40.0);
+    let rank = waiter("127.0.0.1:2", "`/default_pg/0`", 3.0);
+    let mut both = facts(&[launcher.clone(), rank.clone()]);
+    leave_out_launchers(&mut both);
+    assert_eq!((both.waiters_count, both.oldest_wait_seconds), (1, 3.0));
+    assert_eq!(both.waiters, std::slice::from_ref(&rank));
+    let mut launchers = facts(&[launcher.clone(), launcher]);
+    leave_out_launchers(&mut launchers);
+    assert_eq!((launchers.waiters_count, launchers.oldest_wait_seconds), (0, 0.0));
+    let mut unlisted = facts(&[]);
+    leave_out_launchers(&mut unlisted);
+    assert_eq!((unlisted.waiters_count, unlisted.oldest_wait_seconds), (2, 40.0));
+}
+
+#[test]
 fn a_node_is_lost_when_it_was_silent_for_longer_than_it_said_it_may_be() {
     let silence_max = |text: &str| parse_beat(text.as_bytes()).silence_max();
     assert_eq!(silence_max(r#"{"beat": 1, "silence_max_seconds": 90.0}"#), 90.0);
