@@ -145,6 +145,7 @@ class Facts:
             "stuck": waits,
             "why": f"waits for `default_pg/0//cpu//0/5` for {waited:.0f} s" if waits else "",
             "store_operation": operation if waits else None,
+            "store_last": {"operation": "wait" if waits else "set", "seconds": waited} if joined else None,
         }
 
     def waiters(self) -> list[dict]:

@@ -136,6 +136,12 @@ def test_a_job_of_tenfold_run_is_shown_with_the_ranks_that_have_not_joined(brows
             launcher.stdout.read()
 
 
+def test_a_rank_that_hangs_in_its_own_code_is_shown_with_what_it_last_asked_for(browser, fake):
+    look(browser, fake().url)
+    rank = "[...document.querySelectorAll('.ranks tbody tr')].find(row => row.innerText.startsWith('6'))"
+    assert "after set in the store, " in browser.until(f"{rank}?.innerText")
+
+
 def test_a_wait_of_more_than_ten_seconds_is_called_stuck(browser, fake):
     look(browser, fake().url)
     stuck = browser.run("return [...document.querySelectorAll('.ranks tr.stuck')].map(row => row.innerText)")

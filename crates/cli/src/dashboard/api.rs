@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use tenfold_http::{QueryError, Request, Response};
-use tenfold_store::{Facts, Server, Survey, WaiterFacts};
+use tenfold_store::{Clients, Facts, Server, Survey, WaiterFacts};
 
 use super::history::History;
 use super::metrics::{self, Process};
@@ -102,7 +102,7 @@ impl Board {
 
     fn described(&self, waiters: &[WaiterFacts], now: Now) -> Vec<Run> {
         let raw = runs::read(&self.server, &mut hold(&self.beats), now.instant);
-        runs::describe(raw, waiters)
+        runs::describe(raw, waiters, &[])
     }
 
     fn runs(&self, now: Now) -> Response {
@@ -110,7 +110,10 @@ impl Board {
         let raw = runs::read(&self.server, &mut hold(&self.beats), now.instant);
         let ranks: usize = raw.iter().map(runs::Raw::connections).sum();
         let waiters = self.facts_with(ranks + Facts::WAITERS_MAX).waiters;
-        let runs = runs::describe(raw, &waiters);
+        // Of a server that is too busy to tell, everything else is worth showing.
+        let clients =
+            (ranks > 0).then(|| self.server.clients(Clients::LIMIT_MAX)).flatten().unwrap_or_default();
+        let runs = runs::describe(raw, &waiters, &clients.clients);
         let mut runs = serde_json::to_value(runs).unwrap_or_default();
         runs.as_array_mut().into_iter().flatten().for_each(verdict::annotate);
         json(&runs)

@@ -18,7 +18,7 @@ use std::time::Instant;
 use super::collectives::{Collective, culprits};
 use serde::de::{Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
-use tenfold_store::{Facts, Server, Value, WaiterFacts};
+use tenfold_store::{ClientFacts, Facts, Server, Value, WaiterFacts};
 
 /// Clients put a `/` in front of every key.
 const RUNS: &str = "/tenfold/runs";
@@ -383,6 +383,7 @@ pub(super) struct Rank {
     culprit: bool,
     why: String,
     store_operation: Option<StoreOperation>,
+    store_last: Option<StoreLast>,
 }
 
 impl Rank {
@@ -395,6 +396,13 @@ impl Rank {
 struct StoreOperation {
     operation: String,
     keys: String,
+    seconds: f64,
+}
+
+/// What a rank last asked the store for.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct StoreLast {
+    operation: String,
     seconds: f64,
 }
 
@@ -415,14 +423,14 @@ impl Run {
     }
 }
 
-/// What the jobs look like, given who waits in the store.
-pub(super) fn describe(runs: Vec<Raw>, waiters: &[WaiterFacts]) -> Vec<Run> {
-    let waits = longest_waits(waiters);
+/// What the jobs look like, given who waits in the store, and who is connected to it.
+pub(super) fn describe(runs: Vec<Raw>, waiters: &[WaiterFacts], clients: &[ClientFacts]) -> Vec<Run> {
+    let seen = Seen { waits: longest_waits(waiters), last: last_operations(clients) };
     let mut unknown_left = UNKNOWN_MAX;
-    runs.into_iter().map(|raw| describe_one(raw, &waits, &mut unknown_left)).collect()
+    runs.into_iter().map(|raw| describe_one(raw, &seen, &mut unknown_left)).collect()
 }
 
-fn describe_one(raw: Raw, waits: &Waits, unknown_left: &mut usize) -> Run {
+fn describe_one(raw: Raw, seen: &Seen, unknown_left: &mut usize) -> Run {
     let Raw { id, state, nodes: mut beats } = raw;
     let state = match state {
         Ok(state) => state,
@@ -447,7 +455,7 @@ fn describe_one(raw: Raw, waits: &Waits, unknown_left: &mut usize) -> Run {
             known.extend(unknown);
         }
         known.sort_by_key(|rank| rank.local_rank);
-        let ranks = known.into_iter().map(|rank| judge(rank, waits)).collect();
+        let ranks = known.into_iter().map(|rank| judge(rank, seen)).collect();
         nodes.push(Node { node: Some(member.node.clone()), rank: member.rank, status, beat_seconds, ranks });
     }
     nodes.sort_by_key(|node| (node.rank.is_none(), node.rank));
@@ -525,8 +533,11 @@ fn unknown_ranks(
         .collect()
 }
 
-fn judge(status: RankStatus, waits: &Waits) -> Rank {
-    let own = status.store_connections.iter().filter_map(|peer| waits.get(&canonical(peer)));
+fn judge(status: RankStatus, seen: &Seen) -> Rank {
+    let peers: Vec<String> = status.store_connections.iter().map(|peer| canonical(peer)).collect();
+    let last = peers.iter().filter_map(|peer| seen.last.get(peer));
+    let store_last = last.min_by(|a, b| a.seconds.total_cmp(&b.seconds)).cloned();
+    let own = peers.iter().filter_map(|peer| seen.waits.get(peer));
     let longest = own.max_by(|a, b| a.seconds.total_cmp(&b.seconds)).cloned();
     let why = match &longest {
         _ if status.state == "stopped" => {
@@ -539,7 +550,7 @@ fn judge(status: RankStatus, waits: &Waits) -> Rank {
     };
     // One that has ended has left the store too, but it was there.
     let joined = !status.store_connections.is_empty() || status.state == "ended";
-    Rank { joined, stuck: !why.is_empty(), culprit: false, why, store_operation: longest, status }
+    Rank { joined, stuck: !why.is_empty(), culprit: false, why, store_operation: longest, store_last, status }
 }
 
 /// Names the ranks for which others wait in a collective.
@@ -554,6 +565,20 @@ fn blame(nodes: &mut [Node]) {
             rank.why = why;
         }
     }
+}
+
+/// What the server sees of ranks, by the addresses that they come from.
+struct Seen {
+    waits: Waits,
+    last: HashMap<String, StoreLast>,
+}
+
+fn last_operations(clients: &[ClientFacts]) -> HashMap<String, StoreLast> {
+    let last = |client: &ClientFacts| {
+        let operation = client.last_operation.clone()?;
+        Some((canonical(&client.peer), StoreLast { operation, seconds: client.idle_seconds }))
+    };
+    clients.iter().filter_map(last).collect()
 }
 
 /// By peer, its longest wait.

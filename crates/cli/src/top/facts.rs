@@ -424,6 +424,12 @@ fn collective(one: &Value) -> String {
     format!("{when} {kind} #{} of {}{late}", one["number"], text(&one["group"]))
 }
 
+/// What a rank last asked the store for.
+fn last_asked(last: &Value) -> String {
+    let Some(seconds) = last["seconds"].as_f64() else { return String::new() };
+    format!("after {} in the store, {} ago", text(&last["operation"]), show_seconds(seconds))
+}
+
 fn rank_row(run: &Value, node: &Value, rank: &Value) -> Row {
     let over = run["state"]["outcome"].is_string();
     let ended = rank["state"] == "ended";
@@ -443,7 +449,8 @@ fn rank_row(run: &Value, node: &Value, rank: &Value) -> Row {
         _ if ended => end.into(),
         true => format!("{} {}", text(&operation["operation"]), text(&operation["keys"])),
         false if rank["why"] != "" => text(&rank["why"]),
-        false => collective(&rank["collectives"][0]),
+        false if rank["collectives"][0].is_object() => collective(&rank["collectives"][0]),
+        false => last_asked(&rank["store_last"]),
     };
     let beat = node["beat_seconds"].as_f64().unwrap_or(0.0);
     let seconds =

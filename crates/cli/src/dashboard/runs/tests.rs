@@ -49,7 +49,7 @@ fn waiter(peer: &str, keys: &str, seconds: f64) -> WaiterFacts {
 }
 
 fn one(raw: Raw, waiters: &[WaiterFacts]) -> Run {
-    describe(vec![raw], waiters).remove(0)
+    describe(vec![raw], waiters, &[]).remove(0)
 }
 
 /// `host:status` of each node.
@@ -60,6 +60,22 @@ fn nodes(run: &Run) -> Vec<String> {
         format!("{rank} {id} {}", node.status.name())
     };
     run.nodes.iter().map(show).collect()
+}
+
+#[test]
+fn a_rank_that_does_not_wait_is_shown_with_what_it_last_asked_for() {
+    let running = state("running", &[("a", Some(0)), ("b", Some(1))]);
+    let beats =
+        [("a", 1.0, vec![rank(0, 0, "running", "127.0.0.1:7"), rank(1, 1, "running", "127.0.0.1:8")])];
+    let client = |peer: &str, operation: Option<&str>, idle: f64| -> ClientFacts {
+        serde_json::from_value(json!({"peer": peer, "last_operation": operation, "idle_seconds": idle}))
+            .unwrap()
+    };
+    // A server that listens on `::` sees a v4 client as a v6 one.
+    let clients = [client("[::ffff:127.0.0.1]:7", Some("set"), 33.0), client("127.0.0.1:8", None, 1.0)];
+    let run = describe(vec![raw(&running, &beats)], &[], &clients).remove(0);
+    let last: Vec<_> = run.nodes[0].ranks.iter().map(|rank| rank.store_last.clone()).collect();
+    assert_eq!(last, [Some(StoreLast { operation: "set".into(), seconds: 33.0 }), None]);
 }
 
 #[test]
