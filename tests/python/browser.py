@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-PATIENCE = 30.0
+PATIENCE = 100.0  # reached only when a test fails
 FLAGS = [
     "--headless=new",
     "--remote-debugging-pipe",

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import launchers
 import pytest
 from ranks import RankServer
 from servers import PROGRAMS, Address, TenfoldServer, TorchServer, TorchServers
@@ -56,6 +57,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if hasattr(item.module, "Launcher") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(2 * launchers.PATIENCE))  # it starts PyTorch, again and again
     if config.getoption("--server") == "torch":
         for item in items:
             if marker := item.get_closest_marker("tenfold_only"):

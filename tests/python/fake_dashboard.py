@@ -29,6 +29,7 @@ class Facts:
     def __init__(self, ranks: int = 8, nodes: int = 2, waiters: int = 0, clients: int = 12) -> None:
         self.ranks, self.nodes, self.waiters_count, self.clients_count = ranks, nodes, waiters, clients
         self.started = time.time() - 300
+        self.is_counting = False
 
     def overview(self) -> dict:
         up = time.time() - self.started
@@ -144,6 +145,7 @@ class Facts:
             "stuck": waits,
             "why": f"waits for `default_pg/0//cpu//0/5` for {waited:.0f} s" if waits else "",
             "store_operation": operation if waits else None,
+            "store_last": {"operation": "wait" if waits else "set", "seconds": waited} if joined else None,
         }
 
     def waiters(self) -> list[dict]:
@@ -203,7 +205,15 @@ class Facts:
         ]
 
     def keys(self, prefix: str) -> dict:
-        answer = {"prefix": prefix, "queue_items": 0, "truncated": False, "seconds_ago": 0.0}
+        if self.is_counting:
+            return {"counting": True}
+        answer = {
+            "counting": False,
+            "prefix": prefix,
+            "queue_items": 0,
+            "truncated": False,
+            "seconds_ago": 0.0,
+        }
         if not prefix:
             names = ["/default_pg/", "/worker/", "/tenfold/", "/<script>alert(1)<\u2044script>/"]
             groups = [
@@ -296,6 +306,7 @@ class FakeDashboard:
             def log_message(self, *_: object) -> None:
                 pass
 
+        self.facts = facts
         self.server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         self.server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.server.server_port}/"

@@ -1,6 +1,8 @@
 """The dashboard's page in a real browser: what it shows, and what it never does."""
 
+import resource
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +16,7 @@ from servers import TenfoldServer, tenfold_binary
 pytestmark = [
     pytest.mark.tenfold_only("has no dashboard"),
     pytest.mark.skipif(missing() is not None, reason=str(missing())),
+    pytest.mark.timeout(600),
 ]
 
 HOSTILE = "<img src=x onerror=\"window.hacked='key'\"><script>window.hacked='key'</script>"
@@ -135,6 +138,12 @@ def test_a_job_of_tenfold_run_is_shown_with_the_ranks_that_have_not_joined(brows
             launcher.stdout.read()
 
 
+def test_a_rank_that_hangs_in_its_own_code_is_shown_with_what_it_last_asked_for(browser, fake):
+    look(browser, fake().url)
+    rank = "[...document.querySelectorAll('.ranks tbody tr')].find(row => row.innerText.startsWith('6'))"
+    assert "after set in the store, " in browser.until(f"{rank}?.innerText")
+
+
 def test_a_wait_of_more_than_ten_seconds_is_called_stuck(browser, fake):
     look(browser, fake().url)
     stuck = browser.run("return [...document.querySelectorAll('.ranks tr.stuck')].map(row => row.innerText)")
@@ -248,6 +257,17 @@ def test_keys_are_looked_into_prefix_by_prefix_and_back(browser, serve):
         last = "[...document.querySelectorAll('#keys-table tbody tr button')].at(-1)"
         browser.run(f"{last}.click()")
         browser.until(f"{names} === 'a'")
+    assert browser.complaints() == []
+
+
+def test_keys_that_are_still_being_counted_are_said_to_be_and_shown_when_they_are(browser, fake):
+    server = fake()
+    server.facts.is_counting = True
+    look(browser, server.url)
+    browser.run("document.querySelector('#keys').scrollIntoView()")
+    browser.until("document.querySelector('#keys-note').innerText === 'Counting…'")
+    server.facts.is_counting = False
+    browser.until("document.querySelector('#keys-table').innerText.includes('default_pg/')")
     assert browser.complaints() == []
 
 
@@ -376,6 +396,54 @@ def test_a_thousand_waiters_and_five_thousand_keys_are_a_bounded_number_of_rows(
     finally:
         for client in clients:
             client.close()
+    assert browser.complaints() == []
+
+
+def test_with_five_thousand_clients_and_a_hundred_thousand_keys_it_goes_on_under_load(browser, serve):
+    files, files_max = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files_max < 6000:
+        pytest.skip(f"{files_max} open files are allowed, which are too few for 5,000 clients")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files_max, files_max))  # for the server too
+    server = serve()
+    clients = [Wire(server.address) for _ in range(5000)]
+    stop = threading.Event()
+
+    def work() -> None:
+        with closing(Wire(server.address)) as client:
+            while not stop.is_set():
+                for number in range(100):
+                    client.set(f"many/{number:06}", "y")
+                client.ping()
+
+    load = threading.Thread(target=work)
+    try:
+        for first in range(0, 100_000, 5000):
+            clients[0].set_many([(f"many/{first + number:06}", "x") for number in range(5000)])
+        clients[0].ping()
+        load.start()
+        look(browser, server.url)
+        browser.run("document.querySelector('#keys').scrollIntoView()")  # what nobody sees is not asked for
+        browser.until("/^100,000,/.test(document.querySelector('#keys-count').innerText)")
+        browser.run("document.querySelector('#clients').open = true")
+        browser.run("document.querySelector('#clients').scrollIntoView()")
+        browser.until("document.querySelector('#clients-count').innerText.includes('5,001')")
+        browser.until("document.querySelectorAll('#clients-table tbody tr').length === 100")
+        assert nodes_of(browser) < 3000
+        path = "document.querySelector('#chart-operations path')?.getAttribute('d')"
+        for _ in range(3):  # it goes on while the load does
+            drawn = browser.until(path)
+            browser.until(f"{path} !== args[0]", drawn)
+        browser.click("#theme")  # and hears who uses it
+        browser.until("document.querySelector('#theme').innerText !== 'theme: auto'")
+        assert nodes_of(browser) < 3000
+    finally:
+        stop.set()
+        if load.ident:
+            load.join()
+        for client in clients:
+            client.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, files_max))
+        browser.run("localStorage.clear()")
     assert browser.complaints() == []
 
 

@@ -16,8 +16,9 @@ from torch import Tensor
 DDP = ROOT / "examples" / "ddp.py"
 ELASTIC = PROGRAMS / "elastic.py"
 PYTHON = ("--python", sys.executable)
-# So that a node that is gone is noticed within a second, and nobody waits for latecomers for long.
-QUICK = "last_call_timeout=1,keep_alive_interval=0.2,keep_alive_max_attempt=5,join_timeout=60"
+# So that nobody waits for latecomers for long, and a node that is gone is noticed soon; but not so soon that
+# one whose processor is taken by others for a few seconds counts as gone.
+QUICK = "last_call_timeout=1,keep_alive_interval=0.2,keep_alive_max_attempt=50,join_timeout=600"
 
 BACKENDS = pytest.mark.parametrize("backend", ["gloo", "tenfold"])
 
@@ -90,9 +91,10 @@ def test_a_worker_that_fails_is_restarted_from_its_checkpoint(backend: str, tmp_
     torch.testing.assert_close(interrupted, torch.load(checkpoint), rtol=0, atol=0)
 
 
-def test_a_program_that_always_fails_ends_the_job_with_its_traceback(tmp_path: Path) -> None:
-    options = ["--checkpoint", tmp_path / "checkpoint.pt", "--steps", 6, "--fail-at", 0]
-    with Launcher("-n", 2, *PYTHON, ELASTIC, *options) as launcher:
+@BACKENDS
+def test_a_program_that_always_fails_ends_the_job_with_its_traceback(backend: str, tmp_path: Path) -> None:
+    options = ["--backend", backend, "--checkpoint", tmp_path / "checkpoint.pt", "--steps", 6]
+    with Launcher("-n", 2, *PYTHON, ELASTIC, *options, "--fail-at", 0) as launcher:
         assert launcher.ended() == 1
     said = str(launcher)
     assert re.search(r"error: rank 1 of 2 failed first: exit code 1 after .* s \(pid \d+\)", said), said
@@ -101,36 +103,29 @@ def test_a_program_that_always_fails_ends_the_job_with_its_traceback(tmp_path: P
     assert "ValueError: rank 1 was told to fail at step 0" in summary
 
 
-def test_a_node_joins_and_a_node_dies_within_min_and_max(tmp_path: Path) -> None:
-    port = free_port()
+@pytest.mark.timeout(900)  # PyTorch is started five times in a row
+@BACKENDS
+def test_a_node_joins_and_a_node_dies_within_min_and_max(backend: str, tmp_path: Path) -> None:
     stop = tmp_path / "stop"
-    options = ["--checkpoint", tmp_path / "checkpoint.pt", "--until", stop]
-    words = ["--nnodes", "1:2", "-n", 2, "--max-restarts", 5, "--rdzv-backend", "c10d"]
-    words += [
-        "--rdzv-endpoint",
-        f"127.0.0.1:{port}",
-        "--rdzv-id",
-        "job",
-        "--rdzv-conf",
-        QUICK,
-        *PYTHON,
-        ELASTIC,
-    ]
-    with Launcher(*words, *options) as first:
-        first.until(r"round 0: rank \d of 2")
-        with Launcher(*words, *options) as second:
-            first.until(r"round 1: rank \d of 4")
-            second.until(r"round 1: rank \d of 4")
+    words = ["--nnodes", "1:2", "-n", 1, "--max-restarts", 5, "--rdzv-backend", "c10d", "--rdzv-id", "job"]
+    words += ["--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-conf", QUICK, *PYTHON, ELASTIC]
+    words += ["--backend", backend, "--checkpoint", tmp_path / "checkpoint.pt", "--until", stop]
+    alone, together = r"round \d+: rank 0 of 1 ", r"round \d+: rank \d of 2 "
+    with Launcher(*words) as first:
+        first.until(alone)
+        with Launcher(*words) as second:
+            first.until(together)
+            second.until(together)
             second.kill()
             assert second.ended() != 0
-        first.until(r"round \d+: rank \d of 2")
-        with Launcher(*words, *options) as third:
-            third.until(r"round \d+: rank \d of 4")
+        first.until(alone)
+        with Launcher(*words) as third:
+            third.until(together)
             third.interrupt()
             assert third.ended() == 1, third
-        first.until(r"round \d+: rank \d of 2")
+        first.until(alone)
         stop.touch()
-        first.until("done: 2 ranks")
+        first.until("done: 1 ranks")
         assert first.ended() == 0, first
 
 

@@ -18,7 +18,7 @@ from servers import tenfold_binary
 
 pytestmark = pytest.mark.tenfold_only("has no dashboard")
 
-PATIENCE = 30.0
+PATIENCE = 100.0  # reached only when a test fails
 ALTERNATE, ORIGINAL = b"\x1b[?1049h", b"\x1b[?1049l"
 SHOW = b"\x1b[?25h"
 ROWS, COLUMNS = 30, 110

@@ -65,7 +65,7 @@ impl Shown {
     fn get_counted(&self, path: &str) -> (u16, String, String) {
         loop {
             let (status, head, body) = self.get(path);
-            if status != 503 || !body.contains("still being counted") {
+            if !body.contains("\"counting\":true") {
                 return (status, head, body);
             }
         }

@@ -1,4 +1,4 @@
-//! What is at which path. Every field is documented in `docs/operating.md`, and a test holds the two together.
+//! What is at which path. Every field is documented in `docs/dashboard.md`, and a test holds the two together.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use tenfold_http::{QueryError, Request, Response};
-use tenfold_store::{Facts, Server, WaiterFacts};
+use tenfold_store::{Clients, Facts, Server, Survey, WaiterFacts};
 
 use super::history::History;
 use super::metrics::{self, Process};
@@ -46,7 +46,7 @@ impl Board {
 
     /// Once a second: one more point for the charts, and a look at every beat.
     pub(super) fn look(&self, now: Instant) {
-        let facts = self.server.facts_with(0);
+        let facts = self.facts_with(0);
         hold(&self.history).note(now, facts);
         runs::read(&self.server, &mut hold(&self.beats), now);
     }
@@ -75,6 +75,15 @@ impl Board {
         answer.unwrap_or_else(|refused| refused)
     }
 
+    /// What the server tells, with at least `waiters` waiters listed one by one, but none that are launchers.
+    fn facts_with(&self, waiters: usize) -> Facts {
+        // To be left out they have to be seen; where there is no job there are none.
+        let listed = if runs::are_there(&self.server) { waiters.max(Facts::WAITERS_MAX) } else { waiters };
+        let mut facts = self.server.facts_with(listed);
+        runs::leave_out_launchers(&mut facts);
+        facts
+    }
+
     fn overview(&self) -> Response {
         #[derive(Serialize)]
         struct Overview {
@@ -83,7 +92,7 @@ impl Board {
             process: Process,
             server: serde_json::Value,
         }
-        let mut server = serde_json::to_value(self.server.facts_with(0)).unwrap_or_default();
+        let mut server = serde_json::to_value(self.facts_with(0)).unwrap_or_default();
         if let Some(fields) = server.as_object_mut() {
             fields.remove("waiters"); // they have a path of their own
         }
@@ -93,15 +102,18 @@ impl Board {
 
     fn described(&self, waiters: &[WaiterFacts], now: Now) -> Vec<Run> {
         let raw = runs::read(&self.server, &mut hold(&self.beats), now.instant);
-        runs::describe(raw, waiters)
+        runs::describe(raw, waiters, &[])
     }
 
     fn runs(&self, now: Now) -> Response {
         // A rank that waits beyond those that are listed elsewhere must not look as if it ran.
         let raw = runs::read(&self.server, &mut hold(&self.beats), now.instant);
         let ranks: usize = raw.iter().map(runs::Raw::connections).sum();
-        let waiters = self.server.facts_with(ranks + Facts::WAITERS_MAX).waiters;
-        let runs = runs::describe(raw, &waiters);
+        let waiters = self.facts_with(ranks + Facts::WAITERS_MAX).waiters;
+        // Of a server that is too busy to tell, everything else is worth showing.
+        let clients =
+            (ranks > 0).then(|| self.server.clients(Clients::LIMIT_MAX)).flatten().unwrap_or_default();
+        let runs = runs::describe(raw, &waiters, &clients.clients);
         let mut runs = serde_json::to_value(runs).unwrap_or_default();
         runs.as_array_mut().into_iter().flatten().for_each(verdict::annotate);
         json(&runs)
@@ -118,7 +130,7 @@ impl Board {
             keys_count: usize,
             seconds: f64,
         }
-        let waiters = self.server.facts().waiters;
+        let waiters = self.facts_with(Facts::WAITERS_MAX).waiters;
         let runs = self.described(&[], now);
         let of_run = |run: &Run| -> Vec<(String, (String, usize))> {
             run.ranks_by_peer().map(|(peer, rank)| (peer, (run.id.clone(), rank))).collect()
@@ -144,7 +156,7 @@ impl Board {
     fn keys(&self, request: &Request) -> Answer {
         let prefix = bytes(request, "prefix")?.unwrap_or_default();
         // Others wait for the same thread; a survey that takes long is there for the next who asks.
-        self.server.survey_within(&prefix, COUNTING_MAX).map(|survey| json(&survey)).ok_or_else(counting)
+        Ok(survey(self.server.survey_within(&prefix, COUNTING_MAX).as_ref()))
     }
 
     fn value(&self, request: &Request) -> Answer {
@@ -186,7 +198,7 @@ impl Board {
     }
 
     fn metrics(&self, now: Now) -> Response {
-        let facts: Facts = self.server.facts();
+        let facts = self.facts_with(Facts::WAITERS_MAX);
         let runs = self.described(&facts.waiters, now);
         Response::new(200, metrics::CONTENT_TYPE, metrics::page(&facts, &process(), &runs).into_bytes())
     }
@@ -243,8 +255,15 @@ fn bad(problem: &str, hint: &str) -> Response {
     error(400, problem, hint)
 }
 
-fn counting() -> Response {
-    error(503, "the keys are still being counted", "ask again in a moment")
+/// Nothing yet is an answer too, and a good one: browsers complain about any other, and there is nothing amiss.
+fn survey(survey: Option<&Survey>) -> Response {
+    #[derive(Serialize)]
+    struct Shown<'a> {
+        counting: bool,
+        #[serde(flatten)]
+        survey: Option<&'a Survey>,
+    }
+    json(&Shown { counting: survey.is_none(), survey })
 }
 
 fn busy() -> Response {
@@ -287,6 +306,16 @@ fn process() -> Process {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn keys_that_are_still_being_counted_are_no_error() {
+        let said = |answer: Response| {
+            let body: serde_json::Value = serde_json::from_slice(answer.body()).expect("it is JSON");
+            (answer.status(), body["counting"].clone(), body["keys"].clone())
+        };
+        assert_eq!(said(survey(None)), (200, true.into(), serde_json::Value::Null));
+        assert_eq!(said(survey(Some(&Survey::default()))), (200, false.into(), 0.into()));
+    }
 
     #[test]
     fn hexadecimal_goes_both_ways_and_strictly() {

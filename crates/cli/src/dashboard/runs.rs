@@ -18,7 +18,7 @@ use std::time::Instant;
 use super::collectives::{Collective, culprits};
 use serde::de::{Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
-use tenfold_store::{Server, Value, WaiterFacts};
+use tenfold_store::{ClientFacts, Facts, Server, Value, WaiterFacts};
 
 /// Clients put a `/` in front of every key.
 const RUNS: &str = "/tenfold/runs";
@@ -41,8 +41,11 @@ const COLLECTIVES_MAX: usize = 8;
 /// Ranks that are listed though nothing is known of them.
 const UNKNOWN_MAX: usize = 16 << 10;
 
-/// A beat that has not moved for this long is that of a lost node: three beats, as the launcher counts.
+/// A beat that has not moved for this long is that of a lost node, if it does not say how long it may be silent: three
+/// beats, as launchers count unless told otherwise.
 const LOST_AFTER: f64 = 15.0;
+/// And never sooner than this: beats are looked at once a second.
+const LOST_AFTER_MIN: f64 = 5.0;
 /// A rank that waits in the store for longer than this is called stuck.
 const STUCK_AFTER: f64 = 10.0;
 
@@ -69,6 +72,8 @@ impl Raw {
 #[derive(Debug)]
 struct Beat {
     seconds: f64,
+    /// How long it may be silent.
+    silence_max: f64,
     ranks: Vec<RankStatus>,
 }
 
@@ -114,15 +119,22 @@ pub(super) fn read(server: &Server, beats: &mut Beats, now: Instant) -> Vec<Raw>
             let beat = server.value(format!("/tenfold/run/{id}/node/{node}").as_bytes());
             let Some(beat) = beat.filter(|beat| beat.len() <= NODE_MAX) else { continue };
             left.bytes = left.bytes.saturating_sub(beat.len());
-            let NodeText { beat, mut ranks } = parse_beat(&beat);
+            let text = parse_beat(&beat);
+            let (silence_max, seconds) = (text.silence_max(), beats.age(&id, node, text.beat, now));
+            let mut ranks = text.ranks;
             ranks.truncate(left.ranks);
             left.ranks -= ranks.len();
-            nodes.insert(node.clone(), Beat { seconds: beats.age(&id, node, beat, now), ranks });
+            nodes.insert(node.clone(), Beat { seconds, silence_max, ranks });
         }
         runs.push(Raw { id, state, nodes });
     }
     beats.forget_others(&runs);
     runs
+}
+
+/// Are there any jobs?
+pub(super) fn are_there(server: &Server) -> bool {
+    server.value(RUNS.as_bytes()).is_some()
 }
 
 /// What may still be read for one answer.
@@ -225,8 +237,15 @@ struct Failure {
 #[serde(default)]
 struct NodeText {
     beat: u64,
+    silence_max_seconds: Option<f64>,
     #[serde(deserialize_with = "lenient")]
     ranks: Vec<RankStatus>,
+}
+
+impl NodeText {
+    fn silence_max(&self) -> f64 {
+        self.silence_max_seconds.unwrap_or(LOST_AFTER).max(LOST_AFTER_MIN)
+    }
 }
 
 /// What a launcher knows of one of its ranks.
@@ -283,6 +302,23 @@ fn bounded<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> R
 fn lenient<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<RankStatus>, D::Error> {
     let ranks = Option::<Vec<serde_json::Value>>::deserialize(deserializer)?.unwrap_or_default();
     Ok(ranks.into_iter().filter_map(|rank| serde_json::from_value(rank).ok()).collect())
+}
+
+/// Takes the waits of launchers out of what is said of waiters: they wait for the next state of their job for as long as
+/// it runs, and for nobody.
+pub(super) fn leave_out_launchers(facts: &mut Facts) {
+    let listed = facts.waiters.len();
+    facts.waiters.retain(|waiter| !is_launchers(waiter));
+    let left_out = listed - facts.waiters.len();
+    facts.waiters_count -= left_out.min(facts.waiters_count);
+    if left_out > 0 {
+        facts.oldest_wait_seconds = facts.waiters.first().map_or(0.0, |waiter| waiter.seconds);
+    }
+}
+
+/// Only launchers use keys under this one.
+fn is_launchers(waiter: &WaiterFacts) -> bool {
+    waiter.keys.trim_start_matches(['`', '/']).starts_with("tenfold/run/")
 }
 
 // ── what is made of it ─────────────────────────────────────────────────────────────────────────────────────
@@ -347,6 +383,7 @@ pub(super) struct Rank {
     culprit: bool,
     why: String,
     store_operation: Option<StoreOperation>,
+    store_last: Option<StoreLast>,
 }
 
 impl Rank {
@@ -359,6 +396,13 @@ impl Rank {
 struct StoreOperation {
     operation: String,
     keys: String,
+    seconds: f64,
+}
+
+/// What a rank last asked the store for.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct StoreLast {
+    operation: String,
     seconds: f64,
 }
 
@@ -379,14 +423,14 @@ impl Run {
     }
 }
 
-/// What the jobs look like, given who waits in the store.
-pub(super) fn describe(runs: Vec<Raw>, waiters: &[WaiterFacts]) -> Vec<Run> {
-    let waits = longest_waits(waiters);
+/// What the jobs look like, given who waits in the store, and who is connected to it.
+pub(super) fn describe(runs: Vec<Raw>, waiters: &[WaiterFacts], clients: &[ClientFacts]) -> Vec<Run> {
+    let seen = Seen { waits: longest_waits(waiters), last: last_operations(clients) };
     let mut unknown_left = UNKNOWN_MAX;
-    runs.into_iter().map(|raw| describe_one(raw, &waits, &mut unknown_left)).collect()
+    runs.into_iter().map(|raw| describe_one(raw, &seen, &mut unknown_left)).collect()
 }
 
-fn describe_one(raw: Raw, waits: &Waits, unknown_left: &mut usize) -> Run {
+fn describe_one(raw: Raw, seen: &Seen, unknown_left: &mut usize) -> Run {
     let Raw { id, state, nodes: mut beats } = raw;
     let state = match state {
         Ok(state) => state,
@@ -411,7 +455,7 @@ fn describe_one(raw: Raw, waits: &Waits, unknown_left: &mut usize) -> Run {
             known.extend(unknown);
         }
         known.sort_by_key(|rank| rank.local_rank);
-        let ranks = known.into_iter().map(|rank| judge(rank, waits)).collect();
+        let ranks = known.into_iter().map(|rank| judge(rank, seen)).collect();
         nodes.push(Node { node: Some(member.node.clone()), rank: member.rank, status, beat_seconds, ranks });
     }
     nodes.sort_by_key(|node| (node.rank.is_none(), node.rank));
@@ -430,7 +474,7 @@ fn describe_one(raw: Raw, waits: &Waits, unknown_left: &mut usize) -> Run {
 
 /// A node that wrote no beat yet has just come.
 fn is_lost(beat: Option<&Beat>) -> bool {
-    beat.is_some_and(|beat| beat.seconds > LOST_AFTER)
+    beat.is_some_and(|beat| beat.seconds > beat.silence_max)
 }
 
 /// Nodes that must come and have not: with the ranks that nobody else claims.
@@ -489,8 +533,11 @@ fn unknown_ranks(
         .collect()
 }
 
-fn judge(status: RankStatus, waits: &Waits) -> Rank {
-    let own = status.store_connections.iter().filter_map(|peer| waits.get(&canonical(peer)));
+fn judge(status: RankStatus, seen: &Seen) -> Rank {
+    let peers: Vec<String> = status.store_connections.iter().map(|peer| canonical(peer)).collect();
+    let last = peers.iter().filter_map(|peer| seen.last.get(peer));
+    let store_last = last.min_by(|a, b| a.seconds.total_cmp(&b.seconds)).cloned();
+    let own = peers.iter().filter_map(|peer| seen.waits.get(peer));
     let longest = own.max_by(|a, b| a.seconds.total_cmp(&b.seconds)).cloned();
     let why = match &longest {
         _ if status.state == "stopped" => {
@@ -503,7 +550,7 @@ fn judge(status: RankStatus, waits: &Waits) -> Rank {
     };
     // One that has ended has left the store too, but it was there.
     let joined = !status.store_connections.is_empty() || status.state == "ended";
-    Rank { joined, stuck: !why.is_empty(), culprit: false, why, store_operation: longest, status }
+    Rank { joined, stuck: !why.is_empty(), culprit: false, why, store_operation: longest, store_last, status }
 }
 
 /// Names the ranks for which others wait in a collective.
@@ -518,6 +565,20 @@ fn blame(nodes: &mut [Node]) {
             rank.why = why;
         }
     }
+}
+
+/// What the server sees of ranks, by the addresses that they come from.
+struct Seen {
+    waits: Waits,
+    last: HashMap<String, StoreLast>,
+}
+
+fn last_operations(clients: &[ClientFacts]) -> HashMap<String, StoreLast> {
+    let last = |client: &ClientFacts| {
+        let operation = client.last_operation.clone()?;
+        Some((canonical(&client.peer), StoreLast { operation, seconds: client.idle_seconds }))
+    };
+    clients.iter().filter_map(last).collect()
 }
 
 /// By peer, its longest wait.

@@ -402,16 +402,13 @@ fn node_row(node: &Value) -> Option<Row> {
 /// Keys by prefix. The server counts them between requests: if it has many, or many clients, it has to be asked again.
 fn keys(dashboard: &Dashboard) -> Result<Value, Trouble> {
     const TRIES: usize = 10;
-    for _ in 1..TRIES {
+    for _ in 0..TRIES {
         match dashboard.get("/api/keys?prefix=") {
-            Err(Trouble::Refused(_)) => {}
+            Ok(answer) if answer["counting"] == true => {}
             answer => return answer,
         }
     }
-    match dashboard.get("/api/keys?prefix=") {
-        Err(Trouble::Refused(_)) => Ok(Value::Null), // everything else is worth showing
-        answer => answer,
-    }
+    Ok(Value::Null) // everything else is worth showing
 }
 
 /// From here on it is worth a word that a rank comes late to collectives, in seconds.
@@ -425,6 +422,12 @@ fn collective(one: &Value) -> String {
     let late = one["late_seconds"].as_f64().filter(|late| *late >= LATE);
     let late = late.map_or_else(String::new, |late| format!(", {:.0} ms late lately", late * 1e3));
     format!("{when} {kind} #{} of {}{late}", one["number"], text(&one["group"]))
+}
+
+/// What a rank last asked the store for.
+fn last_asked(last: &Value) -> String {
+    let Some(seconds) = last["seconds"].as_f64() else { return String::new() };
+    format!("after {} in the store, {} ago", text(&last["operation"]), show_seconds(seconds))
 }
 
 fn rank_row(run: &Value, node: &Value, rank: &Value) -> Row {
@@ -446,7 +449,8 @@ fn rank_row(run: &Value, node: &Value, rank: &Value) -> Row {
         _ if ended => end.into(),
         true => format!("{} {}", text(&operation["operation"]), text(&operation["keys"])),
         false if rank["why"] != "" => text(&rank["why"]),
-        false => collective(&rank["collectives"][0]),
+        false if rank["collectives"][0].is_object() => collective(&rank["collectives"][0]),
+        false => last_asked(&rank["store_last"]),
     };
     let beat = node["beat_seconds"].as_f64().unwrap_or(0.0);
     let seconds =

@@ -413,6 +413,12 @@ function nameOf(collective) {
   return `${String(collective.call).split("(")[0]} #${collective.number}`;
 }
 
+/** What a rank last asked the store for. All that is known of one that hangs in its own code. */
+function lastAsked(rank) {
+  const last = rank.store_last;
+  return last ? `after ${last.operation} in the store, ${seconds(last.seconds)} ago` : "";
+}
+
 function doing(rank, state) {
   if (state === "failed" || state === "done") return rank.end ?? "";
   const operation = rank.store_operation;
@@ -421,7 +427,7 @@ function doing(rank, state) {
   const collective = list(rank.collectives)[0];
   if (collective) return `${collective.under_way ? "in" : "after"} ${nameOf(collective)} of ${collective.group}${lateness(collective)}`;
   if (state === "absent") return "has not connected to the store";
-  return "";
+  return lastAsked(rank);
 }
 
 /** CPU per wall second over the last beats of its node: when a beat came is known to a second only, so not two alone. */
@@ -638,7 +644,7 @@ function showDetail(detail, one) {
     ["state", STATES[state][1]],
     ["where", `${nodeName(node)}, local rank ${rank.local_rank ?? "?"}, pid ${rank.pid ?? "?"}`],
     ["why", rank.why],
-    ["in the store", operation ? `${operation.operation} ${operation.keys} for ${seconds(operation.seconds)}` : null],
+    ["in the store", operation ? `${operation.operation} ${operation.keys} for ${seconds(operation.seconds)}` : lastAsked(rank)],
     ...list(rank.collectives).map((one) => [
       `group ${one.group}`, `${one.under_way ? "in" : "last"} ${one.call} #${one.number}, ${seconds(one.seconds)}${lateness(one)}`,
     ]),
@@ -871,6 +877,10 @@ async function askKeys() {
     return write($("keys-note"), `No answer about these keys: ${problem.message}`);
   }
   if (wanted !== prefix()) return; // somebody has gone elsewhere meanwhile
+  if (survey.counting) {
+    setTimeout(() => keysPoll.now(), FAST);
+    return write($("keys-note"), "Counting…");
+  }
   view.survey = survey;
   view.keyRows = keyRows(survey);
   showKeys();

@@ -35,7 +35,8 @@ fn left() -> Left {
 fn raw(state: &serde_json::Value, beats: &[(&str, f64, Vec<serde_json::Value>)]) -> Raw {
     let beat = |(id, seconds, ranks): &(&str, f64, Vec<serde_json::Value>)| {
         let text = json!({"beat": 17, "node": node(id, 2), "ranks": ranks}).to_string();
-        (id.to_string(), Beat { seconds: *seconds, ranks: parse_beat(text.as_bytes()).ranks })
+        let text = parse_beat(text.as_bytes());
+        (id.to_string(), Beat { seconds: *seconds, silence_max: text.silence_max(), ranks: text.ranks })
     };
     let state = parse_state(state.to_string().as_bytes(), &mut left());
     Raw { id: "job".into(), state, nodes: beats.iter().map(beat).collect() }
@@ -48,7 +49,7 @@ fn waiter(peer: &str, keys: &str, seconds: f64) -> WaiterFacts {
 }
 
 fn one(raw: Raw, waiters: &[WaiterFacts]) -> Run {
-    describe(vec![raw], waiters).remove(0)
+    describe(vec![raw], waiters, &[]).remove(0)
 }
 
 /// `host:status` of each node.
@@ -59,6 +60,58 @@ fn nodes(run: &Run) -> Vec<String> {
         format!("{rank} {id} {}", node.status.name())
     };
     run.nodes.iter().map(show).collect()
+}
+
+#[test]
+fn a_rank_that_does_not_wait_is_shown_with_what_it_last_asked_for() {
+    let running = state("running", &[("a", Some(0)), ("b", Some(1))]);
+    let beats =
+        [("a", 1.0, vec![rank(0, 0, "running", "127.0.0.1:7"), rank(1, 1, "running", "127.0.0.1:8")])];
+    let client = |peer: &str, operation: Option<&str>, idle: f64| -> ClientFacts {
+        serde_json::from_value(json!({"peer": peer, "last_operation": operation, "idle_seconds": idle}))
+            .unwrap()
+    };
+    // A server that listens on `::` sees a v4 client as a v6 one.
+    let clients = [client("[::ffff:127.0.0.1]:7", Some("set"), 33.0), client("127.0.0.1:8", None, 1.0)];
+    let run = describe(vec![raw(&running, &beats)], &[], &clients).remove(0);
+    let last: Vec<_> = run.nodes[0].ranks.iter().map(|rank| rank.store_last.clone()).collect();
+    assert_eq!(last, [Some(StoreLast { operation: "set".into(), seconds: 33.0 }), None]);
+}
+
+#[test]
+fn what_launchers_wait_for_is_nobodys_business() {
+    let facts = |waiters: &[WaiterFacts]| -> Facts {
+        serde_json::from_value(json!({"waiters_count": 2, "oldest_wait_seconds": 40.0, "waiters": waiters}))
+            .unwrap()
+    };
+    let launcher = waiter("127.0.0.1:1", "`/tenfold/run/job/version/7`", 40.0);
+    let rank = waiter("127.0.0.1:2", "`/default_pg/0`", 3.0);
+    let mut both = facts(&[launcher.clone(), rank.clone()]);
+    leave_out_launchers(&mut both);
+    assert_eq!((both.waiters_count, both.oldest_wait_seconds), (1, 3.0));
+    assert_eq!(both.waiters, std::slice::from_ref(&rank));
+    let mut launchers = facts(&[launcher.clone(), launcher]);
+    leave_out_launchers(&mut launchers);
+    assert_eq!((launchers.waiters_count, launchers.oldest_wait_seconds), (0, 0.0));
+    let mut unlisted = facts(&[]);
+    leave_out_launchers(&mut unlisted);
+    assert_eq!((unlisted.waiters_count, unlisted.oldest_wait_seconds), (2, 40.0));
+}
+
+#[test]
+fn a_node_is_lost_when_it_was_silent_for_longer_than_it_said_it_may_be() {
+    let silence_max = |text: &str| parse_beat(text.as_bytes()).silence_max();
+    assert_eq!(silence_max(r#"{"beat": 1, "silence_max_seconds": 90.0}"#), 90.0);
+    assert_eq!(silence_max(r#"{"beat": 1}"#), 15.0, "an older launcher says nothing of it");
+    assert_eq!(
+        silence_max(r#"{"beat": 1, "silence_max_seconds": 0.2}"#),
+        5.0,
+        "it is looked at once a second"
+    );
+    let running = state("running", &[("a", Some(0)), ("b", Some(1))]);
+    let mut raw = raw(&running, &[("a", 60.0, vec![]), ("b", 91.0, vec![])]);
+    raw.nodes.values_mut().for_each(|beat| beat.silence_max = 90.0);
+    assert_eq!(nodes(&one(raw, &[])), ["0 a joined", "1 b lost"]);
 }
 
 #[test]
@@ -211,7 +264,7 @@ fn what_strangers_claim_is_bounded() {
 #[test]
 fn ranks_between_nonsense_are_still_read() {
     let text = json!({"beat": 3, "more": 1, "ranks": [7, null, {"rank": "x"}, rank(0, 5, "running", "")]});
-    let NodeText { beat, ranks } = parse_beat(text.to_string().as_bytes());
+    let NodeText { beat, ranks, .. } = parse_beat(text.to_string().as_bytes());
     assert_eq!((beat, ranks.len(), ranks[0].rank), (3, 1, Some(5)));
     assert_eq!(parse_beat(b"nonsense").beat, 0);
     assert_eq!(parse_beat(b"{\"beat\": 4, \"ranks\": null}").beat, 4);
@@ -272,7 +325,7 @@ proptest! {
     fn nothing_that_is_written_there_harms_the_reader(state in any_json(), beat in any_json()) {
         let ranks = parse_beat(beat.to_string().as_bytes()).ranks;
         let state = parse_state(state.to_string().as_bytes(), &mut left());
-        let nodes = [("a".to_owned(), Beat { seconds: 1.0, ranks })].into();
+        let nodes = [("a".to_owned(), Beat { seconds: 1.0, silence_max: LOST_AFTER, ranks })].into();
         let run = one(Raw { id: "job".into(), state, nodes }, &[waiter("127.0.0.1:1", "`k`", 20.0)]);
         serde_json::to_string(&run).unwrap();
     }

@@ -253,6 +253,8 @@ impl Watcher {
 struct Beat<'a> {
     beat: u64,
     node: &'a NodeInfo,
+    /// How long it may be silent: for the dashboard, which knows no settings.
+    silence_max_seconds: f64,
     ranks: &'a serde_json::Value,
 }
 
@@ -374,7 +376,8 @@ impl Agent {
         self.beat += 1;
         (self.beat_last, self.has_news) = (self.now(), false);
         let text = |ranks: &serde_json::Value| {
-            let beat = Beat { beat: self.beat, node: &self.node, ranks };
+            let silence_max_seconds = self.settings.silence_max().as_secs_f64();
+            let beat = Beat { beat: self.beat, node: &self.node, silence_max_seconds, ranks };
             serde_json::to_vec(&beat).map_err(|error| Trouble::Final(error.to_string()))
         };
         let mut value = text(&self.status)?;
@@ -651,6 +654,7 @@ mod tests {
         loop {
             let seen = beat("tenfold/run/job/node/a");
             assert_eq!(seen["node"]["host"], "a");
+            assert_eq!(seen["silence_max_seconds"], settings(1, 1).silence_max().as_secs_f64());
             if seen["ranks"][0]["pid"] == 7 {
                 break;
             }
