@@ -6,10 +6,11 @@
 //! round begins with these nodes, stop, the job is over. One node alone takes the same path, with a store of its own. The
 //! store server, with its own thread, lives in the launcher of one node: a rank that dies takes no store with it.
 //!
-//! The ranks of a round are in one of four phases: they run; they are about to be asked to end, and may write down what they
-//! did; they were asked and have some time for it; they were killed. The first failure here or the rendezvous begins the
-//! second, which is over at once where nobody writes; a signal to the launcher begins the third. When the last has ended,
-//! what they left behind is ended too, and only then the rendezvous is told: no two rounds ever run at once.
+//! The ranks of a round are in one of five phases: they run; some have failed, and for a moment it is looked who was first; they
+//! are about to be asked to end, and may write down what they did; they were asked and have some time for it; they were killed. The
+//! first failure here begins the second, the rendezvous the third, which is over at once where nobody writes; a signal to the launcher
+//! begins the fourth. When the last has ended, what they left behind is ended too, and only then the rendezvous is told: no two
+//! rounds ever run at once.
 //!
 //! Here is the loop, and what everybody needs of it. `joining` is the way into the job, `round` one start of the ranks, `ending` the
 //! last words. `args` is what was typed and what follows from it, `endpoint` finds the store, `program` what to run; `environment`
@@ -18,6 +19,7 @@
 #![expect(clippy::disallowed_methods, reason = "ranks have some time to end, and are told how long they ran")]
 
 mod args;
+mod culprit;
 mod ending;
 mod endpoint;
 mod environment;
@@ -294,7 +296,7 @@ impl Launch {
     fn next_time(&self) -> Option<Instant> {
         let phase_at = self.round.as_ref().and_then(|round| match round.phase {
             Phase::Stopping(kill_at) if round.is_running() => kill_at,
-            Phase::LettingDump { look_at, .. } => Some(look_at),
+            Phase::Settling { look_at, .. } | Phase::LettingDump { look_at, .. } => Some(look_at),
             _ => None,
         });
         let is_closed = self.round.as_ref().is_none_or(|round| round.closed);
@@ -311,6 +313,7 @@ impl Launch {
         if matches!(round.phase, Phase::Stopping(Some(kill_at)) if now >= kill_at) {
             self.kill();
         }
+        self.settle(now);
         self.look_for_dumps(now);
         if self.status_at.is_some_and(|at| now >= at) {
             self.report_status(now);
@@ -416,6 +419,7 @@ impl Launch {
             self.kill();
             return;
         }
+        self.judge(); // who leaves is not asked any more what failed
         let name = signal_name(signal);
         self.tell(Order::Leave { reason: name.clone() });
         let until = Instant::now() + LEAVING;

@@ -41,6 +41,26 @@ fn a_rank_that_is_killed_is_named_with_the_signal() {
 }
 
 #[test]
+fn the_rank_that_was_killed_is_named_and_not_those_that_failed_because_of_it() {
+    for _ in 0..12 {
+        let folder = tempfile::tempdir().unwrap();
+        for rank in 0..3 {
+            let path = folder.path().join(rank.to_string());
+            assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
+        }
+        // Each waits for the end of its pipe from rank 3, which it sees before the launcher sees rank 3's.
+        let script = "if [ $RANK = 3 ]; then exec 7> F/0 8> F/1 9> F/2; kill -KILL $$; fi
+            read nothing < F/$RANK; exit 1";
+        let script = script.replace("F/", &format!("{}/", folder.path().display()));
+        let (_, error, code) = finished(&["-n", "4", &script]);
+        assert_eq!(code, Some(1));
+        assert!(error.contains("error: rank 3 of 4 failed first: killed by SIGKILL after "), "{error}");
+        let mut notes = error.lines().filter(|line| line.starts_with("tenfold: rank "));
+        assert!(notes.all(|note| note.starts_with("tenfold: rank 3 failed (killed by SIGKILL): ")), "{error}");
+    }
+}
+
+#[test]
 fn a_rank_that_ignores_sigterm_is_killed_when_its_time_is_up() {
     let folder = tempfile::tempdir().unwrap();
     let fifo = make_fifo(folder.path());
