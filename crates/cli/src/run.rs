@@ -308,6 +308,7 @@ impl Launch {
     }
 
     fn keep_time(&mut self, now: Instant) {
+        self.guard.catch_up();
         let Some(round) = &mut self.round else { return };
         round.ranks.iter_mut().for_each(|rank| rank.pipes.wake(now, &mut self.outlet));
         if matches!(round.phase, Phase::Stopping(Some(kill_at)) if now >= kill_at) {

@@ -178,6 +178,19 @@ fn a_launcher_that_is_killed_leaves_nobody() {
     all.iter().for_each(wait_until_gone);
 }
 
+/// Two that have lost the mark: one still has the rank's output, the other its group.
+const UNMARKED: &str = "env -i setsid sh -c 'trap \"\" TERM; echo $$; exec sleep 1000' &
+    env -i sh -c 'echo $$; exec sleep 1000 > /dev/null 2>&1' &
+    exec sleep 1001";
+
+#[test]
+fn a_launcher_that_is_killed_leaves_nobody_who_left_group_or_environment() {
+    let mut run = Run::start(&["-n", "2", UNMARKED]);
+    let all: Vec<OwnedFd> = (0..4).map(|_| handle(&run.any_line())).collect();
+    run.launcher.signal(Signal::KILL);
+    all.iter().for_each(wait_until_gone);
+}
+
 #[test]
 fn a_guard_that_is_killed_is_replaced() {
     let mut run = Run::start(&["-n", "1", "sleep 1000 & echo $!; echo $PPID; exec sleep 1001"]);

@@ -72,6 +72,11 @@ impl Pipes {
         open.map(|(index, pipe)| (index, pipe.source.as_fd()))
     }
 
+    /// The system's numbers of the pipes.
+    pub(super) fn numbers(&self) -> impl Iterator<Item = u64> {
+        self.pipes.iter().filter_map(|pipe| Some(rustix::fs::fstat(&pipe.source).ok()?.st_ino))
+    }
+
     /// When the rank last wrote anything, as far as it came through here.
     pub(super) fn last_output(&self) -> Option<Instant> {
         self.last_output

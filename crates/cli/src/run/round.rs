@@ -109,9 +109,13 @@ impl Launch {
             closed: false,
         };
         let mut unstarted = None;
+        self.guard.begin_round();
         for (local_rank, logs) in self.logs.start_round(number, local)?.into_iter().enumerate() {
             match self.start_rank(local_rank, logs, &round) {
-                Ok(rank) => round.ranks.push(rank),
+                Ok(rank) => {
+                    self.guard.watch(rank.process(), rank.pipes.numbers());
+                    round.ranks.push(rank);
+                }
                 Err(error) => {
                     unstarted = Some((first + local_rank, error));
                     break;
@@ -172,6 +176,7 @@ impl Launch {
                 ended.iter().find(|&&(process, _)| rank.is_running() && process == rank.process())
             {
                 rank.end = Some(end);
+                self.guard.forget(rank.process());
                 round.failed.extend((is_open && end.is_failure()).then_some(rank.local_rank));
             }
         }
