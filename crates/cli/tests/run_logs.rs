@@ -81,6 +81,27 @@ fn a_folder_of_logs_has_the_runs_name() {
 }
 
 #[test]
+fn only_the_user_may_look_into_the_folders_of_a_run() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    let folder = Folder::new();
+    let own = folder.0.path().join("logs");
+    let script = format!("umask 022; exec {TENFOLD} run --log-dir {} true", own.display());
+    assert!(Command::new("sh").args(["-c", &script]).output().unwrap().status.success());
+    assert_eq!(mode(&fs::read_dir(&own).unwrap().next().unwrap().unwrap().path()), 0o700);
+    // Error files, which are always there, and logs for which no folder was named.
+    for (flags, depth) in [("", 3), ("-t 1", 4)] {
+        let script = format!(
+            "umask 022; export TMPDIR={}; exec {TENFOLD} run {flags} sh -c 'f=$TORCHELASTIC_ERROR_FILE; \
+             for i in $(seq {depth}); do f=$(dirname $f); done; stat -c %a $f'",
+            folder.path()
+        );
+        let output = Command::new("sh").args(["-c", &script]).output().unwrap();
+        assert_eq!(String::from_utf8(output.stdout).unwrap(), "700\n", "{flags}");
+    }
+}
+
+#[test]
 fn what_is_redirected_goes_from_the_rank_to_the_file_and_nowhere_else() {
     let folder = Folder::new();
     let script = "readlink /proc/$$/fd/1; echo err $RANK >&2";

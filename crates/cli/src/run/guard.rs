@@ -154,9 +154,7 @@ fn children(process: Pid) -> Vec<Pid> {
 fn all_but_us() -> impl Iterator<Item = Pid> {
     let own = getpid();
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries
-        .filter_map(|entry| parse_pid(entry.file_name().to_str()?))
-        .filter(move |&process| process != own)
+    entries.filter_map(|entry| parse_pid(entry.file_name().to_str()?)).filter(move |&process| process != own)
 }
 
 /// What the guard knows of a run.
