@@ -290,6 +290,16 @@ fn a_rank_that_is_alone_writes_what_it_writes() {
 }
 
 #[test]
+fn a_rank_that_is_alone_reads_standard_input_and_several_read_nothing() {
+    for (ranks, said) in [("1", "hi\n"), ("2", "")] {
+        let script = format!("echo hi | {TENFOLD} run -n {ranks} sh -c 'read word && echo $word; exit 0'");
+        let output = Command::new("sh").args(["-c", &script]).output().unwrap();
+        assert_eq!(String::from_utf8(output.stdout).unwrap(), said);
+        assert!(output.status.success());
+    }
+}
+
+#[test]
 fn a_last_line_without_end_gets_one() {
     let (output, _, code) = finished(&["-n", "2", "[ $RANK = 1 ] || printf unfinished"]);
     assert_eq!((output.as_str(), code), ("[0] unfinished\n", Some(0)));

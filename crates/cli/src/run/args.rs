@@ -33,7 +33,7 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Every rank finds torchrun's variables in its environment (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, …)
 /// and a store at MASTER_ADDR:MASTER_PORT, which a launcher hosts. PYTHONUNBUFFERED and, with several ranks,
 /// OMP_NUM_THREADS and RAYON_NUM_THREADS are 1 unless they are set. What ranks write passes through line by line behind
-/// `[rank]`; they read nothing from standard input.
+/// `[rank]`; they read nothing from standard input, but for a rank that is alone in its job, unless it is a terminal.
 ///
 /// The first rank that fails ends the others: SIGTERM, and SIGKILL for those that are still there after the shutdown
 /// timeout. Ctrl-C and SIGTERM are passed on to the ranks once; a second one kills them. Processes that ranks started and

@@ -66,6 +66,8 @@ pub(super) struct Birth<'a> {
     pub(super) processors: Option<&'a [usize]>,
     pub(super) prefix: Option<Prefix>,
     pub(super) logs: RankLogs,
+    /// It is given the launcher's standard input; else it reads nothing.
+    pub(super) reads_input: bool,
     pub(super) now: SystemTime,
 }
 
@@ -87,7 +89,8 @@ impl Rank {
     pub(super) fn start(birth: Birth<'_>) -> io::Result<Self> {
         let mut command = Command::new(&birth.program[0]);
         command.args(&birth.program[1..]).envs(birth.environment);
-        command.process_group(0).stdin(Stdio::null());
+        let input = if birth.reads_input { Stdio::inherit() } else { Stdio::null() };
+        command.process_group(0).stdin(input);
         command.stdout(birth.logs.output.stdio()?).stderr(birth.logs.error.stdio()?);
         tenfold_memory::spawn::die_with_parent(&mut command);
         if let Some(processors) = birth.processors {

@@ -7,7 +7,7 @@
 
 #![expect(clippy::disallowed_methods, reason = "ranks have some time to end, and are told how long they ran")]
 
-use std::io;
+use std::io::{self, IsTerminal as _};
 use std::time::{Duration, Instant, SystemTime};
 
 use rustix::process::Signal;
@@ -159,6 +159,8 @@ impl Launch {
             processors: self.processors.as_ref().map(|lists| lists[local_rank].as_slice()),
             prefix: has_prefix.then(|| Prefix::new(&speaker, template, &self.outlet)),
             logs,
+            // A terminal belongs to the launcher's group: it would stop a rank that reads from it.
+            reads_input: world_size == 1 && self.plan.nodes.max == 1 && !io::stdin().is_terminal(),
             now: SystemTime::now(),
         };
         Rank::start(birth).map_err(|error| program::cannot_run(&self.program[0], &error))
