@@ -561,6 +561,7 @@ impl Args {
                 warnings.push(format!("{flag} has no effect: it names Python code of torchrun's"));
             }
         }
+        warnings.extend(ignored_variables(|name| std::env::var(name).ok()));
         let alone = meeting == Meeting::Alone;
         Ok(Plan {
             nodes: if alone { Nodes { min: 1, max: 1 } } else { self.nnodes },
@@ -662,6 +663,24 @@ impl Args {
             (false, false, false) => Ok(Kind::ByName),
         }
     }
+}
+
+/// What is set for torchrun's agent and not read here, a line each.
+fn ignored_variables(value: impl Fn(&str) -> Option<String>) -> Vec<String> {
+    const IGNORED: [(&str, &str); 4] = [
+        ("TORCHELASTIC_ENABLE_FILE_TIMER", "tenfold watches no timers of ranks"),
+        (
+            "TORCHELASTIC_HEALTH_CHECK_PORT",
+            "tenfold answers no health checks; `--dashboard` has what it knows as JSON",
+        ),
+        ("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", "`--shutdown-timeout` holds for all ranks"),
+        (
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
+            "ranks share the store in which nodes meet if a launcher hosts it",
+        ),
+    ];
+    let is_set = |name: &&(&str, &str)| value(name.0).is_some_and(|value| !matches!(value.trim(), "" | "0"));
+    IGNORED.iter().filter(is_set).map(|(name, why)| format!("{name} has no effect: {why}")).collect()
 }
 
 fn inherited_shutdown_timeout() -> Option<Duration> {
@@ -926,6 +945,20 @@ mod tests {
             assert_eq!(visible(list, 4), devices, "{list}");
         }
         assert_eq!(visible("0,1", 0), 0);
+    }
+
+    #[test]
+    fn what_torchruns_agent_would_read_and_tenfold_does_not_is_told() {
+        let warned = |name: &'static str, value: &'static str| {
+            ignored_variables(|asked| (asked == name).then(|| value.into()))
+        };
+        assert_eq!(
+            warned("TORCHELASTIC_ENABLE_FILE_TIMER", "1"),
+            ["TORCHELASTIC_ENABLE_FILE_TIMER has no effect: tenfold watches no timers of ranks"]
+        );
+        assert_eq!(warned("TORCHELASTIC_ENABLE_FILE_TIMER", "0"), [""; 0]);
+        assert_eq!(warned("TORCHELASTIC_HEALTH_CHECK_PORT", "8080").len(), 1);
+        assert_eq!(warned("TORCHELASTIC_HEALTH_CHECK_PORT", ""), [""; 0]);
     }
 
     #[test]
