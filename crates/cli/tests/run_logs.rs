@@ -210,6 +210,26 @@ fn ranks_go_on_when_the_log_disk_is_full() {
 }
 
 #[test]
+fn a_rank_that_fails_because_its_log_disk_is_full_is_told_so() {
+    let folder = Folder::new();
+    let logs = folder.path();
+    let mounted = format!(
+        "mount -t tmpfs -o size=16k tmpfs {logs} || exit 77
+        exec {TENFOLD} run -n 1 -r 3 --log-dir {logs} sh -c 'head -c 100000 /dev/zero || exit 5'"
+    );
+    let output = Command::new("unshare").args(["-Urm", "sh", "-c", &mounted]).output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    if output.status.code() == Some(77) || error.starts_with("unshare: ") {
+        eprintln!("not tested, for nothing can be mounted here: {error}");
+        return;
+    }
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    let cause = error.lines().find(|line| line.starts_with("  cause: ")).unwrap();
+    assert!(cause.starts_with(&format!("  cause: the disk of {logs}/")), "{error}");
+    assert!(cause.ends_with("/attempt_0/0/stderr.log is full"), "{error}");
+}
+
+#[test]
 fn a_limit_of_file_sizes_does_not_end_the_launcher() {
     let folder = Folder::new();
     let script = "i=0; while [ $i -lt 40 ]; do printf '%01000d\\n' 0; i=$((i + 1)); done";

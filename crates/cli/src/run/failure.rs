@@ -66,6 +66,8 @@ pub(super) struct Words {
     /// What `record` wrote, or why it cannot be read.
     pub(super) error_file: Option<Result<ErrorFile, String>>,
     pub(super) log_files: Vec<PathBuf>,
+    /// The log file whose disk has no room left: the rank may have failed for it, without a place to say so.
+    pub(super) full: Option<PathBuf>,
 }
 
 impl Failure {
@@ -148,7 +150,11 @@ impl Failure {
             let line = self.evidence().find(|line| saying.is_in(line))?;
             Some(saying.cause(line, &self.program))
         });
-        said.or_else(|| match self.end? {
+        let full = self.words.full.as_ref().map(|file| Cause {
+            words: format!("the disk of {} is full", file.display()),
+            hint: Some("`df -h`; `--log-dir` names another place".into()),
+        });
+        said.or(full).or_else(|| match self.end? {
             End::Signal(signal) => meaning(signal),
             End::Exit(126) => {
                 cause("a program that it wanted to start may not be executed", "see its last lines")
@@ -368,7 +374,12 @@ impl ErrorFile {
         let whole: Value = serde_json::from_slice(bytes).ok()?;
         let outer = whole.get("message")?;
         if let Some(text) = outer.as_str() {
-            return Some(ErrorFile { message: text.into(), traceback: None, timestamp: None, modified: None });
+            return Some(ErrorFile {
+                message: text.into(),
+                traceback: None,
+                timestamp: None,
+                modified: None,
+            });
         }
         let message = outer.get("message")?.as_str()?.to_string();
         let extra = outer.get("extraInfo");

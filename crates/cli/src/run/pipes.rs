@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use rustix::fs::{OFlags, fcntl_setfl};
@@ -96,6 +96,7 @@ impl Pipes {
                 && self.pipes.iter().all(|pipe| pipe.copies.on_console),
             error_file: self.traces.error_file.as_deref().and_then(ErrorFile::read),
             log_files: self.traces.log_files.clone(),
+            full: self.traces.log_files.iter().find(|path| is_disk_full(path)).cloned(),
         }
     }
 
@@ -176,6 +177,10 @@ impl Pipes {
         }
         true
     }
+}
+
+fn is_disk_full(path: &Path) -> bool {
+    rustix::fs::statvfs(path).is_ok_and(|disk| disk.f_blocks > 0 && disk.f_bavail == 0)
 }
 
 fn show(
