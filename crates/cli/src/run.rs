@@ -430,7 +430,10 @@ impl Launch {
         if self.hosts_others() {
             self.outlet.note("this node hosts the store: the job ends for the other nodes, too");
         }
-        self.stop(Signal::from_named_raw(signal).unwrap_or(Signal::TERM), &note);
+        // A rank that is alone is as good as the program itself: whoever pressed Ctrl-C knows.
+        let is_alone = self.round.as_ref().is_none_or(|round| round.assignment.world_size() == 1);
+        let signal = Signal::from_named_raw(signal).unwrap_or(Signal::TERM);
+        self.stop(signal, (!is_alone).then_some(note.as_str()));
     }
 
     /// What the dashboard is told, with the next beat.

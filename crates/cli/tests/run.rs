@@ -101,9 +101,26 @@ fn options_are_read_from_torchruns_variables_too() {
 
 #[test]
 fn ranks_run_on_the_processors_that_they_are_bound_to() {
-    let (output, error, code) =
-        finished(&["--numa-binding", "node", "grep -c Cpus_allowed_list: /proc/self/status"]);
-    assert_eq!((output.as_str(), error.as_str(), code), ("1\n", "", Some(0)));
+    let processors = |text: &str| -> std::collections::BTreeSet<usize> {
+        let number = |text: &str| text.parse::<usize>().unwrap();
+        let ranges = text.trim().split(',').map(|range| range.split_once('-').unwrap_or((range, range)));
+        ranges.flat_map(|(first, last)| number(first)..=number(last)).collect()
+    };
+    let list = "sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' /proc/self/status";
+    let own = Command::new("sh").args(["-c", list]).output().unwrap();
+    let own = processors(&String::from_utf8(own.stdout).unwrap());
+    let (output, error, code) = finished(&["-n", "2", "--numa-binding", "exclusive", list]);
+    if error.contains("2 ranks share NUMA node") {
+        eprintln!("not tested, for this machine has too few cores: {error}");
+        return;
+    }
+    assert_eq!((error.as_str(), code), ("", Some(0)));
+    let lists: Vec<_> = output.lines().map(|line| processors(line.split_once("] ").unwrap().1)).collect();
+    assert!(
+        lists.len() == 2 && lists.iter().all(|list| !list.is_empty() && list.is_subset(&own)),
+        "{output}"
+    );
+    assert!(lists[0].is_disjoint(&lists[1]), "{output}");
 }
 
 #[test]

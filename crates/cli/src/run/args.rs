@@ -72,7 +72,8 @@ pub(crate) struct Args {
     #[arg(env = "PET_SHUTDOWN_TIMEOUT", hide_env = true)]
     shutdown_timeout: Option<Duration>,
     /// Signals that are passed on to the ranks and end the run; others keep their default action, but for SIGUSR1 and
-    /// SIGUSR2, which are passed on to ranks that catch them and end nothing
+    /// SIGUSR2, which are passed on to ranks that catch them and end nothing. What is ignored when tenfold is started, as by
+    /// nohup or in the background of a script, stays ignored
     #[arg(
         long,
         alias = "signals_to_handle",
@@ -387,7 +388,12 @@ impl FromStr for Settings {
                 "read_timeout" => settings.read_timeout = time()?,
                 "keep_alive_max_attempt" => {
                     let bad = |_| format!("{key}: `{value}` is no number of beats");
-                    settings.beats_missed_max = value.parse::<u32>().map_err(bad)?.max(1);
+                    settings.beats_missed_max = value.parse().map_err(bad)?;
+                    if settings.beats_missed_max < 2 {
+                        return Err(format!(
+                            "{key}: {value} is too few: a node must be allowed to be late with a beat, so 2 or more"
+                        ));
+                    }
                 }
                 "is_host" => settings.is_host = Some(parse_truth(key, value)?),
                 _ if KEYS.contains(&key) => {} // nothing here takes so long, or can collide
@@ -910,11 +916,11 @@ mod tests {
     #[test]
     fn settings_are_read_as_torchrun_writes_them() {
         let settings: Settings =
-            "join_timeout=10, last_call_timeout=2,is_host=True,keep_alive_max_attempt=0".parse().unwrap();
+            "join_timeout=10, last_call_timeout=2,is_host=True,keep_alive_max_attempt=2".parse().unwrap();
         let expected = Settings {
             join_timeout: Duration::from_secs(10),
             last_call: Duration::from_secs(2),
-            beats_missed_max: 1,
+            beats_missed_max: 2,
             is_host: Some(true),
             ..Settings::default()
         };
@@ -923,6 +929,10 @@ mod tests {
         let bad = |text: &str| text.parse::<Settings>().unwrap_err();
         assert_eq!(bad("is_host=maybe"), "is_host: `maybe` is neither true nor false");
         assert_eq!(bad("join_timeout"), "`join_timeout` has no value: write key=value,key=value");
+        assert_eq!(
+            bad("keep_alive_max_attempt=1"),
+            "keep_alive_max_attempt: 1 is too few: a node must be allowed to be late with a beat, so 2 or more"
+        );
         assert_eq!(bad("nothing_like_it=1"), "there is no setting `nothing_like_it`");
     }
 

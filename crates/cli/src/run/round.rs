@@ -307,12 +307,12 @@ impl Launch {
             *look_at = now + DUMPS_LOOK;
         } else {
             let note = std::mem::take(note);
-            self.stop(Signal::TERM, &note);
+            self.stop(Signal::TERM, Some(&note));
         }
     }
 
-    /// Asks ranks to end, once.
-    pub(super) fn stop(&mut self, signal: Signal, note: &str) {
+    /// Asks ranks to end, once, and says so if there are any.
+    pub(super) fn stop(&mut self, signal: Signal, note: Option<&str>) {
         self.judge();
         let Some(round) = &mut self.round else { return };
         if !matches!(round.phase, Phase::Running | Phase::LettingDump { .. }) {
@@ -321,7 +321,7 @@ impl Launch {
         round.phase = Phase::Stopping(Instant::now().checked_add(self.plan.shutdown_timeout));
         let running: Vec<&Rank> = round.ranks.iter().filter(|rank| rank.is_running()).collect();
         running.iter().for_each(|rank| rank.signal(signal));
-        if round.assignment.world_size() > 1 && !running.is_empty() {
+        if let Some(note) = note.filter(|_| !running.is_empty()) {
             self.outlet.note(note);
         }
     }
