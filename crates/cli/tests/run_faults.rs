@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::Command;
 
-use launching::{Run, finished, handle, make_fifo, pid, wait_until_gone, without_numbers};
+use launching::{Run, finished, handle, make_fifo, pid, wait_until, wait_until_gone, without_numbers};
 use rustix::process::{Signal, kill_process};
 use serving::{Serve, TENFOLD};
 
@@ -56,7 +56,10 @@ fn the_rank_that_was_killed_is_named_and_not_those_that_failed_because_of_it() {
         assert_eq!(code, Some(1));
         assert!(error.contains("error: rank 3 of 4 failed first: killed by SIGKILL after "), "{error}");
         let mut notes = error.lines().filter(|line| line.starts_with("tenfold: rank "));
-        assert!(notes.all(|note| note.starts_with("tenfold: rank 3 failed (killed by SIGKILL): ")), "{error}");
+        assert!(
+            notes.all(|note| note.starts_with("tenfold: rank 3 failed (killed by SIGKILL): ")),
+            "{error}"
+        );
     }
 }
 
@@ -97,15 +100,18 @@ fn while_dumping(expected: &[&str], answer: impl Fn(&Run, &Path)) -> (String, Op
         make_fifo(folder.path());
         let script = DUMPING.replace("FOLDER", folder.path().to_str().expect("it is text"));
         let mut run = Run::start(&["-n", "2", &script]);
-        assert_eq!(run.any_line(), "dumping");
-        answer(&run, &folder.path().join("go"));
+        let first = run.any_line();
+        if first == "dumping" {
+            answer(&run, &folder.path().join("go"));
+        } // else its second was over before it could say so: it was asked to end, and does
         let mut rest = String::new();
         std::io::Read::read_to_string(&mut run.output, &mut rest).expect("it is text");
         let (error, status) = run.ended();
-        if rest.lines().map(|line| line.trim_start_matches("[0] ")).eq(expected.iter().copied()) {
+        let said = rest.lines().map(|line| line.trim_start_matches("[0] "));
+        if first == "dumping" && said.eq(expected.iter().copied()) {
             return (error, status.code());
         }
-        seen.push(rest);
+        seen.push(format!("{first}\n{rest}"));
     }
     panic!("not once in {ATTEMPTS} attempts: {seen:?}");
 }
@@ -145,18 +151,14 @@ fn a_job_that_is_over_while_nobody_reads_its_output_ends_when_somebody_does() {
     std::fs::write(&go, "").unwrap();
     let launcher = run.launcher.0.id();
     let children = || std::fs::read_to_string(format!("/proc/{launcher}/task/{launcher}/children")).unwrap();
-    while children().split_whitespace().count() > 1 {
-        std::thread::yield_now(); // until the guard is alone
-    }
+    wait_until("the guard is alone", || children().split_whitespace().count() <= 1);
     serve.process.signal(Signal::CONT);
     let is_over = || {
         let threads = std::fs::read_dir(format!("/proc/{launcher}/task")).unwrap();
         let names = threads.flatten().map(|thread| std::fs::read_to_string(thread.path().join("comm")));
         !names.flatten().any(|name| name.trim() == "rendezvous")
     };
-    while !is_over() {
-        std::thread::yield_now();
-    }
+    wait_until("the rendezvous is over", is_over);
     let mut rest = Vec::new();
     std::io::Read::read_to_end(&mut run.output, &mut rest).unwrap();
     assert_eq!(rest.len(), 300_000);
@@ -210,9 +212,7 @@ fn a_guard_that_is_killed_is_replaced() {
     };
     let first = guard().unwrap();
     kill_process(pid(&first), Signal::KILL).unwrap();
-    while guard().is_none_or(|next| next == first) {
-        std::thread::yield_now();
-    }
+    wait_until("there is another guard", || guard().is_some_and(|next| next != first));
     run.launcher.signal(Signal::KILL);
     wait_until_gone(&child);
 }

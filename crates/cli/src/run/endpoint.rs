@@ -235,7 +235,7 @@ fn connect(endpoint: &Endpoint, plan: &Plan, note: &dyn Fn(String)) -> Result<Ho
                 ));
             }
             Err(error) => {
-                if told.is_zero() || deadline.elapsed() - told >= NEWS_INTERVAL {
+                if deadline.elapsed() - told >= NEWS_INTERVAL {
                     told = deadline.elapsed();
                     let (waited, limit) = (show_duration(told), show_duration(plan.settings.join_timeout));
                     note(format!(
