@@ -56,6 +56,11 @@ const OWN: &[Known] = &[
         "what `tenfold run` puts before each line, unless --log-line-prefix-template says it",
     ),
     (
+        &["CUDA_VISIBLE_DEVICES"],
+        "as CUDA reads it (default: all)",
+        "the devices that `tenfold run -n gpu` and `-n auto` count",
+    ),
+    (
         &["PET_…"],
         "as PET_NPROC_PER_NODE",
         "any option of `tenfold run` that torchrun has too, where it is not given",

@@ -6,10 +6,11 @@
 //! round begins with these nodes, stop, the job is over. One node alone takes the same path, with a store of its own. The
 //! store server, with its own thread, lives in the launcher of one node: a rank that dies takes no store with it.
 //!
-//! The ranks of a round are in one of four phases: they run; they are about to be asked to end, and may write down what they
-//! did; they were asked and have some time for it; they were killed. The first failure here or the rendezvous begins the
-//! second, which is over at once where nobody writes; a signal to the launcher begins the third. When the last has ended,
-//! what they left behind is ended too, and only then the rendezvous is told: no two rounds ever run at once.
+//! The ranks of a round are in one of five phases: they run; some have failed, and for a moment it is looked who was first; they
+//! are about to be asked to end, and may write down what they did; they were asked and have some time for it; they were killed. The
+//! first failure here begins the second, the rendezvous the third, which is over at once where nobody writes; a signal to the launcher
+//! begins the fourth. When the last has ended, what they left behind is ended too, and only then the rendezvous is told: no two
+//! rounds ever run at once.
 //!
 //! Here is the loop, and what everybody needs of it. `joining` is the way into the job, `round` one start of the ranks, `ending` the
 //! last words. `args` is what was typed and what follows from it, `endpoint` finds the store, `program` what to run; `environment`
@@ -18,6 +19,7 @@
 #![expect(clippy::disallowed_methods, reason = "ranks have some time to end, and are told how long they ran")]
 
 mod args;
+mod culprit;
 mod ending;
 mod endpoint;
 mod environment;
@@ -294,7 +296,7 @@ impl Launch {
     fn next_time(&self) -> Option<Instant> {
         let phase_at = self.round.as_ref().and_then(|round| match round.phase {
             Phase::Stopping(kill_at) if round.is_running() => kill_at,
-            Phase::LettingDump { look_at, .. } => Some(look_at),
+            Phase::Settling { look_at, .. } | Phase::LettingDump { look_at, .. } => Some(look_at),
             _ => None,
         });
         let is_closed = self.round.as_ref().is_none_or(|round| round.closed);
@@ -306,11 +308,13 @@ impl Launch {
     }
 
     fn keep_time(&mut self, now: Instant) {
+        self.guard.catch_up();
         let Some(round) = &mut self.round else { return };
         round.ranks.iter_mut().for_each(|rank| rank.pipes.wake(now, &mut self.outlet));
         if matches!(round.phase, Phase::Stopping(Some(kill_at)) if now >= kill_at) {
             self.kill();
         }
+        self.settle(now);
         self.look_for_dumps(now);
         if self.status_at.is_some_and(|at| now >= at) {
             self.report_status(now);
@@ -416,6 +420,7 @@ impl Launch {
             self.kill();
             return;
         }
+        self.judge(); // who leaves is not asked any more what failed
         let name = signal_name(signal);
         self.tell(Order::Leave { reason: name.clone() });
         let until = Instant::now() + LEAVING;
@@ -425,7 +430,10 @@ impl Launch {
         if self.hosts_others() {
             self.outlet.note("this node hosts the store: the job ends for the other nodes, too");
         }
-        self.stop(Signal::from_named_raw(signal).unwrap_or(Signal::TERM), &note);
+        // A rank that is alone is as good as the program itself: whoever pressed Ctrl-C knows.
+        let is_alone = self.round.as_ref().is_none_or(|round| round.assignment.world_size() == 1);
+        let signal = Signal::from_named_raw(signal).unwrap_or(Signal::TERM);
+        self.stop(signal, (!is_alone).then_some(note.as_str()));
     }
 
     /// What the dashboard is told, with the next beat.

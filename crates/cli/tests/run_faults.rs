@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::Command;
 
-use launching::{Run, finished, handle, make_fifo, pid, wait_until_gone, without_numbers};
+use launching::{Run, finished, handle, make_fifo, pid, wait_until, wait_until_gone, without_numbers};
 use rustix::process::{Signal, kill_process};
 use serving::{Serve, TENFOLD};
 
@@ -38,6 +38,29 @@ fn a_rank_that_is_killed_is_named_with_the_signal() {
     assert_eq!(status.code(), Some(1));
     assert!(error.contains("error: rank 1 of 2 failed first: killed by SIGKILL after "), "{error}");
     wait_until_gone(&other);
+}
+
+#[test]
+fn the_rank_that_was_killed_is_named_and_not_those_that_failed_because_of_it() {
+    for _ in 0..12 {
+        let folder = tempfile::tempdir().unwrap();
+        for rank in 0..3 {
+            let path = folder.path().join(rank.to_string());
+            assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
+        }
+        // Each waits for the end of its pipe from rank 3, which it sees before the launcher sees rank 3's.
+        let script = "if [ $RANK = 3 ]; then exec 7> F/0 8> F/1 9> F/2; kill -KILL $$; fi
+            read nothing < F/$RANK; exit 1";
+        let script = script.replace("F/", &format!("{}/", folder.path().display()));
+        let (_, error, code) = finished(&["-n", "4", &script]);
+        assert_eq!(code, Some(1));
+        assert!(error.contains("error: rank 3 of 4 failed first: killed by SIGKILL after "), "{error}");
+        let mut notes = error.lines().filter(|line| line.starts_with("tenfold: rank "));
+        assert!(
+            notes.all(|note| note.starts_with("tenfold: rank 3 failed (killed by SIGKILL): ")),
+            "{error}"
+        );
+    }
 }
 
 #[test]
@@ -77,15 +100,18 @@ fn while_dumping(expected: &[&str], answer: impl Fn(&Run, &Path)) -> (String, Op
         make_fifo(folder.path());
         let script = DUMPING.replace("FOLDER", folder.path().to_str().expect("it is text"));
         let mut run = Run::start(&["-n", "2", &script]);
-        assert_eq!(run.any_line(), "dumping");
-        answer(&run, &folder.path().join("go"));
+        let first = run.any_line();
+        if first == "dumping" {
+            answer(&run, &folder.path().join("go"));
+        } // else its second was over before it could say so: it was asked to end, and does
         let mut rest = String::new();
         std::io::Read::read_to_string(&mut run.output, &mut rest).expect("it is text");
         let (error, status) = run.ended();
-        if rest.lines().map(|line| line.trim_start_matches("[0] ")).eq(expected.iter().copied()) {
+        let said = rest.lines().map(|line| line.trim_start_matches("[0] "));
+        if first == "dumping" && said.eq(expected.iter().copied()) {
             return (error, status.code());
         }
-        seen.push(rest);
+        seen.push(format!("{first}\n{rest}"));
     }
     panic!("not once in {ATTEMPTS} attempts: {seen:?}");
 }
@@ -125,18 +151,14 @@ fn a_job_that_is_over_while_nobody_reads_its_output_ends_when_somebody_does() {
     std::fs::write(&go, "").unwrap();
     let launcher = run.launcher.0.id();
     let children = || std::fs::read_to_string(format!("/proc/{launcher}/task/{launcher}/children")).unwrap();
-    while children().split_whitespace().count() > 1 {
-        std::thread::yield_now(); // until the guard is alone
-    }
+    wait_until("the guard is alone", || children().split_whitespace().count() <= 1);
     serve.process.signal(Signal::CONT);
     let is_over = || {
         let threads = std::fs::read_dir(format!("/proc/{launcher}/task")).unwrap();
         let names = threads.flatten().map(|thread| std::fs::read_to_string(thread.path().join("comm")));
         !names.flatten().any(|name| name.trim() == "rendezvous")
     };
-    while !is_over() {
-        std::thread::yield_now();
-    }
+    wait_until("the rendezvous is over", is_over);
     let mut rest = Vec::new();
     std::io::Read::read_to_end(&mut run.output, &mut rest).unwrap();
     assert_eq!(rest.len(), 300_000);
@@ -154,6 +176,19 @@ const FAMILY: &str = "trap '' TERM HUP INT; sleep 1000 & echo $!
 fn a_launcher_that_is_killed_leaves_nobody() {
     let mut run = Run::start(&["-n", "2", FAMILY]);
     let all: Vec<OwnedFd> = (0..6).map(|_| handle(&run.any_line())).collect();
+    run.launcher.signal(Signal::KILL);
+    all.iter().for_each(wait_until_gone);
+}
+
+/// Two that have lost the mark: one still has the rank's output, the other its group.
+const UNMARKED: &str = "env -i setsid sh -c 'trap \"\" TERM; echo $$; exec sleep 1000' &
+    env -i sh -c 'echo $$; exec sleep 1000 > /dev/null 2>&1' &
+    exec sleep 1001";
+
+#[test]
+fn a_launcher_that_is_killed_leaves_nobody_who_left_group_or_environment() {
+    let mut run = Run::start(&["-n", "2", UNMARKED]);
+    let all: Vec<OwnedFd> = (0..4).map(|_| handle(&run.any_line())).collect();
     run.launcher.signal(Signal::KILL);
     all.iter().for_each(wait_until_gone);
 }
@@ -177,9 +212,7 @@ fn a_guard_that_is_killed_is_replaced() {
     };
     let first = guard().unwrap();
     kill_process(pid(&first), Signal::KILL).unwrap();
-    while guard().is_none_or(|next| next == first) {
-        std::thread::yield_now();
-    }
+    wait_until("there is another guard", || guard().is_some_and(|next| next != first));
     run.launcher.signal(Signal::KILL);
     wait_until_gone(&child);
 }

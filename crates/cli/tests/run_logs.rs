@@ -81,6 +81,27 @@ fn a_folder_of_logs_has_the_runs_name() {
 }
 
 #[test]
+fn only_the_user_may_look_into_the_folders_of_a_run() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    let folder = Folder::new();
+    let own = folder.0.path().join("logs");
+    let script = format!("umask 022; exec {TENFOLD} run --log-dir {} true", own.display());
+    assert!(Command::new("sh").args(["-c", &script]).output().unwrap().status.success());
+    assert_eq!(mode(&fs::read_dir(&own).unwrap().next().unwrap().unwrap().path()), 0o700);
+    // Error files, which are always there, and logs for which no folder was named.
+    for (flags, depth) in [("", 3), ("-t 1", 4)] {
+        let script = format!(
+            "umask 022; export TMPDIR={}; exec {TENFOLD} run {flags} sh -c 'f=$TORCHELASTIC_ERROR_FILE; \
+             for i in $(seq {depth}); do f=$(dirname $f); done; stat -c %a $f'",
+            folder.path()
+        );
+        let output = Command::new("sh").args(["-c", &script]).output().unwrap();
+        assert_eq!(String::from_utf8(output.stdout).unwrap(), "700\n", "{flags}");
+    }
+}
+
+#[test]
 fn what_is_redirected_goes_from_the_rank_to_the_file_and_nowhere_else() {
     let folder = Folder::new();
     let script = "readlink /proc/$$/fd/1; echo err $RANK >&2";
@@ -186,6 +207,26 @@ fn ranks_go_on_when_the_log_disk_is_full() {
         "{reminder}"
     );
     assert_eq!(notes.next(), None);
+}
+
+#[test]
+fn a_rank_that_fails_because_its_log_disk_is_full_is_told_so() {
+    let folder = Folder::new();
+    let logs = folder.path();
+    let mounted = format!(
+        "mount -t tmpfs -o size=16k tmpfs {logs} || exit 77
+        exec {TENFOLD} run -n 1 -r 3 --log-dir {logs} sh -c 'head -c 100000 /dev/zero || exit 5'"
+    );
+    let output = Command::new("unshare").args(["-Urm", "sh", "-c", &mounted]).output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    if output.status.code() == Some(77) || error.starts_with("unshare: ") {
+        eprintln!("not tested, for nothing can be mounted here: {error}");
+        return;
+    }
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    let cause = error.lines().find(|line| line.starts_with("  cause: ")).unwrap();
+    assert!(cause.starts_with(&format!("  cause: the disk of {logs}/")), "{error}");
+    assert!(cause.ends_with("/attempt_0/0/stderr.log is full"), "{error}");
 }
 
 #[test]

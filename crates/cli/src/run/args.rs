@@ -33,7 +33,7 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Every rank finds torchrun's variables in its environment (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, …)
 /// and a store at MASTER_ADDR:MASTER_PORT, which a launcher hosts. PYTHONUNBUFFERED and, with several ranks,
 /// OMP_NUM_THREADS and RAYON_NUM_THREADS are 1 unless they are set. What ranks write passes through line by line behind
-/// `[rank]`; they read nothing from standard input.
+/// `[rank]`; they read nothing from standard input, but for a rank that is alone in its job, unless it is a terminal.
 ///
 /// The first rank that fails ends the others: SIGTERM, and SIGKILL for those that are still there after the shutdown
 /// timeout. Ctrl-C and SIGTERM are passed on to the ranks once; a second one kills them. Processes that ranks started and
@@ -72,7 +72,8 @@ pub(crate) struct Args {
     #[arg(env = "PET_SHUTDOWN_TIMEOUT", hide_env = true)]
     shutdown_timeout: Option<Duration>,
     /// Signals that are passed on to the ranks and end the run; others keep their default action, but for SIGUSR1 and
-    /// SIGUSR2, which are passed on to ranks that catch them and end nothing
+    /// SIGUSR2, which are passed on to ranks that catch them and end nothing. What is ignored when tenfold is started, as by
+    /// nohup or in the background of a script, stays ignored
     #[arg(
         long,
         alias = "signals_to_handle",
@@ -387,7 +388,12 @@ impl FromStr for Settings {
                 "read_timeout" => settings.read_timeout = time()?,
                 "keep_alive_max_attempt" => {
                     let bad = |_| format!("{key}: `{value}` is no number of beats");
-                    settings.beats_missed_max = value.parse::<u32>().map_err(bad)?.max(1);
+                    settings.beats_missed_max = value.parse().map_err(bad)?;
+                    if settings.beats_missed_max < 2 {
+                        return Err(format!(
+                            "{key}: {value} is too few: a node must be allowed to be late with a beat, so 2 or more"
+                        ));
+                    }
                 }
                 "is_host" => settings.is_host = Some(parse_truth(key, value)?),
                 _ if KEYS.contains(&key) => {} // nothing here takes so long, or can collide
@@ -561,6 +567,7 @@ impl Args {
                 warnings.push(format!("{flag} has no effect: it names Python code of torchrun's"));
             }
         }
+        warnings.extend(ignored_variables(|name| std::env::var(name).ok()));
         let alone = meeting == Meeting::Alone;
         Ok(Plan {
             nodes: if alone { Nodes { min: 1, max: 1 } } else { self.nnodes },
@@ -664,6 +671,24 @@ impl Args {
     }
 }
 
+/// What is set for torchrun's agent and not read here, a line each.
+fn ignored_variables(value: impl Fn(&str) -> Option<String>) -> Vec<String> {
+    const IGNORED: [(&str, &str); 4] = [
+        ("TORCHELASTIC_ENABLE_FILE_TIMER", "tenfold watches no timers of ranks"),
+        (
+            "TORCHELASTIC_HEALTH_CHECK_PORT",
+            "tenfold answers no health checks; `--dashboard` has what it knows as JSON",
+        ),
+        ("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", "`--shutdown-timeout` holds for all ranks"),
+        (
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
+            "ranks share the store in which nodes meet if a launcher hosts it",
+        ),
+    ];
+    let is_set = |name: &&(&str, &str)| value(name.0).is_some_and(|value| !matches!(value.trim(), "" | "0"));
+    IGNORED.iter().filter(is_set).map(|(name, why)| format!("{name} has no effect: {why}")).collect()
+}
+
 fn inherited_shutdown_timeout() -> Option<Duration> {
     let text = std::env::var("TORCH_ELASTIC_SHUTDOWN_TIMEOUT").ok()?;
     parse_duration(&text).ok()
@@ -678,8 +703,9 @@ fn count_ranks(text: &str) -> Result<usize, String> {
         },
         "gpu" => match devices() {
             0 => {
-                return Err("--nproc-per-node gpu: this machine has no NVIDIA device that tenfold can see\n  hint: \
-                            /proc/driver/nvidia/gpus and /dev/nvidia0 are not there; give a number, or `cpu`"
+                return Err("--nproc-per-node gpu: there is no NVIDIA device that ranks could use\n  hint: \
+                            /proc/driver/nvidia/gpus and /dev/nvidia0 are not there, or CUDA_VISIBLE_DEVICES names none of \
+                            them; give a number, or `cpu`"
                     .into());
             }
             devices => devices,
@@ -701,8 +727,33 @@ fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// NVIDIA devices, without asking NVIDIA's library.
+/// NVIDIA devices that ranks can use.
 fn devices() -> usize {
+    let present = devices_present();
+    std::env::var("CUDA_VISIBLE_DEVICES").map_or(present, |list| visible(&list, present))
+}
+
+/// How many devices CUDA_VISIBLE_DEVICES leaves, read as CUDA and PyTorch do: numbers, or names that all begin alike; the first that
+/// is none ends the list, and one that is there twice empties it.
+fn visible(list: &str, present: usize) -> usize {
+    let kind = ["GPU-", "MIG-"].into_iter().find(|kind| list.trim_start().starts_with(kind));
+    let mut seen = Vec::new();
+    for entry in list.split(',').map(str::trim) {
+        let device = match kind {
+            Some(kind) => entry.starts_with(kind).then_some(entry),
+            None => entry.parse().is_ok_and(|number: usize| number < present).then_some(entry),
+        };
+        let Some(device) = device else { break };
+        if seen.contains(&device) {
+            return 0;
+        }
+        seen.push(device);
+    }
+    if kind == Some("MIG-") && present > 0 { seen.len() } else { seen.len().min(present) } // one device has several parts
+}
+
+/// NVIDIA devices of this machine, without asking NVIDIA's library.
+fn devices_present() -> usize {
     let listed = std::fs::read_dir("/proc/driver/nvidia/gpus").map_or(0, |devices| devices.flatten().count());
     if listed > 0 {
         return listed;
@@ -865,11 +916,11 @@ mod tests {
     #[test]
     fn settings_are_read_as_torchrun_writes_them() {
         let settings: Settings =
-            "join_timeout=10, last_call_timeout=2,is_host=True,keep_alive_max_attempt=0".parse().unwrap();
+            "join_timeout=10, last_call_timeout=2,is_host=True,keep_alive_max_attempt=2".parse().unwrap();
         let expected = Settings {
             join_timeout: Duration::from_secs(10),
             last_call: Duration::from_secs(2),
-            beats_missed_max: 1,
+            beats_missed_max: 2,
             is_host: Some(true),
             ..Settings::default()
         };
@@ -878,7 +929,46 @@ mod tests {
         let bad = |text: &str| text.parse::<Settings>().unwrap_err();
         assert_eq!(bad("is_host=maybe"), "is_host: `maybe` is neither true nor false");
         assert_eq!(bad("join_timeout"), "`join_timeout` has no value: write key=value,key=value");
+        assert_eq!(
+            bad("keep_alive_max_attempt=1"),
+            "keep_alive_max_attempt: 1 is too few: a node must be allowed to be late with a beat, so 2 or more"
+        );
         assert_eq!(bad("nothing_like_it=1"), "there is no setting `nothing_like_it`");
+    }
+
+    #[test]
+    fn devices_that_ranks_cannot_see_are_not_counted() {
+        for (list, devices) in [
+            ("0,1", 2),
+            ("3", 1),
+            (" 2 , 0 ", 2),
+            ("", 0),
+            ("-1", 0),
+            ("0,-1,1", 1),
+            ("0,4,1", 1), // of four the last is 3
+            ("1,1", 0),
+            ("none", 0),
+            ("GPU-8932f937,GPU-1b7c2d11", 2),
+            ("GPU-8932f937,1", 1),
+            ("MIG-a,MIG-b,MIG-c,MIG-d,MIG-e", 5),
+        ] {
+            assert_eq!(visible(list, 4), devices, "{list}");
+        }
+        assert_eq!(visible("0,1", 0), 0);
+    }
+
+    #[test]
+    fn what_torchruns_agent_would_read_and_tenfold_does_not_is_told() {
+        let warned = |name: &'static str, value: &'static str| {
+            ignored_variables(|asked| (asked == name).then(|| value.into()))
+        };
+        assert_eq!(
+            warned("TORCHELASTIC_ENABLE_FILE_TIMER", "1"),
+            ["TORCHELASTIC_ENABLE_FILE_TIMER has no effect: tenfold watches no timers of ranks"]
+        );
+        assert_eq!(warned("TORCHELASTIC_ENABLE_FILE_TIMER", "0"), [""; 0]);
+        assert_eq!(warned("TORCHELASTIC_HEALTH_CHECK_PORT", "8080").len(), 1);
+        assert_eq!(warned("TORCHELASTIC_HEALTH_CHECK_PORT", ""), [""; 0]);
     }
 
     #[test]

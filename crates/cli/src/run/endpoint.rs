@@ -179,6 +179,10 @@ fn tell(note: &dyn Fn(String), plan: &Plan, server: &Server, endpoint: &Endpoint
         let endpoint = Endpoint { port, ..endpoint.clone() };
         note(format!("this node hosts the store at {endpoint} ({why})"));
     }
+    warn_if_open(note, server);
+}
+
+fn warn_if_open(note: &dyn Fn(String), server: &Server) {
     if !server.is_private() {
         note(format!(
             "warning: no authentication: whoever reaches {} can read and write this store, and ranks trust what they \
@@ -231,7 +235,7 @@ fn connect(endpoint: &Endpoint, plan: &Plan, note: &dyn Fn(String)) -> Result<Ho
                 ));
             }
             Err(error) => {
-                if told.is_zero() || deadline.elapsed() - told >= NEWS_INTERVAL {
+                if deadline.elapsed() - told >= NEWS_INTERVAL {
                     told = deadline.elapsed();
                     let (waited, limit) = (show_duration(told), show_duration(plan.settings.join_timeout));
                     note(format!(
@@ -248,6 +252,7 @@ fn connect(endpoint: &Endpoint, plan: &Plan, note: &dyn Fn(String)) -> Result<Ho
 pub(super) fn open_for_ranks(
     met_at: &Endpoint,
     local_address: Option<&str>,
+    note: &dyn Fn(String),
 ) -> Result<(Server, Endpoint), String> {
     let host = match local_address {
         Some(address) => address.to_string(),
@@ -257,7 +262,15 @@ pub(super) fn open_for_ranks(
     };
     let server = match start(&host, 0) {
         Ok(server) => server,
-        Err(_) if local_address.is_some() => start("0.0.0.0", 0)?, // a name that others know and we do not
+        Err(_) if local_address.is_some() => {
+            // A name that others know and we do not.
+            let server = start("0.0.0.0", 0)?;
+            note(format!(
+                "--local-addr {host} cannot be bound here, so the ranks' store listens on all addresses"
+            ));
+            warn_if_open(note, &server);
+            server
+        }
         Err(error) => return Err(error),
     };
     let port = server.address().port();
@@ -301,8 +314,28 @@ mod tests {
 
     #[test]
     fn a_store_for_ranks_is_where_the_others_can_reach_it() {
-        let (server, endpoint) = open_for_ranks(&at("127.0.0.2", 29400), None).unwrap();
+        let (server, endpoint) = open_for_ranks(&at("127.0.0.2", 29400), None, &|_| ()).unwrap();
         assert_eq!(endpoint.to_string(), server.address().to_string());
         assert!(server.is_private());
+    }
+
+    #[test]
+    fn a_store_for_ranks_that_everybody_can_reach_is_warned_about() {
+        let notes = std::cell::RefCell::new(Vec::new());
+        let note = |line: String| notes.borrow_mut().push(line);
+        let met_at = at("127.0.0.2", 29400);
+        let (server, endpoint) = open_for_ranks(&met_at, Some("no-such-name.invalid"), &note).unwrap();
+        assert_eq!(endpoint.host, "no-such-name.invalid");
+        let port = server.address().port();
+        assert_eq!(
+            notes.into_inner(),
+            [
+                "--local-addr no-such-name.invalid cannot be bound here, so the ranks' store listens on all addresses".into(),
+                format!(
+                    "warning: no authentication: whoever reaches 0.0.0.0:{port} can read and write this store, and ranks \
+                     trust what they read there"
+                )
+            ]
+        );
     }
 }

@@ -14,7 +14,7 @@ use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use serde_json::Value;
 use signal_hook::consts::{SIGABRT, SIGBUS, SIGFPE, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGPIPE, SIGQUIT};
@@ -31,6 +31,8 @@ const ERROR_FILE_MAX: u64 = 256 << 10;
 /// What is read of a log file's end for its last lines.
 const TAIL_MAX: u64 = 16 << 10;
 const TAIL_LINES: usize = 12;
+/// What shells make of SIGKILL.
+const SHELLS_KILL: u8 = 128 + SIGKILL as u8;
 /// Ranks that failed together are named one by one up to this many.
 const TOGETHER_MAX: usize = 16;
 
@@ -43,14 +45,15 @@ pub(super) struct Failure {
     /// If there are several nodes.
     pub(super) host: Option<String>,
     pub(super) process: u32,
-    pub(super) end: End,
+    /// None if it wrote down its error and has not ended since.
+    pub(super) end: Option<End>,
     pub(super) ran: Duration,
     pub(super) words: Words,
     /// From [`MemoryWatch::kills`], after the rank has ended.
     pub(super) memory: Option<MemoryKills>,
     /// What it ran: the first word, for advice about Python.
     pub(super) program: String,
-    /// Ranks that had ended too when this one was noticed, before anybody was asked to.
+    /// Ranks that had failed too by the time that this one was told of, before anybody was asked to end.
     pub(super) together: Vec<(usize, End)>,
 }
 
@@ -63,12 +66,14 @@ pub(super) struct Words {
     /// What `record` wrote, or why it cannot be read.
     pub(super) error_file: Option<Result<ErrorFile, String>>,
     pub(super) log_files: Vec<PathBuf>,
+    /// The log file whose disk has no room left: the rank may have failed for it, without a place to say so.
+    pub(super) full: Option<PathBuf>,
 }
 
 impl Failure {
     /// `exit code 3`, `killed by SIGKILL`.
     pub(super) fn summary(&self) -> String {
-        self.end.to_string()
+        self.end.map_or_else(|| "an error, and it has not ended yet".into(), |end| end.to_string())
     }
 
     /// Several lines, the first without `error: `, the last without an end; at most [`TEXT_MAX`] bytes.
@@ -90,7 +95,8 @@ impl Failure {
     }
 
     fn head(&self) -> String {
-        let Failure { rank, world_size, local_rank, process, end, .. } = self;
+        let Failure { rank, world_size, local_rank, process, .. } = self;
+        let end = self.summary();
         let mut text = match &self.host {
             None if *world_size == 1 => "the rank failed".to_string(),
             None => format!("rank {rank} of {world_size} failed first"),
@@ -136,7 +142,7 @@ impl Failure {
     }
 
     fn cause(&self) -> Option<Cause> {
-        let killed = self.end == End::Signal(SIGKILL) || self.end == End::Exit(128 + SIGKILL as u8);
+        let killed = matches!(self.end, Some(End::Signal(SIGKILL) | End::Exit(SHELLS_KILL)));
         if let Some(memory) = self.memory.filter(|_| killed) {
             return Some(memory.cause());
         }
@@ -144,7 +150,11 @@ impl Failure {
             let line = self.evidence().find(|line| saying.is_in(line))?;
             Some(saying.cause(line, &self.program))
         });
-        said.or_else(|| match self.end {
+        let full = self.words.full.as_ref().map(|file| Cause {
+            words: format!("the disk of {} is full", file.display()),
+            hint: Some("`df -h`; `--log-dir` names another place".into()),
+        });
+        said.or(full).or_else(|| match self.end? {
             End::Signal(signal) => meaning(signal),
             End::Exit(126) => {
                 cause("a program that it wanted to start may not be executed", "see its last lines")
@@ -331,13 +341,18 @@ pub(super) struct ErrorFile {
     pub(super) traceback: Option<String>,
     /// In seconds since 1970: of ranks that failed together, the smallest tells the first.
     pub(super) timestamp: Option<u64>,
+    /// When the file was last written.
+    pub(super) modified: Option<SystemTime>,
 }
 
 impl ErrorFile {
     /// None if there is none.
     pub(super) fn read(path: &Path) -> Option<Result<Self, String>> {
-        let mut bytes = Vec::new();
-        let read = File::open(path).and_then(|file| file.take(ERROR_FILE_MAX + 1).read_to_end(&mut bytes));
+        let (mut bytes, mut modified) = (Vec::new(), None);
+        let read = File::open(path).and_then(|file| {
+            modified = file.metadata().and_then(|facts| facts.modified()).ok();
+            file.take(ERROR_FILE_MAX + 1).read_to_end(&mut bytes)
+        });
         let name = path.display();
         match read {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
@@ -348,6 +363,7 @@ impl ErrorFile {
             }
             Ok(_) => Some(
                 ErrorFile::parse(&bytes)
+                    .map(|file| ErrorFile { modified, ..file })
                     .ok_or_else(|| format!("its error file {name} is not what `record` writes")),
             ),
         }
@@ -358,7 +374,12 @@ impl ErrorFile {
         let whole: Value = serde_json::from_slice(bytes).ok()?;
         let outer = whole.get("message")?;
         if let Some(text) = outer.as_str() {
-            return Some(ErrorFile { message: text.into(), traceback: None, timestamp: None });
+            return Some(ErrorFile {
+                message: text.into(),
+                traceback: None,
+                timestamp: None,
+                modified: None,
+            });
         }
         let message = outer.get("message")?.as_str()?.to_string();
         let extra = outer.get("extraInfo");
@@ -368,7 +389,7 @@ impl ErrorFile {
             stamp.as_u64().or_else(|| stamp.as_str()?.parse().ok())
         });
         let traceback = traceback.filter(|text| !text.trim().is_empty()).map(str::to_string);
-        Some(ErrorFile { message, traceback, timestamp })
+        Some(ErrorFile { message, traceback, timestamp, modified: None })
     }
 }
 
@@ -552,7 +573,7 @@ mod tests {
             local_rank: 1,
             host: None,
             process: 4711,
-            end,
+            end: Some(end),
             ran: Duration::from_millis(12_345),
             words: Words {
                 last_lines: last_lines.iter().map(|line| line.to_string()).collect(),
@@ -630,7 +651,8 @@ mod tests {
         assert_eq!(read(&vec![b' '; (256 << 10) + 1]), Some(Err(long)));
         let odd =
             read(br#"{"message": {"message": "m", "extraInfo": {"py_callstack": "", "timestamp": 7}}}"#);
-        let expected = ErrorFile { message: "m".into(), traceback: None, timestamp: Some(7) };
+        let expected = ErrorFile { message: "m".into(), traceback: None, timestamp: Some(7), modified: None };
+        let odd = odd.map(|file| file.map(|file| ErrorFile { modified: None, ..file }));
         assert_eq!(odd, Some(Ok(expected)));
         assert_eq!(
             ErrorFile::read(folder.path()),
@@ -721,6 +743,7 @@ mod tests {
             message: "ModuleNotFoundError: No module named 'apex'".into(),
             traceback: None,
             timestamp: None,
+            modified: None,
         }));
         assert_eq!(told.cause().unwrap().words, "the Python module `apex` is missing");
         assert_eq!(failure(failed, &["ValueError: no"]).cause(), None);
@@ -799,9 +822,9 @@ mod tests {
                 "  hint: raise the limit of the container or the job, or use less memory in each rank"
             ]
         );
-        failed.end = End::Exit(137); // told by a shell
+        failed.end = Some(End::Exit(137)); // told by a shell
         assert!(failed.text().contains("cause: killed by the memory limit"));
-        failed.end = End::Exit(1); // it was somebody else
+        failed.end = Some(End::Exit(1)); // it was somebody else
         assert!(failed.text().contains("cause: a disk is full"));
         write("job/memory.max", "max\n");
         let cause = watch.kills().unwrap().cause();

@@ -2,19 +2,27 @@
 //!
 //! Whatever a rank starts is found in two ways. While the launcher lives it is its descendants' foster parent: a process
 //! that loses its own parent becomes the launcher's child, so the tree below the launcher holds everybody. When the
-//! launcher is gone the tree is gone with it, but every process of the run still has a mark in its environment, which is
-//! inherited by default.
+//! launcher is gone the tree is gone with it, but what a process inherits by default still tells whose it is: a mark in its
+//! environment, a rank's process group, and the pipes that a rank writes to. Who has any of them belongs to the run.
 //!
 //! The guard is a process that does nothing but wait for the launcher's end, which it sees by a pipe that only the
-//! launcher holds open, and then kills everybody who has the mark and removes the run's temporary folders. It has a session of its own and none of the launcher's
+//! launcher holds open, and then kills everybody who belongs to the run and removes its temporary folders. Through the same pipe it is
+//! told the ranks and their pipes. It has a session of its own and none of the launcher's
 //! files. A launcher that ends in order has ended everybody itself, and kills the guard.
 //!
-//! No stranger is hit: a process is opened by its number, then looked at again; from there on the handle means it alone.
+//! No stranger is hit: a process is opened by its number, then looked at again; from there on the handle means it alone. A pipe's number
+//! is its own as long as somebody holds the pipe, and the launcher holds those of its ranks. A group has the number of a rank, which the
+//! kernel gives to nobody else while anybody is in the group. When a rank has ended the guard is told, and from then on leaves its group
+//! to marks and pipes; so a rank that counts ended with the launcher at the earliest, and a group of strangers with its number has a
+//! leader that was born since: see [`Leader::leads`].
+//!
+//! Who survives a launcher that is killed: a process that has left its group, emptied its environment *and* closed the rank's pipes; with
+//! `--redirects` there are no pipes to close. A launcher that lives finds such processes, too.
 
 #![expect(clippy::disallowed_methods, reason = "leftovers have some time to end")]
 
 use std::collections::HashSet;
-use std::io::{self, PipeWriter, Read as _, Write as _};
+use std::io::{self, BufRead as _, PipeWriter, Read as _, Write as _};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Child, Stdio};
@@ -66,6 +74,10 @@ impl Mark {
         &self.0[..8]
     }
 
+    fn is_on(&self, process: Pid) -> bool {
+        std::fs::read(format!("/proc/{process}/environ")).is_ok_and(|text| self.is_in(&text))
+    }
+
     fn is_in(&self, environment: &[u8]) -> bool {
         let variables = environment.split(|&byte| byte == 0);
         let beginning = VARIABLE.as_bytes();
@@ -97,13 +109,16 @@ pub(super) enum Finder {
     Tree { without: Option<Pid> },
     /// All that have the mark.
     Marked(Mark),
+    /// All that have anything of a run whose launcher is gone.
+    Orphans(Orphans),
 }
 
 impl Finder {
     fn find(&self) -> Vec<Found> {
         let processes = match self {
             Finder::Tree { without } => tree(getpid(), *without),
-            Finder::Marked(mark) => marked(mark),
+            Finder::Marked(mark) => all_but_us().filter(|&process| mark.is_on(process)).collect(),
+            Finder::Orphans(orphans) => orphans.find(),
         };
         let found = processes.into_iter().filter_map(|process| {
             let stat = Stat::read(process)?;
@@ -135,14 +150,84 @@ fn children(process: Pid) -> Vec<Pid> {
     lists.flat_map(|list| list.split_whitespace().filter_map(parse_pid).collect::<Vec<_>>()).collect()
 }
 
-/// Processes with the mark that we may look at, except ourselves.
-fn marked(mark: &Mark) -> Vec<Pid> {
-    let Ok(processes) = std::fs::read_dir("/proc") else { return Vec::new() };
+/// Everybody whom the kernel shows us, except ourselves.
+fn all_but_us() -> impl Iterator<Item = Pid> {
     let own = getpid();
-    let processes = processes.flatten().filter_map(|entry| parse_pid(entry.file_name().to_str()?));
-    let is_marked =
-        |process: &Pid| std::fs::read(format!("/proc/{process}/environ")).is_ok_and(|text| mark.is_in(&text));
-    processes.filter(|&process| process != own).filter(is_marked).collect()
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| parse_pid(entry.file_name().to_str()?)).filter(move |&process| process != own)
+}
+
+/// What the guard knows of a run.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Orphans {
+    mark: Mark,
+    /// Ranks that had not ended.
+    leaders: Vec<Leader>,
+    /// The numbers of the pipes that ranks were given, also of those that have ended.
+    pipes: HashSet<u64>,
+}
+
+/// A rank, which leads the process group of its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Leader {
+    process: Pid,
+    started: u64,
+}
+
+impl Leader {
+    /// Is a group of this number the rank's? A stranger who leads it now has another start. One who had led it and is gone would have
+    /// been born, have started somebody and have ended since the launcher did, just when all other numbers were used up.
+    fn leads(self, now: Option<Stat>) -> bool {
+        now.is_none_or(|stat| stat.started == self.started)
+    }
+}
+
+impl Orphans {
+    fn new(mark: Mark) -> Self {
+        Orphans { mark, leaders: Vec::new(), pipes: HashSet::new() }
+    }
+
+    /// A line from the launcher; what is not understood is not known.
+    fn learn(&mut self, line: &str) {
+        let mut words = line.split_whitespace();
+        match (words.next(), words.next().and_then(parse_pid)) {
+            (Some(ROUND), None) => {
+                self.leaders.clear();
+                self.pipes.clear();
+            }
+            (Some(RANK), Some(process)) => {
+                if let Some(started) = words.next().and_then(|started| started.parse().ok()) {
+                    self.leaders.push(Leader { process, started });
+                }
+                self.pipes.extend(words.filter_map(|pipe| pipe.parse::<u64>().ok()));
+            }
+            (Some(ENDED), Some(process)) => self.leaders.retain(|leader| leader.process != process),
+            _ => {}
+        }
+    }
+
+    fn find(&self) -> Vec<Pid> {
+        let leaders = self.leaders.iter().filter(|leader| leader.leads(Stat::read(leader.process)));
+        let groups: HashSet<i32> = leaders.map(|leader| leader.process.as_raw_pid()).collect();
+        let is_ours = |&process: &Pid| {
+            Stat::read(process).is_some_and(|stat| groups.contains(&stat.group))
+                || self.mark.is_on(process)
+                || holds_any(process, &self.pipes)
+        };
+        all_but_us().filter(is_ours).collect()
+    }
+}
+
+/// Has it one of these pipes open? Not known of processes of other users.
+fn holds_any(process: Pid, pipes: &HashSet<u64>) -> bool {
+    let files = std::fs::read_dir(format!("/proc/{process}/fd")).into_iter().flatten().flatten();
+    let mut links = files.filter_map(|file| std::fs::read_link(file.path()).ok());
+    !pipes.is_empty() && links.any(|link| pipe_number(&link).is_some_and(|pipe| pipes.contains(&pipe)))
+}
+
+/// From `pipe:[4711]`.
+fn pipe_number(link: &Path) -> Option<u64> {
+    link.to_str()?.strip_prefix("pipe:[")?.strip_suffix(']')?.parse().ok()
 }
 
 fn parse_pid(text: &str) -> Option<Pid> {
@@ -153,6 +238,7 @@ fn parse_pid(text: &str) -> Option<Pid> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stat {
     state: u8,
+    group: i32,
     started: u64,
 }
 
@@ -165,8 +251,10 @@ impl Stat {
         let (_, fields) = text.rsplit_once(") ")?; // the name before it may hold anything
         let mut fields = fields.split(' ');
         let state = *fields.next()?.as_bytes().first()?;
-        const STARTED: usize = 21 - 3; // fields that lie between
-        Some(Stat { state, started: fields.nth(STARTED)?.trim_end().parse().ok()? })
+        const GROUP: usize = 5 - 4; // fields that lie between
+        let group = fields.nth(GROUP)?.parse().ok()?;
+        const STARTED: usize = 22 - 6;
+        Some(Stat { state, group, started: fields.nth(STARTED)?.trim_end().parse().ok()? })
     }
 
     /// In a container the first process often reaps nobody: the dead stay.
@@ -225,34 +313,85 @@ fn wait_for_any(handles: &[OwnedFd], limit: Duration) {
     let _interrupted = poll(&mut watched, limit.as_ref()); // the caller looks again anyway
 }
 
+/// What the launcher tells its guard, a line each: that a round begins, and what was told before is over; a rank's process, its start and
+/// the numbers of its pipes; that it has ended.
+const ROUND: &str = "round";
+const RANK: &str = "rank";
+const ENDED: &str = "ended";
+/// A line that is longer is none of the launcher's.
+const LINE_MAX: u64 = 1 << 10;
+
 /// The launcher's hold on its guard.
 #[derive(Debug)]
 pub(super) struct Guard {
     mark: Mark,
     child: Child,
-    /// Closed by the launcher's end, however it comes.
-    _lifeline: PipeWriter,
+    /// Closed by the launcher's end, however it comes. Never waited for.
+    lifeline: PipeWriter,
+    /// Of what it is to be told, what did not fit into the pipe yet.
+    untold: Vec<u8>,
+    /// What it was told since the round began, for the next one.
+    told: String,
     starts: u32,
 }
 
 impl Guard {
     /// Starts it, and does not wait for it: what it must know is in the pipe when it comes to read.
     pub(super) fn start(mark: &Mark) -> io::Result<Guard> {
-        Guard::start_again(mark, 1)
+        Guard::start_again(mark, String::new(), 1)
     }
 
-    fn start_again(mark: &Mark, starts: u32) -> io::Result<Guard> {
-        let (reader, mut writer) = io::pipe()?;
-        writer.write_all(mark.0.as_bytes())?;
+    fn start_again(mark: &Mark, told: String, starts: u32) -> io::Result<Guard> {
+        let (reader, lifeline) = io::pipe()?;
+        rustix::io::ioctl_fionbio(&lifeline, true)?;
         let mut command = Program::own().command();
         command.arg("run-guard").stdin(reader).stdout(Stdio::null()).stderr(Stdio::null());
         tenfold_memory::spawn::lead_session(&mut command);
         let child = command.spawn()?;
-        Ok(Guard { mark: mark.clone(), child, _lifeline: writer, starts })
+        let untold = format!("{}\n{told}", mark.0).into_bytes();
+        let mut guard = Guard { mark: mark.clone(), child, lifeline, untold, told, starts };
+        guard.catch_up();
+        Ok(guard)
     }
 
     pub(super) fn process(&self) -> Pid {
         Pid::from_child(&self.child)
+    }
+
+    /// All ranks of the round before have ended, with what they left behind.
+    pub(super) fn begin_round(&mut self) {
+        self.told.clear();
+        self.tell(ROUND);
+    }
+
+    /// A rank was started, and given these pipes.
+    pub(super) fn watch(&mut self, rank: Pid, pipes: impl Iterator<Item = u64>) {
+        let Some(stat) = Stat::read(rank) else { return }; // nothing can be known of its group
+        let pipes: String = pipes.map(|pipe| format!(" {pipe}")).collect();
+        self.tell(&format!("{RANK} {rank} {}{pipes}", stat.started));
+    }
+
+    /// A rank has ended, and its number may be given to a stranger.
+    pub(super) fn forget(&mut self, rank: Pid) {
+        self.tell(&format!("{ENDED} {rank}"));
+    }
+
+    fn tell(&mut self, line: &str) {
+        let line = format!("{line}\n");
+        self.told += &line;
+        self.untold.extend(line.bytes());
+        self.catch_up();
+    }
+
+    /// Tells what there is room for: a guard that somebody stopped must not stop the launcher.
+    pub(super) fn catch_up(&mut self) {
+        while !self.untold.is_empty() {
+            match self.lifeline.write(&self.untold) {
+                Ok(count) => drop(self.untold.drain(..count)),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return, // it is full; or the guard is gone, and the next one will be told everything
+            }
+        }
     }
 
     /// Called when it has ended, which it does not do by itself.
@@ -260,7 +399,7 @@ impl Guard {
         if self.starts >= STARTS_MAX {
             return Err(io::Error::other(format!("it ended {STARTS_MAX} times")));
         }
-        *self = Guard::start_again(&self.mark, self.starts + 1)?;
+        *self = Guard::start_again(&self.mark, std::mem::take(&mut self.told), self.starts + 1)?;
         Ok(())
     }
 
@@ -271,7 +410,7 @@ impl Guard {
     }
 }
 
-/// The hidden command `tenfold run-guard`: reads the mark, waits for the end of the pipe, kills who has the mark.
+/// The hidden command `tenfold run-guard`: listens to the launcher until the pipe ends, and kills who is left of the run.
 pub(crate) fn stand_guard() -> Outcome {
     let signals = (1..=31).filter(|signal| !signal_hook::consts::FORBIDDEN.contains(signal));
     for signal in signals {
@@ -279,16 +418,30 @@ pub(crate) fn stand_guard() -> Outcome {
         let _not_for_us = signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)));
     }
     let _stays_here = rustix::process::chdir("/"); // a folder can be removed, a disk unmounted
-    let mut text = String::new();
-    io::stdin().lock().take(1 << 10).read_to_string(&mut text)?; // to the end, which is the launcher's
-    let is_mark = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-    if !is_mark {
-        return Err("run-guard is started by `tenfold run`, and by nobody else".into());
+    let mut input = io::stdin().lock();
+    let mark = next_line(&mut input)?.filter(|mark| is_mark(mark));
+    let mark = Mark(mark.ok_or("run-guard is started by `tenfold run`, and by nobody else")?);
+    let mut orphans = Orphans::new(mark.clone());
+    while let Some(line) = next_line(&mut input)? {
+        orphans.learn(&line);
     }
-    let mark = Mark(text);
-    end_all(&Finder::Marked(mark.clone()), Duration::ZERO);
+    end_all(&Finder::Orphans(orphans), Duration::ZERO);
     remove_folders(&std::env::temp_dir(), &mark);
     Ok(SUCCESS)
+}
+
+fn is_mark(text: &str) -> bool {
+    text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+/// None at the end, which is the launcher's. A line that it did not live to finish is empty.
+fn next_line(input: &mut impl io::BufRead) -> io::Result<Option<String>> {
+    let mut line = Vec::new();
+    if input.take(LINE_MAX).read_until(b'\n', &mut line)? == 0 {
+        return Ok(None);
+    }
+    let whole = line.strip_suffix(b"\n").unwrap_or_default();
+    Ok(Some(String::from_utf8_lossy(whole).into_owned()))
 }
 
 /// What the launcher would have removed.
@@ -337,14 +490,49 @@ mod tests {
     }
 
     #[test]
+    fn what_the_guard_is_told_is_what_it_looks_for() {
+        let orphans = |text: &str| {
+            let (mut input, mut orphans) = (text.as_bytes(), Orphans::new(Mark("00ff".into())));
+            while let Some(line) = next_line(&mut input).unwrap() {
+                orphans.learn(&line);
+            }
+            orphans
+        };
+        let leader = |process: &str, started| Leader { process: parse_pid(process).unwrap(), started };
+        let told = orphans("rank 7 100 41 42\nrank 8 101\nended 7\nnonsense\nrank x y\nrank 9 10");
+        assert_eq!(told.leaders, [leader("8", 101)]);
+        assert_eq!(told.pipes, HashSet::from([41, 42]));
+        let told = orphans("rank 7 100 41\nround\nrank 9 102 43\n");
+        assert_eq!((told.leaders, told.pipes), (vec![leader("9", 102)], HashSet::from([43])));
+    }
+
+    #[test]
+    fn a_group_with_a_stranger_as_its_leader_is_left_alone() {
+        let leader = Leader { process: getpid(), started: 5 };
+        let now = |started| Some(Stat { state: b'S', group: 1, started });
+        assert!(leader.leads(now(5)) && leader.leads(None) && !leader.leads(now(6)));
+    }
+
+    #[test]
+    fn who_holds_a_pipe_is_found() {
+        use std::os::linux::fs::MetadataExt as _;
+        let (reader, _writer) = io::pipe().unwrap();
+        let number = std::fs::File::from(OwnedFd::from(reader)).metadata().unwrap().st_ino();
+        assert!(holds_any(getpid(), &HashSet::from([number])));
+        assert!(!holds_any(getpid(), &HashSet::new()));
+        assert_eq!(pipe_number(Path::new("pipe:[12]")), Some(12));
+        assert_eq!(pipe_number(Path::new("socket:[12]")), None);
+    }
+
+    #[test]
     fn marks_differ() {
         assert_ne!(Mark::new().unwrap(), Mark::new().unwrap());
     }
 
     #[test]
     fn the_state_and_the_start_are_read_whatever_the_name_is() {
-        let stat = "7 (a ) Z b) S 1 7 7 0 -1 4194304 93 0 0 0 0 0 0 0 20 0 1 0 481 2400256 218\n";
-        assert_eq!(Stat::parse(stat), Some(Stat { state: b'S', started: 481 }));
+        let stat = "7 (a ) Z b) S 1 7 8 0 -1 4194304 93 0 0 0 0 0 0 0 20 0 1 0 481 2400256 218\n";
+        assert_eq!(Stat::parse(stat), Some(Stat { state: b'S', group: 7, started: 481 }));
         assert_eq!(Stat::parse("7 (sh) Z 1"), None);
         assert_eq!(Stat::parse(""), None);
         let own = Stat::read(getpid()).unwrap();

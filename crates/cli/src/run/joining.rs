@@ -48,7 +48,7 @@ impl Launch {
             fixed_rank,
             worker_store: home.server.as_ref().map(|_| home.endpoint.to_string()),
         };
-        let (store, herald) = (home.store.clone(), self.herald.clone());
+        let (store, herald, notes) = (home.store.clone(), self.herald.clone(), self.herald.clone());
         let ranks_store = RanksStore {
             store: store.clone(),
             met_at: home.endpoint.clone(),
@@ -57,6 +57,7 @@ impl Launch {
             node_id: self.node_id.clone(),
             prefix: format!("tenfold/run/{}/store", self.job.run_id),
             own: Mutex::new(None),
+            note: Box::new(move |line| notes.tell(News::Note(line))),
         };
         let tell = move |event| {
             herald.tell(match event {

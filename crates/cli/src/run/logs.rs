@@ -14,6 +14,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -215,7 +216,7 @@ impl Logs {
             let _is_told_by_the_write = signal_hook::flag::register(SIGXFSZ, Arc::default());
             Place::Kept(make_run_folder(options.folder.as_deref(), run_id)?)
         } else {
-            TempDir::with_prefix(private).map_or(Place::Nowhere, Place::Private)
+            only_ours(private).tempdir().map_or(Place::Nowhere, Place::Private)
         };
         Ok(Logs { options, place, begun: false, incomplete: Incomplete::default() })
     }
@@ -322,6 +323,13 @@ impl Logs {
     }
 }
 
+/// A folder that no other user may look into, whatever the umask says: what programs print may be anything.
+fn only_ours(name: &str) -> tempfile::Builder<'_, 'static> {
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(name).permissions(fs::Permissions::from_mode(0o700));
+    builder
+}
+
 fn make_run_folder(folder: Option<&Path>, run_id: &str) -> Result<PathBuf, String> {
     let base = match folder {
         Some(folder) => {
@@ -330,7 +338,7 @@ fn make_run_folder(folder: Option<&Path>, run_id: &str) -> Result<PathBuf, Strin
             std::path::absolute(folder).map_err(|error| cannot_make(folder, &error))?
         }
         None => {
-            let folder = TempDir::with_prefix("tenfold_");
+            let folder = only_ours("tenfold_").tempdir();
             let folder =
                 folder.map_err(|error| cannot_make(&std::env::temp_dir().join("tenfold_…"), &error))?;
             folder.keep()
@@ -338,7 +346,7 @@ fn make_run_folder(folder: Option<&Path>, run_id: &str) -> Result<PathBuf, Strin
     };
     let name: String = run_id.chars().map(|c| if c == '/' || c.is_control() { '_' } else { c }).collect();
     let name = first_bytes(&name, RUN_ID_MAX);
-    let made = tempfile::Builder::new().prefix(&format!("{name}_")).rand_bytes(8).tempdir_in(&base);
+    let made = only_ours(&format!("{name}_")).rand_bytes(8).tempdir_in(&base);
     Ok(made.map_err(|error| cannot_make(&base.join(format!("{name}_…")), &error))?.keep())
 }
 

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use rustix::fs::{OFlags, fcntl_setfl};
@@ -72,6 +72,11 @@ impl Pipes {
         open.map(|(index, pipe)| (index, pipe.source.as_fd()))
     }
 
+    /// The system's numbers of the pipes.
+    pub(super) fn numbers(&self) -> impl Iterator<Item = u64> {
+        self.pipes.iter().filter_map(|pipe| Some(rustix::fs::fstat(&pipe.source).ok()?.st_ino))
+    }
+
     /// When the rank last wrote anything, as far as it came through here.
     pub(super) fn last_output(&self) -> Option<Instant> {
         self.last_output
@@ -91,6 +96,7 @@ impl Pipes {
                 && self.pipes.iter().all(|pipe| pipe.copies.on_console),
             error_file: self.traces.error_file.as_deref().and_then(ErrorFile::read),
             log_files: self.traces.log_files.clone(),
+            full: self.traces.log_files.iter().find(|path| is_disk_full(path)).cloned(),
         }
     }
 
@@ -171,6 +177,10 @@ impl Pipes {
         }
         true
     }
+}
+
+fn is_disk_full(path: &Path) -> bool {
+    rustix::fs::statvfs(path).is_ok_and(|disk| disk.f_blocks > 0 && disk.f_bavail == 0)
 }
 
 fn show(

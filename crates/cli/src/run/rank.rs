@@ -66,6 +66,8 @@ pub(super) struct Birth<'a> {
     pub(super) processors: Option<&'a [usize]>,
     pub(super) prefix: Option<Prefix>,
     pub(super) logs: RankLogs,
+    /// It is given the launcher's standard input; else it reads nothing.
+    pub(super) reads_input: bool,
     pub(super) now: SystemTime,
 }
 
@@ -87,7 +89,8 @@ impl Rank {
     pub(super) fn start(birth: Birth<'_>) -> io::Result<Self> {
         let mut command = Command::new(&birth.program[0]);
         command.args(&birth.program[1..]).envs(birth.environment);
-        command.process_group(0).stdin(Stdio::null());
+        let input = if birth.reads_input { Stdio::inherit() } else { Stdio::null() };
+        command.process_group(0).stdin(input);
         command.stdout(birth.logs.output.stdio()?).stderr(birth.logs.error.stdio()?);
         tenfold_memory::spawn::die_with_parent(&mut command);
         if let Some(processors) = birth.processors {
@@ -115,6 +118,12 @@ impl Rank {
         self.end.is_none()
     }
 
+    /// Has it begun to end? Its connections are closed by then, its parent is told later.
+    pub(super) fn is_ending(&self) -> bool {
+        let stat = || std::fs::read_to_string(format!("/proc/{}/stat", self.process)).unwrap_or_default();
+        self.is_running() && is_ending(&stat())
+    }
+
     /// To all of its group.
     pub(super) fn signal(&self, signal: Signal) {
         if self.is_running() {
@@ -128,6 +137,17 @@ impl Rank {
             let _it_has_just_ended = kill_process(self.process, signal);
         }
     }
+}
+
+/// From `/proc/PID/stat`: a zombie, or a process with the flag PF_EXITING.
+fn is_ending(stat: &str) -> bool {
+    const EXITING: u64 = 0x4;
+    let Some((_, fields)) = stat.rsplit_once(") ") else { return false }; // the name before it may hold anything
+    let mut fields = fields.split(' ');
+    let is_dead = matches!(fields.next(), Some("Z" | "X"));
+    const FLAGS: usize = 9 - 4; // fields that lie between
+    let flags = fields.nth(FLAGS).and_then(|flags| flags.parse::<u64>().ok());
+    is_dead || flags.is_some_and(|flags| flags & EXITING != 0)
 }
 
 /// However the launcher comes to its end.
@@ -163,5 +183,13 @@ mod tests {
         assert_eq!(of(End::Exit(3)), ("exit code 3".into(), true));
         assert_eq!(of(End::Signal(9)), ("killed by SIGKILL".into(), true));
         assert_eq!(of(End::Signal(40)), ("killed by signal 40".into(), true));
+    }
+
+    #[test]
+    fn a_process_that_is_about_to_end_is_seen() {
+        let stat = |state: &str, flags: &str| format!("7 (a ) Z b) {state} 1 7 7 0 -1 {flags} 93 0 0\n");
+        assert!(!is_ending(&stat("S", "4194304")));
+        assert!(is_ending(&stat("R", "4194308")) && is_ending(&stat("Z", "4194304")));
+        assert!(!is_ending("") && !is_ending("7 (sh) R 1"));
     }
 }

@@ -25,6 +25,8 @@ pub(super) struct RanksStore {
     /// Of the keys by which a launcher says where the ranks' store is.
     pub(super) prefix: String,
     pub(super) own: Mutex<Option<(Server, Endpoint)>>,
+    /// Called with lines for people.
+    pub(super) note: Box<dyn Fn(String) + Send + Sync>,
 }
 
 impl RanksStore {
@@ -55,7 +57,7 @@ impl RanksStore {
             self.store.set(&key, address).map_err(failed)?;
             return Endpoint::parse(address, 0);
         }
-        let opened = endpoint::open_for_ranks(&self.met_at, self.local_address.as_deref())?;
+        let opened = endpoint::open_for_ranks(&self.met_at, self.local_address.as_deref(), &*self.note)?;
         let endpoint = opened.1.clone();
         *self.own.lock().expect("nothing panics while holding it") = Some(opened); // and that of the round before ends
         self.store.set(&key, endpoint.to_string()).map_err(failed)?;

@@ -1,35 +1,47 @@
 //! One start of this node's ranks, from the first process to the last word about them.
 //!
-//! They run until one fails, the rendezvous says stop, or the launcher is told to end. From then on they are asked, and killed if that
-//! does not help, see [`Phase`]. A round is closed when nothing is left of it; only then the rendezvous hears of its end.
+//! They run until one fails, the rendezvous says stop, or the launcher is told to end. After a failure it is looked who else fails for a moment, so
+//! that the right one is named; from then on they are asked, and killed if that does not help, see [`Phase`]. A round is closed when nothing is left of it; only then the rendezvous hears of its end.
 //!
 //! Not here: what a rank's process is (`rank`), what to say of one that failed (`failure`).
 
 #![expect(clippy::disallowed_methods, reason = "ranks have some time to end, and are told how long they ran")]
 
-use std::io;
+use std::io::{self, IsTerminal as _};
 use std::time::{Duration, Instant, SystemTime};
 
 use rustix::process::Signal;
 
 use super::args::Endpoint;
+use super::culprit::{self, Suspect};
 use super::environment::{Place, environment};
 use super::failure::{Failure, Words};
 use super::guard::{self, Finder};
 use super::logs::RankLogs;
 use super::output::{Prefix, Speaker};
 use super::program;
-use super::rank::{self, Birth, Rank};
+use super::rank::{self, Birth, End, Rank};
 use super::rendezvous::{Assignment, JobFailure, Order};
 use super::{LEAVING, Launch};
 
 /// How long ranks may go on writing dumps after another has failed, and how often it is looked whether they do.
 const DUMPS_MAX: Duration = Duration::from_secs(1);
 const DUMPS_LOOK: Duration = Duration::from_millis(5);
+/// From the first failure here to the word about it: ranks that fail because of it, and the one that they fail because of, are noticed
+/// in any order.
+const SETTLING: Duration = Duration::from_millis(50);
+/// The same while a rank is seen to be ending, on a machine that has no time for it.
+const SETTLING_MAX: Duration = Duration::from_secs(1);
+const SETTLING_LOOK: Duration = Duration::from_millis(5);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     Running,
+    /// Some have failed, and nobody has been told: at that time it is looked who was first.
+    Settling {
+        since: Instant,
+        look_at: Instant,
+    },
     /// To be asked to end, with these words, as soon as none of them writes a dump; at that time at the latest.
     LettingDump {
         until: Instant,
@@ -49,6 +61,8 @@ pub(super) struct Round {
     pub(super) phase: Phase,
     pub(super) started: Instant,
     pub(super) store: Endpoint,
+    /// Local ranks that failed before anybody was asked to end, as they were noticed.
+    pub(super) failed: Vec<usize>,
     /// All have ended, with what they left behind, and the rendezvous was told.
     pub(super) closed: bool,
 }
@@ -91,12 +105,17 @@ impl Launch {
             phase: Phase::Running,
             started: Instant::now(),
             store,
+            failed: Vec::new(),
             closed: false,
         };
         let mut unstarted = None;
+        self.guard.begin_round();
         for (local_rank, logs) in self.logs.start_round(number, local)?.into_iter().enumerate() {
             match self.start_rank(local_rank, logs, &round) {
-                Ok(rank) => round.ranks.push(rank),
+                Ok(rank) => {
+                    self.guard.watch(rank.process(), rank.pipes.numbers());
+                    round.ranks.push(rank);
+                }
                 Err(error) => {
                     unstarted = Some((first + local_rank, error));
                     break;
@@ -140,6 +159,8 @@ impl Launch {
             processors: self.processors.as_ref().map(|lists| lists[local_rank].as_slice()),
             prefix: has_prefix.then(|| Prefix::new(&speaker, template, &self.outlet)),
             logs,
+            // A terminal belongs to the launcher's group: it would stop a rank that reads from it.
+            reads_input: world_size == 1 && self.plan.nodes.max == 1 && !io::stdin().is_terminal(),
             now: SystemTime::now(),
         };
         Rank::start(birth).map_err(|error| program::cannot_run(&self.program[0], &error))
@@ -151,42 +172,81 @@ impl Launch {
             self.replace_guard();
         }
         let Some(round) = &mut self.round else { return };
-        let mut failed = Vec::new();
+        let is_open = matches!(round.phase, Phase::Running | Phase::Settling { .. });
         for rank in &mut round.ranks {
             if let Some(&(_, end)) =
                 ended.iter().find(|&&(process, _)| rank.is_running() && process == rank.process())
             {
                 rank.end = Some(end);
-                failed.extend(end.is_failure().then_some(rank.local_rank));
+                self.guard.forget(rank.process());
+                round.failed.extend((is_open && end.is_failure()).then_some(rank.local_rank));
             }
         }
-        if round.phase != Phase::Running || failed.is_empty() {
+        if !is_open || round.failed.is_empty() {
             return;
         }
         let now = Instant::now();
-        for &rank in &failed {
-            round.ranks[rank].pipes.catch_up(now, &mut self.outlet); // what it said last is wanted in the report
+        if round.phase == Phase::Running {
+            round.phase = Phase::Settling { since: now, look_at: now + SETTLING };
         }
-        let failure = self.describe(&failed);
-        let (rank, summary) = (failure.rank, failure.summary());
-        self.fail(rank, summary.clone(), failure.text());
-        self.stop_after_dumps(format!("rank {rank} failed ({summary}): the others are asked to end"));
+        if !round.is_running() {
+            self.judge();
+        }
     }
 
-    /// What is known of ranks that were found to have failed in one look. The first is the one that wrote down its error
-    /// first, else the lowest.
-    fn describe(&self, failed: &[usize]) -> Failure {
+    /// Says who failed first, if it is time for it.
+    pub(super) fn settle(&mut self, now: Instant) {
+        let Some(round) = &mut self.round else { return };
+        let Phase::Settling { since, look_at } = &mut round.phase else { return };
+        if now < *look_at {
+            return;
+        }
+        if now < *since + SETTLING_MAX && round.ranks.iter().any(Rank::is_ending) {
+            *look_at = now + SETTLING_LOOK;
+        } else {
+            self.judge();
+        }
+    }
+
+    /// Tells the others who failed first, if somebody did and they were not told; then ranks are to be asked to end.
+    pub(super) fn judge(&mut self) {
+        let Some(round) = &mut self.round else { return };
+        if !matches!(round.phase, Phase::Settling { .. }) {
+            return;
+        }
+        let now = Instant::now();
+        for rank in &mut round.ranks {
+            rank.pipes.catch_up(now, &mut self.outlet); // what it said last is wanted in the report
+        }
+        let failure = self.describe();
+        let (rank, summary) = (failure.rank, failure.summary());
+        self.fail(rank, summary.clone(), failure.text());
+        let note = format!("rank {rank} failed ({summary}): the others are asked to end");
+        if let Some(round) = &mut self.round {
+            round.phase = Phase::LettingDump { until: now + DUMPS_MAX, look_at: now, note };
+        }
+    }
+
+    /// What is known of the rank that failed first, and who else had by then.
+    fn describe(&self) -> Failure {
         let round = self.round.as_ref().expect("its ranks failed");
+        let running = round.ranks.iter().filter(|rank| rank.is_running());
+        let numbers = round.failed.iter().copied().chain(running.map(|rank| rank.local_rank));
         let mut ranks: Vec<(&Rank, Words)> =
-            failed.iter().map(|&rank| (&round.ranks[rank], round.ranks[rank].pipes.words())).collect();
-        let written = |words: &Words| match &words.error_file {
-            Some(Ok(file)) => file.timestamp.unwrap_or(u64::MAX),
-            _ => u64::MAX,
-        };
-        ranks.sort_by_key(|(rank, words)| (written(words), rank.number));
-        let ended = |rank: &Rank| rank.end.expect("it failed by ending");
-        let together = ranks[1..].iter().map(|(rank, _)| (rank.number, ended(rank))).collect();
-        let (rank, words) = ranks.swap_remove(0);
+            numbers.map(|rank| (&round.ranks[rank], round.ranks[rank].pipes.words())).collect();
+        let suspects: Vec<Suspect<'_>> = ranks
+            .iter()
+            .map(|(rank, words)| Suspect {
+                end: rank.end,
+                error_file: words.error_file.as_ref().and_then(|file| file.as_ref().ok()),
+            })
+            .collect();
+        let clock = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let first = culprit::first(&suspects, clock.as_secs()).expect("one has failed");
+        let (rank, words) = ranks.swap_remove(first);
+        let mut together: Vec<(usize, End)> =
+            ranks.iter().filter_map(|(rank, _)| Some((rank.number, rank.end?))).collect();
+        together.sort_by_key(|&(rank, _)| rank);
         let Round { assignment, started, .. } = round;
         Failure {
             rank: rank.number,
@@ -194,7 +254,7 @@ impl Launch {
             local_rank: rank.local_rank,
             host: (assignment.nodes.len() > 1).then(|| assignment.node().host.clone()),
             process: rank.process().as_raw_pid().cast_unsigned(),
-            end: ended(rank),
+            end: rank.end,
             ran: started.elapsed(),
             words,
             memory: self.memory.kills(),
@@ -247,12 +307,13 @@ impl Launch {
             *look_at = now + DUMPS_LOOK;
         } else {
             let note = std::mem::take(note);
-            self.stop(Signal::TERM, &note);
+            self.stop(Signal::TERM, Some(&note));
         }
     }
 
-    /// Asks ranks to end, once.
-    pub(super) fn stop(&mut self, signal: Signal, note: &str) {
+    /// Asks ranks to end, once, and says so if there are any.
+    pub(super) fn stop(&mut self, signal: Signal, note: Option<&str>) {
+        self.judge();
         let Some(round) = &mut self.round else { return };
         if !matches!(round.phase, Phase::Running | Phase::LettingDump { .. }) {
             return;
@@ -260,7 +321,7 @@ impl Launch {
         round.phase = Phase::Stopping(Instant::now().checked_add(self.plan.shutdown_timeout));
         let running: Vec<&Rank> = round.ranks.iter().filter(|rank| rank.is_running()).collect();
         running.iter().for_each(|rank| rank.signal(signal));
-        if round.assignment.world_size() > 1 && !running.is_empty() {
+        if let Some(note) = note.filter(|_| !running.is_empty()) {
             self.outlet.note(note);
         }
     }

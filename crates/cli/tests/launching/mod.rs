@@ -111,6 +111,16 @@ pub fn wait_until_gone(handle: &OwnedFd) {
     assert_eq!(ended, 1, "it does not end");
 }
 
+/// For what no file descriptor tells.
+#[expect(clippy::disallowed_methods, reason = "a hang is told, and not waited for")]
+pub fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let start = std::time::Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < HANG, "it does not happen that {what}");
+        std::thread::yield_now();
+    }
+}
+
 pub fn make_fifo(folder: &Path) -> String {
     let path = folder.join("fifo");
     assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());

@@ -541,7 +541,7 @@ mod tests {
     fn settings(nodes_min: usize, nodes_max: usize) -> Settings {
         Settings {
             beat_interval: Duration::from_millis(40),
-            beats_missed_max: 50,
+            beats_missed_max: 250, // nobody is missed who only waits for a busy core
             ..scenarios::settings(nodes_min, nodes_max)
         }
     }
@@ -590,7 +590,7 @@ mod tests {
             }
             drop(nodes.remove(1));
             for node in &nodes {
-                assert_eq!(node.stop(), "node b was not heard of for 2 s");
+                assert_eq!(node.stop(), "node b was not heard of for 10 s");
             }
             for node in &nodes {
                 assert_eq!(node.start().round, 3);
@@ -785,7 +785,7 @@ mod tests {
         assert_eq!(node.stop(), "node z joined");
         let start = node.start();
         assert_eq!(hosts(&start), ["a", "z"], "nothing is known against it");
-        assert_eq!(node.stop(), "node z was not heard of for 2 s");
+        assert_eq!(node.stop(), "node z was not heard of for 10 s");
         assert_eq!(hosts(&node.start()), ["a"]);
     }
 
