@@ -247,7 +247,8 @@ fn read_file(path: &Path, large: &Mutex<()>, calls: &mut Calls) -> Result<Read, 
     Ok((dump, mentioned))
 }
 
-fn read_bytes(bytes: &[u8], calls: &mut Calls) -> Result<(Dump, Option<u32>, Vec<u32>), String> {
+/// What a file's bytes say, and of which rank and of which others.
+pub(super) fn read_bytes(bytes: &[u8], calls: &mut Calls) -> Result<(Dump, Option<u32>, Vec<u32>), String> {
     if bytes.len() as u64 > FILE_MAX {
         return Err(format!("it has more than {} MiB, and no dump does", FILE_MAX >> 20));
     }

@@ -1,11 +1,13 @@
 //! Every verdict, from small made-up dumps, with its words.
 
-use std::sync::Arc;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 
 use super::super::align::{Filter, Job};
-use super::super::dump::{Call, Detail, Dump, End, Failure, Frame, GroupConfig, Record, Shape};
+use super::super::dump::{Call, Calls, Detail, Dump, End, Failure, Frame, GroupConfig, Record, Shape};
 use super::super::html;
-use super::super::read::Refusal;
+use super::super::read::{self, Refusal};
 use super::super::report::Report;
 use super::super::timeline::Timeline;
 use super::super::trace_events;
@@ -731,7 +733,59 @@ fn any_record() -> impl Strategy<Value = Record> {
     )
 }
 
+/// Dumps that real jobs left, of rank 0 or 1, pickled and as JSON.
+fn real_dumps() -> &'static [Vec<u8>] {
+    static ALL: OnceLock<Vec<Vec<u8>>> = OnceLock::new();
+    ALL.get_or_init(|| {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/dumps");
+        let cases =
+            ["torch/no-partner", "torch/wrong-size", "torch/wrong-size-json", "ours/clean", "ours/size"];
+        let files_of =
+            |case: &&str| fs::read_dir(folder.join(case)).unwrap().map(|entry| entry.unwrap().path());
+        let mut files: Vec<PathBuf> = cases.iter().flat_map(files_of).collect();
+        files.sort();
+        files.iter().map(|file| fs::read(file).unwrap()).collect()
+    })
+}
+
+/// What may happen to a byte on its way: it is another, is lost, or comes again; and the file may end there.
+fn damage(bytes: &mut Vec<u8>, (place, kind, byte): (prop::sample::Index, u8, u8)) {
+    let Some(last) = bytes.len().checked_sub(1) else { return };
+    let at = place.index(last + 1);
+    match kind {
+        0..=5 => bytes[at] = byte,
+        6 | 7 => drop(bytes.remove(at)),
+        8 | 9 => bytes.insert(at, byte),
+        10 => bytes[at] ^= 1 << (byte % 8),
+        _ => bytes.truncate(at),
+    }
+}
+
 proptest! {
+    #[test]
+    fn a_damaged_dump_is_refused_or_has_a_verdict_and_a_picture(
+        which in any::<prop::sample::Index>(),
+        damages in prop::collection::vec((any::<prop::sample::Index>(), 0..12u8, any::<u8>()), 1..6),
+    ) {
+        let mut bytes = which.get(real_dumps()).clone();
+        damages.into_iter().for_each(|one| damage(&mut bytes, one));
+        let mut calls = Calls::default();
+        let mut all = Vec::new();
+        for (rank, file) in [&bytes, which.get(real_dumps())].into_iter().enumerate() {
+            match read::read_bytes(file, &mut calls) {
+                Ok((dump, ..)) => all.push(Dump { rank: rank as u32, ..dump }),
+                Err(problem) => prop_assert!(!problem.is_empty()),
+            }
+        }
+        let job = Job::new(&all, &[], &Filter::default());
+        let findings = findings(&job, &[]);
+        let report = Report { job: &job, findings: &findings, refusals: &[], left_out: 0 };
+        prop_assert!(report.text(9, false).lines().count() >= 2);
+        let timeline = Timeline::new(&job);
+        prop_assert_eq!(trace_events::check(&timeline.to_chrome()), Ok(()));
+        prop_assert!(html::page(&report, &timeline).contains("<!doctype html>"));
+    }
+
     #[test]
     fn whatever_the_records_say_there_is_a_verdict_and_a_picture(
         records in prop::collection::vec(prop::collection::vec(any_record(), 0..12), 1..4),
