@@ -115,6 +115,8 @@ fn make_room_for_files(needed: usize) {
 enum News {
     /// A line for people.
     Note(String),
+    /// The same, about what the rendezvous waits for.
+    Awaited(String),
     /// The store is found.
     Arrived(Home),
     /// It is not.
@@ -173,6 +175,8 @@ struct Launch {
     home: Option<Home>,
     rendezvous: Option<Rendezvous>,
     round: Option<Round>,
+    /// What the rendezvous waits for, until the next round begins.
+    awaited: Option<String>,
     /// The signal that ended the run, and until when the rendezvous is waited for.
     leaving: Option<(i32, Instant)>,
     over: Option<rendezvous::Outcome>,
@@ -244,6 +248,7 @@ impl Launch {
             home: None,
             rendezvous: None,
             round: None,
+            awaited: None,
             leaving: None,
             over: None,
             impatient: false,
@@ -358,6 +363,10 @@ impl Launch {
     fn learn(&mut self, news: News) -> Result<(), Box<dyn std::error::Error>> {
         match news {
             News::Note(line) => self.outlet.note(&line),
+            News::Awaited(line) => {
+                self.outlet.note(&line);
+                self.awaited = Some(line);
+            }
             News::Arrived(home) => self.join(home)?,
             News::Lost(text) => {
                 self.tell(Order::Leave { reason: text.clone() }); // if it is the ranks' store that was not found
@@ -462,6 +471,12 @@ impl Launch {
 
     /// The line at the bottom of a terminal.
     fn show_status(&mut self) {
+        let dashboard = self.dashboard.as_ref().map(|dashboard| format!("http://{}/", dashboard.address()));
+        if let Some(awaited) = &self.awaited {
+            let awaited = Some(awaited.clone());
+            self.outlet.set_status(Some(Status { awaited, dashboard, ..Status::new(self.started) }));
+            return;
+        }
         let Some(round) = self.round.as_ref().filter(|round| round.assignment.world_size() > 1) else {
             return;
         };
@@ -473,7 +488,7 @@ impl Launch {
             stopping: round.phase != Phase::Running,
             restarts_used: self.restarts_used,
             restarts_max: self.plan.max_restarts,
-            dashboard: self.dashboard.as_ref().map(|dashboard| format!("http://{}/", dashboard.address())),
+            dashboard,
             ..Status::new(self.started)
         };
         self.outlet.set_status(Some(status));

@@ -67,7 +67,7 @@ impl Launch {
                 },
                 Event::Stop { round, reason } => News::Stop { round, reason },
                 Event::Over(outcome) => News::Over(outcome),
-                Event::Note(line) => News::Note(line),
+                Event::Note(line) => News::Awaited(line),
             });
         };
         self.show_dashboard(&home)?;

@@ -90,6 +90,9 @@ impl Launch {
             beginning = format!("restart {used} of {}: ", self.plan.max_restarts);
         }
         self.restarts_used = assignment.restarts_used;
+        if self.awaited.take().is_some() {
+            self.outlet.set_status(None); // a rank alone has none
+        }
         if assignment.nodes.len() > 1 || number > 0 {
             let Assignment { node_rank, nodes, .. } = &assignment;
             let last = first + local - 1;

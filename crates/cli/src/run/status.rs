@@ -19,10 +19,10 @@ pub(super) struct Status {
     /// When the launcher began, for the clock.
     pub(super) started: Instant,
     pub(super) round: u64,
-    /// Nodes of this round, or those that are here while others are awaited.
+    /// Nodes of this round.
     pub(super) nodes: usize,
-    /// Nodes that must come before the round can start: `waiting for 1 of 3 nodes`.
-    pub(super) nodes_wanted: usize,
+    /// What is waited for before the next round: `1 of 2 nodes are here; waiting for the rest for up to 600 s`.
+    pub(super) awaited: Option<String>,
     pub(super) ranks_running: usize,
     /// Of this node, in this round.
     pub(super) ranks: usize,
@@ -40,7 +40,7 @@ impl Status {
             started,
             round: 0,
             nodes: 0,
-            nodes_wanted: 0,
+            awaited: None,
             ranks_running: 0,
             ranks: 0,
             stopping: false,
@@ -60,12 +60,10 @@ impl Status {
         if self.round > 0 {
             parts.push(format!("round {}", self.round));
         }
-        if self.nodes < self.nodes_wanted {
-            let missing = self.nodes_wanted - self.nodes;
-            parts.push(format!("waiting for {missing} of {}", count(self.nodes_wanted, "node")));
-        } else if self.nodes > 1 {
+        if self.nodes > 1 {
             parts.push(count(self.nodes, "node"));
         }
+        parts.extend(self.awaited.clone());
         if self.ranks > 0 {
             let doing = if self.stopping { "stopping" } else { "running" };
             parts.push(if self.ranks_running == self.ranks {
@@ -152,7 +150,7 @@ mod tests {
     use super::*;
 
     fn four(started: Instant) -> Status {
-        Status { nodes: 1, nodes_wanted: 1, ranks: 4, ranks_running: 4, ..Status::new(started) }
+        Status { nodes: 1, ranks: 4, ranks_running: 4, ..Status::new(started) }
     }
 
     #[test]
@@ -160,14 +158,14 @@ mod tests {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         assert_eq!(four(start).text(at(75), 80), "tenfold 1:15 | 4 ranks running");
+        let awaited = Some("1 of 2 nodes are here; waiting for the rest".to_string());
         assert_eq!(
-            Status { nodes: 2, nodes_wanted: 3, ..Status::new(start) }.text(start, 80),
-            "tenfold 0:00 | waiting for 1 of 3 nodes"
+            Status { awaited, ..Status::new(start) }.text(at(5), 80),
+            "tenfold 0:05 | 1 of 2 nodes are here; waiting for the rest"
         );
         let all = Status {
             round: 2,
             nodes: 3,
-            nodes_wanted: 3,
             ranks_running: 1,
             stopping: true,
             restarts_used: 1,
