@@ -155,6 +155,7 @@ class Reducer:
         self._optimizer_in_backward = False
         self._forward_pass: tuple[Any, bool] | None = None
         self._divisor = 1
+        self._divisor_sparse = 1
         self._state = _IDLE
         self._unused: list[int] = []
         self._used_without_sync: set[int] = set()
@@ -209,7 +210,9 @@ class Reducer:
 
     def prepare_for_forward(self) -> None:
         """Forward begins; fails if the last iteration has not come to its end."""
-        self._rebuilt(self._logged(self._native.start_forward))
+        if self._gradients.move_before_forward:
+            self._rebuilt(self._logged(self._native.rebuild))
+        self._logged(self._native.start_forward)
 
     def _rebuild_buckets(self) -> bool:
         """Cuts buckets along the order in which gradients came, once; True if that was just now."""
@@ -263,7 +266,10 @@ class Reducer:
         if self._gradients.are_kept():
             self._native.renew()
             self._place()
-        self._divisor = self._current_divisor()
+        self._divisor_sparse = self._current_divisor()
+        # A hook divides what it sees, and sees no sparse gradients.
+        has_hook = self._hook is not None or self._builtin_hook is not None
+        self._divisor = 1 if has_hook else self._divisor_sparse
         for number in self._unused:
             if self._gradients.has(number):
                 self._keep(number)
@@ -274,14 +280,12 @@ class Reducer:
         """What a gradient has from before goes along, though the parameter gets none."""
         used = index in self._used_without_sync
         if self._sparse[index]:
-            self._native.keep_sparse(index, used, *self._gradients.sparse(index, self._divisor))
+            self._native.keep_sparse(index, used, *self._gradients.sparse(index, self._divisor_sparse))
         else:
             self._gradients.load(index, self._divisor)
             self._native.keep(index, used)
 
     def _current_divisor(self) -> int:
-        if self._hook is not None or self._builtin_hook is not None:
-            return 1  # the hook divides
         if self._forward_pass is not None:
             work, by_initial_size = self._forward_pass
             if not by_initial_size:
@@ -290,8 +294,10 @@ class Reducer:
         return self._group.size
 
     def _ready(self, index: int) -> bool:
+        if self._find_unused and not self._is_static and self._gradients.is_absent(index):
+            return self._logged(self._native.ready_without_gradient, index)
         if self._sparse[index]:
-            sparse = self._gradients.sparse(index, self._divisor)
+            sparse = self._gradients.sparse(index, self._divisor_sparse)
             return self._logged(self._native.grad_ready_sparse, index, *sparse)
         self._gradients.load(index, self._divisor)
         return self._logged(self._native.grad_ready, index)
@@ -402,6 +408,11 @@ class Reducer:
 
     def _register_hook(self, state: Any, hook: Callable[[Any, GradBucket], Any]) -> None:
         self._check_no_hook()
+        if self._reduce_dtype is not None:
+            raise RuntimeError(
+                f"gradients are reduced as {self._reduce_dtype} here (`mixed_precision`, `reduce_dtype`), "
+                "which takes the place of a communication hook: there can be only one. Convert in the hook"
+            )
         itself = weakref.ref(self)
 
         def launch(index: int) -> None:
@@ -445,15 +456,10 @@ class Reducer:
         if self._hook is not None:
             state, hook = self._hook
             return hook(state, bucket)
-        return self._reduced(bucket)
+        return self._run_allreduce_hook(bucket)
 
     def _run_allreduce_hook(self, bucket: GradBucket, /) -> Any:
-        """Divides a bucket and adds up all ranks'; also from within a hook."""
-        buffer = bucket.buffer()
-        buffer /= self._group.size
-        return self._reduced(bucket)
-
-    def _reduced(self, bucket: GradBucket) -> Any:
+        """Adds up a bucket over all ranks, also from within a hook, which divides if anybody shall."""
         work = self._group.all_reduce(bucket.buffer(), "sum", async_op=True)
         return self._gradients.future(work, bucket.buffer())
 

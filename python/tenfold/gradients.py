@@ -16,6 +16,9 @@ Spec = tuple[str, Sequence[int], str, bool]
 class Gradients:
     """The buckets of a reducer as flat arrays, and the gradient of each parameter as a view of one."""
 
+    # The caller writes into buckets between forward and backward: they must not move there.
+    move_before_forward = True
+
     def __init__(self, params: Sequence[Any], _as_views: bool) -> None:
         self.params = list(params)
         self._memory: list[_tenfold.SharedMemory] = []
@@ -68,6 +71,10 @@ class Gradients:
 
     def has(self, index: int) -> bool:
         """Is there something in the gradient that may not be lost?"""
+        return False
+
+    def is_absent(self, index: int) -> bool:
+        """Had the parameter its turn without getting a gradient?"""
         return False
 
     def are_kept(self) -> bool:

@@ -184,14 +184,27 @@ def ignore_an_output(me: Rank) -> Any:
     return error, model.module.used.weight.grad, None if aside is None else aside.abs().sum().item()
 
 
-def test_an_output_that_the_loss_ignores_is_no_harm_or_an_error(ranks: RankServer) -> None:
+def test_an_output_that_the_loss_ignores_is_no_harm(ranks: RankServer) -> None:
     for outcome in ranks.run(ignore_an_output):
         (classes, text), used, aside = outcome.returned
-        if classes:
-            assert "`aside.weight` on all ranks" in text, text
-        else:
-            assert torch.equal(used, torch.full((5, FEATURES), 3.0))
-            assert not aside
+        assert not classes, text
+        assert torch.equal(used, torch.full((5, FEATURES), 3.0))
+        assert aside is None, "as in PyTorch"
+
+
+def hook_beside_mixed_precision(me: Rank) -> Any:
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+    from torch.nn.parallel.distributed import _MixedPrecision
+
+    model = small(perceptron(), mixed_precision=_MixedPrecision(reduce_dtype=torch.bfloat16))
+    return error_of(lambda: model.register_comm_hook(None, allreduce_hook))
+
+
+def test_a_hook_beside_mixed_precision_is_refused_as_in_pytorch(ranks: RankServer) -> None:
+    for outcome in ranks.run(hook_beside_mixed_precision):
+        classes, text = outcome.returned
+        assert "RuntimeError" in classes, classes
+        assert "gradients are reduced as bfloat16 here" in text
 
 
 # ---------------------------------------------------------------------------------- gradients come twice

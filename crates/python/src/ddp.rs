@@ -179,11 +179,9 @@ impl Reducer {
         reducer.call(py, |reducer| Ok(SharedMemory::of(reducer.bucket_bytes(index)?, owner)))
     }
 
-    /// Forward begins. As `rebuild`, and its time is measured.
-    fn start_forward(&self, py: Python<'_>) -> PyResult<bool> {
-        let rebuilt = self.rebuild(py)?;
-        self.call(py, ddp::Reducer::start_forward)?;
-        Ok(rebuilt)
+    /// Forward begins, and its time is measured. Nobody is waited for.
+    fn start_forward(&self, py: Python<'_>) -> PyResult<()> {
+        self.call(py, ddp::Reducer::start_forward_as_is)
     }
 
     /// Cuts buckets anew if that is due, and says whether it did. All arrays on their memory are void then.
@@ -218,6 +216,14 @@ impl Reducer {
     fn grad_ready(&self, py: Python<'_>, param: usize) -> PyResult<bool> {
         self.call(py, |reducer| {
             reducer.grad_ready(param)?;
+            Ok(reducer.is_whole())
+        })
+    }
+
+    /// A parameter has its turn and no gradient. True once all had theirs.
+    fn ready_without_gradient(&self, py: Python<'_>, param: usize) -> PyResult<bool> {
+        self.call(py, |reducer| {
+            reducer.ready_without_gradient(param)?;
             Ok(reducer.is_whole())
         })
     }

@@ -52,7 +52,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
             return super()._run_ddp_forward(*inputs, **kwargs)
         # Converted by autograd, so gradients come back in the parameters' own dtype.
         narrow = {
-            name: parameter.to(dtype) if parameter.is_floating_point() else parameter
+            name: _Narrowed.apply(parameter, dtype) if parameter.is_floating_point() else parameter
             for name, parameter in self.module.named_parameters()
             if name not in self.parameters_to_ignore
         }
@@ -140,6 +140,19 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
 
     def _match_unused_params_allreduce(self) -> None:
         """That was a part of it."""
+
+
+class _Narrowed(torch.autograd.Function):
+    """A parameter in another dtype. As `Tensor.to`, whose backward cannot convert sparse gradients."""
+
+    @staticmethod
+    def forward(context: Any, parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        context.dtype = parameter.dtype
+        return parameter.to(dtype)
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient.to(context.dtype), None
 
 
 def _names(module: torch.nn.Module, parameters: list[torch.Tensor]) -> dict[int, str]:

@@ -28,6 +28,9 @@ from tenfold.torch.work import Work
 class Gradients(gradients.Gradients):
     """As for arrays, with `.grad` besides: a tensor of its own, or a view of the bucket."""
 
+    # DDP says when, after it was told who has run out of data: those do not come into forward any more.
+    move_before_forward = False
+
     def __init__(self, params: Sequence[Tensor], as_views: bool) -> None:
         super().__init__(params, as_views)
         self._as_views = as_views
@@ -90,6 +93,9 @@ class Gradients(gradients.Gradients):
 
     def has(self, index: int) -> bool:
         return self.params[index].grad is not None
+
+    def is_absent(self, index: int) -> bool:
+        return self.params[index].grad is None
 
     def _lies_there(self, index: int) -> bool:
         gradient = self.params[index].grad

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import io
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -25,7 +26,7 @@ from training_case import (
     seeded,
     train,
 )
-from training_ddp import SMALL_BUCKET_MB, Fork, normalised
+from training_ddp import SMALL_BUCKET_MB, Bag, Fork, normalised
 
 
 def small(scene: Scene, model: nn.Module | None = None, **options: object) -> DistributedDataParallel:
@@ -43,12 +44,12 @@ def prefixed(prefix: str, results: Results) -> Results:
 # ---------------------------------------------------------------------------------- uneven inputs
 
 
-def joined(scene: Scene, model: nn.Module, **options: object) -> Results:
-    """Rank 0 has two batches, every next rank three more."""
+def joined(scene: Scene, model: nn.Module, *, least: int = 2, **options: object) -> Results:
+    """Rank 0 has the least batches, every next rank three more."""
     optimizer = sgd(model)
     results: Results = {}
     with model.join(**options):
-        for step, (inputs, labels) in enumerate(batches(scene, count=2 + 3 * scene.rank)):
+        for step, (inputs, labels) in enumerate(batches(scene, count=least + 3 * scene.rank)):
             optimizer.zero_grad()
             loss = loss_of(model, inputs, labels)
             loss.backward()
@@ -65,6 +66,22 @@ def join_divided_by_all_ranks(scene: Scene) -> Results:
 @case
 def join_divided_by_live_ranks(scene: Scene) -> Results:
     return joined(scene, small(scene), divide_by_initial_world_size=False)
+
+
+@case
+def join_of_a_rank_without_batches(scene: Scene) -> Results:
+    return joined(scene, small(scene), least=0)
+
+
+@case
+def join_of_a_rank_with_one_batch(scene: Scene) -> Results:
+    """Buckets are cut anew while it has already run out."""
+    return joined(scene, small(scene), least=1)
+
+
+@case
+def join_of_a_rank_with_two_batches_of_a_static_graph(scene: Scene) -> Results:
+    return joined(scene, small(scene, static_graph=True), least=2)
 
 
 @case
@@ -693,17 +710,58 @@ def the_log_of_a_hook_and_of_join(scene: Scene) -> Results:
     return {name: str(data.get(name)) for name in ["comm_hook", "join_uneven_inputs"]}
 
 
+# --------------------------------------------------------------------------------- gradients that do not come
+
+
+class Aside(nn.Module):
+    """Has a second output, which the loss need not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        seeded()
+        self.head, self.aside = nn.Linear(FEATURES, CLASSES), nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        return self.head(inputs), self.aside(inputs)
+
+
+def trained_aside(scene: Scene, uses: bool) -> Results:
+    """Momentum and weight decay act upon zeros, and not upon a gradient that is none."""
+    model = small(scene, Aside(), find_unused_parameters=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+    for step, (inputs, labels) in enumerate(batches(scene)):
+        optimizer.zero_grad()
+        output, aside = model(inputs)
+        if uses and step % 2 == 0:
+            output = output + aside
+        F.cross_entropy(output, labels).backward()
+        optimizer.step()
+    return contents(model)
+
+
+@case
+def an_output_that_the_loss_never_uses(scene: Scene) -> Results:
+    return trained_aside(scene, uses=False)
+
+
+@case
+def an_output_that_one_rank_uses_at_times(scene: Scene) -> Results:
+    return trained_aside(scene, uses=scene.rank == 1)
+
+
 # ---------------------------------------------------------------------------------- mixed precision
 
 
-def trained_in(scene: Scene, precision: _MixedPrecision) -> Results:
+def trained_in(
+    scene: Scene, precision: _MixedPrecision, build: Callable[[], nn.Module] = perceptron
+) -> Results:
     """PyTorch's `mixed_precision` needs an accelerator, so the reference is done by hand.
 
     Forward and backward are in `param_dtype`; gradients are divided and added up in `reduce_dtype`, and come
     back in the dtype of the parameters, which the optimizer changes.
     """
     by_hand = dist.get_backend() == "gloo"
-    model = perceptron()
+    model = build()
     replicated = model if by_hand else small(scene, model, mixed_precision=precision)
     optimizer = sgd(model)
     results: Results = {}
@@ -727,7 +785,9 @@ def backward_by_hand(
     loss = loss_of(narrow, inputs.to(computing), labels)
     loss.backward()
     for parameter, low in zip(model.parameters(), narrow.parameters(), strict=True):
-        gradient = low.grad.to(precision.reduce_dtype or computing).div(world)
+        # A sparse one is reduced as the parameter is.
+        reducing = parameter.dtype if low.grad.is_sparse else precision.reduce_dtype or computing
+        gradient = low.grad.to(reducing).div(world)
         dist.all_reduce(gradient)
         parameter.grad = gradient.to(parameter.dtype)
     return loss
@@ -746,3 +806,13 @@ def mixed_precision_reduced_in_float32(scene: Scene) -> Results:
 @case
 def mixed_precision_of_the_reduction_alone(scene: Scene) -> Results:
     return trained_in(scene, _MixedPrecision(reduce_dtype=torch.bfloat16))
+
+
+@case
+def mixed_precision_of_a_transformer(scene: Scene) -> Results:
+    return trained_in(scene, _MixedPrecision(param_dtype=torch.bfloat16), Transformer)
+
+
+@case
+def mixed_precision_with_sparse_gradients(scene: Scene) -> Results:
+    return trained_in(scene, _MixedPrecision(param_dtype=torch.bfloat16), Bag)

@@ -26,7 +26,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import (
 from torch.distributed.optim import ZeroRedundancyOptimizer, functional_sgd
 from torch.nn.parallel import DistributedDataParallel
 from training_case import CASES, Results, Scene, batches, case, contents, perceptron, train
-from training_ddp import SMALL_BUCKET_MB, Fork
+from training_ddp import SMALL_BUCKET_MB, Bag, Fork
 
 Future = torch.futures.Future[Tensor]
 Register = Callable[[DistributedDataParallel], object]
@@ -98,6 +98,34 @@ for each, register in HOOKS.items():
     for option in OPTIONS:
         if option != "static" or each in WITH_A_STATIC_GRAPH:
             add(each, register, option)
+
+
+def add_to_bag(name: str) -> None:
+    """Hooks of ours see no sparse gradients, which are averaged all the same."""
+
+    def bag_case(scene: Scene) -> Results:
+        model = small(scene, Bag())
+        HOOKS[name](model)
+        return plainly(model, scene, sgd(model)) | contents(model)
+
+    CASES[f"hook-{name}-with-sparse-gradients"] = bag_case
+
+
+for each in ["builtin_all_reduce", "all_reduce"]:
+    add_to_bag(each)
+
+
+@case
+def a_hook_that_asks_the_reducer(scene: Scene) -> Results:
+    """As PyTorch's optimizers in backward do: the reducer adds up, and the hook divides."""
+    model = small(scene)
+
+    def halved(_: object, bucket: dist.GradBucket) -> Future:
+        added = model.reducer._run_allreduce_hook(bucket)
+        return added.then(lambda future: future.value()[0] / scene.world)
+
+    model.register_comm_hook(None, halved)
+    return plainly(model, scene, sgd(model)) | contents(model)
 
 
 @case

@@ -85,6 +85,48 @@ fn unused_parameters_count_as_zero_and_those_that_nobody_used_are_known() {
     .unwrap();
 }
 
+#[test]
+fn a_parameter_that_had_its_turn_without_a_gradient_counts_as_zero_and_as_unused() {
+    Group::threads(2, |group| {
+        let options = Options::default().find_unused_parameters().bucket_bytes(&[1]);
+        let mut reducer = Reducer::new(&group, &weight_and_bias(), options)?;
+        for (step, used) in [false, true, false].into_iter().enumerate() {
+            reducer.start_backward()?;
+            reducer.gradient_mut::<f32>(1)?.fill(7.0); // from before, or of nobody
+            if used && group.rank() == 1 {
+                reducer.grad_ready(1)?;
+            } else {
+                reducer.ready_without_gradient(1)?;
+            }
+            reducer.gradient_mut::<f32>(0)?.fill(1.0);
+            reducer.grad_ready(0)?;
+            reducer.finish()?;
+            let average = if used { 3.5 } else { 0.0 };
+            assert!(reducer.gradient::<f32>(1)?.iter().all(|value| *value == average), "step {step}");
+            assert_eq!((reducer.is_used_anywhere(0), reducer.is_used_anywhere(1)), (true, used));
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn forward_as_it_is_waits_for_nobody_and_buckets_are_cut_when_the_caller_says_so() {
+    let ahead = std::sync::Barrier::new(2);
+    Group::threads(2, |group| {
+        let mut reducer = Reducer::new(&group, &weight_and_bias(), Options::default().bucket_bytes(&[1]))?;
+        step(&mut reducer, &[1, 0], 1.0)?;
+        if group.rank() == 0 {
+            reducer.start_forward_as_is()?; // the other has not come, and need not
+            assert!(!reducer.buckets().is_rebuilt());
+        }
+        ahead.wait();
+        assert!(reducer.rebuild_buckets()?.is_some());
+        step(&mut reducer, &[1, 0], 1.0)
+    })
+    .unwrap();
+}
+
 /// As a framework works that accumulates gradients itself, divides them as it copies them in, and looks which are there at the end.
 #[test]
 fn a_caller_with_gradients_of_its_own_divides_counts_and_keeps() {

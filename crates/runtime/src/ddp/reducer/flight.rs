@@ -6,7 +6,7 @@ use super::super::bucket::GradBucket;
 use super::super::buckets::{Graph, Misuse, is_order_of};
 use super::super::logger::Statistics;
 use super::super::{Param, numbers};
-use super::{Phase, Rebuilt, Reducer};
+use super::{Phase, Rebuilt, Reducer, State};
 use crate::fault::{Fault, Result};
 use crate::{FaultKind, ReduceOp, SparseTensor, Tensor};
 
@@ -96,7 +96,10 @@ impl Reducer {
 
     /// Which parameters this rank used since the last reduction: a 1 for each.
     pub(super) fn used_map(&self) -> Tensor {
-        let used = |param| i32::from(self.buckets.is_used(param) || self.states[param].used);
+        let used = |param| {
+            let State { used, absent, .. } = self.states[param];
+            i32::from(self.buckets.is_used(param) && !absent || used)
+        };
         Tensor::from_slice(&(0..self.params.len()).map(used).collect::<Vec<i32>>())
     }
 
@@ -124,14 +127,7 @@ impl Reducer {
     /// # Errors
     /// If an iteration is under way, or the group fails.
     pub fn rebuild_buckets(&mut self) -> Result<Option<Rebuilt>> {
-        self.check_usable()?;
-        if self.phase == Phase::Backward {
-            let missing = if self.sync { self.buckets.missing() } else { Vec::new() };
-            if !missing.is_empty() && !self.buckets.learns() {
-                return Err(self.misused(Misuse::Missing { params: missing }));
-            }
-            return Err(self.refuse(format!("iteration {} has begun and is not finished", self.iteration)));
-        }
+        self.check_finished()?;
         if !self.buckets.rebuild_due() {
             return Ok(None);
         }
@@ -162,6 +158,19 @@ impl Reducer {
         }
         self.logger.rebuilt(&self.params, &self.buckets);
         Ok(Some(Rebuilt { memory: old.into_iter().map(GradBucket::into_memory).collect() }))
+    }
+
+    /// Between two iterations?
+    pub(super) fn check_finished(&mut self) -> Result<()> {
+        self.check_usable()?;
+        if self.phase != Phase::Backward {
+            return Ok(());
+        }
+        let missing = if self.sync { self.buckets.missing() } else { Vec::new() };
+        if !missing.is_empty() && !self.buckets.learns() {
+            return Err(self.misused(Misuse::Missing { params: missing }));
+        }
+        Err(self.refuse(format!("iteration {} has begun and is not finished", self.iteration)))
     }
 
     /// Goes on in new memory, with the same gradients, and hands over the old: for callers who find that somebody still looks

@@ -68,6 +68,8 @@ struct State {
     used: bool,
     /// It was copied in, in this iteration.
     copied: bool,
+    /// Its turn came in this iteration, and there was none.
+    absent: bool,
     /// Of a sparse one: what this rank has, and what came out.
     sparse: Option<SparseTensor>,
     sparse_average: Option<SparseTensor>,
@@ -297,6 +299,16 @@ impl Reducer {
     /// If the last iteration has not been finished: what is missing is named, on all ranks.
     pub fn start_forward(&mut self) -> Result<()> {
         self.rebuild_buckets()?;
+        self.start_forward_as_is()
+    }
+
+    /// The same for callers who cut buckets anew at a time of their own, by [`rebuild_buckets`](Reducer::rebuild_buckets): no rank waits
+    /// for another here, unless something is wrong.
+    ///
+    /// # Errors
+    /// See there.
+    pub fn start_forward_as_is(&mut self) -> Result<()> {
+        self.check_finished()?;
         self.logger.forward_starts();
         self.phase = Phase::Forward;
         Ok(())
@@ -333,7 +345,7 @@ impl Reducer {
         if !self.sync {
             return Ok(());
         }
-        self.states.iter_mut().for_each(|state| state.copied = false);
+        self.states.iter_mut().for_each(|state| (state.copied, state.absent) = (false, false));
         let launch = self.buckets.start(unused);
         self.buckets.unused().into_iter().for_each(|param| self.settle(param));
         self.launch(launch)
@@ -354,6 +366,22 @@ impl Reducer {
         if completes {
             self.divide(param);
         }
+        self.launch(launch)
+    }
+
+    /// The parameter has its turn and no gradient, such as one of an output that the loss ignores: it adds what was accumulated before,
+    /// or nothing, and does not count as used.
+    ///
+    /// # Errors
+    /// As for [`grad_ready`](Reducer::grad_ready).
+    pub fn ready_without_gradient(&mut self, param: usize) -> Result<()> {
+        self.check_turn(param)?;
+        if !self.sync {
+            return Ok(());
+        }
+        let launch = self.make_ready(param)?;
+        self.states[param].absent = true;
+        self.settle(param);
         self.launch(launch)
     }
 
