@@ -761,6 +761,17 @@ fn damage(bytes: &mut Vec<u8>, (place, kind, byte): (prop::sample::Index, u8, u8
     }
 }
 
+fn has_a_verdict_and_a_picture(dumps: &[Dump]) -> Result<(), TestCaseError> {
+    let job = Job::new(dumps, &[], &Filter::default());
+    let findings = findings(&job, &[]);
+    let report = Report { job: &job, findings: &findings, refusals: &[], left_out: 0 };
+    prop_assert!(report.text(9, false).lines().count() >= 2);
+    let timeline = Timeline::new(&job);
+    prop_assert_eq!(trace_events::check(&timeline.to_chrome()), Ok(()));
+    prop_assert!(html::page(&report, &timeline).contains("<!doctype html>"));
+    Ok(())
+}
+
 proptest! {
     #[test]
     fn a_damaged_dump_is_refused_or_has_a_verdict_and_a_picture(
@@ -777,13 +788,7 @@ proptest! {
                 Err(problem) => prop_assert!(!problem.is_empty()),
             }
         }
-        let job = Job::new(&all, &[], &Filter::default());
-        let findings = findings(&job, &[]);
-        let report = Report { job: &job, findings: &findings, refusals: &[], left_out: 0 };
-        prop_assert!(report.text(9, false).lines().count() >= 2);
-        let timeline = Timeline::new(&job);
-        prop_assert_eq!(trace_events::check(&timeline.to_chrome()), Ok(()));
-        prop_assert!(html::page(&report, &timeline).contains("<!doctype html>"));
+        has_a_verdict_and_a_picture(&all)?;
     }
 
     #[test]
@@ -796,12 +801,6 @@ proptest! {
         for (dump, records) in dumps.iter_mut().zip(records) {
             dump.records = records;
         }
-        let job = Job::new(&dumps, &[], &Filter::default());
-        let findings = findings(&job, &[]);
-        let report = Report { job: &job, findings: &findings, refusals: &[], left_out: 0 };
-        prop_assert!(report.text(9, false).lines().count() >= 2);
-        let timeline = Timeline::new(&job);
-        prop_assert_eq!(trace_events::check(&timeline.to_chrome()), Ok(()));
-        prop_assert!(html::page(&report, &timeline).contains("<!doctype html>"));
+        has_a_verdict_and_a_picture(&dumps)?;
     }
 }
