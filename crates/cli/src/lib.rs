@@ -69,7 +69,10 @@ type Outcome = Result<u8, Box<dyn std::error::Error>>;
 #[must_use = "it is what the process ends with"]
 pub fn main(arguments: impl IntoIterator<Item = OsString>, program: Program) -> u8 {
     // Usage lines begin with this word, whatever the file was called by which we were started.
-    let words = std::iter::once("tenfold".into()).chain(arguments);
+    let mut words: Vec<OsString> = std::iter::once("tenfold".into()).chain(arguments).collect();
+    if words[1..] == ["help", "environment"] {
+        words.remove(1); // the list is the help
+    }
     let cli = match Cli::try_parse_from(words) {
         Ok(cli) => cli,
         Err(usage) => {

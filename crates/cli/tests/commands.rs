@@ -144,10 +144,19 @@ fn the_commands_of_the_readme_do_what_it_says() {
 }
 
 #[test]
+fn help_on_the_environment_is_the_list_of_variables() {
+    let list = printed(&tenfold(&["help", "environment"]));
+    assert!(list.starts_with("Read by every rank of a process group:\n  TENFOLD_TRANSPORT\n"), "{list}");
+    assert_eq!(list, printed(&tenfold(&["environment"])));
+}
+
+#[test]
 fn every_command_has_help_with_an_example() {
-    for command in [&["demo"][..], &["run"], &["serve"], &["store"], &["bench"], &["bench", "store"]] {
-        let text = printed(&tenfold(&[command, &["--help"]].concat()));
-        assert!(text.contains("Examples:\n  tenfold "), "{command:?}: {text}");
+    let commands = "demo, run, serve, store, top, trace, worker, environment, bench, bench store";
+    for command in commands.split(", ") {
+        let words: Vec<&str> = command.split(' ').chain(["--help"]).collect();
+        let text = printed(&tenfold(&words));
+        assert!(text.contains("Examples:\n  tenfold "), "{command}: {text}");
     }
     assert_eq!(tenfold(&["serv"]).status.code(), Some(2));
     let output = tenfold(&["serv"]);
