@@ -1,6 +1,7 @@
 """What the tests are given: a fresh server, clients of it, and clients known to be blocked in it."""
 
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -53,6 +54,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell starts what runs in its background with SIGINT ignored, and so would be all that tests interrupt.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ[VARIABLE] = config.getoption("--ddp")  # for every process the tests start
 
 
