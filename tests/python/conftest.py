@@ -54,7 +54,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # A shell starts what runs in its background with SIGINT ignored, and so would be all that tests interrupt.
+    # A shell starts what runs in its background with SIGINT ignored, and so would be what tests interrupt.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ[VARIABLE] = config.getoption("--ddp")  # for every process the tests start
