@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 PATIENCE = 100.0  # reached only when a test fails
+STARTS_MAX = 5  # of the driver
 FLAGS = [
     "--headless=new",
     "--remote-debugging-pipe",
@@ -48,13 +49,9 @@ class Browser:
     def __init__(self, width: int = 1280, height: int = 900) -> None:
         self.folder = tempfile.TemporaryDirectory(prefix="tenfold-browser-", ignore_cleanup_errors=True)
         self.log = Path(self.folder.name) / "driver.log"
-        with self.log.open("wb") as log:
-            # Killed with us however we end; the browser ends with the driver, whose pipe it reads.
-            command = ["setpriv", "--pdeathsig", "KILL", "chromedriver", "--port=0"]
-            self.driver = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        self.session = ""
         try:
-            self.url = f"http://127.0.0.1:{self._driver_port()}"
-            self.session = ""
+            self.url = f"http://127.0.0.1:{self._start_driver()}"
             self.session = self._open_session(width, height)
             self.open("about:blank")  # from the browser's own first page, whose requests are not ours
             self.requested()
@@ -62,10 +59,18 @@ class Browser:
             self.close()
             raise
 
-    def _driver_port(self) -> int:
-        for line in self.driver.stdout:
-            if "started successfully on port" in line:
-                return int(line.strip().rstrip(".").rpartition(" ")[2])
+    def _start_driver(self) -> int:
+        """Its port. The port that it found free for IPv4 may be taken for IPv6: then it starts again."""
+        for _ in range(STARTS_MAX):
+            with self.log.open("wb") as log:
+                # Killed with us however we end; the browser ends with the driver, whose pipe it reads.
+                command = ["setpriv", "--pdeathsig", "KILL", "chromedriver", "--port=0"]
+                self.driver = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+            for line in self.driver.stdout:
+                if "started successfully on port" in line:
+                    return int(line.strip().rstrip(".").rpartition(" ")[2])
+            self.driver.stdout.close()
+            self.driver.wait()
         raise AssertionError(f"chromedriver did not start; it said:\n{self.log.read_text()}")
 
     def _open_session(self, width: int, height: int) -> str:

@@ -1,5 +1,6 @@
 """What the tests are given: a fresh server, clients of it, and clients known to be blocked in it."""
 
+import json
 import os
 import signal
 import sys
@@ -51,6 +52,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=CHOICES[0],
         help="whose DistributedDataParallel to test; PyTorch's own shows whether the tests are right",
     )
+    parser.addoption("--results", help="a file for what became of each test, for tests/harness/runners.py")
+
+
+class Results:
+    """Writes a line for each phase of a test that failed, and for each test that passed."""
+
+    def __init__(self, path: str) -> None:
+        self._file = Path(path).open("a", buffering=1)  # noqa: SIM115, open until pytest ends
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed or (report.passed and report.when == "call"):
+            result = {"test": report.nodeid, "passed": report.passed, "text": report.longreprtext}
+            print(json.dumps(result), file=self._file)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -58,6 +72,11 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ[VARIABLE] = config.getoption("--ddp")  # for every process the tests start
+    results = config.getoption("--results")
+    if results and not hasattr(
+        config, "workerinput"
+    ):  # workers send their reports to the process that writes them
+        config.pluginmanager.register(Results(results))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

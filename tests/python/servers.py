@@ -61,7 +61,7 @@ class TenfoldServer:
 
 
 def tenfold_binary() -> str:
-    default = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release" / "tenfold"
+    default = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "debug" / "tenfold"
     binary = os.environ.get("TENFOLD_BINARY", str(default))
     assert os.access(binary, os.X_OK), f"no program at {binary}: set TENFOLD_BINARY, or run `./test python`"
     return binary

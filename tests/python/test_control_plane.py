@@ -185,6 +185,7 @@ def test_a_form_is_taken_for_parameters_as_by_c10d(ours, theirs):
         assert answers[0] == answers[1]
 
 
+@pytest.mark.smoke
 def test_c10ds_handlers_are_ours(ours, theirs):
     names = [set(json.loads(ask(path, "GET", "/handler/").text)) for path in (ours, theirs)]
     assert set(tenfold._get_handler_names()) == names[0]

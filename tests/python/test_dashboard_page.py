@@ -91,6 +91,7 @@ def nodes_of(browser: Browser) -> int:
     return browser.run("return document.querySelectorAll('*').length")
 
 
+@pytest.mark.smoke
 def test_it_says_which_rank_has_not_joined_without_a_complaint_or_a_request_to_elsewhere(browser, serve):
     server = serve()
     with closing(MadeUpJob(server.address)):

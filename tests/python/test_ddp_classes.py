@@ -188,6 +188,7 @@ def drive(me: Rank) -> Any:
     return results, with_zeros, [time > 0 for time in times], reducer._ddp_graph_static()
 
 
+@pytest.mark.smoke
 def test_a_reducer_of_tensors_can_be_driven_by_hand(ranks: RankServer) -> None:
     for outcome in ranks.run(drive):
         results, zeros, times, static = outcome.returned

@@ -85,7 +85,7 @@ def test_a_page_can_be_typed(page: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     (tmp_path / "fails.py").write_text(FAILS)
     for name, program in re.findall(
-        r"```python\n# (\w+\.py)\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL
+        r"```python\n(?=# (\w+\.py)\n)(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL
     ):
         (tmp_path / name).write_text(program)
     bin_folder = tmp_path / "bin"

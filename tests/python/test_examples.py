@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from servers import ROOT, tenfold_binary
+from servers import ROOT
 from torch import Tensor
 from training_jobs import run_ranks
 
@@ -58,8 +58,12 @@ def test_an_example_learns_on_all_ranks_what_it_learns_under_gloo(
 
 
 def test_the_example_in_rust_runs_under_stock_torchrun(tmp_path: Path) -> None:
-    program = Path(tenfold_binary()).parent.parent / "debug" / "train_rust"
-    assert program.exists(), f"no program at {program}: run `cargo build -p train_rust`, or `./test python`"
+    program = (
+        Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "examples/train_rust/target")) / "debug/train_rust"
+    )
+    assert program.exists(), (
+        f"no program at {program}: run `cargo build` in examples/train_rust, or `./test python`"
+    )
     torchrun = [
         sys.executable,
         "-m",

@@ -206,7 +206,7 @@ def test_the_page_about_hangs_can_be_typed(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "debugging-hangs.md").read_text()
     job = tmp_path / "job"
     job.mkdir()
-    (job / "hangs.py").write_text(re.search(r"```python\n# hangs\.py\n(.*?)```", page, re.DOTALL)[1])
+    (job / "hangs.py").write_text(re.search(r"```python\n(# hangs\.py\n.*?)```", page, re.DOTALL)[1])
     (job / "tenfold").symlink_to(tenfold_binary())
     blocks = dict(re.findall(r"<!-- test: (\w+).*? -->\n```console\n\$ (.*?)```", page, re.DOTALL))
     answer, expected = blocks["answers"].split("\n", 1)

@@ -18,6 +18,7 @@ def assert_connection_lost(store):
     )
 
 
+@pytest.mark.smoke
 def test_get_returns_what_set_stored_and_set_overwrites(store):
     store.set("key", "one")
     assert store.get("key") == b"one"

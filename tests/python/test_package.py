@@ -37,6 +37,7 @@ def said_by(case: str, folder: Path) -> str:
     return ran.stdout
 
 
+@pytest.mark.smoke
 def test_importing_the_package_imports_neither_pytorch_nor_numpy():
     program = "import tenfold, sys; print(sorted({'torch', 'numpy'} & set(sys.modules)))"
     ran = subprocess.run([sys.executable, *STRICT, "-c", program], capture_output=True, text=True, check=True)

@@ -81,6 +81,7 @@ def store(kind: str, tmp_path: Path) -> Any:
     return make(_tenfold, kind, tmp_path)
 
 
+@pytest.mark.smoke
 def test_set_and_get_take_text_and_bytes_and_give_bytes(pair):
     for value in ["text", "zwölf 🔟", b"", b"\0\xff", bytearray(b"array")]:
         pair.agree(lambda s, value=value: s.set("key", value), lambda s: s.get("key"))

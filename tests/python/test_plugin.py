@@ -116,6 +116,7 @@ def reduce_in_place(me: Rank, kind: str) -> Any:
     return torch.equal(half, expected), torch.equal(gathered, expected.repeat(2)), tensor[0].item()
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("kind", ["shared by PyTorch", "made by tenfold"])
 def test_tensors_in_shared_memory_give_what_others_give(kind: str, ranks: RankServer) -> None:
     for outcome in ranks.run(reduce_in_place, kind):

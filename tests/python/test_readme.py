@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from ranks import ENVIRONMENT
 
 ROOT = Path(__file__).parents[2]
@@ -26,6 +27,7 @@ def tenfold_run(*words: str | Path) -> list[str]:
     return sorted(ended.stdout.splitlines())
 
 
+@pytest.mark.smoke
 def test_the_five_lines_do_what_the_readme_shows(tmp_path: Path) -> None:
     readme = (ROOT / "README.md").read_text()
     program = re.search(r"<!-- tests/python/test_readme.py .*?```python\n(.*?)```", readme, re.DOTALL)

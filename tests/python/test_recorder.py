@@ -110,6 +110,7 @@ def test_groups_are_told_with_the_ranks_of_the_job(clean: dict[str, Any]) -> Non
         assert abs(ended / 1e9 - time.time()) < 3600
 
 
+@pytest.mark.smoke
 def test_the_dumps_in_the_tests_of_the_crate_are_read_and_say_the_same() -> None:
     golden = Path(__file__).parents[2] / "crates/runtime/tests/golden"
     dump = pickle.loads((golden / "recorder.pickle").read_bytes())

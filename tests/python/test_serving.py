@@ -56,6 +56,7 @@ def test_asked_to_stop_it_serves_the_clients_it_has_and_ends_with_the_last(serve
     assert server.process.wait(PATIENCE) == 0
 
 
+@pytest.mark.smoke
 def test_asked_twice_it_stops_at_once(serve):
     server = serve("--drain", "60s")
     store = connect_to(server.address)

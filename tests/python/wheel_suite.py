@@ -1,32 +1,36 @@
 #!/usr/bin/env python3
 """The distributed test class inside the PyTorch wheel, with tenfold as the backend and Gloo as the measure.
 
-Whatever Gloo passes on this machine, tenfold has to pass: a test that Gloo passes and tenfold fails or skips
-is listed by name, and makes the exit code 1. Each backend runs in a process of its own (see
-programs/wheel_tests.py) for each number of ranks. Gloo's results are kept in a file: they do not change.
+Whatever Gloo passes, tenfold has to pass: a test that Gloo passes and tenfold fails or skips is listed by
+name, and makes the exit code 1. Each backend runs in a process of its own (see programs/wheel_tests.py) for
+each number of ranks.
+
+Gloo's results change only with PyTorch. They are recorded in wheel_results/, per version of PyTorch and
+number of ranks, and Gloo itself runs only where there is no recording.
 
     wheel_suite.py                        2 ranks
     wheel_suite.py --ranks 2,3,4,8        all that have tests of their own
     wheel_suite.py --only barrier         tests with `barrier` in their name
+    wheel_suite.py --check-recording      runs Gloo too, and fails if its results are not those recorded
+    wheel_suite.py --record               runs Gloo and records its results
 """
 
 import argparse
-import hashlib
 import importlib.metadata
 import json
 import os
-import platform
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 PROGRAM = Path(__file__).parent / "programs" / "wheel_tests.py"
+RECORDINGS = Path(__file__).parent / "wheel_results"
 
 # For PyTorch programs with many small processes on one machine.
 ENVIRONMENT = {
@@ -38,13 +42,16 @@ ENVIRONMENT = {
 }
 
 
+OUTCOMES = ("passed", "failed", "skipped")
+
+
 @dataclass
 class Run:
     """What became of every test with one backend and one number of ranks."""
 
     outcomes: dict[str, str] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
-    cached: bool = False
+    recorded: bool = False
 
     def count(self, outcome: str) -> int:
         return Counter(self.outcomes.values())[outcome]
@@ -52,9 +59,11 @@ class Run:
     def counts(self) -> str:
         return f"{self.count('passed'):>4} / {self.count('failed'):>3} / {self.count('skipped'):>3}"
 
-    def only(self, part: str) -> "Run":
-        chosen = {name: outcome for name, outcome in self.outcomes.items() if part in name}
-        return Run(chosen, {name: self.reasons[name] for name in chosen if name in self.reasons}, self.cached)
+    def only(self, names: Collection[str]) -> "Run":
+        chosen = {name: outcome for name, outcome in self.outcomes.items() if name in names}
+        return Run(
+            chosen, {name: self.reasons[name] for name in chosen if name in self.reasons}, self.recorded
+        )
 
 
 class SuiteError(Exception):
@@ -106,33 +115,50 @@ def answers_of(backend: str, ranks: int, limit: float, only: str, *wishes: str) 
         program.stdout.close()
 
 
-def cache_file(backend: str, ranks: int) -> Path:
-    """Where the results of a backend that never changes are kept: per version of torch, ranks, machine."""
-    home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "tenfold"
-    machine = f"{platform.node()} {platform.machine()} {platform.release()} {os.cpu_count()}"
-    code = hashlib.sha256(machine.encode() + PROGRAM.read_bytes()).hexdigest()[:16]
+def recording_of(backend: str, ranks: int) -> Path:
     version = importlib.metadata.version("torch")
-    return (
-        Path(os.environ.get("TENFOLD_CACHE", home))
-        / "wheel-suite"
-        / f"{backend}-{version}-{ranks}-{code}.json"
-    )
+    return RECORDINGS / f"{backend}-{version}-{ranks}-ranks.json"
 
 
-def reference_run(backend: str, ranks: int, only: str, limit: float, fresh: bool) -> Run:
-    file = cache_file(backend, ranks)
-    if file.exists() and not fresh:
-        run = Run(**json.loads(file.read_text()), cached=True)
-        print(f"[{ranks} ranks, {backend}] cached: {run.counts().strip()}, from {file}", flush=True)
-        return run.only(only)
-    run = run_suite(backend, ranks, only, limit)
-    # A failure of the reference may be an accident, and would excuse tenfold from that test for ever.
-    if not only and run.count("passed") and not run.count("failed"):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        partial = file.with_suffix(f".{os.getpid()}")
-        partial.write_text(json.dumps({"outcomes": run.outcomes, "reasons": run.reasons}))
-        partial.replace(file)
-    return run
+def record(file: Path, run: Run) -> None:
+    """Writes the names of the tests by outcome. A failure would excuse tenfold from that test."""
+    if failed := [name for name, outcome in run.outcomes.items() if outcome == "failed"]:
+        raise SuiteError(f"not recorded, because these tests failed: {', '.join(failed)}")
+    by_outcome = {
+        wanted: sorted(name for name, outcome in run.outcomes.items() if outcome == wanted)
+        for wanted in ("passed", "skipped")
+    }
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps(by_outcome, indent=1) + "\n")
+    print(f"recorded in {file}", flush=True)
+
+
+def read_recording(file: Path) -> Run:
+    by_outcome = json.loads(file.read_text())
+    outcomes = {name: outcome for outcome, names in by_outcome.items() for name in names}
+    return Run(outcomes, recorded=True)
+
+
+def reference_run(options: argparse.Namespace, ranks: int, part: str) -> Run:
+    """What the measure does: as recorded, or by running it where there is no recording."""
+    file = recording_of(options.against, ranks)
+    if options.record:
+        run = run_suite(options.against, ranks, "", options.limit)
+        record(file, run)
+        return run
+    if not file.exists():
+        print(
+            f"no recording of {options.against} in {file}: it runs now (--record keeps its results)",
+            flush=True,
+        )
+        return run_suite(options.against, ranks, part, options.limit)
+    recorded = read_recording(file)
+    if options.check_recording:
+        run = run_suite(options.against, ranks, part, options.limit)
+        names = run.outcomes.keys() if part else run.outcomes.keys() | recorded.outcomes.keys()
+        if changed := sorted(name for name in names if recorded.outcomes.get(name) != run.outcomes.get(name)):
+            raise SuiteError(f"{file} is out of date: {', '.join(changed)}")
+    return recorded
 
 
 @dataclass
@@ -153,16 +179,18 @@ class Comparison:
 
 def print_table(comparisons: list[Comparison], reference: str, tested: str) -> None:
     print("\npassed / failed / skipped\n")
-    print(f"{'ranks':>5}  {reference:<22}  {tested:<18}  worse than {reference}   seconds")
+    print(f"{'ranks':>5}  {reference:<24}  {tested:<18}  worse than {reference}   seconds")
     for each in comparisons:
-        theirs = each.reference.counts() + (" cached" if each.reference.cached else "")
+        theirs = each.reference.counts() + (" recorded" if each.reference.recorded else "")
         ours = f"{each.tested.counts():<18}  {len(each.worse()):<16}  {each.seconds:.0f}"
-        print(f"{each.ranks:>5}  {theirs:<22}  {ours}")
+        print(f"{each.ranks:>5}  {theirs:<24}  {ours}")
     for each in comparisons:
         for name in each.worse():
             outcome = each.tested.outcomes.get(name, "missing")
             reason = each.tested.reasons.get(name, "").strip().replace("\n", "\n    ")
             print(f"\n{each.ranks} ranks: {reference} passes, {tested} {outcome}: {name}\n    {reason}")
+    totals = [sum(each.tested.count(outcome) for each in comparisons) for outcome in OUTCOMES]
+    print("\n" + ", ".join(f"{total} {outcome}" for total, outcome in zip(totals, OUTCOMES, strict=True)))
 
 
 def arguments() -> argparse.Namespace:
@@ -174,9 +202,18 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--against", default="gloo", help="the measure (default: gloo)")
     parser.add_argument("--only", default="", metavar="SUBSTRING", help="only tests with this in their name")
     parser.add_argument("--list", action="store_true", help="print the names of the tests and end")
+    parser.add_argument("--record", action="store_true", help="run the measure and record its results")
     parser.add_argument(
-        "--fresh", action="store_true", help="run the measure again even if its results are kept"
+        "--check-recording", action="store_true", help="run the measure too; fail if its results have changed"
     )
+    parser.add_argument(
+        "--test",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="only this test, such as `2 ranks: test_barrier`",
+    )
+    parser.add_argument("--results", type=Path, help="a file for what became of each test, for tests/harness")
     parser.add_argument(
         "--limit",
         type=float,
@@ -189,25 +226,52 @@ def arguments() -> argparse.Namespace:
 
 def main() -> int:
     options = arguments()
-    sizes = [int(ranks) for ranks in options.ranks.split(",")]
     if options.list:
-        with answers_of(options.against, sizes[0], options.limit, options.only, "--list") as answers:
+        ranks, part = chosen(options)[0]
+        with answers_of(options.against, ranks, options.limit, part, "--list") as answers:
             print("\n".join(answers.tests))
         return 0
     comparisons = []
-    for ranks in sizes:
-        reference = reference_run(options.against, ranks, options.only, options.limit, options.fresh)
+    for ranks, part in chosen(options):
+        reference = reference_run(options, ranks, part)
         started = time.monotonic()
-        tested = run_suite(options.backend, ranks, options.only, options.limit)
+        tested = run_suite(options.backend, ranks, part, options.limit)
+        reference = reference.only(tested.outcomes) if part else reference
         comparisons.append(Comparison(ranks, reference, tested, time.monotonic() - started))
     print_table(comparisons, options.against, options.backend)
+    if options.results:
+        write_results(comparisons, options.results)
     return 0 if all(each.is_good() for each in comparisons) else 1
+
+
+def chosen(options: argparse.Namespace) -> list[tuple[int, str]]:
+    """Which tests to run, with how many ranks: `=name` is one test, else a part of the names."""
+    if not options.test:
+        return [(int(ranks), options.only) for ranks in options.ranks.split(",")]
+    names = [test.partition(" ranks: ") for test in options.test]
+    return [(int(ranks), f"={name}") for ranks, _, name in names]
+
+
+def write_results(comparisons: list[Comparison], file: Path) -> None:
+    with file.open("a") as lines:
+        for each in comparisons:
+            worse = each.worse()
+            for name, outcome in each.reference.outcomes.items():
+                if outcome == "passed":
+                    text = each.tested.reasons.get(name, each.tested.outcomes.get(name, "missing"))
+                    result = {
+                        "test": f"{each.ranks} ranks: {name}",
+                        "passed": name not in worse,
+                        "text": text,
+                    }
+                    print(json.dumps(result), file=lines)
 
 
 if __name__ == "__main__":
     try:
         sys.exit(main())
     except SuiteError as error:
-        sys.exit(f"wheel_suite.py: {error}")
+        print(f"wheel_suite.py: {error}", file=sys.stderr)
+        sys.exit(2)
     except KeyboardInterrupt:
         sys.exit("wheel_suite.py: interrupted")

@@ -21,8 +21,8 @@ use tenfold::{Group, Options, ReduceOp};
 /// Trains a small network on three spirals, on as many ranks as `tenfold run` starts
 #[derive(clap::Parser)]
 #[command(after_help = "Examples:
-  tenfold run -n 4 target/release/train_rust
-  tenfold run -n 2 target/release/train_rust --epochs 50 --batch 32")]
+  tenfold run -n 4 examples/train_rust/target/release/train_rust
+  tenfold run -n 2 examples/train_rust/target/release/train_rust --epochs 50 --batch 32")]
 struct Args {
     /// How often all points are seen
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]

@@ -7,18 +7,14 @@ use std::process::{Command, Output, Stdio};
 
 const TRAIN: &str = env!("CARGO_BIN_EXE_train_rust");
 
-/// The command `tenfold`: the one asked for, or the one that was built beside this test.
+/// The command `tenfold`: the one asked for, or the one that `cargo build` made in this repository.
 fn tenfold() -> PathBuf {
     if let Some(path) = std::env::var_os("TENFOLD_BINARY") {
         return path.into();
     }
-    let beside = PathBuf::from(TRAIN).with_file_name("tenfold");
-    assert!(
-        beside.exists(),
-        "no launcher: `cargo build -p tenfold-cli` makes {}, or set TENFOLD_BINARY",
-        beside.display()
-    );
-    beside
+    let built = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/debug/tenfold"));
+    assert!(built.exists(), "no launcher: `cargo build` makes {}, or set TENFOLD_BINARY", built.display());
+    built
 }
 
 fn train(ranks: usize, options: &[&str]) -> Output {

@@ -1,7 +1,8 @@
 """The distributed test class inside the PyTorch wheel, run: wheel_tests.py BACKEND RANKS LIMIT PART [--list].
 
-Runs the tests with PART in their name. Writes one JSON object per line: first {"tests": [names]}, then for
-each of them {"test", "outcome", "seconds", "reason"}, unless only the list is wanted.
+Runs the tests with PART in their name, or the one test NAME if PART is `=NAME`. Writes one JSON object per
+line: first {"tests": [names]}, then for each of them {"test", "outcome", "seconds", "reason"}, unless only
+the list is wanted.
 
 torch is imported once, here. Each test gets a process that is forked from this one and leads a process group;
 it forks the ranks, as the wheel's own base class does with slow, fresh processes. Forking is safe because
@@ -171,7 +172,9 @@ def main(answers: TextIO, backend: str, ranks: str, limit_text: str, part: str, 
 
     limit = float(limit_text)
     tests = import_tests(backend, int(ranks), limit)
-    names = [name for name in unittest.TestLoader().getTestCaseNames(tests) if part in name]
+    names = [
+        name for name in unittest.TestLoader().getTestCaseNames(tests) if part in name or part == f"={name}"
+    ]
     answer(tests=names)
     if "--list" in wishes:
         return
