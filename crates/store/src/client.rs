@@ -9,7 +9,7 @@
 //! c10d puts a `/` in front of every key, so that its own counter `init/` is out of the users' way; so do we.
 
 use std::collections::HashMap;
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs as _};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, Weak};
 use std::time::Duration;
@@ -29,8 +29,16 @@ const WORKERS: &[u8] = b"init/";
 /// How long a server has to confirm that it has cancelled a wait, beyond the wait's own limit.
 const CANCEL_GRACE: Duration = Duration::from_secs(1);
 
+const REFUSED_HINT: &str = "did the server end or crash, or did it refuse the write? a server closes the connection of a \
+                            client whose request is over a limit: see its log, and `closed` in `tenfold store HOST:PORT stats`";
+
 const NO_QUEUES_HINT: &str = "did the server end or crash? PyTorch's legacy server (use_libuv=False) has no queues and \
                               closes the connection";
+
+const PONG_DIFFERS: &str = "the server answered a ping with something else";
+
+/// The nonce of the ping behind a write.
+const CONFIRM: u32 = 1;
 
 /// How long a lost connection is tried to be replaced.
 const RECONNECT: Duration = Duration::from_secs(5);
@@ -263,9 +271,7 @@ impl TcpStore {
             link.fill(&mut answer, deadline)?;
             match answer == nonce.to_le_bytes() {
                 true => Ok(deadline.elapsed()),
-                false => {
-                    Err(Fault::new(FaultKind::Protocol, "the server answered a ping with something else"))
-                }
+                false => Err(Fault::new(FaultKind::Protocol, PONG_DIFFERS)),
             }
         };
         self.with_link("ping".into(), deadline, ping)
@@ -303,10 +309,28 @@ impl TcpStore {
         let command = Command::Call(request);
         let Command::Call(request) = &command else { unreachable!("it was just made") };
         let what = format!("{} {}", operation.name(), show_keys(&request.keys()));
+        let mut is_tenfold = false;
         let result = self.with_link(what, deadline, |link| {
+            is_tenfold = link.is_tenfold;
             link.send(&command);
             match operation {
                 Operation::Wait | Operation::Barrier => wait(link, operation, deadline),
+                // The protocol has no answer to these. Tenfold's server answers the ping only if it has not refused the write.
+                Operation::Append | Operation::MultiSet | Operation::QueuePush | Operation::Set
+                    if link.is_tenfold =>
+                {
+                    link.send(&Command::Ping { nonce: CONFIRM });
+                    link.flush(deadline)?;
+                    let answer = &mut [0; 4];
+                    link.fill(answer, deadline).map_err(|fault| match fault.kind() {
+                        FaultKind::Lost => fault.hint(REFUSED_HINT),
+                        _ => fault,
+                    })?;
+                    match *answer == CONFIRM.to_le_bytes() {
+                        true => Ok(Response::Done),
+                        false => Err(Fault::new(FaultKind::Protocol, PONG_DIFFERS)),
+                    }
+                }
                 _ => {
                     link.flush(deadline)?;
                     wire::decode_response(operation, count, &mut link.replies(deadline))
@@ -315,7 +339,7 @@ impl TcpStore {
         });
         let is_queue = matches!(operation, Operation::QueueLen | Operation::QueuePop | Operation::QueuePush);
         result.map_err(|fault| match fault.kind() {
-            FaultKind::Lost if is_queue => fault.hint(NO_QUEUES_HINT),
+            FaultKind::Lost if is_queue && !is_tenfold => fault.hint(NO_QUEUES_HINT),
             _ => fault,
         })
     }
@@ -434,6 +458,10 @@ impl Store for TcpStore {
         } else {
             format!("{}:{}", self.host, self.port)
         }
+    }
+
+    fn address(&self) -> Option<SocketAddr> {
+        (self.host.as_str(), self.port).to_socket_addrs().ok()?.next()
     }
 
     fn timeout(&self) -> Duration {

@@ -40,6 +40,8 @@ pub(crate) struct Link {
     answered: bool,
     /// The call that failed on this link left no reply on its way.
     pub(crate) in_step: bool,
+    /// The server is tenfold's.
+    pub(crate) is_tenfold: bool,
 }
 
 impl Link {
@@ -102,11 +104,11 @@ impl Link {
             output: Vec::new(),
             answered: false,
             in_step: false,
+            is_tenfold: false,
         };
-        let nonce = std::process::id();
         let greeting = deadline.at_most(GREETING);
         link.send(&Command::Validate { magic: wire::MAGIC });
-        link.send(&Command::Ping { nonce });
+        link.send(&Command::Ping { nonce: wire::GREETING });
         link.flush(greeting)?;
         let mut answer = [0; 4];
         link.fill(&mut answer, greeting).map_err(|fault| match fault.kind() {
@@ -118,7 +120,8 @@ impl Link {
                 Fault::new(FaultKind::Connect, format!("accepted, then gave up on us ({})", fault.message()))
             }
         })?;
-        if answer != nonce.to_le_bytes() {
+        link.is_tenfold = answer == wire::GREETING_ANSWER.to_le_bytes();
+        if !link.is_tenfold && answer != wire::GREETING.to_le_bytes() {
             let message =
                 format!("no store: it answered our greeting with {:?}", answer.escape_ascii().to_string());
             return Err(Fault::new(FaultKind::Connect, message));

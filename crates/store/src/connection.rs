@@ -2,7 +2,8 @@
 //!
 //! An idle connection owns almost nothing: input is read into one buffer of the server and kept here only while a
 //! message is incomplete; output is written at once and kept here only while the peer does not read. Long values are
-//! queued by reference, so that a reply of many megabytes costs a pointer.
+//! queued by reference, so that a reply of many megabytes costs a pointer. A reply of many values is encoded piece by
+//! piece while the peer reads it, so that it costs a pointer for each value, however long the values are together.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, Read, Write};
@@ -14,7 +15,7 @@ use mio::net::TcpStream;
 use crate::request::Operation;
 use crate::table::SHARED_VALUE;
 use crate::value::Value;
-use crate::wire::{ReplySink, Scan};
+use crate::wire::{self, ReplySink, Scan};
 
 /// Bytes written to one client before others have their turn: 100 clients that were sent 16 MB each at once kept
 /// everybody else waiting for 0.7 s.
@@ -34,6 +35,8 @@ pub(crate) struct Connection {
     /// Bytes that `input` must have before it is worth looking at.
     pub(crate) needs: usize,
     pub(crate) message_since: Option<Instant>,
+    /// It waits to be served something dear; whatever else it sends waits too.
+    pub(crate) in_line: bool,
     /// The socket may have bytes that we have not read.
     pub(crate) readable: bool,
     /// The socket may take bytes that we have not written: a large reply is written in shares, with others in between.
@@ -64,6 +67,7 @@ impl Connection {
             scan: Scan::default(),
             needs: 0,
             message_since: None,
+            in_line: false,
             readable: false,
             writable: false,
             peer_is_done: false,
@@ -80,7 +84,7 @@ impl Connection {
 
     /// Bytes of memory that only this connection holds.
     pub(crate) fn held(&self) -> usize {
-        self.input.capacity() + self.output.held
+        self.input.capacity() + self.output.held()
     }
 
     /// Reads once. `Ok(None)`: nothing there. `Ok(Some(0))`: the peer is done.
@@ -144,14 +148,22 @@ pub(crate) struct Output {
     written: usize,
     /// Bytes still to be written.
     length: usize,
-    /// Bytes of memory that only this output holds.
-    held: usize,
+    /// Bytes of memory that the chunks of `queue` hold and nothing else counts.
+    queued: usize,
 }
 
 #[derive(Debug)]
 enum Chunk {
     Owned(Box<[u8]>),
-    Shared { value: Value, held: usize },
+    Shared {
+        value: Value,
+        held: usize,
+    },
+    /// Values that are not encoded yet.
+    List {
+        values: std::vec::IntoIter<Option<Value>>,
+        held: usize,
+    },
 }
 
 /// What a queued chunk costs beyond its bytes: its place in the queue, twice for growth, and the allocator's own.
@@ -160,12 +172,26 @@ const CHUNK: usize = 2 * size_of::<Chunk>() + 32;
 /// A queue that was longer than this is not kept for the next reply.
 const QUEUE_KEPT: usize = 16;
 
+/// A list of values with more bytes than this is encoded in pieces of about this size.
+const PIECE: usize = 64 << 10;
+
 impl Chunk {
-    fn bytes(&self) -> &[u8] {
+    /// Its bytes; nothing if they are not encoded yet.
+    fn bytes(&self) -> Option<&[u8]> {
         match self {
-            Chunk::Owned(bytes) => bytes,
-            Chunk::Shared { value, .. } => value,
+            Chunk::Owned(bytes) => Some(bytes),
+            Chunk::Shared { value, .. } => Some(value),
+            Chunk::List { .. } => None,
         }
+    }
+
+    /// Bytes of memory that it holds and nothing else counts.
+    fn held(&self) -> usize {
+        CHUNK
+            + match self {
+                Chunk::Owned(bytes) => bytes.len(),
+                Chunk::Shared { held, .. } | Chunk::List { held, .. } => *held,
+            }
     }
 }
 
@@ -179,6 +205,11 @@ impl Output {
         self.length
     }
 
+    /// Bytes of memory that only this output holds.
+    pub(crate) fn held(&self) -> usize {
+        self.queued + self.tail.capacity()
+    }
+
     /// Where to write the next reply.
     pub(crate) fn sink<'a>(&'a mut self, pool: &'a mut Pool) -> Sink<'a> {
         if self.tail.capacity() == 0 {
@@ -189,13 +220,14 @@ impl Output {
 
     fn write_to(&mut self, stream: &mut TcpStream, pool: &mut Pool) -> io::Result<usize> {
         const SLICES: usize = 16; // enough for one system call to fill any socket buffer
+        self.encode_piece();
         let length = if self.queue.is_empty() {
             stream.write(&self.tail[self.written..])?
         } else {
             let mut slices = [IoSlice::new(&[]); SLICES];
-            let chunks = self.queue.iter().map(Chunk::bytes).chain([self.tail.as_slice()]);
+            let chunks = self.queue.iter().map(Chunk::bytes).chain([Some(self.tail.as_slice())]);
             let mut count = 0;
-            for (slice, chunk) in slices.iter_mut().zip(chunks) {
+            for (slice, chunk) in slices.iter_mut().zip(chunks.map_while(|chunk| chunk)) {
                 *slice = IoSlice::new(if count == 0 { &chunk[self.written..] } else { chunk });
                 count += 1;
             }
@@ -209,24 +241,86 @@ impl Output {
         self.length -= length;
         self.written += length;
         while let Some(first) = self.queue.front() {
-            let size = first.bytes().len();
+            let Some(size) = first.bytes().map(<[u8]>::len) else { return };
             if self.written < size {
                 return;
             }
             self.written -= size;
-            match self.queue.pop_front() {
-                Some(Chunk::Owned(bytes)) => self.held -= CHUNK + bytes.len(),
-                Some(Chunk::Shared { held, .. }) => self.held -= CHUNK + held,
-                None => unreachable!("there was a first chunk"),
-            }
+            self.queued -= first.held();
+            self.queue.pop_front();
         }
         if self.queue.capacity() > QUEUE_KEPT {
             self.queue = VecDeque::new();
         }
         if self.written == self.tail.len() {
-            self.held -= self.written;
             self.written = 0;
             pool.give(std::mem::take(&mut self.tail));
+        }
+    }
+
+    /// If the next thing to write is a list of values: encodes the next piece of it.
+    fn encode_piece(&mut self) {
+        if !matches!(self.queue.front(), Some(Chunk::List { .. })) {
+            return;
+        }
+        let Some(list) = self.queue.pop_front() else { return };
+        self.queued -= list.held();
+        let Chunk::List { mut values, mut held } = list else { unreachable!("it was just looked at") };
+        let mut piece = Piece { bytes: Vec::with_capacity(PIECE), long: None };
+        while piece.bytes.len() < PIECE && piece.long.is_none() {
+            let Some(value) = values.next() else { break };
+            held -= LISTED;
+            wire::put_value(&mut piece, value.as_ref());
+        }
+        if values.len() > 0 {
+            self.push_front(Chunk::List { values, held });
+        }
+        if let Some(value) = piece.long {
+            self.push_front(Chunk::Shared { value, held: 0 });
+        }
+        self.push_front(Chunk::Owned(piece.bytes.into()));
+    }
+
+    fn push_front(&mut self, chunk: Chunk) {
+        self.queued += chunk.held();
+        self.queue.push_front(chunk);
+    }
+
+    fn push_back(&mut self, chunk: Chunk) {
+        self.queued += chunk.held();
+        self.queue.push_back(chunk);
+    }
+
+    /// Makes what is in the tail a chunk, so that another chunk can follow. A copy of just these bytes: a client that does
+    /// not read may have a thousand of them queued; the buffer goes on as the tail.
+    fn queue_tail(&mut self) {
+        if !self.tail.is_empty() {
+            self.push_back(Chunk::Owned(self.tail.as_slice().into()));
+            self.tail.clear();
+        }
+    }
+}
+
+/// What a value costs while it waits in a list. Its bytes are counted by the table, also after the key has got another
+/// value or was deleted.
+const LISTED: usize = size_of::<Option<Value>>();
+
+/// The next bytes of a list, up to the first value that is not copied.
+struct Piece {
+    bytes: Vec<u8>,
+    long: Option<Value>,
+}
+
+impl ReplySink for Piece {
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    fn value(&mut self, value: &Value) {
+        if value.len() < SHARED_VALUE {
+            self.bytes.extend_from_slice(value);
+        } else {
+            self.long = Some(value.clone());
         }
     }
 }
@@ -241,7 +335,6 @@ impl ReplySink for Sink<'_> {
     fn bytes(&mut self, bytes: &[u8]) {
         self.output.tail.extend_from_slice(bytes);
         self.output.length += bytes.len();
-        self.output.held += bytes.len();
     }
 
     #[inline]
@@ -249,18 +342,22 @@ impl ReplySink for Sink<'_> {
         if value.len() < SHARED_VALUE {
             return self.bytes(value);
         }
-        // Most often only this value's length stands before it. A copy of just these bytes, because a client that
-        // does not read may have a thousand of them queued; the buffer goes on as the tail.
-        if !self.output.tail.is_empty() {
-            self.output.queue.push_back(Chunk::Owned(self.output.tail.as_slice().into()));
-            self.output.tail.clear();
-            self.output.held += CHUNK;
-        }
+        self.output.queue_tail();
         // A value that is in the table too is counted there; one that was popped is now ours alone.
         let held = if value.is_shared() { 0 } else { value.len() };
-        self.output.queue.push_back(Chunk::Shared { value: value.clone(), held });
+        self.output.push_back(Chunk::Shared { value: value.clone(), held });
         self.output.length += value.len();
-        self.output.held += CHUNK + held;
+    }
+
+    fn list(&mut self, values: Vec<Option<Value>>) {
+        let length: usize = values.iter().map(|value| wire::value_length(value.as_ref())).sum();
+        if length <= PIECE {
+            return values.iter().for_each(|value| wire::put_value(self, value.as_ref()));
+        }
+        self.output.queue_tail();
+        let held = values.len() * LISTED;
+        self.output.push_back(Chunk::List { values: values.into_iter(), held });
+        self.output.length += length;
     }
 }
 
@@ -297,7 +394,8 @@ mod tests {
         let mut taken = Vec::new();
         let mut sizes = sizes.iter().cycle();
         while !output.is_empty() {
-            let first = output.queue.front().map_or(output.tail.as_slice(), Chunk::bytes);
+            output.encode_piece();
+            let first = output.queue.front().map_or(output.tail.as_slice(), |chunk| chunk.bytes().unwrap());
             let rest = &first[output.written..];
             let length = rest.len().min(*sizes.next().expect("an endless iterator"));
             taken.extend_from_slice(&rest[..length]);
@@ -320,10 +418,15 @@ mod tests {
                 output.sink(&mut pool).value(&value);
                 expected.extend_from_slice(&[0xaa, index as u8]);
                 expected.extend_from_slice(&value);
+                if index % 3 == 0 {
+                    let list: Vec<_> = (0..index).flat_map(|_| [Some(value.clone()), None, Some("short".into())]).collect();
+                    list.iter().for_each(|value| wire::put_value(&mut expected, value.as_ref()));
+                    output.sink(&mut pool).list(list);
+                }
             }
             prop_assert_eq!(output.len(), expected.len());
             prop_assert_eq!(drain(&mut output, &mut pool, &sizes), expected);
-            prop_assert_eq!(output.held, 0);
+            prop_assert_eq!(output.held(), 0);
         }
     }
 
@@ -336,6 +439,23 @@ mod tests {
             output.sink(&mut pool).value(&value);
         }
         assert_eq!(output.len(), 1000 << 20);
-        assert_eq!(output.held, 1000 * CHUNK);
+        assert_eq!(output.queued, 1000 * CHUNK);
+    }
+
+    #[test]
+    fn a_list_of_values_that_are_copied_costs_a_piece_at_a_time() {
+        let value: Value = vec![7; SHARED_VALUE - 1].into();
+        let (mut output, mut pool) = (Output::default(), Pool::default());
+        output.sink(&mut pool).list(vec![Some(value.clone()); 10_000]);
+        assert_eq!(output.len(), 10_000 * (8 + value.len()));
+        let (before, mut most) = (output.held(), 0);
+        while !output.is_empty() {
+            output.encode_piece();
+            most = most.max(output.held());
+            let length = output.queue[0].bytes().unwrap().len();
+            output.advance(length, &mut pool);
+        }
+        assert!(before <= 10_000 * 32 + Pool::CAPACITY + CHUNK, "{before} bytes before anything is read");
+        assert!(most <= before + 2 * PIECE, "{most} bytes while it is read");
     }
 }

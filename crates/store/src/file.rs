@@ -16,6 +16,11 @@
 //! stay open, but is never locked: while it lives, no other file can get this one's inode number, so a file that
 //! was removed or replaced is always noticed.
 //!
+//! Nothing is forced to disk: the file is for ranks that run now. What a crash of the machine leaves of it is of no use.
+//!
+//! In a folder in which every user may create files, such as /tmp, another user's file is refused: whoever creates the file
+//! first could otherwise choose what all ranks read in it.
+//!
 //! Not here: waiting for what `get` reads, a barrier by counting (`ops` has both), queues (c10d's file has none).
 
 use std::collections::HashMap;
@@ -442,7 +447,33 @@ fn open_or_create(path: &Path) -> Result<File, Fault> {
     if !metadata.is_file() {
         return Err(Fault::new(FaultKind::Argument, "this is a device or a pipe, not a file"));
     }
+    check_owner(path, &metadata)?;
     Ok(file)
+}
+
+/// The rule of Linux's `protected_regular`, also where it is off, and for the file that exists, which is opened without
+/// O_CREAT above and so escapes it.
+fn check_owner(path: &Path, file: &fs::Metadata) -> Result<(), Fault> {
+    const STICKY: u32 = 0o1000;
+    const WRITABLE_BY_OTHERS: u32 = 0o022;
+    let own = rustix::process::geteuid().as_raw();
+    if file.uid() == own {
+        return Ok(());
+    }
+    let folder = path.parent().map(fs::metadata).transpose();
+    let folder = folder.map_err(|error| Fault::io("cannot examine the file's folder", error))?;
+    let is_shared = |folder: &fs::Metadata| {
+        folder.mode() & STICKY != 0 && folder.mode() & WRITABLE_BY_OTHERS != 0 && folder.uid() != file.uid()
+    };
+    if !folder.is_some_and(|folder| is_shared(&folder)) {
+        return Ok(());
+    }
+    let message = format!(
+        "the file belongs to user {}, this process runs as user {own}, and every user may create files in its folder",
+        file.uid()
+    );
+    Err(Fault::new(FaultKind::Argument, message)
+        .hint("put the file into a folder in which only users of this job can create files"))
 }
 
 /// Where a file is that was at a path.

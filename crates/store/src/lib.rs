@@ -11,6 +11,7 @@ mod hash;
 mod listen;
 mod map;
 mod ops;
+pub mod owner;
 mod prefix;
 mod request;
 mod server;

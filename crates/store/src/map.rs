@@ -64,9 +64,11 @@ impl<T> Map<T> {
         self.table.insert_unique(self.hasher.hash_one(key), slot, rehash);
     }
 
-    pub(crate) fn remove(&mut self, key: &[u8]) -> Option<T> {
+    /// Removes a key; its name as it was held, and what was under it.
+    pub(crate) fn remove(&mut self, key: &[u8]) -> Option<(Value, T)> {
         let entry = self.table.find_entry(self.hasher.hash_one(key), |slot| *slot.key == *key).ok()?;
-        Some(entry.remove().0.held)
+        let slot = entry.remove().0;
+        Some((slot.key, slot.held))
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -123,7 +125,7 @@ mod tests {
                     }
                     model.insert(key, time);
                 } else {
-                    prop_assert_eq!(map.remove(&key), model.remove(&key));
+                    prop_assert_eq!(map.remove(&key).map(|(_, held)| held), model.remove(&key));
                 }
                 if map.moves() != moves {
                     (moves, places) = (map.moves(), HashMap::new());

@@ -7,6 +7,7 @@
 //! A store that does not know a request answers [`Fault::unsupported`]; where c10d has a way around (append by
 //! compare_set, waiting by asking again, a barrier by counting), that way is taken.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -59,6 +60,11 @@ pub trait Store: Send + Sync {
         "a store of this program".into()
     }
 
+    /// Where its server is, for a store on the network. A store that wraps another has the address of that one.
+    fn address(&self) -> Option<SocketAddr> {
+        None
+    }
+
     /// How long an operation may take.
     fn timeout(&self) -> Duration {
         DEFAULT_TIMEOUT
@@ -86,6 +92,9 @@ impl<S: Store + ?Sized> Store for Arc<S> {
     }
     fn name(&self) -> String {
         (**self).name()
+    }
+    fn address(&self) -> Option<SocketAddr> {
+        (**self).address()
     }
     fn timeout(&self) -> Duration {
         (**self).timeout()

@@ -1,5 +1,6 @@
 //! A store inside a store: every key gets a prefix.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -61,6 +62,10 @@ impl Store for PrefixStore {
 
     fn name(&self) -> String {
         format!("{} under `{}`", self.inner.name(), self.prefix().escape_ascii())
+    }
+
+    fn address(&self) -> Option<SocketAddr> {
+        self.inner.address()
     }
 
     fn timeout(&self) -> Duration {

@@ -8,6 +8,7 @@
 
 #![expect(clippy::disallowed_methods, reason = "owns the server's thread")]
 
+mod dear;
 mod roll;
 mod slow;
 mod surveys;
@@ -52,6 +53,8 @@ pub struct Limits {
     pub table: TableLimits,
     /// Clients at a time; more are closed as they come.
     pub connections: usize,
+    /// Serve clients on this machine's loopback that belong to other users, too. Root's always are.
+    pub other_users: bool,
     /// Unsent bytes of one connection beyond which its requests are not served until it reads.
     pub output: usize,
     /// From connecting to the magic words.
@@ -68,6 +71,7 @@ impl Default for Limits {
             message: MessageLimits::default(),
             table: TableLimits::default(),
             connections: 16 << 10,
+            other_users: true,
             output: 16 << 20,
             handshake_timeout: Duration::from_secs(10),
             message_timeout: Duration::from_secs(60),
@@ -132,6 +136,8 @@ pub enum Closed {
     TooLong,
     /// No such opcode.
     UnknownOpcode,
+    /// It came from this machine and belongs to another user.
+    User,
     /// The client did not read what it asked for.
     WriteTimeout,
 }

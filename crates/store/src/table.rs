@@ -13,8 +13,8 @@
 //!
 //! Not here: bytes on the wire (`wire`), timeouts (`server` and `hash` cancel waits), limits of single messages.
 
-use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
 use foldhash::HashMap;
@@ -92,6 +92,8 @@ struct Wait {
     missing: Vec<Value>,
     /// How many of them have not been seen since.
     left: usize,
+    /// Its place among those who wait for the same key.
+    ticket: u64,
     /// What it is charged for until it ends: `missing` keeps the names of keys that came and went meanwhile.
     bytes: usize,
     since: Instant,
@@ -116,13 +118,18 @@ pub struct Table {
     map: Map<Value>,
     /// No queue in here is empty.
     queues: Map<Queue>,
-    /// Clients registered under a key, oldest first. No list in here is empty.
-    waiting: HashMap<Value, VecDeque<ClientId>>,
+    /// Clients registered under a key by the tickets of their waits, so that the oldest is first and each is found at
+    /// once. None in here is empty.
+    waiting: HashMap<Value, BTreeMap<u64, ClientId>>,
+    /// The ticket of the next wait.
+    next_ticket: u64,
     waits: HashMap<ClientId, Wait>,
     /// Clients woken by a push that have not come back for the item.
     promised: HashMap<ClientId, Value>,
-    /// Long values that were replaced while a reply still held them: they take memory until it is sent.
+    /// Values that were replaced while a reply still held them: they take memory until it is sent.
     retired: Vec<Value>,
+    /// Their bytes.
+    retired_bytes: usize,
     limits: TableLimits,
     bytes: usize,
     queue_items: usize,
@@ -185,9 +192,8 @@ impl Table {
                 Response::Value(Some(self.compare_set(&key, expected, &desired, replies)?))
             }
             Request::Append { key, value } => {
-                let old = self.map.get(&key).map_or(&[][..], AsRef::as_ref);
-                let longer = [old, &value].concat();
-                self.write(&key, &longer, replies)?;
+                self.append(&key, &value)?;
+                self.wake_all(&key, replies);
                 Response::Done
             }
             Request::Delete { key } => Response::Deleted(self.delete(&key)),
@@ -293,8 +299,16 @@ impl Table {
     /// As [`Table::waiters`], but no more than `count`: describing one can take long.
     pub fn oldest_waiters(&self, count: usize) -> Vec<Waiter> {
         const KEYS_SHOWN: usize = 8;
-        let waits_for = |client: ClientId, key: &Value| {
-            self.waiting.get(key).is_some_and(|clients| clients.contains(&client))
+        // A wait may have seen most of its 100,000 keys: no more than this many are looked at for all waits together.
+        const KEYS_LOOKED_AT: usize = 16 << 10;
+        let mut looks = KEYS_LOOKED_AT;
+        let mut missing_of = |wait: &Wait| {
+            let keys = wait.missing.iter().take(looks);
+            let waits_for = |key: &&Value| {
+                looks -= 1;
+                self.waiting.get(*key).is_some_and(|clients| clients.contains_key(&wait.ticket))
+            };
+            keys.filter(waits_for).take(KEYS_SHOWN).cloned().collect()
         };
         let mut oldest: Vec<_> = self.waits.iter().collect();
         if count == 0 {
@@ -310,13 +324,7 @@ impl Table {
             .map(|(&client, wait)| Waiter {
                 client,
                 operation: wait.operation,
-                missing: wait
-                    .missing
-                    .iter()
-                    .filter(|key| waits_for(client, key))
-                    .take(KEYS_SHOWN)
-                    .cloned()
-                    .collect(),
+                missing: missing_of(wait),
                 missing_count: wait.left,
                 since: wait.since,
             })
@@ -362,6 +370,33 @@ impl Table {
         Ok(())
     }
 
+    /// Adds to the end of a value and wakes nobody. A long value is not copied: it may have grown to a large part of all
+    /// memory, and a copy would double that and keep everybody waiting.
+    fn append(&mut self, key: &[u8], more: &[u8]) -> Result<(), Refusal> {
+        let Some(slot) = self.map.get_mut(key) else { return self.store(key, more) };
+        let length = slot.held.len() + more.len();
+        if length < SHARED_VALUE {
+            let longer = [&slot.held, more].concat();
+            return self.store(key, &longer);
+        }
+        let fits = self.bytes + more.len() <= self.limits.bytes;
+        if fits && slot.held.extend(more) {
+            slot.written = self.seconds;
+            self.bytes += more.len();
+            return Ok(());
+        }
+        // What a reply still holds stays in memory beside what takes its place.
+        let gone = if is_held(&slot.held) { 0 } else { slot.held.len() };
+        self.make_room(length - gone)?;
+        let slot = self.map.get_mut(key).expect("it was there above");
+        slot.written = self.seconds;
+        let longer = slot.held.grown(more);
+        let old = std::mem::replace(&mut slot.held, longer);
+        self.bytes += length;
+        self.release(old);
+        Ok(())
+    }
+
     fn multi_set(&mut self, pairs: &[(Bytes<'_>, Bytes<'_>)], replies: &mut Replies) -> Result<(), Refusal> {
         // The worst case is checked first, so that nothing is written if not everything can be.
         if self.map.len() + pairs.len() > self.limits.keys {
@@ -396,8 +431,9 @@ impl Table {
     }
 
     fn delete(&mut self, key: &[u8]) -> bool {
-        let Some(value) = self.map.remove(key) else { return false };
-        self.bytes -= ENTRY + key.len();
+        let Some((name, value)) = self.map.remove(key) else { return false };
+        self.bytes -= ENTRY;
+        self.release(name); // a list of keys may hold it
         self.release(value);
         true
     }
@@ -413,7 +449,10 @@ impl Table {
         for queue in &queues {
             while self.pop(queue).is_some() {}
         }
-        keys.len() + queues.len()
+        let count = keys.len() + queues.len();
+        drop(keys);
+        self.sweep(); // the list held their names
+        count
     }
 
     /// Adds to a counter, with one look into the map: counters are the busiest keys there are.
@@ -513,10 +552,13 @@ impl Table {
         let size = missing.iter().map(|key| registration(key)).sum();
         self.make_room(size)?;
         self.bytes += size;
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
         for key in &missing {
-            self.waiting.entry(key.clone()).or_default().push_back(client);
+            self.waiting.entry(key.clone()).or_default().insert(ticket, client);
         }
-        self.waits.insert(client, Wait { left: missing.len(), missing, bytes: size, since: now, operation });
+        let left = missing.len();
+        self.waits.insert(client, Wait { left, missing, ticket, bytes: size, since: now, operation });
         Ok(())
     }
 
@@ -554,7 +596,7 @@ impl Table {
             return; // the common case of a busy store costs one comparison
         }
         let Some(clients) = self.waiting.remove(key) else { return };
-        for client in clients {
+        for client in clients.into_values() {
             self.saw(client, replies);
         }
     }
@@ -562,7 +604,7 @@ impl Table {
     /// A queue got one item: ends the oldest wait that has nothing else left, so that one popper comes.
     fn wake_one(&mut self, key: &[u8], replies: &mut Replies) {
         while let Some(clients) = self.waiting.get_mut(key) {
-            let client = clients.pop_front().expect("no list of waiting clients is empty");
+            let (_, client) = clients.pop_first().expect("no list of waiting clients is empty");
             let key = if clients.is_empty() {
                 self.waiting.remove_entry(key).expect("it was just looked up").0
             } else {
@@ -596,8 +638,7 @@ impl Table {
         for key in &wait.missing {
             // A key that was seen may have a list again, of others.
             let Some(clients) = self.waiting.get_mut(key) else { continue };
-            let Some(index) = clients.iter().position(|&other| other == client) else { continue };
-            clients.remove(index);
+            clients.remove(&wait.ticket);
             if clients.is_empty() {
                 self.waiting.remove(key);
             }
@@ -634,10 +675,13 @@ impl Table {
     // ── memory ─────────────────────────────────────────────────────────────────────────────────────────
 
     fn make_room(&mut self, size: usize) -> Result<(), Refusal> {
-        if self.bytes.saturating_add(size) <= self.limits.bytes {
+        let needed = self.bytes.saturating_add(size);
+        if needed <= self.limits.bytes {
             return Ok(());
         }
-        self.sweep();
+        if needed - self.retired_bytes <= self.limits.bytes {
+            self.sweep();
+        }
         if self.bytes.saturating_add(size) <= self.limits.bytes {
             return Ok(());
         }
@@ -647,6 +691,7 @@ impl Table {
     /// A value that nobody will ask for again: gone at once, or when the last reply that holds it is sent.
     fn release(&mut self, value: Value) {
         if is_held(&value) {
+            self.retired_bytes += value.len();
             self.retired.push(value);
             if self.retired.len().is_power_of_two() {
                 self.sweep();
@@ -658,10 +703,13 @@ impl Table {
 
     /// Stops counting retired values that no reply holds any more.
     pub fn sweep(&mut self) {
-        let bytes = &mut self.bytes;
+        let (bytes, retired_bytes) = (&mut self.bytes, &mut self.retired_bytes);
         self.retired.retain(|value| {
             let held = value.is_shared();
-            *bytes -= if held { 0 } else { value.len() };
+            if !held {
+                *bytes -= value.len();
+                *retired_bytes -= value.len();
+            }
             held
         });
     }
@@ -669,7 +717,7 @@ impl Table {
 
 /// Is this value in a reply that has not been sent?
 fn is_held(value: &Value) -> bool {
-    value.len() >= SHARED_VALUE && value.is_shared()
+    value.is_shared()
 }
 
 /// What waiting for one key costs.

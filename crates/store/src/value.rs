@@ -27,8 +27,13 @@ pub struct Value(Form);
 
 #[derive(Clone)]
 enum Form {
-    Short { length: u8, bytes: [u8; SHORT] },
+    Short {
+        length: u8,
+        bytes: [u8; SHORT],
+    },
     Long(Arc<[u8]>),
+    /// Long and appended to: the next bytes are added without a copy of the whole, as long as nobody else holds it.
+    Grown(Arc<Vec<u8>>),
 }
 
 const _: () = assert!(size_of::<Value>() == 24);
@@ -49,14 +54,51 @@ impl Value {
                 }
                 None => false,
             },
+            Form::Grown(bytes) if bytes.len() == new.len() => match Arc::get_mut(bytes) {
+                Some(place) => {
+                    place.copy_from_slice(new);
+                    true
+                }
+                None => false,
+            },
             _ => false,
         }
     }
 
+    /// Adds bytes at the end where they are; false if the value is shared, or was never appended to.
+    pub(crate) fn extend(&mut self, more: &[u8]) -> bool {
+        let Form::Grown(bytes) = &mut self.0 else { return false };
+        let Some(bytes) = Arc::get_mut(bytes) else { return false };
+        if bytes.capacity() - bytes.len() < more.len() {
+            bytes.reserve_exact(more.len() + spare(bytes.len()));
+        }
+        bytes.extend_from_slice(more);
+        true
+    }
+
+    /// A value with `more` at its end, to which still more can be added without a copy.
+    pub(crate) fn grown(&self, more: &[u8]) -> Value {
+        let length = self.len() + more.len();
+        let mut bytes = Vec::with_capacity(length + spare(length));
+        bytes.extend_from_slice(self);
+        bytes.extend_from_slice(more);
+        Value(Form::Grown(Arc::new(bytes)))
+    }
+
     /// Does somebody else hold the same memory?
     pub(crate) fn is_shared(&self) -> bool {
-        matches!(&self.0, Form::Long(bytes) if Arc::strong_count(bytes) > 1)
+        match &self.0 {
+            Form::Short { .. } => false,
+            Form::Long(bytes) => Arc::strong_count(bytes) > 1,
+            Form::Grown(bytes) => Arc::strong_count(bytes) > 1,
+        }
     }
+}
+
+/// Room for what may be appended next, so that many short pieces do not move a long value each time. It is not counted:
+/// the system gives memory to pages that are written to.
+fn spare(length: usize) -> usize {
+    (length / 16).min(1 << 20)
 }
 
 impl Deref for Value {
@@ -67,6 +109,7 @@ impl Deref for Value {
         match &self.0 {
             Form::Short { length, bytes } => &bytes[..usize::from(*length)],
             Form::Long(bytes) => bytes,
+            Form::Grown(bytes) => bytes,
         }
     }
 }
@@ -200,5 +243,22 @@ mod tests {
         assert!(long.is_shared() && !long.rewrite(&[3; 100]));
         assert_eq!(held, Value::from(vec![2; 100]));
         assert!(!short.is_shared(), "a short value is copied, not shared");
+    }
+
+    #[test]
+    fn a_value_that_was_appended_to_grows_where_it_is_unless_it_is_shared() {
+        let mut value = Value::from(vec![1; 1 << 20]);
+        assert!(!value.extend(b"2"), "the first time it is copied");
+        value = value.grown(b"2");
+        let place = value.as_ptr();
+        for _ in 0..1000 {
+            assert!(value.extend(&[3]));
+        }
+        assert_eq!(value.as_ptr(), place, "nothing was moved");
+        assert!(*value == *[vec![1; 1 << 20], b"2".to_vec(), vec![3; 1000]].concat());
+        let held = value.clone();
+        assert!(value.is_shared() && !value.extend(b"4") && !value.rewrite(&vec![5; held.len()]));
+        drop(held);
+        assert!(value.rewrite(&vec![5; value.len()]) && value.iter().all(|byte| *byte == 5));
     }
 }

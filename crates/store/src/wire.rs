@@ -19,6 +19,12 @@ use crate::value::Value;
 /// What a client says first, so that a server can tell it from a stray browser.
 pub const MAGIC: u32 = 0x3C85_F7CE;
 
+/// The nonce of a tenfold client's first ping. PyTorch's clients send their process id, which is never this large; other
+/// servers send it back.
+pub const GREETING: u32 = 0xF01D_7E4F;
+/// What tenfold's server answers to that: this client may have its writes confirmed.
+pub const GREETING_ANSWER: u32 = 0x4F7E_1DF0;
+
 const VALIDATE: u8 = 0;
 const SET: u8 = 1;
 const COMPARE_SET: u8 = 2;
@@ -377,6 +383,13 @@ fn put_keys(out: &mut Vec<u8>, opcode: u8, keys: &[Bytes<'_>]) {
 pub trait ReplySink {
     fn bytes(&mut self, bytes: &[u8]);
     fn value(&mut self, value: &Value);
+    /// Several values, each with its length; may be encoded later.
+    fn list(&mut self, values: Vec<Option<Value>>)
+    where
+        Self: Sized,
+    {
+        values.iter().for_each(|value| put_value(self, value.as_ref()));
+    }
 }
 
 impl ReplySink for Vec<u8> {
@@ -390,24 +403,24 @@ impl ReplySink for Vec<u8> {
 
 /// Writes a reply.
 #[inline]
-pub fn encode_response(response: &Response, out: &mut impl ReplySink) {
+pub fn encode_response(response: Response, out: &mut impl ReplySink) {
     match response {
         Response::Done => {}
-        Response::Deleted(was_there) => out.bytes(&i64::from(*was_there).to_le_bytes()),
+        Response::Deleted(was_there) => out.bytes(&i64::from(was_there).to_le_bytes()),
         Response::Keys(keys) => {
             out.bytes(&(keys.len() as u64).to_le_bytes());
-            keys.iter().for_each(|key| put_value(out, Some(key)));
+            out.list(keys.into_iter().map(Some).collect());
         }
         Response::Number(number) => out.bytes(&number.to_le_bytes()),
         Response::Popped(None) => out.bytes(&0_u64.to_le_bytes()),
         Response::Popped(Some((item, length))) => {
-            out.bytes(&(*length as u64).to_le_bytes());
-            put_value(out, Some(item));
+            out.bytes(&(length as u64).to_le_bytes());
+            put_value(out, Some(&item));
         }
-        Response::Present(all) => out.bytes(&[if *all { READY } else { NOT_READY }]),
+        Response::Present(all) => out.bytes(&[if all { READY } else { NOT_READY }]),
         Response::Ready => out.bytes(&[READY]),
         Response::Value(value) => put_value(out, value.as_ref()),
-        Response::Values(values) => values.iter().for_each(|value| put_value(out, value.as_ref())),
+        Response::Values(values) => out.list(values),
     }
 }
 
@@ -423,7 +436,7 @@ pub fn encode_cancelled(out: &mut impl ReplySink) {
 
 /// A missing key is an empty value on the wire, as PyTorch's libuv server answers it.
 #[inline]
-fn put_value(out: &mut impl ReplySink, value: Option<&Value>) {
+pub(crate) fn put_value(out: &mut impl ReplySink, value: Option<&Value>) {
     match value {
         None => out.bytes(&0_u64.to_le_bytes()),
         Some(value) => {
@@ -431,6 +444,11 @@ fn put_value(out: &mut impl ReplySink, value: Option<&Value>) {
             out.value(value);
         }
     }
+}
+
+/// Bytes that [`put_value`] writes.
+pub(crate) fn value_length(value: Option<&Value>) -> usize {
+    size_of::<u64>() + value.map_or(0, |value| value.len())
 }
 
 // ── what a client reads ────────────────────────────────────────────────────────────────────────────────────

@@ -68,6 +68,28 @@ fn strangers_are_closed_at_once_and_nothing_they_say_is_done() {
     bystander.report("strangers");
 }
 
+/// Every user of a machine can connect to its loopback.
+#[test]
+fn a_client_of_another_user_is_refused_where_the_server_says_so() {
+    use std::os::unix::process::CommandExt as _;
+    const NOBODY: u32 = 65534;
+    let (server, address) = serve(|limits| limits.other_users = false);
+    let (open, open_address) = serve(|_| {});
+    client(address, HANG).set("own", "served").unwrap();
+    let write = |address: SocketAddr| {
+        let script = format!(
+            "exec 3<>/dev/tcp/127.0.0.1/{}; printf '\\0\\316\\367\\205\\074\\015\\1\\2\\3\\4' >&3; head -c 4 <&3 | wc -c",
+            address.port()
+        );
+        let output = Command::new("bash").args(["-c", &script]).uid(NOBODY).stderr(Stdio::null()).output();
+        output.ok().map(|output| String::from_utf8(output.stdout).unwrap().trim().to_string())
+    };
+    let Some(answered) = write(open_address) else { return }; // only root can be somebody else
+    assert_eq!((answered.as_str(), open.facts().closed.len()), ("4", 0));
+    assert_eq!(write(address).as_deref(), Some("0"));
+    assert_eq!(closed(&server, Closed::User), 1);
+}
+
 #[test]
 fn a_hello_in_single_bytes_is_a_hello() {
     let (server, address) = serve(|_| {});
@@ -161,6 +183,32 @@ fn parts_as_long_as_their_limits_are_served() {
     assert!(*store.get(&key).unwrap() == *value);
     let error = store.set("k".repeat(8 << 10), "v").and_then(|()| store.num_keys()).unwrap_err();
     assert_eq!(error.kind(), FaultKind::Lost);
+}
+
+/// The protocol has no answer to a write, but a client that is told that all went well relies on it.
+#[test]
+fn a_write_that_is_refused_fails_by_itself_and_not_with_the_next_call() {
+    let (server, address) = serve(|limits| {
+        limits.table.keys = 2;
+        limits.message.value = 1000;
+    });
+    let store = client(address, HANG);
+    store.set("one", "1").unwrap();
+    store.multi_set(&["two"], &["2"]).unwrap();
+    store.append("two", "2").unwrap();
+    store.queue_push("queue", "3").unwrap();
+    let refused = [
+        store.set("three", "3").unwrap_err(),
+        store.multi_set(&["three"], &["3"]).unwrap_err(),
+        store.append("three", "3").unwrap_err(),
+        store.queue_push("queue", vec![3; 2000]).unwrap_err(),
+    ];
+    for error in refused {
+        assert_eq!(error.kind(), FaultKind::Lost);
+        assert!(error.hint().unwrap().contains("did it refuse the write?"), "{error}");
+    }
+    assert_eq!((closed(&server, Closed::Full), closed(&server, Closed::TooLong)), (3, 1));
+    assert_eq!(&*store.get("two").unwrap(), b"22");
 }
 
 #[test]
@@ -318,6 +366,63 @@ fn a_multi_get_that_is_read_arrives_whole() {
     bystander.report("multi_get of 256 MB, read");
 }
 
+/// Values that are just too short to be shared: a request of 160 KB asks for 256 MB of them.
+#[test]
+fn a_multi_get_of_short_values_costs_a_piece_of_its_reply_at_a_time() {
+    const SHORT: usize = (16 << 10) - 1;
+    const COUNT: usize = 16 << 10;
+    let (server, address) = serve(|limits| {
+        limits.table.bytes = 16 << 20;
+        limits.write_timeout = HANG;
+    });
+    client(address, HANG).set("short", vec![7; SHORT]).unwrap();
+    let bystander = Bystander::watch(address);
+    let mut raw = Raw::greeted(address);
+    raw.send(&list(MULTI_GET, std::iter::repeat_n(b"/short", COUNT)));
+    assert_eq!(u64::from_le_bytes(raw.read()), SHORT as u64);
+    let unread = server.facts().buffer_bytes;
+    println!("a multi_get for 256 MB, not read: {unread} bytes of buffers");
+    assert!(unread < 2 << 20, "{unread} bytes of buffers");
+    let mut value = vec![0; SHORT];
+    for index in 0..COUNT {
+        raw.0.read_exact(&mut value).expect("the whole reply comes");
+        assert!(value.iter().all(|byte| *byte == 7), "value {index}");
+        if index + 1 < COUNT {
+            assert_eq!(u64::from_le_bytes(raw.read()), SHORT as u64);
+        }
+    }
+    raw.sync();
+    assert_eq!(server.facts().buffer_bytes, 0);
+    bystander.report("multi_get for 256 MB of short values");
+}
+
+/// What a reply holds counts until it is read, also if the keys have other values by then.
+#[test]
+fn values_that_are_replaced_while_an_unread_reply_holds_them_count_against_the_limit() {
+    const COUNT: usize = 1000;
+    let value = [7; 8 << 10];
+    let (server, address) = serve(|limits| limits.write_timeout = HANG);
+    let store = client(address, HANG);
+    let names: Vec<String> = keys(COUNT).collect();
+    for name in &names {
+        store.set(&name[1..], value).unwrap();
+    }
+    store.ping().unwrap();
+    let before = server.facts().table_bytes;
+    let mut raw = Raw::greeted(address);
+    let asked = names.iter().cycle().take(8 * COUNT).collect::<Vec<_>>().into_iter();
+    raw.send(&list(MULTI_GET, asked));
+    raw.read::<8>();
+    for name in &names {
+        store.set(&name[1..], "short").unwrap();
+    }
+    store.ping().unwrap();
+    let held = server.facts().table_bytes;
+    assert!(held >= before, "{held} bytes are counted, {before} were before");
+    drop(raw);
+    until("nothing holds the old values", || server.facts().table_bytes < COUNT * 1000);
+}
+
 #[test]
 fn a_client_that_has_said_all_still_gets_all_its_answers() {
     let (server, address) = serve(|_| {});
@@ -389,6 +494,35 @@ fn many_replies_of_shared_values_cost_little_and_are_counted() {
     println!("20 × 1,000 replies of 16 KB not read: {grown} bytes of memory, {counted} counted");
     assert!(grown < 24 << 20, "{grown} bytes");
     assert!(counted * 4 > grown.min(20 * 1000 * 64), "{counted} bytes counted of {grown}");
+}
+
+#[test]
+fn one_byte_that_asks_for_everything_has_its_turn_however_many_send_it() {
+    let (server, address) = serve(|_| {});
+    let names: Vec<String> = keys(100).collect();
+    let mut waiting: Vec<Raw> = (0..500).map(|_| Raw::greeted(address)).collect();
+    waiting.iter_mut().for_each(|raw| raw.send(&list(WAIT, names.iter())));
+    until("all wait", || server.facts_with(0).waiters_count == 500);
+    let bystander = Bystander::watch(address);
+    let mut asking: Vec<Raw> = (0..100).map(|_| Raw::greeted(address)).collect();
+    // What follows the dear request waits with it, and is answered after it.
+    asking
+        .iter_mut()
+        .for_each(|raw| raw.send(&[&[INFO, PING, 1, 2, 3, 4, LIST_KEYS], &[PING, 5, 6, 7, 8][..]].concat()));
+    for raw in &mut asking {
+        let facts: tenfold_store::Facts = serde_json::from_slice(&raw.read_value()).unwrap();
+        assert_eq!((facts.waiters_count, facts.waiters.len()), (500, 500));
+        assert_eq!(facts.waiters[499].keys_count, 100);
+        assert!(facts.waiters[499].keys.contains("`/key/0`"), "{}", facts.waiters[499].keys);
+        assert_eq!(raw.read(), [1, 2, 3, 4]);
+        let count = u64::from_le_bytes(raw.read());
+        (0..count).for_each(|_| drop(raw.read_value()));
+        assert_eq!(raw.read(), [5, 6, 7, 8]);
+    }
+    bystander.report("facts for 100 clients");
+    // The last to come is the first to leave.
+    while waiting.pop().is_some() {}
+    until("all have left", || server.facts_with(0).waiters_count == 0);
 }
 
 // ── many connections ───────────────────────────────────────────────────────────────────────────────────────

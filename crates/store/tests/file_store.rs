@@ -52,6 +52,32 @@ fn refusal(path: &Path, world_size: Option<usize>) -> (FaultKind, String) {
 
 // ── the format ─────────────────────────────────────────────────────────────────────────────────────────────
 
+/// In /tmp another user can create the file first, and with it choose what all ranks read.
+#[test]
+fn a_file_of_another_user_in_a_folder_for_everybody_is_refused() {
+    use std::os::unix::fs::PermissionsExt as _;
+    const NOBODY: u32 = 65534;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rendezvous");
+    std::fs::write(&path, "").unwrap();
+    if std::os::unix::fs::chown(&path, Some(NOBODY), None).is_err() {
+        return; // only root can give a file away
+    }
+    let set_mode =
+        |mode| std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(mode)).unwrap();
+    set_mode(0o1777);
+    let error = FileStore::open(&path, Some(1)).unwrap_err();
+    assert_eq!(error.kind(), FaultKind::Argument);
+    assert!(
+        error.to_string().contains("the file belongs to user 65534, this process runs as user 0"),
+        "{error}"
+    );
+    // Who may create files in it was chosen.
+    set_mode(0o770);
+    drop(FileStore::open(&path, Some(1)).unwrap());
+    assert!(!path.exists());
+}
+
 #[test]
 fn a_fresh_file_holds_the_bytes_that_pytorch_writes() {
     let (_folder, path) = folder();

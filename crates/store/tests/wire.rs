@@ -438,7 +438,7 @@ proptest! {
         cut in 0_usize..1_000,
     ) {
         let mut bytes = Vec::new();
-        wire::encode_response(&response, &mut bytes);
+        wire::encode_response(response.clone(), &mut bytes);
         let length = bytes.len();
         bytes.extend_from_slice(b"the next reply");
         let mut source = said(&bytes);
@@ -504,7 +504,7 @@ fn a_cancelled_wait_is_told_from_one_whose_answer_crossed_the_cancel() {
     wire::encode_cancelled(&mut cancelled);
     assert_eq!(wire::decode_cancelled(&mut said(&cancelled)).expect("whole"), Cancelled::InTime);
     let mut crossed = Vec::new();
-    wire::encode_response(&Response::Ready, &mut crossed);
+    wire::encode_response(Response::Ready, &mut crossed);
     wire::encode_cancelled(&mut crossed);
     assert_eq!(wire::decode_cancelled(&mut said(&crossed)).expect("whole"), Cancelled::TooLate);
     for wrong in [&[2][..], &[0, 0], &[0, 2]] {

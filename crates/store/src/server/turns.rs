@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use mio::{Events, Interest, Poll, Token};
 
+use super::dear::Dear;
 use super::roll::Roll;
 use super::slow::{Slowest, Suspect};
 use super::surveys::Surveys;
@@ -35,8 +36,6 @@ const LISTENERS_MAX: usize = 64;
 
 /// One read of a connection, and so the most work one client gets before the next one has its turn.
 const READ: usize = 64 << 10;
-/// A client whose dear request has taken the server to this point of a round lets others go on.
-const SHARE: Duration = Duration::from_millis(1);
 /// Reads in a row for a message that is longer than one: its bytes cost little until it is whole.
 const READS_OF_LONG_MESSAGE: usize = 16;
 /// Connections accepted before clients that are here already have their turn again.
@@ -85,6 +84,8 @@ pub(super) struct Loop {
     counters: Counters,
     log: LogBudget,
     slowest: Slowest,
+    /// Clients that wait to be served something dear.
+    dear: Dear,
     /// What is being done and may take long.
     watch: Option<Watch>,
     surveys: Surveys,
@@ -159,6 +160,7 @@ impl Loop {
             counters: Counters::default(),
             log: LogBudget::new(now),
             slowest: Slowest::new(now),
+            dear: Dear::default(),
             watch: None,
             surveys: Surveys::default(),
             rolls: VecDeque::new(),
@@ -177,6 +179,7 @@ impl Loop {
                 return;
             }
             self.now = Instant::now();
+            self.dear.renew();
             if self.now >= self.next_second {
                 self.count_seconds();
             }
@@ -202,6 +205,12 @@ impl Loop {
             for slot in again {
                 self.serve(slot, &mut buffer);
             }
+            while let Some(slot) = self.dear.call() {
+                if let Some(Some(connection)) = self.connections.get_mut(slot) {
+                    connection.in_line = false;
+                }
+                self.serve(slot, &mut buffer);
+            }
             self.flush_woken(); // also those who were woken because somebody else's connection broke
             if self.accept_again.is_some_and(|at| at <= self.now) {
                 self.accept();
@@ -225,7 +234,11 @@ impl Loop {
 
     /// How long there is nothing to do unless something happens.
     fn patience(&self, next_tick: Instant) -> Option<Duration> {
-        if !self.again.is_empty() || self.surveys.is_pending() || !self.rolls.is_empty() {
+        if !self.again.is_empty()
+            || self.dear.is_pending()
+            || self.surveys.is_pending()
+            || !self.rolls.is_empty()
+        {
             return Some(Duration::ZERO);
         }
         let tick = (self.count > 0 || self.log.suppressed > 0).then_some(next_tick);
@@ -244,8 +257,9 @@ impl Loop {
 
     fn serve(&mut self, slot: usize, buffer: &mut [u8]) {
         // Taken out of the list while it has its turn, so that replies to others can be written meanwhile.
-        let Some(connection) = self.connections.get_mut(slot).and_then(Option::take) else { return };
-        let mut turn = Turn { connection, slot, is_over: false };
+        let may_ask = |connection: &mut Option<Box<Connection>>| connection.take_if(|asks| !asks.in_line);
+        let Some(connection) = self.connections.get_mut(slot).and_then(may_ask) else { return };
+        let mut turn = Turn { connection, slot };
         let result = self.take_turn(&mut turn, buffer);
         self.end_turn(turn, result);
         self.flush_woken();
@@ -259,8 +273,8 @@ impl Loop {
 
     fn take_turn(&mut self, turn: &mut Turn, buffer: &mut [u8]) -> Result<(), End> {
         for _ in 0..READS_OF_LONG_MESSAGE {
-            if turn.connection.output.len() > self.limits.output || turn.is_over {
-                break; // it must read before it may ask for more, or has had its share
+            if turn.connection.output.len() > self.limits.output || turn.connection.in_line {
+                break; // it must read before it may ask for more, or waits for its turn
             }
             if turn.has_whole_input() {
                 let input = std::mem::take(&mut turn.connection.input);
@@ -313,16 +327,21 @@ impl Loop {
     fn serve_bytes(&mut self, turn: &mut Turn, bytes: &[u8]) -> Result<usize, End> {
         let mut at = 0;
         turn.connection.needs = 0;
-        while at < bytes.len() && turn.connection.output.len() <= self.limits.output && !turn.is_over {
+        while at < bytes.len() && turn.connection.output.len() <= self.limits.output {
             if !turn.connection.validated && bytes[at] != 0 {
                 return Err(refuse(Closed::Handshake, format!("it began with byte {:#04x}", bytes[at])));
             }
             match wire::decode(&bytes[at..], &self.limits.message, &mut turn.connection.scan) {
                 Ok(Decoded::Whole(command, length)) => {
+                    let is_dear = is_dear(&command);
+                    if is_dear && !self.dear.allows(turn.slot) {
+                        self.dear.wait(turn.slot);
+                        turn.connection.in_line = true;
+                        break;
+                    }
                     at += length;
                     turn.connection.message_since = None;
                     // One call of `execute`, so that it is compiled into this loop.
-                    let is_dear = is_dear(&command);
                     let is_watched = (is_dear || length >= LIGHT) && self.watch(turn, &command, length);
                     self.execute(turn, command)?;
                     if is_watched {
@@ -366,7 +385,9 @@ impl Loop {
         let end = Instant::now();
         let bytes = watch.length + turn.connection.output.len() - watch.unsent;
         self.slowest.note(watch.suspect, bytes, end.duration_since(watch.start), end);
-        turn.is_over = is_dear && end.duration_since(self.now) > SHARE;
+        if is_dear {
+            self.dear.note(end.duration_since(watch.start));
+        }
     }
 
     #[inline]
@@ -395,7 +416,8 @@ impl Loop {
                 })
             }
             Command::Ping { nonce } => {
-                wire::encode_pong(nonce, &mut turn.connection.output.sink(&mut self.pool));
+                let answer = if nonce == wire::GREETING { wire::GREETING_ANSWER } else { nonce };
+                wire::encode_pong(answer, &mut turn.connection.output.sink(&mut self.pool));
                 Ok(())
             }
             Command::CancelWait => {
@@ -416,7 +438,7 @@ impl Loop {
                 let facts =
                     serde_json::to_vec(&self.facts(Facts::WAITERS_MAX)).expect("facts are plain data");
                 let response = Response::Value(Some(facts.into()));
-                wire::encode_response(&response, &mut turn.connection.output.sink(&mut self.pool));
+                wire::encode_response(response, &mut turn.connection.output.sink(&mut self.pool));
                 Ok(())
             }
         }
@@ -427,6 +449,9 @@ impl Loop {
     fn deliver(&mut self, turn: Option<&mut Turn>) {
         let mut own = turn;
         for (ClientId(slot), response) in self.replies.drain(..) {
+            if response == Response::Done {
+                continue; // nothing to send
+            }
             let connection = match &mut own {
                 Some(turn) if turn.slot == slot => &mut turn.connection,
                 _ => {
@@ -434,7 +459,7 @@ impl Loop {
                     self.connections[slot].as_mut().expect("the table forgets those who left")
                 }
             };
-            wire::encode_response(&response, &mut connection.output.sink(&mut self.pool));
+            wire::encode_response(response, &mut connection.output.sink(&mut self.pool));
         }
     }
 
@@ -481,7 +506,7 @@ impl Loop {
         if connection.writable || may_ask && (held_back || !connection.input.is_empty()) {
             self.again.push(slot);
         }
-        let turn = Turn { connection, slot, is_over: false };
+        let turn = Turn { connection, slot };
         match result {
             Ok(()) if !(turn.connection.ended && turn.connection.output.is_empty()) => {
                 let mut connection = turn.connection;
@@ -545,6 +570,13 @@ impl Loop {
                 "there are as many connections as the limit allows",
             );
         }
+        if !self.limits.other_users
+            && peer.ip().to_canonical().is_loopback()
+            && let Some(user) = stranger(&stream, peer)
+        {
+            let reason = format!("it belongs to user {user}, and this server serves its own user only");
+            return self.note(Closed::User, Some(peer), &reason);
+        }
         #[cfg(not(target_os = "linux"))] // Linux hands the listener's options on
         if let Err(error) = crate::listen::set_options(&socket2::SockRef::from(&stream), peer) {
             tracing::debug!(%error, %peer, "cannot set socket options");
@@ -581,7 +613,7 @@ impl Loop {
             let Some(connection) = &self.connections[slot] else { continue };
             if let Some(end) = overdue(connection, &self.limits, self.now) {
                 let connection = self.connections[slot].take().expect("it was just looked at");
-                self.close(Turn { connection, slot, is_over: false }, end);
+                self.close(Turn { connection, slot }, end);
             }
         }
         self.flush_woken();
@@ -639,7 +671,11 @@ impl Loop {
 
     /// What has arrived is answered before the end, as far as the sockets take it.
     fn last_words(&mut self, buffer: &mut [u8]) {
+        self.dear.open();
         for slot in 0..self.connections.len() {
+            if let Some(Some(connection)) = self.connections.get_mut(slot) {
+                connection.in_line = false;
+            }
             self.hear(slot, false);
             self.serve(slot, buffer);
         }
@@ -708,8 +744,6 @@ impl Loop {
 struct Turn {
     connection: Box<Connection>,
     slot: usize,
-    /// It has done something that took long; the next message waits until others have had their turn.
-    is_over: bool,
 }
 
 impl Turn {
@@ -736,6 +770,7 @@ fn overdue(connection: &Connection, limits: &Limits, now: Instant) -> Option<End
     }
     if connection.message_since.is_some_and(|since| over(since, limits.message_timeout))
         && connection.output.is_empty()
+        && !connection.in_line
     {
         let (got, limit) = (connection.input.len(), show_duration(limits.message_timeout));
         let reason = format!(
@@ -752,6 +787,12 @@ fn overdue(connection: &Connection, limits: &Limits, now: Instant) -> Option<End
         ));
     }
     None
+}
+
+/// The user of a client on this machine, if it is not one whose clients are served.
+fn stranger(stream: &mio::net::TcpStream, peer: SocketAddr) -> Option<u32> {
+    let owner = crate::owner::of_connection(peer, stream.local_addr().ok()?)?;
+    (!owner.is_trusted()).then_some(owner.user)
 }
 
 /// Can it cost far more than the bytes it came in? All others cost about as much as their bytes, or as the reply.

@@ -770,7 +770,7 @@ fn memory_is_counted_back_to_nothing() {
 }
 
 #[test]
-fn a_long_value_counts_until_the_last_reply_that_holds_it_is_gone() {
+fn a_value_counts_until_the_last_reply_that_holds_it_is_gone() {
     let mut table = table();
     let long = "x".repeat(SHARED_VALUE);
     table.set("k", &long);
@@ -786,13 +786,54 @@ fn a_long_value_counts_until_the_last_reply_that_holds_it_is_gone() {
     drop(other);
     table.sweep();
     assert_eq!(table.bytes(), 0);
-    // A short one is copied into its reply and counts no longer than the key.
-    table.set("k", &long[1..]);
-    let reply = table.get("k");
-    assert_eq!(table.remove("k"), Deleted(true));
-    assert_eq!(table.bytes(), 0);
-    drop(reply);
+    // A shorter one may wait in a list of many; one that fits into the table's slot is copied.
+    for (length, counted) in [(SHARED_VALUE - 1, SHARED_VALUE - 1), (23, 23), (22, 0)] {
+        table.set("k", &long[..length]);
+        let reply = table.get("k");
+        assert_eq!(table.remove("k"), Deleted(true));
+        assert_eq!(table.bytes(), counted);
+        drop(reply);
+        table.sweep();
+        assert_eq!(table.bytes(), 0);
+    }
     assert!(full > SHARED_VALUE);
+}
+
+/// A value that takes most of the memory there is can still be added to: it is not copied.
+#[test]
+fn a_long_value_is_appended_to_where_it_is() {
+    let mut table = table();
+    let long = "x".repeat(SHARED_VALUE);
+    let append = || Request::Append { key: bytes("k"), value: bytes("yz") };
+    table.set("k", &long);
+    table.ask(ALICE, append()).unwrap(); // the last time that it is copied
+    let place = table.value(b"k").unwrap().as_ptr();
+    let before = table.bytes();
+    table.ask(ALICE, append()).unwrap();
+    assert_eq!(table.value(b"k").unwrap().as_ptr(), place);
+    assert_eq!(table.bytes(), before + 2);
+    // What a reply holds does not change under it.
+    let reply = table.get("k");
+    table.ask(ALICE, append()).unwrap();
+    assert_eq!(table.get("k"), Response::Value(Some(format!("{long}yzyzyz").as_str().into())));
+    assert_eq!(reply, Response::Value(Some(format!("{long}yzyz").as_str().into())));
+    drop(reply);
+    assert_eq!(table.remove("k"), Deleted(true));
+    table.sweep();
+    assert_eq!(table.bytes(), 0);
+}
+
+#[test]
+fn a_name_counts_until_the_last_list_that_holds_it_is_gone() {
+    let mut table = table();
+    let name = "n".repeat(100);
+    table.set(&name, "v");
+    let list = table.ask(ALICE, Request::ListKeys).unwrap();
+    assert_eq!(table.remove(&name), Deleted(true));
+    assert_eq!(table.bytes(), 100);
+    drop(list);
+    table.sweep();
+    assert_eq!(table.bytes(), 0);
 }
 
 #[test]
