@@ -23,7 +23,7 @@ pub use mailbox::{CELLS, Head, INLINE, Inbox, Lane, Outbox, Payload, Wanted, bef
 pub use reduce::{Level, Reduction};
 pub use reduce_op::{CustomFunction, CustomOp, ReduceOp, UnknownOp, Unsupported, supports};
 pub use region::{FileIdentity, Lease, PeerRegion, REGION_BYTES_MAX, REGIONS_MAX, Region};
-pub use room::{Doing, Link, PeerRoom, Room, SLOT, slots};
+pub use room::{Doing, Link, PeerRoom, Room, SLOT, SLOTS_OWN, SLOTS_SHARED, slots};
 pub use segment::{Block, PAGE, PeerSegment, Segment};
 pub use span::{Bytes, Span, prefers_streaming};
 pub use stack::return_addresses;

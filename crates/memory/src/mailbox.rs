@@ -168,6 +168,8 @@ pub struct Outbox {
     lane: Lane,
     key: u32,
     sent: u32,
+    /// The cell of the next message. Counted apart: the number of cells need not divide 2³², at which `sent` wraps.
+    cell: usize,
     /// What the peer had read when we last looked.
     read: u32,
 }
@@ -184,7 +186,7 @@ pub enum Payload<'a> {
 impl Outbox {
     /// `key` is the same at both ends and differs from that of whoever used these records before.
     pub fn new(pair: Pair, lane: Lane, key: u32) -> Self {
-        Outbox { pair, lane, key, sent: 0, read: 0 }
+        Outbox { pair, lane, key, sent: 0, cell: 0, read: 0 }
     }
 
     /// How many messages were sent, modulo 2³².
@@ -222,7 +224,8 @@ impl Outbox {
     pub fn post(&mut self, head: &Head, payload: Payload<'_>) {
         assert!(self.has_room(), "a message needs a free cell");
         let cells = self.pair.mine().cells(self.lane);
-        let cell = &cells[self.sent as usize % cells.len()];
+        let cell = &cells[self.cell];
+        self.cell = after(self.cell, cells.len());
         for (word, value) in cell.head.iter().zip(head) {
             word.store(*value, Ordering::Relaxed);
         }
@@ -255,6 +258,8 @@ pub struct Inbox {
     lane: Lane,
     key: u32,
     taken: u32,
+    /// The cell of the next message; see [`Outbox`].
+    cell: usize,
 }
 
 /// A message that has arrived, as its sender described it; lengths and places are unchecked.
@@ -269,12 +274,11 @@ pub struct Arrived {
 impl Inbox {
     /// See [`Outbox::new`].
     pub fn new(pair: Pair, lane: Lane, key: u32) -> Self {
-        Inbox { pair, lane, key, taken: 0 }
+        Inbox { pair, lane, key, taken: 0, cell: 0 }
     }
 
     fn next(&self) -> &Cell {
-        let cells = self.pair.theirs().cells(self.lane);
-        &cells[self.taken as usize % cells.len()]
+        &self.pair.theirs().cells(self.lane)[self.cell]
     }
 
     /// The next message, if it is there. It stays until [`Inbox::take`].
@@ -305,6 +309,7 @@ impl Inbox {
     #[inline]
     pub fn take(&mut self) {
         self.taken = self.taken.wrapping_add(1);
+        self.cell = after(self.cell, CELLS[self.lane as usize]);
         self.pair.mine().read[self.lane as usize].0.store(stamp(self.key, self.taken), Ordering::Release);
     }
 }
@@ -318,6 +323,12 @@ pub fn before_looking() {
     fence(Ordering::SeqCst);
 }
 
+/// The cell after `cell`, of so many.
+#[inline]
+fn after(cell: usize, cells: usize) -> usize {
+    if cell + 1 == cells { 0 } else { cell + 1 }
+}
+
 #[inline]
 fn stamp(key: u32, count: u32) -> u64 {
     u64::from(key) << 32 | u64::from(count)
@@ -328,9 +339,13 @@ mod tests {
     use super::*;
 
     fn ends(key: u32) -> (Outbox, Inbox, [NonNull<Record>; 2]) {
+        ends_of(Lane::Collective, key)
+    }
+
+    fn ends_of(lane: Lane, key: u32) -> (Outbox, Inbox, [NonNull<Record>; 2]) {
         let records = [Record::for_test(), Record::for_test()].map(|record| NonNull::from(Box::leak(record)));
         let (sender, receiver) = pairs(records);
-        (Outbox::new(sender, Lane::Collective, key), Inbox::new(receiver, Lane::Collective, key), records)
+        (Outbox::new(sender, lane, key), Inbox::new(receiver, lane, key), records)
     }
 
     fn pairs(records: [NonNull<Record>; 2]) -> (Pair, Pair) {
@@ -387,15 +402,30 @@ mod tests {
 
     #[test]
     fn counts_wrap_around() {
-        let (mut outbox, mut inbox, records) = ends(9);
-        (outbox.sent, outbox.read, inbox.taken) = (u32::MAX - 3, u32::MAX - 3, u32::MAX - 3);
-        for number in 0..40 {
-            outbox.post(&[number, 0, 0], Payload::Inline(&[]));
-            assert_eq!(inbox.peek().map(|arrived| arrived.head[0]), Some(number));
-            inbox.take();
+        for (lane, outstanding) in [
+            (Lane::Collective, 1),
+            (Lane::Collective, CELLS[0]),
+            (Lane::PointToPoint, 1),
+            (Lane::PointToPoint, CELLS[1]),
+        ] {
+            let (mut outbox, mut inbox, records) = ends_of(lane, 9);
+            (outbox.sent, outbox.read, inbox.taken) = (u32::MAX - 7, u32::MAX - 7, u32::MAX - 7);
+            let (mut posted, mut taken) = (0..40, 0..40);
+            posted
+                .by_ref()
+                .take(outstanding)
+                .for_each(|number| outbox.post(&[number, 0, 0], Payload::Inline(&[])));
+            for number in taken.by_ref() {
+                let arrived = inbox.peek().map(|arrived| arrived.head[0]);
+                assert_eq!(arrived, Some(number), "{lane:?}, {outstanding} outstanding");
+                inbox.take();
+                if let Some(next) = posted.next() {
+                    outbox.post(&[next, 0, 0], Payload::Inline(&[]));
+                }
+            }
             assert_eq!(outbox.read(), outbox.sent());
+            free(records);
         }
-        free(records);
     }
 
     #[test]

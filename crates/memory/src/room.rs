@@ -23,10 +23,21 @@ use crate::{Block, Bytes, PeerRegion, PeerSegment, Segment, Span};
 /// Bytes of a staging slot: small enough that it stays in a core's cache between writer and reader.
 pub const SLOT: usize = 128 * 1024;
 
-/// Staging slots of a room with `places`, by lane: so many pieces may be on their way before the first was read. Never
-/// fewer than there are peers: one that takes from all of them at once waits until each has said something.
+/// Point-to-point: slots that each peer may always have, so that a peer that does not read holds up no message to
+/// another. Two, so that one is filled while the other is read.
+pub const SLOTS_OWN: usize = 2;
+
+/// Point-to-point: slots beyond those, for all peers together.
+pub const SLOTS_SHARED: usize = 8;
+
+/// Peers on one host at most: slots are numbered with 16 bits.
+const NEAR_MAX: usize = 8192;
+
+/// Staging slots of a room with `places`, by lane: so many pieces may be on their way before the first was read. For
+/// collectives never fewer than there are peers: one that takes from all of them at once waits until each has said
+/// something.
 pub fn slots(places: usize) -> [usize; 2] {
-    [places.max(16), 8]
+    [places.max(16), SLOTS_SHARED + SLOTS_OWN * places.min(NEAR_MAX)]
 }
 
 #[repr(C, align(4096))]

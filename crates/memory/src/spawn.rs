@@ -8,7 +8,9 @@ use std::io;
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
-use rustix::process::{Pid, Signal, getpid, getppid, set_parent_process_death_signal, setsid};
+use rustix::process::{
+    Pid, Resource, Rlimit, Signal, getpid, getppid, set_parent_process_death_signal, setrlimit, setsid,
+};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 /// The kernel kills the child when the thread that spawns it ends, and so when this process does, however that happens.
@@ -48,6 +50,13 @@ pub fn run_on(command: &mut Command, processors: &[usize]) {
     unsafe { command.pre_exec(at_birth) };
 }
 
+/// The child may have this many open files, from its first instruction on.
+pub fn limit_files(command: &mut Command, limit: Rlimit) {
+    let at_birth = move || Ok(setrlimit(Resource::Nofile, limit)?);
+    // SAFETY: the closure makes one system call on a value of its own.
+    unsafe { command.pre_exec(at_birth) };
+}
+
 #[cfg(all(test, not(miri)))] // Miri starts no processes.
 mod tests {
     use super::*;
@@ -67,6 +76,15 @@ mod tests {
         let (process, session) = session.split_once(' ').unwrap();
         assert_eq!(process, session);
         assert_eq!(processors.trim_end(), format!("Cpus_allowed_list:\t{first}"));
+    }
+
+    #[test]
+    fn a_child_has_the_limit_of_files_that_it_is_given() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "ulimit -S -n"]);
+        let own = rustix::process::getrlimit(Resource::Nofile);
+        limit_files(&mut command, Rlimit { current: Some(97), maximum: own.maximum });
+        assert_eq!(command.output().unwrap().stdout, b"97\n");
     }
 
     #[test]

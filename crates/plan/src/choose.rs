@@ -128,6 +128,20 @@ pub fn choose(kind: Kind, bytes: usize, topology: &Topology, needs: Needs) -> &'
         .expect("the last row of each kind covers everything")
 }
 
+/// A number made of the table: builds with another table may choose another algorithm in the same case.
+pub fn fingerprint() -> u64 {
+    let words = TABLE.iter().flat_map(|row| {
+        let name = row.algorithm.name.bytes().map(u64::from);
+        [row.hosts as u64, row.ranks as u64, row.bytes as u64, row.algorithm.kind as u64]
+            .into_iter()
+            .chain(name)
+    });
+    // FNV-1a, by words.
+    words
+        .chain([PIECE as u64])
+        .fold(0xcbf2_9ce4_8422_2325, |hash: u64, word| (hash ^ word).wrapping_mul(0x100_0000_01b3))
+}
+
 impl Algorithm {
     /// Whether it may be used for a vector of `bytes` with these needs, be it the best or not.
     pub fn suits(&self, bytes: usize, needs: Needs) -> bool {

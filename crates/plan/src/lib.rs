@@ -64,6 +64,6 @@ mod tree;
 pub mod verify;
 
 pub use algorithm::{ALGORITHMS, Algorithm, Kind, named, names};
-pub use choose::{Needs, PIECE, choose};
+pub use choose::{Needs, PIECE, choose, fingerprint};
 pub use plan::{Buffer, Chunk, Plan, Step};
 pub use topology::{Rank, Topology};

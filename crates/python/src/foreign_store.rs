@@ -6,6 +6,7 @@
 //! What a subclass of ours inherits is not called: it would only come back here. It goes to the store inside, if the subclass
 //! is one of a `HashStore` or the like, and is otherwise what the object does not have.
 
+use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +18,9 @@ use tenfold_store::{Deadline, Fault, FaultKind, Operation, Request, Response, St
 
 use crate::store::{self, Text};
 use crate::waiting;
+
+/// Stores that wrap each other at most.
+const WRAPPED_MAX: usize = 16;
 
 /// A Python object as a store.
 pub(crate) struct ForeignStore {
@@ -82,6 +86,27 @@ impl Store for ForeignStore {
         let named = |py: Python<'_>| Ok::<_, PyErr>(self.object.bind(py).get_type().name()?.to_string());
         Python::attach(named)
             .map_or_else(|_| "a Python object".into(), |kind| format!("the Python object {kind}"))
+    }
+
+    /// Of the store itself or of one that it wraps, as PyTorch's `PrefixStore` wraps its `TCPStore`.
+    fn address(&self) -> Option<SocketAddr> {
+        let asked = |py: Python<'_>| -> Option<(String, u16)> {
+            let mut object = self.object.bind(py).clone();
+            for _ in 0..WRAPPED_MAX {
+                let host = object.getattr("host").and_then(|host| host.extract::<String>());
+                let port = object.getattr("port").and_then(|port| port.extract::<u16>());
+                if let (Ok(host), Ok(port)) = (host, port) {
+                    return Some((host, port));
+                }
+                object = object.getattr("underlying_store").ok().filter(|inner| !inner.is_none())?;
+            }
+            None
+        };
+        match Python::attach(asked) {
+            // Looked up without the GIL: it may take seconds.
+            Some((host, port)) => (host.as_str(), port).to_socket_addrs().ok()?.next(),
+            None => self.inside.as_ref()?.address(),
+        }
     }
 
     fn timeout(&self) -> Duration {

@@ -13,16 +13,17 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use tenfold::DebugLevel;
 use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::Registry;
+use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt as _;
-use tracing_subscriber::{EnvFilter, Registry};
 
 /// By which the filter is changed when the debug level is; nothing if somebody else shows the log.
-static FILTER: OnceLock<Option<reload::Handle<EnvFilter, Registry>>> = OnceLock::new();
+static FILTER: OnceLock<Option<reload::Handle<Targets, Registry>>> = OnceLock::new();
 
 /// Shows the log from now on, if it is not shown yet.
 pub(crate) fn start() -> PyResult<()> {
@@ -34,14 +35,14 @@ pub(crate) fn start() -> PyResult<()> {
         let lines = tracing_subscriber::fmt::layer()
             .event_format(Line)
             .with_ansi(false)
-            .with_writer(std::io::stderr)
+            .with_writer(tenfold_cli::LogWriter::new)
             .log_internal_errors(false); // it would panic where standard error is closed
         tracing_subscriber::registry().with(filter).with(lines).try_init().ok().map(|()| handle)
     });
     Ok(())
 }
 
-fn filter() -> PyResult<EnvFilter> {
+fn filter() -> PyResult<Targets> {
     let default = if tenfold::debug_level() >= DebugLevel::Info { "info" } else { "warn" };
     tenfold_cli::log_filter(default).map_err(PyValueError::new_err)
 }

@@ -1,13 +1,16 @@
-//! Drives the operations of all groups of a rank. Whoever waits drives.
+//! Drives the operations of all groups of a rank. The waiting thread makes progress for all pending operations.
 //!
 //! All state is behind one lock. A thread that waits takes it, polls everything that is under way, and spins for a while;
-//! then it says in the records what it waits for, looks once more, lets go of the lock and sleeps. Other threads may do
-//! the same at the same time; the one that is woken polls for all of them. The helper thread (see `fabric::watch`) takes part
-//! while work is under way that nobody waits for.
+//! then it says in the records what it waits for, looks once more, releases the lock and sleeps. Other threads may do
+//! the same at the same time; `roster.rs` decides which of them watches for all, and who must be woken. The helper thread (see
+//! `fabric::watch`) drives whatever is under way while no thread waits: every call that is not over when it returns calls the
+//! helper, immediately or a little later.
 //!
 //! Only here a fault becomes an error, because only here operation, group, rank and time are known.
 
 #![expect(clippy::disallowed_methods, reason = "reads the clock before it sleeps")]
+
+mod roster;
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,7 +21,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use tenfold_memory::Doing;
 use tenfold_store::Deadline;
 
-use crate::fabric::{Fabric, GroupProgress};
+use crate::fabric::{Bell, Fabric, GroupProgress, When};
 use crate::fault::Fault;
 use crate::group::state::{Finish, GroupState, Job};
 use crate::patience::{Next, Patience};
@@ -26,6 +29,7 @@ use crate::recorder::{Stalls, Ticket};
 use crate::run::Run;
 use crate::transport::Socket;
 use crate::work::{Shared, earlier};
+use roster::{Roster, Waiter, Wake, Watching};
 
 /// How often the helper looks for news, and offers its core to others, before it sleeps.
 const HELPER_LOOKS: u32 = 64;
@@ -34,13 +38,17 @@ const HELPER_LOOKS: u32 = 64;
 const LOOK_EARLY: Duration = Duration::from_millis(20);
 const LOOK_LATE: Duration = Duration::from_millis(200);
 
+/// How long a sleeper without a bell of its own sleeps: no descriptor was left for one.
+const LOOK_BLIND: Duration = Duration::from_millis(1);
+
 #[derive(Debug)]
 pub(crate) struct Engine {
     state: Mutex<State>,
     /// Threads that want the lock: whoever spins with it lets them in.
     crowd: AtomicUsize,
-    /// Threads in `wait`.
-    waiters: AtomicUsize,
+    /// In tests: sleepers look around only if they are woken, so that a wake-up that is lost is found out.
+    #[cfg(test)]
+    looks_rarely: std::sync::atomic::AtomicBool,
 }
 
 #[derive(Debug)]
@@ -49,6 +57,21 @@ pub(crate) struct State {
     patience: Patience,
     /// Finished works that somebody wants to hear of, once the lock is free.
     to_tell: Vec<Arc<Shared>>,
+    roster: Roster,
+    /// The waiters that sleep.
+    sleepers: Vec<Sleeper>,
+    /// Bells of threads that do not sleep at the moment.
+    spare: Vec<Bell>,
+}
+
+/// A thread that waits, and sleeps.
+#[derive(Debug)]
+struct Sleeper {
+    waiter: Waiter,
+    work: Arc<Shared>,
+    /// Wakes this thread and no other. A bell that several threads sleep on would be silenced by the first that wakes up.
+    bell: Option<Bell>,
+    rung: bool,
 }
 
 /// How a caller goes on after a call.
@@ -83,6 +106,9 @@ impl State {
                 moved |= group.poll(fabric, &mut self.to_tell);
             }
         }
+        if moved {
+            self.roster.wants_changed();
+        }
         moved
     }
 
@@ -97,6 +123,9 @@ impl State {
             if group.is_busy() {
                 moved |= group.check(fabric, now, &mut self.to_tell);
             }
+        }
+        if moved {
+            self.roster.wants_changed();
         }
         moved
     }
@@ -118,6 +147,54 @@ impl State {
         }
     }
 
+    fn wake(&mut self, waiter: Waiter) {
+        self.roster.woken(waiter);
+        if let Some(sleeper) =
+            self.sleepers.iter_mut().find(|sleeper| sleeper.waiter == waiter && !sleeper.rung)
+        {
+            sleeper.rung = true;
+            if let Some(bell) = &sleeper.bell {
+                bell.ring();
+            }
+        }
+    }
+
+    /// Wakes every sleeper whose operation is over, and a watching waiter that does not know the latest wants.
+    #[inline]
+    fn wake_sleepers(&mut self) {
+        if !self.roster.has_sleepers() {
+            return;
+        }
+        let over: Vec<Waiter> = self
+            .sleepers
+            .iter()
+            .filter(|sleeper| sleeper.work.is_done())
+            .map(|sleeper| sleeper.waiter)
+            .collect();
+        over.into_iter().for_each(|waiter| self.wake(waiter));
+        if let Wake::Waiter(waiter) = self.roster.successor(self.is_busy()) {
+            self.wake(waiter);
+        }
+    }
+
+    /// Makes a bed for a thread that falls asleep; the bell that wakes it.
+    fn lie_down(&mut self, waiter: Waiter, work: &Arc<Shared>) -> Option<Bell> {
+        let bell = self.spare.pop().or_else(|| Bell::new().ok());
+        self.sleepers.push(Sleeper { waiter, work: Arc::clone(work), bell: bell.clone(), rung: false });
+        bell
+    }
+
+    fn get_up(&mut self, waiter: Waiter) {
+        let Some(index) = self.sleepers.iter().position(|sleeper| sleeper.waiter == waiter) else { return };
+        let Sleeper { bell, rung, .. } = self.sleepers.swap_remove(index);
+        if let Some(bell) = bell {
+            if rung {
+                bell.silence();
+            }
+            self.spare.push(bell);
+        }
+    }
+
     pub(crate) fn group(&mut self, index: GroupIndex) -> &mut GroupState {
         self.groups[index.0].as_deref_mut().expect("a group is in its engine until it is dropped")
     }
@@ -126,9 +203,18 @@ impl State {
 impl Engine {
     pub(crate) fn new() -> Self {
         Engine {
-            state: Mutex::new(State { groups: Vec::new(), patience: Patience::new(), to_tell: Vec::new() }),
+            state: Mutex::new(State {
+                groups: Vec::new(),
+                patience: Patience::new(),
+                to_tell: Vec::new(),
+                roster: Roster::default(),
+                sleepers: Vec::new(),
+                // One from the start: what a process holds does not depend on whether its thread has slept yet.
+                spare: Bell::new().into_iter().collect(),
+            }),
             crowd: AtomicUsize::new(0),
-            waiters: AtomicUsize::new(0),
+            #[cfg(test)]
+            looks_rarely: false.into(),
         }
     }
 
@@ -155,9 +241,10 @@ impl Engine {
         result
     }
 
-    /// Lets go of the lock, then runs callbacks.
+    /// Wakes the threads whose operations are over, releases the lock, then runs callbacks.
     #[inline]
     fn tell(&self, mut state: MutexGuard<'_, State>) {
+        state.wake_sleepers();
         if state.to_tell.is_empty() {
             return;
         }
@@ -204,15 +291,9 @@ impl Engine {
         if group.is_busy() {
             group.poll(fabric, to_tell);
         }
-        // Somebody who starts a second operation before waiting for the first has other things to do.
-        let attend = (detached || was_busy) && group.is_busy() && self.waiters.load(Ordering::Relaxed) == 0;
-        let ring = group.is_busy() && self.waiters.load(Ordering::Relaxed) > 0;
-        self.tell(state);
-        if attend {
-            self.attend(fabric);
-        } else if ring {
-            fabric.bell.ring(); // a sleeper does not know this operation's wants yet
-        }
+        // A caller that starts a second operation before it waits for the first has other things to do.
+        let when = if detached || was_busy { When::Now } else { When::Later };
+        self.leave_under_way(state, fabric, index, when);
         result
     }
 
@@ -229,7 +310,7 @@ impl Engine {
         note: impl FnOnce(&Run, Ticket) -> Arc<Shared>,
     ) -> Result<Submitted, Fault> {
         let mut state = self.lock();
-        let State { groups, to_tell, patience } = &mut *state;
+        let State { groups, to_tell, patience, .. } = &mut *state;
         let group = groups[index.0].as_deref_mut().expect("a group is in its engine until it is dropped");
         if let Some(fault) = group.failed() {
             return Err(fault.clone());
@@ -252,60 +333,86 @@ impl Engine {
         let stalls = Stalls::default();
         group.enqueue(Job { run, work: Arc::clone(&work), finish: finish.take(), stalls });
         group.poll(fabric, to_tell);
-        let waiters = self.waiters.load(Ordering::Relaxed);
-        let busy = group.is_busy();
-        self.tell(state);
-        if busy && waiters > 0 {
-            fabric.bell.ring(); // a sleeper does not know this operation's wants yet
-        } else if busy && (was_busy || urgency == Urgency::Background) {
-            // Somebody who starts a second operation before waiting for the first has other things to do.
-            fabric.call_helper_soon();
-        }
+        // A caller that starts a second operation before it waits for the first has other things to do.
+        let when = if was_busy || urgency == Urgency::Background { When::Soon } else { When::Later };
+        self.leave_under_way(state, fabric, index, when);
         Ok(Submitted::Underway(work))
     }
 
-    /// Has the helper thread drive while nobody waits.
+    /// After a call on a group: what is still under way is driven even if the caller never waits.
+    #[inline]
+    fn leave_under_way(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        fabric: &Arc<Fabric>,
+        index: GroupIndex,
+        when: When,
+    ) {
+        state.roster.wants_changed();
+        let is_busy = state.groups[index.0].as_ref().is_some_and(|group| group.is_busy());
+        let is_behind = state.roster.helper_is_behind();
+        self.tell(state);
+        if is_busy {
+            fabric.call_helper(when, is_behind);
+        }
+    }
+
+    /// Has the helper thread drive while no thread waits.
     pub(crate) fn attend(&self, fabric: &Arc<Fabric>) {
-        fabric.call_helper();
+        fabric.call_helper(When::Now, false);
+    }
+
+    /// Wakes the threads whose operations are over.
+    pub(crate) fn wake_sleepers(&self) {
+        self.with(State::wake_sleepers);
     }
 
     /// Polls once, for somebody who asks but does not wait.
     pub(crate) fn look(&self, fabric: &Arc<Fabric>) {
-        self.with(|state| {
+        let is_behind = self.with(|state| {
             state.poll(fabric);
             state.check(fabric, Instant::now());
+            state.roster.helper_is_behind() && state.is_busy()
         });
+        if is_behind {
+            fabric.wake_helper();
+        }
     }
 
     /// Drives until `work` is over; false if `until` came first.
-    pub(crate) fn wait(&self, fabric: &Arc<Fabric>, work: &Shared, until: Option<Deadline>) -> bool {
-        self.waiters.fetch_add(1, Ordering::AcqRel);
-        let done = self.drive(fabric, until, || work.is_done());
-        let others = self.waiters.fetch_sub(1, Ordering::AcqRel) - 1;
-        if others > 0 {
-            fabric.bell.ring(); // whoever sleeps must drive from here on
-        } else if fabric.helper_is_called() && self.lock().is_busy() {
-            fabric.wake_helper();
+    pub(crate) fn wait(&self, fabric: &Arc<Fabric>, work: &Arc<Shared>, until: Option<Deadline>) -> bool {
+        let mut early = 5;
+        loop {
+            match self.drive(fabric, work, until, &mut early) {
+                Over::Done => return true,
+                Over::TimedOut => return false,
+                Over::Callbacks => {}
+            }
         }
-        done
     }
 
-    fn drive(&self, fabric: &Arc<Fabric>, until: Option<Deadline>, is_done: impl Fn() -> bool) -> bool {
+    /// Drives until `work` is over, or until callbacks were run.
+    fn drive(
+        &self,
+        fabric: &Arc<Fabric>,
+        work: &Arc<Shared>,
+        until: Option<Deadline>,
+        early: &mut i32,
+    ) -> Over {
+        let mut waiting = Waiting { engine: self, fabric, is_inside: false };
         let mut state = self.lock();
+        let waiter = waiting.enter(&mut state);
         state.patience.restart();
-        let mut early = 5;
         loop {
             if state.poll(fabric) {
                 state.patience.restart();
+                state.wake_sleepers();
             }
-            if is_done() {
+            let over = if work.is_done() { Over::Done } else { Over::Callbacks };
+            if over == Over::Done || !state.to_tell.is_empty() {
+                waiting.leave(&mut state); // a callback may take its time, and this thread drives nothing meanwhile
                 self.tell(state);
-                return true;
-            }
-            if !state.to_tell.is_empty() {
-                self.tell(state);
-                state = self.lock();
-                continue;
+                return over;
             }
             match state.patience.next() {
                 Next::Spin => {
@@ -323,18 +430,29 @@ impl Engine {
                 }
                 Next::Sleep => {
                     if until.is_some_and(|until| until.passed()) {
+                        waiting.leave(&mut state);
                         self.tell(state);
-                        return false;
+                        return Over::TimedOut;
                     }
-                    let look = if early > 0 { LOOK_EARLY } else { LOOK_LATE };
-                    early -= i32::from(early > 0);
+                    let look = self.look_after(if *early > 0 { LOOK_EARLY } else { LOOK_LATE });
+                    *early -= i32::from(*early > 0);
                     let limit = until.and_then(|until| until.left()).map_or(look, |left| left.min(look));
                     let before = Instant::now();
-                    state = self.sleep(state, fabric, None, limit);
+                    state = self.sleep(state, fabric, Asleep::Waiter(waiter, work), limit);
                     state.patience.slept(before.elapsed());
                 }
             }
         }
+    }
+
+    #[cfg(test)]
+    fn look_after(&self, usual: Duration) -> Duration {
+        if self.looks_rarely.load(Ordering::Relaxed) { Duration::from_secs(3600) } else { usual }
+    }
+
+    #[cfg(not(test))]
+    fn look_after(&self, usual: Duration) -> Duration {
+        usual
     }
 
     /// Sleeps until something may have happened: with the lock before and after, without it meanwhile.
@@ -342,29 +460,55 @@ impl Engine {
         &'a self,
         mut state: MutexGuard<'a, State>,
         fabric: &Arc<Fabric>,
-        also: Option<BorrowedFd<'_>>,
+        who: Asleep<'_>,
         limit: Duration,
     ) -> MutexGuard<'a, State> {
         let now = Instant::now();
         if state.check(fabric, now) {
+            state.wake_sleepers();
             return state;
         }
-        let (sockets, until) = state.prepare_to_sleep();
-        // Whatever came before the peers could see that we sleep is seen now.
-        if state.poll(fabric) || !state.to_tell.is_empty() {
-            state.wake_up();
-            return state;
+        let watches = state.roster.must_watch();
+        let (mut sockets, mut until) = (Vec::new(), None);
+        if watches {
+            (sockets, until) = state.prepare_to_sleep();
+            // Whatever came before the peers could see that we sleep is seen now.
+            if state.poll(fabric) || !state.to_tell.is_empty() {
+                state.wake_up();
+                state.roster.wants_changed(); // another sleeper may have counted on the flags
+                state.wake_sleepers();
+                return state;
+            }
         }
+        state.roster.fall_asleep(who.watching(), watches);
+        let (own, blind) = match who {
+            Asleep::Waiter(waiter, work) => {
+                let bell = state.lie_down(waiter, work);
+                let blind = bell.is_none();
+                (bell, blind)
+            }
+            Asleep::Helper(_) => (None, false),
+        };
         drop(state);
+        let limit = if blind { limit.min(LOOK_BLIND) } else { limit };
         let limit = until.map_or(limit, |until| limit.min(until.saturating_duration_since(now)));
-        sleep_on(fabric, &sockets, also, limit);
-        fabric.bell.silence();
+        let also = match who {
+            Asleep::Waiter(..) => own.as_ref().map(AsFd::as_fd),
+            Asleep::Helper(control) => Some(control),
+        };
+        sleep_on(watches.then_some(&fabric.bell), &sockets, also, limit);
         let mut state = self.lock();
-        state.wake_up();
+        if state.roster.wake_up(who.watching()) {
+            fabric.bell.silence();
+            state.wake_up();
+        }
+        if let Asleep::Waiter(waiter, _) = who {
+            state.get_up(waiter);
+        }
         state
     }
 
-    /// The helper's turn: drives while there is work that nobody waits for, until the control plane needs it.
+    /// The helper's turn: drives while something is under way and no thread waits, until the control plane needs it.
     pub(crate) fn helper_turn(&self, fabric: &Arc<Fabric>, control: BorrowedFd<'_>, limit: Duration) {
         let mut state = self.lock();
         if !state.is_busy() {
@@ -372,15 +516,14 @@ impl Engine {
             self.tell(state);
             return;
         }
-        let somebody_waits = || self.waiters.load(Ordering::Acquire) > 0;
-        if somebody_waits() {
+        if state.roster.is_waited_in() {
             drop(state);
-            sleep_on_control(control, limit.min(LOOK_LATE));
+            sleep_on(None, &[], Some(control), limit.min(LOOK_LATE));
             return;
         }
         // A core that others need is theirs after each look; one that nobody needs is not worth a sleep.
         let mut looks = HELPER_LOOKS;
-        while looks > 0 && !somebody_waits() {
+        while looks > 0 && !state.roster.is_waited_in() {
             looks = if state.poll(fabric) { HELPER_LOOKS } else { looks - 1 };
             if !state.to_tell.is_empty() || !state.is_busy() {
                 return self.tell(state);
@@ -389,8 +532,8 @@ impl Engine {
             std::thread::yield_now();
             state = self.lock();
         }
-        if state.is_busy() && !somebody_waits() {
-            state = self.sleep(state, fabric, Some(control), limit);
+        if state.is_busy() && !state.roster.is_waited_in() {
+            state = self.sleep(state, fabric, Asleep::Helper(control), limit);
             state.poll(fabric);
         }
         self.tell(state);
@@ -426,11 +569,11 @@ impl Engine {
             group.hear(fabric, text, to_tell);
             Some((group.is_busy(), group.take_warnings()))
         });
-        fabric.bell.ring();
         let Some((is_busy, warnings)) = heard else { return false };
+        fabric.bell.ring();
         warn(&warnings);
-        if is_busy && self.waiters.load(Ordering::Relaxed) == 0 {
-            self.attend(fabric); // what it heard may ask for a verdict, and nobody here waits for anything
+        if is_busy {
+            self.attend(fabric); // what it heard may ask for a verdict, and no thread may wait for anything
         }
         true
     }
@@ -483,13 +626,70 @@ fn warn(warnings: &[String]) {
     }
 }
 
-/// Sleeps on the bell and `sockets` (each with whether it is to be written).
-fn sleep_on(fabric: &Arc<Fabric>, sockets: &[(Socket, bool)], also: Option<BorrowedFd<'_>>, limit: Duration) {
-    let mut polled = Vec::with_capacity(2 + sockets.len());
-    polled.push(PollFd::from_borrowed_fd(fabric.bell.as_fd(), PollFlags::IN));
-    if let Some(also) = also {
-        polled.push(PollFd::from_borrowed_fd(also, PollFlags::IN));
+/// Why a thread stopped driving.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Over {
+    Done,
+    TimedOut,
+    /// Callbacks were run; the operation is still under way.
+    Callbacks,
+}
+
+/// A thread that falls asleep.
+#[derive(Clone, Copy)]
+enum Asleep<'a> {
+    Waiter(Waiter, &'a Arc<Shared>),
+    /// Woken by the control plane too.
+    Helper(BorrowedFd<'a>),
+}
+
+impl Asleep<'_> {
+    fn watching(&self) -> Watching {
+        match self {
+            Asleep::Waiter(waiter, _) => Watching::Waiter(*waiter),
+            Asleep::Helper(_) => Watching::Helper,
+        }
     }
+}
+
+/// A thread in `wait`, for as long as it drives. If it unwinds, another thread takes over all the same.
+struct Waiting<'a> {
+    engine: &'a Engine,
+    fabric: &'a Arc<Fabric>,
+    is_inside: bool,
+}
+
+impl Waiting<'_> {
+    fn enter(&mut self, state: &mut State) -> Waiter {
+        self.is_inside = true;
+        state.roster.enter()
+    }
+
+    fn leave(&mut self, state: &mut State) {
+        self.is_inside = false;
+        let is_busy = state.is_busy();
+        match state.roster.leave(is_busy) {
+            Wake::Nobody => {}
+            Wake::Waiter(waiter) => state.wake(waiter),
+            Wake::Helper => self.fabric.call_helper(When::Now, true),
+        }
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        if self.is_inside {
+            let mut state = self.engine.lock(); // free: the lock is taken after this value is made, so it is released before
+            self.leave(&mut state);
+        }
+    }
+}
+
+/// Sleeps on the bell, on `sockets` (each with whether it is to be written), and on `also`.
+fn sleep_on(bell: Option<&Bell>, sockets: &[(Socket, bool)], also: Option<BorrowedFd<'_>>, limit: Duration) {
+    let mut polled = Vec::with_capacity(2 + sockets.len());
+    polled.extend(bell.map(|bell| PollFd::from_borrowed_fd(bell.as_fd(), PollFlags::IN)));
+    polled.extend(also.map(|also| PollFd::from_borrowed_fd(also, PollFlags::IN)));
     for (socket, write) in sockets {
         let flags = if *write { PollFlags::OUT } else { PollFlags::IN };
         polled.push(PollFd::from_borrowed_fd(socket.as_fd(), flags));
@@ -497,11 +697,51 @@ fn sleep_on(fabric: &Arc<Fabric>, sockets: &[(Socket, bool)], also: Option<Borro
     let _ = rustix::event::poll(&mut polled, Some(&timespec(limit))); // a signal is as good as news
 }
 
-fn sleep_on_control(control: BorrowedFd<'_>, limit: Duration) {
-    let mut polled = [PollFd::from_borrowed_fd(control, PollFlags::IN)];
-    let _ = rustix::event::poll(&mut polled, Some(&timespec(limit)));
-}
-
 fn timespec(limit: Duration) -> Timespec {
     Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use tenfold_memory::{DType, ReduceOp, Tensor};
+
+    use super::*;
+    use crate::{Group, Options};
+
+    /// Several threads of rank 0 wait at once; each must be woken by whichever thread completes its operation. Sleepers look
+    /// around by themselves only after an hour, so a lost wake-up is a timeout.
+    #[test]
+    fn every_waiter_whose_operation_another_thread_completes_is_woken() {
+        const WAITERS: usize = 4;
+        let options = Options::default().timeout(Duration::from_secs(30));
+        let outcome = Group::threads_with(2, &options, |group| {
+            group.fabric().engine.looks_rarely.store(true, Ordering::Relaxed);
+            let groups: Vec<Group> = (0..WAITERS)
+                .map(|index| group.subgroup(&[0, 1], Options::new(format!("g{index}"))).unwrap().unwrap())
+                .collect();
+            // Waits all the time, so that it completes operations of the others and does not leave.
+            let mut word = Tensor::zeros(DType::U8, 1);
+            let last = (group.rank() == 0).then(|| group.recv(word.lend(), 1, 0).unwrap());
+            std::thread::scope(|scope| {
+                scope.spawn(|| last.map(|last| last.wait().unwrap()));
+                for (index, group) in groups.iter().enumerate() {
+                    scope.spawn(move || {
+                        let mut tensor = Tensor::zeros(DType::F32, 1 << 12);
+                        for round in 0..150 {
+                            // So that threads of rank 0 fall asleep, in changing order.
+                            if group.rank() == 1 && (round + index) % 3 == 0 {
+                                std::thread::sleep(Duration::from_micros(300 * index as u64));
+                            }
+                            group.all_reduce(tensor.lend(), ReduceOp::Sum).unwrap().wait().unwrap();
+                        }
+                    });
+                }
+            });
+            if group.rank() == 1 {
+                group.send(Tensor::zeros(DType::U8, 1).lend(), 0, 0)?.wait()?;
+            }
+            Ok(())
+        });
+        outcome.unwrap();
+    }
 }

@@ -88,6 +88,25 @@ fn choose(known: &[(String, IpAddr)], rule: &Rule, routed: Option<IpAddr>) -> Op
     }
 }
 
+/// An address of this host that is not loopback, for ranks of other hosts: the one that would call `towards`, one of
+/// them, or the one with the default route, or that of any other interface.
+pub(crate) fn address_for_others(towards: impl IntoIterator<Item = SocketAddr>) -> Option<IpAddr> {
+    // Nothing is sent there: an address that is reserved for documents, for which there is a route if there is a default.
+    let outside = SocketAddr::from(([192, 0, 2, 1], 9));
+    let routed = towards.into_iter().chain([outside]).filter_map(|to| route_to(to).ok());
+    let mut routed = routed.filter(|address| !address.is_loopback() && !address.is_unspecified());
+    routed.next().or_else(|| {
+        let mut known: Vec<IpAddr> =
+            if_addrs::get_if_addrs().ok()?.into_iter().map(|interface| interface.ip()).collect();
+        known.retain(|address| match address {
+            IpAddr::V4(v4) => !v4.is_loopback() && !v4.is_link_local(),
+            IpAddr::V6(v6) => !v6.is_loopback() && !v6.is_unicast_link_local(),
+        });
+        known.sort_by_key(IpAddr::is_ipv6);
+        known.first().copied()
+    })
+}
+
 /// The address from which this host would call `to`. Connecting a datagram socket asks for the route, and sends nothing.
 fn route_to(to: SocketAddr) -> io::Result<IpAddr> {
     let any: IpAddr = match to {

@@ -5,6 +5,7 @@
 use std::cell::RefCell;
 use std::fmt;
 use std::future::Future;
+use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
@@ -26,9 +27,9 @@ type Callback = Box<dyn FnOnce(&Result<()>) + Send>;
 
 /// An operation under way.
 ///
-/// Its tensors are lent until it is done. It goes on while anybody in this process waits for anything of the same group
-/// family, and by itself if the call asked for that (see [`Group::background`](crate::Group::background)); dropping
-/// the handle neither ends it nor waits for it. A `Work` is also a [`Future`].
+/// Its tensors are lent until it is done. It goes on by itself; the thread that waits for it only has it sooner. A call in
+/// the background (see [`Group::background`](crate::Group::background)) is looked after immediately, any other within a few
+/// milliseconds. Dropping the handle neither ends the operation nor waits for it. A `Work` is also a [`Future`].
 #[must_use = "the tensors are lent until `wait` returns"]
 #[derive(Clone)]
 pub struct Work(Kind);
@@ -194,7 +195,7 @@ impl Shared {
             self.close_span(&span);
         }
         let outcome = self.outcome.get().expect("it is over");
-        notices.into_iter().for_each(|notice| notice(outcome));
+        notices.into_iter().for_each(|notice| self.call(notice, outcome));
         if self.after().is_empty() {
             return;
         }
@@ -214,10 +215,23 @@ impl Shared {
         let after = std::mem::take(&mut *self.after());
         let outcome = self.outcome.get().expect("it is over");
         for waker in after.wakers {
-            waker.wake();
+            self.guard("waker", || waker.wake());
         }
         for callback in after.callbacks {
-            callback(outcome);
+            self.call(callback, outcome);
+        }
+    }
+
+    fn call(&self, callback: Callback, outcome: &Result<()>) {
+        self.guard("callback", || callback(outcome));
+    }
+
+    /// A panic ends neither the thread, on which other operations depend, nor the callbacks behind it.
+    fn guard(&self, what: &str, run: impl FnOnce()) {
+        if let Err(panic) = std::panic::catch_unwind(AssertUnwindSafe(run)) {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+            tracing::error!("a {what} of {self:?} in group `{}` panicked: {text}", self.group);
         }
     }
 
@@ -559,6 +573,10 @@ impl Elsewhere {
             }
             sender
         });
-        let _ = sender.send(work); // received for as long as there is a sender
+        if let Err(unsent) = sender.send(work) {
+            // The thread could not be started. It is tried again for the next; this one is told here rather than not at all.
+            self.sender = None;
+            unsent.0.tell_here();
+        }
     }
 }

@@ -14,13 +14,14 @@ mod support;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal, pidfd_getfd, pidfd_open};
 use support::{Ended, Hosts, Job, Jobs, Rank, Ranks, local_store, once_within, run_as_rank};
 use tenfold::{DType, Error, Group, Options, ReduceOp, Result, Tensor, Work};
-use tenfold_store::{Server, Store};
+use tenfold_store::{Deadline, Request, Response, Server, Store};
 
 /// How long something may take before it is said to hang.
 const SOON: Duration = Duration::from_secs(60);
@@ -44,6 +45,7 @@ const JOBS: Jobs = &[
     ("leave", leave),
     ("sum_once", sum_once),
     ("make_groups", make_groups),
+    ("sum_without_unix_sockets", sum_without_unix_sockets),
     ("come_late", stuck::come_late),
     ("wait_for_a_message", stuck::wait_for_a_message),
     ("come_a_little_late", stuck::come_a_little_late),
@@ -116,6 +118,42 @@ fn sum_for_ever(rank: &Rank) {
 
 fn sum_for_ever_patiently(rank: &Rank) {
     let _group = sum_until_error(rank, options().heartbeat(HEARTBEAT_LONG));
+    rank.order();
+}
+
+/// A store in which ranks find Unix sockets that cannot be connected, as where a security module forbids it.
+struct WithoutUnixSockets(Arc<dyn Store>);
+
+impl Store for WithoutUnixSockets {
+    fn call(
+        &self,
+        request: Request<'_>,
+        deadline: Deadline,
+    ) -> std::result::Result<Response, tenfold_store::Fault> {
+        match request {
+            Request::Set { key, value } => {
+                let text =
+                    String::from_utf8_lossy(&value).replace("\"socket\":\"tenfold/", "\"socket\":\"nowhere/");
+                self.0.call(Request::Set { key, value: text.into_bytes().into() }, deadline)
+            }
+            other => self.0.call(other, deadline),
+        }
+    }
+}
+
+/// Sums often, and lets the others wait so long each time that they sleep.
+fn sum_without_unix_sockets(rank: &Rank) {
+    let store = Arc::new(WithoutUnixSockets(rank.store()));
+    let group = Group::connect(store, rank.rank, rank.size, options()).unwrap();
+    for round in 0..6 {
+        if round % rank.size == rank.rank {
+            std::thread::park_timeout(Duration::from_millis(100));
+        }
+        let mut tensor = ones(DType::F32, 1000);
+        group.all_reduce(tensor.lend(), ReduceOp::Sum).unwrap().wait().unwrap();
+        assert_eq!(tensor.as_slice::<f32>()[999], rank.size as f32);
+    }
+    rank.event("summed");
     rank.order();
 }
 
@@ -396,6 +434,38 @@ fn kill_one(size: usize, victim: usize) -> Duration {
     let bad: Vec<_> = (0..size).filter(|rank| !ended[*rank].status.success()).collect();
     assert_eq!(bad, [victim], "the others end well");
     longest(&raised)
+}
+
+#[test]
+fn ranks_of_one_host_that_cannot_share_memory_use_tcp_instead() {
+    let store = local_store();
+    let mut ranks = Job::new("sum_without_unix_sockets", 3).start(store.address());
+    ranks.wait_for_all("summed", SOON);
+    ranks.tell_all("end");
+}
+
+/// Copies of all descriptors of a process, as a child has that it forked.
+fn copies_of_descriptors(pid: u32) -> Vec<OwnedFd> {
+    let process = pidfd_open(Pid::from_raw(pid as i32).unwrap(), PidfdFlags::empty()).unwrap();
+    let names = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().map(|entry| entry.unwrap().file_name());
+    let numbers = names.filter_map(|name| name.to_str()?.parse().ok());
+    numbers.filter_map(|number| pidfd_getfd(&process, number, PidfdGetfdFlags::empty()).ok()).collect()
+}
+
+#[test]
+fn a_rank_that_is_killed_while_a_child_of_it_has_its_descriptors_is_known_to_have_died() {
+    let server = local_store();
+    // They would give it up after a long silence, with other words.
+    let mut ranks = Job::new("sum_for_ever_patiently", 3).argument(1 << 16).start(server.address());
+    ranks.wait_for_all("round 2 begins", SOON);
+    let copies = copies_of_descriptors(ranks.pid(1));
+    assert!(copies.len() > 5, "{copies:?}");
+    ranks.kill(1);
+    for rank in [0, 2] {
+        let event = ranks.wait_for_event(rank, "raised", HEARTBEAT_LONG / 2);
+        assert!(event.text.contains("rank 1 ") && event.text.contains(" died"), "{}", event.text);
+    }
+    drop(copies);
 }
 
 #[test]

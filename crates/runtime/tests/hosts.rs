@@ -9,11 +9,14 @@
 mod every_collective;
 mod support;
 
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use every_collective::check_every_collective;
 use support::{Cable, Hosts, Job, Jobs, Rank, Ranks, Slow, once_within, run_as_rank};
 use tenfold::{DType, Group, Options, ReduceOp, Tensor};
+use tenfold_store::{Deadline, PrefixStore, Request, Response, Store};
 
 /// How long something may take before it is said to hang.
 const SOON: Duration = Duration::from_secs(60);
@@ -34,6 +37,7 @@ const JOBS: Jobs = &[
     ("sum_until_told", sum_until_told),
     ("sum_patiently", sum_patiently),
     ("differ", differ),
+    ("find_each_other", find_each_other),
 ];
 
 #[test]
@@ -327,4 +331,79 @@ fn sums_are_right_over_a_cable_that_loses_one_packet_in_a_hundred() {
     let loss = hosts.loss(0);
     println!("{loss:?}");
     assert!(loss.out_lost > 0 && loss.in_lost > 0, "nothing was lost: {loss:?}");
+}
+
+// ── addresses ───────────────────────────────────────────────────────────────────────────────────────────────
+
+/// A store whose server seems to be elsewhere, as with a name that `/etc/hosts` maps to loopback on one host.
+struct Mapped(Arc<dyn Store>, Option<SocketAddr>);
+
+impl Store for Mapped {
+    fn call(
+        &self,
+        request: Request<'_>,
+        deadline: Deadline,
+    ) -> std::result::Result<Response, tenfold_store::Fault> {
+        self.0.call(request, deadline)
+    }
+
+    fn address(&self) -> Option<SocketAddr> {
+        self.1
+    }
+}
+
+/// Joins through the store that the argument names, and sums.
+fn find_each_other(rank: &Rank) {
+    let options = Options::new("default").timeout(SOON);
+    let (store, options): (Arc<dyn Store>, Options) = match rank.argument.as_str() {
+        "prefix" => {
+            let inner: Arc<dyn Store> = Arc::new(PrefixStore::new("inner", rank.store() as _));
+            (Arc::new(PrefixStore::new("/worker/attempt_0", inner)), options)
+        }
+        "mapped to loopback on one host" if rank.rank == 0 => {
+            (Arc::new(Mapped(rank.store(), Some(SocketAddr::from(([127, 0, 1, 1], 29500))))), options)
+        }
+        "without an address" => (Arc::new(Mapped(rank.store(), None)), options),
+        "only loopback on one host" if rank.rank == 1 => {
+            (rank.store(), options.interface(IpAddr::from([127, 0, 0, 1])))
+        }
+        _ => (rank.store(), options),
+    };
+    match Group::connect(store, rank.rank, rank.size, options) {
+        Ok(group) => {
+            let mut tensor = ones(1 << 16);
+            group.all_reduce(tensor.lend(), ReduceOp::Sum).unwrap().wait().unwrap();
+            let mut word = ones(1);
+            group.barrier().unwrap().wait().unwrap();
+            group.all_reduce(word.lend(), ReduceOp::Sum).unwrap().wait().unwrap();
+            rank.event(format!("sum {}", tensor.as_slice::<f32>()[7] + word.as_slice::<f32>()[0]));
+            rank.order(); // the others may still be reading
+        }
+        Err(error) => rank.event(format!("raised {error}")),
+    }
+}
+
+#[test]
+fn hosts_find_each_other_whatever_wraps_the_store_and_wherever_it_seems_to_be() {
+    let Some(hosts) = Hosts::near(2) else { return };
+    for argument in ["prefix", "mapped to loopback on one host", "without an address"] {
+        let store = hosts.serve_store();
+        let mut ranks = Job::spread("find_each_other", 2, &hosts).argument(argument).start(store.address());
+        for event in ranks.wait_for_all("", SOON) {
+            assert_eq!(event.text, "sum 8", "{argument}");
+        }
+        ranks.tell_all("end");
+    }
+}
+
+#[test]
+fn a_rank_that_other_hosts_cannot_reach_is_named_with_the_variable_to_set() {
+    let Some(hosts) = Hosts::near(2) else { return };
+    let store = hosts.serve_store();
+    let job = Job::spread("find_each_other", 1, &hosts).argument("only loopback on one host");
+    for event in job.start(store.address()).wait_for_all("raised", SOON) {
+        for text in ["rank 1 (host ", "listens on loopback only, and rank 0 (host ", "TENFOLD_INTERFACE"] {
+            assert!(event.text.contains(text), "{}", event.text);
+        }
+    }
 }

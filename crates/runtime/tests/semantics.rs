@@ -816,3 +816,48 @@ fn a_monitored_barrier_names_who_is_late() {
         assert!(message.contains("rank 2 did not reach the monitored barrier in 2.0 s"), "{message}");
     }
 }
+
+// ── settings ───────────────────────────────────────────────────────────────────────────────────────────────
+
+/// Every rank must be told both settings.
+fn refused_for_its_settings<T>(outcome: Result<T>) {
+    let error = outcome.err().expect("ranks with different settings cannot form a group");
+    assert_eq!(error.kind(), FaultKind::Mismatch);
+    let text = error.to_string();
+    let both = [
+        "rank 0 has `not deterministic; no forced algorithms;",
+        "rank 2 has `deterministic; all_reduce=ring;",
+    ];
+    assert!(both.iter().all(|part| text.contains(part)), "{text}");
+}
+
+fn settings_of(rank: usize, options: Options) -> Options {
+    if rank == 2 { options.deterministic().algorithm("all_reduce", "ring") } else { options }
+}
+
+#[test]
+fn ranks_whose_settings_choose_different_plans_cannot_connect() {
+    let store = tenfold_store::HashStore::new();
+    std::thread::scope(|scope| {
+        for rank in 0..3 {
+            let store = Arc::new(store.clone());
+            scope.spawn(move || {
+                let options = settings_of(rank, Options::new("default").timeout(LIMIT));
+                refused_for_its_settings(Group::connect(store, rank, 3, options));
+            });
+        }
+    });
+}
+
+#[test]
+fn ranks_whose_settings_choose_different_plans_cannot_form_a_subgroup() {
+    ranks(3, |group| {
+        let options = settings_of(group.rank(), Options::new("sub").timeout(LIMIT));
+        refused_for_its_settings(group.subgroup(&[0, 1, 2], options));
+        // Those that agree can, also beside one that does not.
+        let options = settings_of(group.rank(), Options::new("split").timeout(LIMIT));
+        let part = group.split(Some((group.rank() / 2) as u32), 0, options)?.unwrap();
+        assert_eq!(part.size(), if group.rank() == 2 { 1 } else { 2 });
+        sum(&group, 1).map(drop)
+    });
+}

@@ -7,6 +7,7 @@
 //!
 //! Waits of others, such as a group that is being connected, go straight through.
 
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -48,6 +49,10 @@ impl Store for Sliced {
 
     fn name(&self) -> String {
         self.0.name()
+    }
+
+    fn address(&self) -> Option<SocketAddr> {
+        self.0.address()
     }
 
     fn timeout(&self) -> Duration {
@@ -133,6 +138,10 @@ impl Store for Connection {
 
     fn name(&self) -> String {
         self.first.name()
+    }
+
+    fn address(&self) -> Option<SocketAddr> {
+        self.first.address()
     }
 
     fn timeout(&self) -> Duration {

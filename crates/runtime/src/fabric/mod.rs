@@ -8,6 +8,7 @@
 //!
 //! Ranks that are threads of one process find each other in a table instead, and need no socket at all.
 
+mod early;
 mod peer;
 mod progress;
 mod regions;
@@ -53,7 +54,7 @@ const UNCLAIMED_MAX: usize = 4096;
 pub(crate) struct Bell(Arc<OwnedFd>);
 
 impl Bell {
-    fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         Ok(Bell(Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
     }
 
@@ -108,25 +109,37 @@ pub(crate) struct Fabric {
     peers: Mutex<HashMap<FabricId, Arc<Peer>>>,
     /// Connections that peers opened for a group, until that group asks for them.
     unclaimed: Mutex<HashMap<(u64, u32, u8), TcpStream>>,
+    /// Notices about groups that this rank does not have.
+    early: Mutex<early::Early>,
     /// Of groups that this rank left: messages that peers have not read yet.
     remains: Mutex<Vec<Remains>>,
     orders: Mutex<Vec<Order>>,
     /// Wakes the helper thread.
     waker: Bell,
     helper: Mutex<Option<JoinHandle<()>>>,
-    /// Is the helper to drive what nobody waits for: one of the words below.
+    /// Is the helper to drive what no thread waits for: one of the words below.
     call: AtomicU8,
     /// Wakes the helper thread a little later.
     alarm: OwnedFd,
 }
 
-/// Nobody needs the helper; it will look when the alarm goes off; it was woken.
-const NOT_CALLED: u8 = 0;
-const CALLED_SOON: u8 = 1;
-const CALLED: u8 = 2;
+/// When the helper is to drive what no thread waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum When {
+    /// The caller most likely waits for it within this time.
+    Later,
+    /// Waking a thread that is then in the way costs more than most operations take.
+    Soon,
+    Now,
+}
 
-/// How long a caller has to wait for what it started, before the helper looks after it: waking a thread that is then in the way
-/// costs more than most operations take.
+/// The helper is not needed; it will look when the alarm goes off, later or sooner; it was woken.
+const NOT_CALLED: u8 = 0;
+const CALLED_LATER: u8 = 1;
+const CALLED_SOON: u8 = 2;
+const CALLED: u8 = 3;
+
+const CALL_LATER: Duration = Duration::from_millis(2);
 const CALL_SOON: Duration = Duration::from_micros(200);
 
 /// What the helper thread is asked to do.
@@ -179,7 +192,9 @@ impl Fabric {
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let alarm = rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags)
             .map_err(|error| Fault::io("cannot make a timer", &error.into()))?;
-        let socket_name = format!("tenfold/{pid}/{id}");
+        // Every user can list the names of sockets. The id is what lets a caller in on TCP, so it must not be in the name.
+        let door: u128 = random()?;
+        let socket_name = format!("tenfold/{pid}/{door:032x}");
         let name = std::os::unix::net::SocketAddr::from_abstract_name(&socket_name)
             .map_err(system("cannot name a Unix socket"))?;
         let unix = UnixListener::bind_addr(&name).map_err(system("cannot listen on a Unix socket"))?;
@@ -201,6 +216,7 @@ impl Fabric {
             address,
             peers: Mutex::default(),
             unclaimed: Mutex::default(),
+            early: Mutex::default(),
             remains: Mutex::default(),
             orders: Mutex::default(),
             waker,
@@ -279,6 +295,14 @@ impl Fabric {
         Arc::clone(peers.entry(id).or_insert_with(|| Arc::new(Peer::new(id))))
     }
 
+    /// The peer with this id as if nothing had been tried: what became of an attempt to share memory with it says nothing
+    /// about whether it can be reached by TCP.
+    pub(crate) fn peer_anew(&self, id: FabricId) -> Arc<Peer> {
+        let peer = Arc::new(Peer::new(id));
+        lock(&self.peers).insert(id, Arc::clone(&peer));
+        peer
+    }
+
     /// Asks for a way to `peer`, unless there is one or somebody asked already.
     pub(crate) fn dial(self: &Arc<Self>, peer: &Arc<Peer>) {
         if !peer.begin_dialling() {
@@ -299,8 +323,9 @@ impl Fabric {
         lock(&self.unclaimed).remove(&(group, from as u32, lane as u8))
     }
 
-    /// Forgets connections for a group that is gone.
+    /// Forgets connections and notices for a group that this rank has left.
     pub(crate) fn forget_group(&self, group: u64) {
+        lock(&self.early).leave(group);
         lock(&self.unclaimed).retain(|(of, _, _), _| *of != group);
     }
 
@@ -338,24 +363,27 @@ impl Fabric {
         self.waker.ring();
     }
 
-    /// Has the helper drive what nobody waits for, at once.
-    pub(crate) fn call_helper(&self) {
-        if self.call.swap(CALLED, Ordering::AcqRel) != CALLED {
-            self.wake_helper();
-        }
-    }
-
-    /// Has the helper drive what nobody waits for, unless the caller does so soon.
-    pub(crate) fn call_helper_soon(&self) {
-        let called = self.call.compare_exchange(NOT_CALLED, CALLED_SOON, Ordering::AcqRel, Ordering::Acquire);
-        if called.is_err() {
+    /// Has the helper drive what is under way while no thread waits. With `again` it is told even if it was called before:
+    /// it may sleep, and not know of the latest operation.
+    pub(crate) fn call_helper(&self, when: When, again: bool) {
+        let (call, after) = match when {
+            When::Now => {
+                if self.call.swap(CALLED, Ordering::AcqRel) != CALLED || again {
+                    self.wake_helper();
+                }
+                return;
+            }
+            When::Soon => (CALLED_SOON, CALL_SOON),
+            When::Later => (CALLED_LATER, CALL_LATER),
+        };
+        if self.call.fetch_max(call, Ordering::AcqRel) >= call && !again {
             return;
         }
         let once = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let after = Timespec { tv_sec: 0, tv_nsec: i64::from(CALL_SOON.subsec_nanos()) };
+        let after = Timespec { tv_sec: 0, tv_nsec: i64::from(after.subsec_nanos()) };
         let alarm = Itimerspec { it_interval: once, it_value: after };
         if rustix::time::timerfd_settime(&self.alarm, TimerfdTimerFlags::empty(), &alarm).is_err() {
-            self.call_helper();
+            self.call_helper(When::Now, true);
         }
     }
 

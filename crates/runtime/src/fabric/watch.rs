@@ -3,7 +3,8 @@
 //!
 //! Every peer with whom this rank speaks has a stream to it, Unix or TCP. The stream begins with a hello from both sides
 //! (with descriptors, if it is Unix), then carries control frames. A stream that ends without a goodbye means that
-//! the peer died. A peer that is there but shows no sign of life is given up after the heartbeat's limit: on one host a
+//! the peer died. So does the end of its process, which is watched by a pidfd on one host: a child that the peer forked, such as
+//! a worker that loads data, keeps copies of the streams, and they do not end before it does. A peer that is there but shows no sign of life is given up after the heartbeat's limit: on one host a
 //! counter in its segment must move, between hosts frames must come.
 
 #![expect(clippy::disallowed_methods, reason = "owns the helper thread, and its clock")]
@@ -27,7 +28,9 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags,
 };
+use rustix::process::{PidfdFlags, pidfd_open};
 use tenfold_memory::{Doing, FileIdentity, PeerRegion, PeerSegment, Region};
+use tenfold_store::owner::{self, Owner};
 
 use super::progress::Progress;
 use super::regions::{Announced, Announcement, Answer};
@@ -54,11 +57,18 @@ const WORRY: Duration = Duration::from_millis(1500);
 /// A stranger has so long to say hello.
 const GREETING_MAX: Duration = Duration::from_secs(10);
 
-/// Streams of strangers who have not said hello yet.
-const STRANGERS_MAX: usize = 1024;
+/// Streams of strangers who have not said hello yet. Beyond it the oldest is closed and not the newest: a peer says hello as
+/// soon as it is connected, and must not be kept out by those who say nothing.
+const STRANGERS_MAX: usize = 384;
 
-/// Notices about groups that this rank does not have yet.
-const EARLY_MAX: usize = 1024;
+/// Connections accepted at a time, before beats and streams have their turn again.
+const ACCEPTS: usize = 64;
+
+/// How long accepting rests when there are no descriptors.
+const ACCEPT_REST: Duration = Duration::from_millis(50);
+
+/// Between two lines of the log about strangers; those in between are counted.
+const COMPLAINT_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(super) fn start(fabric: Arc<Fabric>, unix: UnixListener, tcp: TcpListener) -> io::Result<JoinHandle<()>> {
     let poll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -77,11 +87,13 @@ pub(super) fn start(fabric: Arc<Fabric>, unix: UnixListener, tcp: TcpListener) -
         poll,
         unix,
         tcp,
+        resting_until: None,
+        complaints: Complaints::default(),
         streams: HashMap::new(),
         next_token: FIRST_STREAM,
-        early: Vec::new(),
         announced: Announced::default(),
         pulses: HashMap::new(),
+        processes: HashMap::new(),
         progress,
         tick,
         next_tick: now + tick,
@@ -145,11 +157,15 @@ struct Watch {
     poll: OwnedFd,
     unix: UnixListener,
     tcp: TcpListener,
+    /// Nobody is accepted before.
+    resting_until: Option<Instant>,
+    complaints: Complaints,
     streams: HashMap<u64, Stream>,
     next_token: u64,
-    early: Vec<(u64, Vec<u8>)>,
     announced: Announced,
     pulses: HashMap<FabricId, Pulse>,
+    /// Processes of peers on this host, by token.
+    processes: HashMap<u64, (Arc<Peer>, OwnedFd)>,
     progress: Option<Progress>,
     tick: Duration,
     next_tick: Instant,
@@ -160,7 +176,8 @@ impl Watch {
         crate::work::callbacks_go_elsewhere();
         let mut events = Vec::with_capacity(EVENTS);
         loop {
-            let mut left = self.next_tick.saturating_duration_since(Instant::now());
+            let next = self.resting_until.map_or(self.next_tick, |until| until.min(self.next_tick));
+            let mut left = next.saturating_duration_since(Instant::now());
             if self.fabric.helper_is_called() {
                 // Sleeps in there, on everything that the control plane sleeps on too.
                 self.fabric.engine.helper_turn(&self.fabric, self.poll.as_fd(), left);
@@ -178,6 +195,7 @@ impl Watch {
                     ALARM => _ = rustix::io::read(&self.fabric.alarm, &mut [0_u8; 8]), // how often it went off
                     UNIX => self.accept_unix(),
                     TCP => self.accept_tcp(),
+                    token if self.processes.contains_key(&token) => self.process_ended(token),
                     token => self.serve(token),
                 }
             }
@@ -194,6 +212,10 @@ impl Watch {
                 }
             }
             let now = Instant::now();
+            if self.resting_until.is_some_and(|until| now >= until) {
+                self.resting_until = None;
+                self.listen(EventFlags::IN);
+            }
             if now >= self.next_tick {
                 self.look_around(now);
             }
@@ -233,45 +255,93 @@ impl Watch {
     }
 
     fn accept_unix(&mut self) {
-        loop {
+        for _ in 0..ACCEPTS {
             match self.unix.accept() {
                 Ok((stream, _)) => {
                     if !self.is_welcome(&stream) || stream.set_nonblocking(true).is_err() {
                         continue;
                     }
+                    self.make_room_for_stranger();
                     let token = self.add(Io::Unix(stream), None, false);
                     self.serve(token);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(error) => return tracing::warn!("cannot accept a peer on this host: {error}"),
+                Err(error) if is_exhaustion(&error) => return self.rest(&error),
+                Err(_) => {} // it went away before it was accepted
             }
         }
     }
 
+    /// No descriptor is left for the next connection, whose event would wake this thread again and again.
+    fn rest(&mut self, error: &io::Error) {
+        self.complain(&format!("cannot accept a peer: {error}"));
+        self.resting_until = Some(Instant::now() + ACCEPT_REST);
+        self.listen(EventFlags::empty());
+    }
+
+    fn listen(&self, flags: EventFlags) {
+        let unix = epoll::modify(&self.poll, &self.unix, EventData::new_u64(UNIX), flags);
+        let tcp = epoll::modify(&self.poll, &self.tcp, EventData::new_u64(TCP), flags);
+        if let Err(error) = unix.and(tcp) {
+            tracing::warn!("cannot watch who connects: {error}");
+        }
+    }
+
+    /// A line of the log that strangers can cause.
+    fn complain(&mut self, line: &str) {
+        if let Some(line) = self.complaints.show(line, Instant::now()) {
+            tracing::warn!("{line}");
+        }
+    }
+
+    /// Closes the stream that has said nothing for longest, if there are too many of them.
+    fn make_room_for_stranger(&mut self) {
+        let strangers = self.streams.iter().filter(|(_, stream)| stream.peer.is_none());
+        let tokens: Vec<u64> = strangers.map(|(&token, _)| token).collect();
+        if tokens.len() >= STRANGERS_MAX
+            && let Some(oldest) = tokens.into_iter().min()
+        {
+            self.streams.remove(&oldest);
+        }
+    }
+
     /// Other users of this host have no business with our memory.
-    fn is_welcome(&self, stream: &UnixStream) -> bool {
-        let strangers = self.streams.values().filter(|stream| stream.peer.is_none()).count();
+    fn is_welcome(&mut self, stream: &UnixStream) -> bool {
         let same_user = rustix::net::sockopt::socket_peercred(stream)
             .is_ok_and(|them| them.uid == rustix::process::geteuid());
         if !same_user {
-            tracing::warn!("refused a process of another user that tried to join");
+            self.complain("refused a process of another user that tried to join");
         }
-        same_user && strangers < STRANGERS_MAX
+        same_user
+    }
+
+    /// The same for a caller from this host; the kernel knows its user. Of others nothing can be known.
+    fn is_served(&mut self, stream: &TcpStream, caller: std::net::SocketAddr) -> bool {
+        let Ok(own) = stream.local_addr() else { return false }; // it is gone
+        if !caller.ip().is_loopback() && caller.ip() != own.ip() {
+            return true;
+        }
+        let same_user = owner::of_connection(caller, own).is_none_or(Owner::is_trusted);
+        if !same_user {
+            self.complain("refused a process of another user that tried to join");
+        }
+        same_user
     }
 
     fn accept_tcp(&mut self) {
-        loop {
+        for _ in 0..ACCEPTS {
             match self.tcp.accept() {
-                Ok((stream, _)) => {
-                    let strangers = self.streams.values().filter(|stream| stream.peer.is_none()).count();
-                    if strangers >= STRANGERS_MAX || stream.set_nonblocking(true).is_err() {
+                Ok((stream, caller)) => {
+                    if !self.is_served(&stream, caller) || stream.set_nonblocking(true).is_err() {
                         continue;
                     }
+                    self.make_room_for_stranger();
                     let token = self.add(Io::Tcp(stream), None, false);
                     self.serve(token);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(error) => return tracing::warn!("cannot accept a peer: {error}"),
+                Err(error) if is_exhaustion(&error) => return self.rest(&error),
+                Err(_) => {} // it went away before it was accepted
             }
         }
     }
@@ -360,6 +430,9 @@ impl Watch {
         let Purpose::Data { group, from, lane, .. } = hello.purpose else { return };
         let Io::Tcp(socket) = stream.io else { return };
         let _ = epoll::delete(&self.poll, &socket);
+        if lock(&self.fabric.early).has_left(group) {
+            return; // nobody will ask for it
+        }
         let mut unclaimed = lock(&self.fabric.unclaimed);
         if unclaimed.len() >= UNCLAIMED_MAX {
             return tracing::warn!(
@@ -419,6 +492,7 @@ impl Watch {
                 return Err(io::Error::other("the hello came without its descriptors"));
             };
             peer.meet(PeerSegment::map(&segment)?, Bell::from_descriptor(bell));
+            self.watch_process(&peer, &stream.io);
         }
         stream.peer = Some(Arc::clone(&peer));
         if !stream.ours {
@@ -440,6 +514,33 @@ impl Watch {
         }
         self.fabric.tell_news();
         Ok(())
+    }
+
+    /// Watches the process at the other end of a Unix stream; if that cannot be, the end of the stream must do.
+    fn watch_process(&mut self, peer: &Arc<Peer>, io: &Io) {
+        let is_known = self.processes.values().any(|(known, _)| known.id() == peer.id());
+        let Ok(them) = rustix::net::sockopt::socket_peercred(io.fd()) else { return };
+        // In another PID namespace there may be no name for it; its own process is this one if ranks are threads.
+        if is_known || them.pid == rustix::process::getpid() {
+            return;
+        }
+        let Ok(process) = pidfd_open(them.pid, PidfdFlags::empty()) else { return };
+        let token = self.next_token;
+        self.next_token += 1;
+        if epoll::add(&self.poll, &process, EventData::new_u64(token), EventFlags::IN).is_ok() {
+            self.processes.insert(token, (Arc::clone(peer), process));
+        }
+    }
+
+    fn process_ended(&mut self, token: u64) {
+        let Some((peer, process)) = self.processes.remove(&token) else { return };
+        let _ = epoll::delete(&self.poll, &process);
+        // What it said before it ended still counts, its goodbye for one.
+        let is_its = |stream: &Stream| stream.peer.as_ref().is_some_and(|other| other.id() == peer.id());
+        let tokens: Vec<u64> =
+            self.streams.iter().filter(|(_, stream)| is_its(stream)).map(|(token, _)| *token).collect();
+        tokens.into_iter().for_each(|token| self.serve(token));
+        self.end(&peer, Fate::Died);
     }
 
     fn read_frames(&mut self, stream: &mut Stream) -> io::Result<Option<Fate>> {
@@ -475,8 +576,8 @@ impl Watch {
     }
 
     fn hear(&mut self, group: u64, text: &[u8]) {
-        if !self.fabric.engine.hear(&self.fabric, group, text) && self.early.len() < EARLY_MAX {
-            self.early.push((group, text.to_vec()));
+        if !self.fabric.engine.hear(&self.fabric, group, text) {
+            lock(&self.fabric.early).keep(group, text.to_vec(), Instant::now());
         }
     }
 
@@ -571,9 +672,11 @@ impl Watch {
         let away = now.saturating_duration_since(self.next_tick) > 2 * self.tick;
         self.next_tick = now + self.tick;
         self.fabric.segment.beat();
-        let early = std::mem::take(&mut self.early);
-        for (group, text) in early {
-            self.hear(group, &text);
+        let early = lock(&self.fabric.early).take(now);
+        for (came, group, text) in early {
+            if !self.fabric.engine.hear(&self.fabric, group, &text) {
+                lock(&self.fabric.early).keep(group, text, came);
+            }
         }
         self.fabric.bury(None);
         self.watch_near(away);
@@ -764,4 +867,92 @@ fn receive_descriptors(
         }
     }
     Ok(received.bytes)
+}
+
+/// Out of descriptors or memory, as opposed to a connection that went away.
+fn is_exhaustion(error: &io::Error) -> bool {
+    let errno = Errno::from_io_error(error);
+    [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM].map(Some).contains(&errno)
+}
+
+/// Lines of the log that strangers can cause: one at a time, then a count.
+#[derive(Debug, Default)]
+struct Complaints {
+    next: Option<Instant>,
+    suppressed: u64,
+}
+
+impl Complaints {
+    fn show(&mut self, line: &str, now: Instant) -> Option<String> {
+        if self.next.is_some_and(|next| now < next) {
+            self.suppressed += 1;
+            return None;
+        }
+        self.next = Some(now + COMPLAINT_INTERVAL);
+        Some(match std::mem::take(&mut self.suppressed) {
+            0 => line.into(),
+            count => format!("{line} ({count} more such events since the last line)"),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fabric::{FabricHandle, FabricOptions};
+    use crate::group::stuck::StuckSettings;
+
+    fn fabric() -> FabricHandle {
+        FabricHandle::new(FabricOptions {
+            interface: None,
+            ports: None,
+            heartbeat: Duration::from_secs(60),
+            in_place: false,
+            stuck: StuckSettings::default(),
+            progress: None,
+        })
+        .unwrap()
+    }
+
+    /// Whoever knows the id is let in on TCP, and every user can list the names of sockets.
+    #[test]
+    fn the_name_of_the_socket_does_not_tell_the_id() {
+        let fabric = fabric();
+        let names = std::fs::read_to_string("/proc/net/unix").unwrap();
+        assert!(names.contains(&fabric.socket_name), "it is listed");
+        let id = fabric.id.to_string();
+        assert!(!names.contains(&id) && !names.contains(&id[..16]) && !names.contains(&id[16..]));
+    }
+
+    /// Connections that say nothing must not keep out a peer that says hello.
+    #[test]
+    fn those_who_say_nothing_are_closed_to_make_room() {
+        let fabric = fabric();
+        let address = fabric.address.unwrap();
+        let connect = || TcpStream::connect_timeout(&address, Duration::from_secs(40)).unwrap();
+        let mut silent: Vec<TcpStream> = (0..STRANGERS_MAX + 1).map(|_| connect()).collect();
+        silent[0].set_read_timeout(Some(Duration::from_secs(40))).unwrap();
+        assert_eq!(silent[0].read(&mut [0]).unwrap(), 0, "the oldest is closed");
+        let mut caller = connect();
+        caller.set_read_timeout(Some(Duration::from_secs(40))).unwrap();
+        let hello = Hello { purpose: Purpose::Control, sender: FabricId(7), receiver: fabric.id };
+        io::Write::write_all(&mut caller, &hello.encode()).unwrap();
+        let mut answer = [0; Hello::LEN];
+        caller.read_exact(&mut answer).expect("a peer that says hello is answered");
+        // A process without descriptors for them would close the rest of them too.
+        silent.clear();
+    }
+
+    #[test]
+    fn strangers_cannot_fill_the_log() {
+        let (mut complaints, start) = (Complaints::default(), Instant::now());
+        assert_eq!(complaints.show("refused", start).as_deref(), Some("refused"));
+        for _ in 0..1000 {
+            assert_eq!(complaints.show("refused", start + COMPLAINT_INTERVAL / 2), None);
+        }
+        assert_eq!(
+            complaints.show("refused", start + COMPLAINT_INTERVAL).as_deref(),
+            Some("refused (1000 more such events since the last line)")
+        );
+    }
 }

@@ -4,10 +4,14 @@
 //! *probably* on one host; whether they are is found out by connecting: each tries the Unix socket of the first of them
 //! and maps its memory. What it found goes into the store too, so that all ranks have the same idea of who is near whom,
 //! for they must all choose the same plans.
+//!
+//! A rank listens on the address from which it reaches the store. That is loopback if the store is on the same host, or is
+//! no server at all. If the cards then show ranks on other hosts, the ranks with loopback choose another address, and all
+//! exchange cards once more: no rank advertises loopback to another host.
 
 #![expect(clippy::disallowed_methods, reason = "waits for a peer to answer")]
 
-use std::net::{SocketAddr, ToSocketAddrs as _};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,8 +20,8 @@ use tenfold_memory::Room;
 use tenfold_plan::{Rank, Topology};
 use tenfold_store::{Deadline, Store, StoreCollectives, StoreExt as _};
 
-use super::Options;
 use super::stuck::StuckSettings;
+use super::{Options, planner};
 use crate::control;
 use crate::environment::{Environment, TransportChoice};
 use crate::fabric::{FabricHandle, FabricOptions, Whereabouts};
@@ -38,12 +42,16 @@ struct Card {
     pid: u32,
     /// Kernel and network namespace: where these are equal, Unix sockets may reach.
     place: String,
+    /// The same, also if this rank shares no memory: where these are equal, loopback reaches.
+    loopback: String,
     socket: String,
     address: Option<SocketAddr>,
     room: usize,
+    /// What decides which plan an operation gets; see [`planner::settings`].
+    settings: String,
 }
 
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// What a rank knows once it has met the others.
 #[derive(Debug)]
@@ -56,7 +64,13 @@ pub(super) struct Met {
     pub control: control::Lease,
 }
 
-pub(super) fn meet(store: &Arc<dyn Store>, rank: Rank, size: usize, options: &Options) -> Result<Met, Fault> {
+pub(super) fn meet(
+    store: &Arc<dyn Store>,
+    rank: Rank,
+    size: usize,
+    options: &Options,
+    settings: &str,
+) -> Result<Met, Fault> {
     let environment = Environment::read()?;
     // First, so that a rank that waits for others can be asked what it does.
     let control = control::start_if_asked(environment.worker_server.as_deref(), rank)?;
@@ -64,25 +78,43 @@ pub(super) fn meet(store: &Arc<dyn Store>, rank: Rank, size: usize, options: &Op
     let transport = options.transport.unwrap_or(environment.transport);
     let joined = store.add(format!("tenfold/{}/joined/{rank}", options.name), 1).map_err(store_fault)?;
     let id = group_id(&options.name, joined as u64);
-    let fabric = make_fabric(store, options, &environment)?;
-    let room = new_room(&fabric, size, id)?;
-    let card = Card {
+    let interface = first_interface(store, options, &environment)?;
+    let mut fabric = make_fabric(interface, options, &environment)?;
+    let mut room = new_room(&fabric, size, id)?;
+    let introduction = |fabric: &FabricHandle, room: &Room| Card {
         version: VERSION,
         size,
         fabric: fabric.id().to_string(),
         host: fabric.host().to_string(),
         pid: fabric.pid(),
         place: if transport == TransportChoice::Tcp { fabric.id().to_string() } else { place() },
+        loopback: place(),
         socket: fabric.socket_name().to_string(),
         address: fabric.address(),
         room: room.offset(),
+        settings: settings.to_string(),
     };
     let exchange =
         Exchange { store, rank, size, prefix: format!("tenfold/{}/{joined}", options.name), deadline };
-    let cards: Vec<Card> = exchange.all("card", &card)?;
+    let mut cards: Vec<Card> = exchange.all("card", &introduction(&fabric, &room))?;
     check(&cards, rank, size)?;
-    let peers = introduce(&fabric, &cards, rank)?;
-    let host = find_host(&fabric, &cards, &peers, rank, transport)?;
+    if (0..size).any(|rank| is_stranded(&cards, rank)) {
+        let chosen = options.interface.is_some() || environment.interfaces.is_some();
+        if is_stranded(&cards, rank) && !chosen {
+            let loopback = &cards[rank].loopback;
+            let others = cards.iter().filter(|card| card.loopback != *loopback && !is_on_loopback(card));
+            if let Some(address) = crate::network::address_for_others(others.filter_map(|card| card.address))
+            {
+                fabric = make_fabric(address, options, &environment)?;
+                room = new_room(&fabric, size, id)?;
+            }
+        }
+        cards = exchange.all("second_card", &introduction(&fabric, &room))?;
+        check(&cards, rank, size)?;
+        refuse_stranded(&cards)?;
+    }
+    let mut peers = introduce(&fabric, &cards, rank)?;
+    let host = find_host(&fabric, &cards, &mut peers, rank, transport)?;
     let hosts: Vec<usize> = exchange.all("host", &host)?;
     if hosts.iter().any(|host| *host >= size) {
         return Err(Fault::new(FaultKind::Protocol, "a rank names a host that nobody is on"));
@@ -124,16 +156,24 @@ pub(super) fn group_id(name: &str, joined: u64) -> u64 {
     hash ^ hash >> 32
 }
 
-fn make_fabric(
+/// The address on which to listen as long as nothing is known of the other ranks.
+fn first_interface(
     store: &Arc<dyn Store>,
     options: &Options,
     environment: &Environment,
+) -> Result<IpAddr, Fault> {
+    match options.interface {
+        Some(interface) => Ok(interface),
+        None => crate::network::address_towards(store.address(), environment.interfaces.as_ref())
+            .map_err(|error| Fault::io("cannot choose an address for other hosts", &error)),
+    }
+}
+
+fn make_fabric(
+    interface: IpAddr,
+    options: &Options,
+    environment: &Environment,
 ) -> Result<FabricHandle, Fault> {
-    let interface = match options.interface {
-        Some(interface) => interface,
-        None => crate::network::address_towards(address_of(&**store), environment.interfaces.as_ref())
-            .map_err(|error| Fault::io("cannot choose an address for other hosts", &error))?,
-    };
     FabricHandle::new(FabricOptions {
         interface: Some(interface),
         ports: environment.ports.clone(),
@@ -150,11 +190,29 @@ fn make_fabric(
     })
 }
 
-/// Where a store on the network is, from its name.
-fn address_of(store: &dyn Store) -> Option<SocketAddr> {
-    let name = store.name();
-    let host_and_port = name.rsplit(' ').next()?.trim_matches('`');
-    host_and_port.to_socket_addrs().ok()?.next()
+fn is_on_loopback(card: &Card) -> bool {
+    card.address.is_none_or(|address| address.ip().to_canonical().is_loopback())
+}
+
+/// Can ranks on other hosts not reach this one?
+fn is_stranded(cards: &[Card], rank: Rank) -> bool {
+    is_on_loopback(&cards[rank]) && cards.iter().any(|other| other.loopback != cards[rank].loopback)
+}
+
+/// Fails in the same words on all ranks.
+fn refuse_stranded(cards: &[Card]) -> Result<(), Fault> {
+    let Some(rank) = (0..cards.len()).find(|rank| is_stranded(cards, *rank)) else { return Ok(()) };
+    let card = &cards[rank];
+    let other = cards.iter().position(|other| other.loopback != card.loopback).unwrap_or(rank);
+    let message = format!(
+        "rank {rank} (host {}, pid {}) listens on loopback only, and rank {other} (host {}, pid {}) is on another host",
+        card.host, card.pid, cards[other].host, cards[other].pid
+    );
+    let hint = format!(
+        "on host {}, set TENFOLD_INTERFACE (or GLOO_SOCKET_IFNAME) to the network interface that other hosts reach",
+        card.host
+    );
+    Err(Fault::new(FaultKind::Connect, message).peer(rank).hint(hint))
 }
 
 /// Kernel and network namespace of this process.
@@ -188,7 +246,7 @@ fn check(cards: &[Card], rank: Rank, size: usize) -> Result<(), Fault> {
             return Err(Fault::new(FaultKind::Mismatch, message).peer(other));
         }
     }
-    Ok(())
+    planner::check_settings(cards.iter().map(|card| card.settings.as_str()))
 }
 
 type Peers = Vec<Option<Arc<crate::fabric::Peer>>>;
@@ -208,7 +266,7 @@ fn introduce(fabric: &FabricHandle, cards: &[Card], rank: Rank) -> Result<Peers,
 fn find_host(
     fabric: &FabricHandle,
     cards: &[Card],
-    peers: &Peers,
+    peers: &mut Peers,
     rank: Rank,
     transport: TransportChoice,
 ) -> Result<Rank, Fault> {
@@ -226,6 +284,7 @@ fn find_host(
                 "rank {first} ({peer}) seems to be on this host, but its memory cannot be mapped; using TCP instead: {:?}",
                 peer.fate()
             );
+            peers[first] = Some(fabric.peer_anew(peer.id()));
             return Ok(rank);
         }
         // The helper thread meets it; a look every millisecond is often enough for something that happens once.
@@ -260,7 +319,7 @@ impl Exchange<'_> {
 
     /// Everybody is here, so everybody has read what was left for the last time: it can go.
     fn forget_earlier(&self, joined: i64, name: &str) {
-        for what in ["card", "host"] {
+        for what in ["card", "second_card", "host"] {
             let key = format!("tenfold/{name}/{}/{what}/{}", joined - 1, self.rank);
             if joined > 1 {
                 let _ = self.store.delete_key(key); // only to save memory; not every store can delete

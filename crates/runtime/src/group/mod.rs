@@ -217,7 +217,8 @@ impl Group {
                 return Err(Fault::argument(message));
             }
             let forced = forced_algorithms(&options)?;
-            Ok((connect::meet(&store, rank, size, &options)?, forced))
+            let settings = planner::settings(options.deterministic, &forced);
+            Ok((connect::meet(&store, rank, size, &options, &settings)?, forced))
         };
         match joined() {
             Ok((met, forced)) => Ok(Group::from_met(met, name, rank, options.clone(), forced, None)),
@@ -306,6 +307,11 @@ impl Group {
 
     pub fn rank(&self) -> Rank {
         self.inner.rank
+    }
+
+    #[cfg(test)]
+    pub(crate) fn fabric(&self) -> &FabricHandle {
+        &self.inner.fabric
     }
 
     pub fn size(&self) -> usize {
@@ -480,6 +486,7 @@ impl Drop for Inner {
         let end = if state.failed().is_some() { ", which had failed" } else { "" };
         let mut finished = Vec::new();
         state.close(closed, &mut finished);
+        fabric.engine.wake_sleepers();
         fabric.bury(state.into_remains());
         fabric.forget_group(self.id);
         finished.into_iter().for_each(|work: Arc<crate::work::Shared>| work.tell());

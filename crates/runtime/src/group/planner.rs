@@ -4,9 +4,9 @@
 
 use std::sync::Arc;
 
-use tenfold_plan::{Algorithm, Kind, Needs, Plan, Rank, Topology, choose, named, names};
+use tenfold_plan::{Algorithm, Kind, Needs, Plan, Rank, Topology, choose, fingerprint, named, names};
 
-use crate::fault::Fault;
+use crate::fault::{Fault, FaultKind};
 use crate::transport::mesh::TCP_PIECE;
 
 /// Plans kept for the next call of the same kind, size and root.
@@ -65,6 +65,25 @@ impl Planner {
     }
 }
 
+/// The settings of a rank that decide which plan an operation gets, in words: they must be equal on all ranks.
+pub(super) fn settings(deterministic: bool, forced: &[&'static Algorithm]) -> String {
+    let order = if deterministic { "deterministic" } else { "not deterministic" };
+    let forced: Vec<String> =
+        forced.iter().map(|algorithm| format!("{}={}", algorithm.kind.name(), algorithm.name)).collect();
+    let forced = if forced.is_empty() { "no forced algorithms".to_string() } else { forced.join(", ") };
+    format!("{order}; {forced}; table {:08x}", fingerprint() >> 32)
+}
+
+/// Fails if two ranks have different settings, and names both; in the same words on all ranks.
+pub(super) fn check_settings<'a>(settings: impl IntoIterator<Item = &'a str>) -> Result<(), Fault> {
+    let mut settings = settings.into_iter().enumerate();
+    let Some((_, first)) = settings.next() else { return Ok(()) };
+    let Some((rank, other)) = settings.find(|(_, other)| *other != first) else { return Ok(()) };
+    let message = format!("ranks have different settings: rank 0 has `{first}`, rank {rank} has `{other}`");
+    let hint = "set `deterministic`, `algorithm` and TENFOLD_ALGORITHM to the same values on all ranks, and run the same tenfold everywhere";
+    Err(Fault::new(FaultKind::Mismatch, message).peer(rank).hint(hint))
+}
+
 /// Algorithms by the names of operation and algorithm.
 pub(crate) fn look_up(pairs: &[(String, String)]) -> Result<Vec<&'static Algorithm>, Fault> {
     let find = |(operation, name): &(String, String)| {
@@ -100,6 +119,20 @@ mod tests {
             "{}",
             error.message
         );
+    }
+
+    #[test]
+    fn different_settings_are_told_with_both() {
+        let forced = look_up(&[("all_reduce".into(), "ring".into())]).unwrap();
+        let (usual, other) = (settings(false, &[]), settings(true, &forced));
+        assert!(check_settings([usual.as_str(); 3]).is_ok());
+        let fault = check_settings([usual.as_str(), usual.as_str(), other.as_str()]).unwrap_err();
+        assert_eq!(fault.peer, Some(2));
+        assert!(
+            fault.message.contains("rank 0 has `not deterministic; no forced algorithms; table "),
+            "{fault:?}"
+        );
+        assert!(fault.message.contains("rank 2 has `deterministic; all_reduce=ring; table "), "{fault:?}");
     }
 
     #[test]

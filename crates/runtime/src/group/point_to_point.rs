@@ -1,7 +1,7 @@
 //! Messages between two ranks, matched by source and tag.
 //!
-//! Messages of one sender arrive in the order in which they were sent; a receive takes the first with its tag. One that
-//! nobody asked for stays with the sender as long as nobody asks for a later one; then it is kept here, up to a limit.
+//! Messages of one sender arrive in the order in which they were sent; a receive takes the first with its tag. A message
+//! that was not asked for stays with the sender until a receive asks for a later one; then it is kept here, up to a limit.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,7 +17,8 @@ use crate::transport::mesh::{Mesh, TCP_PIECE};
 use crate::transport::{Transport as _, Wants};
 use crate::work::Shared;
 
-/// Bytes of messages that arrived before they were asked for, and had to make room for others.
+/// Bytes of messages that arrived before they were asked for, and had to make room for others. If so many are kept, no
+/// further message is; one alone may be longer.
 const KEPT_MAX: usize = 1 << 30;
 
 const LANE: Lane = Lane::PointToPoint;
@@ -30,9 +31,14 @@ pub(crate) struct PointToPoint {
     receives: Vec<Receiving>,
     /// By source: the message that is arriving.
     arriving: Vec<Option<Arriving>>,
+    arriving_count: usize,
+    /// The source that is looked at first in the next turn, so that a busy one does not starve the others.
+    first: Rank,
     /// By source: whole messages that nobody has asked for.
     kept: Vec<VecDeque<(Label, Vec<u8>)>>,
     kept_bytes: usize,
+    /// The last source whose message could not be kept, because too much is.
+    refused: Option<Rank>,
 }
 
 #[derive(Debug)]
@@ -75,14 +81,17 @@ impl PointToPoint {
             sends_left: 0,
             receives: Vec::new(),
             arriving: (0..size).map(|_| None).collect(),
+            arriving_count: 0,
+            first: 0,
             kept: (0..size).map(|_| VecDeque::new()).collect(),
             kept_bytes: 0,
+            refused: None,
         }
     }
 
     #[inline]
     pub(crate) fn is_busy(&self) -> bool {
-        self.sends_left > 0 || !self.receives.is_empty() || self.arriving.iter().any(Option::is_some)
+        self.sends_left > 0 || !self.receives.is_empty() || self.arriving_count > 0
     }
 
     pub(crate) fn works(&self) -> impl Iterator<Item = &Arc<Shared>> {
@@ -141,11 +150,13 @@ impl PointToPoint {
                 moved |= self.poll_sends(to, mesh, finished)?;
             }
         }
-        if self.receives.is_empty() && self.arriving.iter().all(Option::is_none) {
+        if self.receives.is_empty() && self.arriving_count == 0 {
             return Ok(moved);
         }
         moved |= self.take_kept(finished)?;
-        for from in 0..self.arriving.len() {
+        let sources = self.arriving.len();
+        self.first = (self.first + 1) % sources;
+        for from in (self.first..sources).chain(0..self.first) {
             let asked = |receiving: &Receiving| receiving.from.is_none_or(|asked| asked == from);
             if from != self.rank && (self.arriving[from].is_some() || self.receives.iter().any(asked)) {
                 moved |= self.poll_arriving(from, mesh, finished)?;
@@ -201,7 +212,12 @@ impl PointToPoint {
         let piece = piece(mesh, from);
         let mut moved = false;
         loop {
-            let Poll::Ready((head, len)) = mesh.poll_any(LANE, from)? else { return Ok(moved) };
+            let polled = match mesh.poll_any(LANE, from) {
+                // Another rank may send what is asked for. If none is left that could, `Mesh::lost_among` finds out.
+                Err(fault) if fault.kind == FaultKind::PeerLost && !self.needs(from) => return Ok(moved),
+                polled => polled?,
+            };
+            let Poll::Ready((head, len)) = polled else { return Ok(moved) };
             if self.arriving[from].is_none() && !self.begin(from, &head)? {
                 return Ok(moved);
             }
@@ -218,13 +234,19 @@ impl PointToPoint {
             if received + len == arriving.total
                 && let Some(arriving) = self.arriving[from].take()
             {
-                self.arrived(from, arriving, finished);
+                self.arriving_count -= 1;
+                self.arrived(from, arriving, finished)?;
             }
             let wanted = |receiving: &Receiving| receiving.from.is_none_or(|asked| asked == from);
             if self.arriving[from].is_none() && !self.receives.iter().any(wanted) {
                 return Ok(moved);
             }
         }
+    }
+
+    /// Is there a receive that only this source can complete?
+    fn needs(&self, from: Rank) -> bool {
+        self.arriving[from].is_some() || self.receives.iter().any(|receiving| receiving.from == Some(from))
     }
 
     /// A message begins to arrive: for whom? False if there is no room to keep it.
@@ -242,13 +264,17 @@ impl PointToPoint {
                 receiving.work.begin();
                 Target::Receive(receiving)
             }
-            None if self.kept_bytes.saturating_add(total) > KEPT_MAX => return Ok(false),
+            None if self.kept_bytes >= KEPT_MAX => {
+                self.refused = Some(from);
+                return Ok(false);
+            }
             None => {
                 self.kept_bytes += total;
                 Target::Keep(vec![0; total])
             }
         };
         self.arriving[from] = Some(Arriving { label, total, received: None, target });
+        self.arriving_count += 1;
         Ok(true)
     }
 
@@ -259,15 +285,34 @@ impl PointToPoint {
         self.receives.iter().position(fits)
     }
 
-    fn arrived(&mut self, from: Rank, arriving: Arriving, finished: &mut Vec<Arc<Shared>>) {
+    fn arrived(
+        &mut self,
+        from: Rank,
+        arriving: Arriving,
+        finished: &mut Vec<Arc<Shared>>,
+    ) -> Result<(), Fault> {
         match arriving.target {
-            Target::Keep(bytes) => self.kept[from].push_back((arriving.label, bytes)),
+            Target::Keep(bytes) => {
+                self.kept[from].push_back((arriving.label, bytes));
+                // A receive may have asked for it meanwhile, and must not get a later message with the same tag instead.
+                self.take_kept(finished)?;
+            }
             Target::Receive(Receiving { work, view, .. }) => {
                 drop(view);
                 work.set_source(from);
                 finish(work, finished);
             }
         }
+        Ok(())
+    }
+
+    /// Why receives may wait although messages have arrived.
+    pub(crate) fn obstacle(&self) -> Option<String> {
+        let from = self.refused.filter(|_| self.kept_bytes >= KEPT_MAX)?;
+        let kept = self.kept_bytes >> 20;
+        Some(format!(
+            "{kept} MiB of messages have arrived that were not received, and rank {from} has sent more: receive them first"
+        ))
     }
 
     /// Hands out messages that came before they were asked for.
@@ -303,6 +348,7 @@ impl PointToPoint {
         self.sends_left = 0;
         self.receives.clear();
         self.arriving.iter_mut().for_each(|arriving| *arriving = None);
+        self.arriving_count = 0;
         for work in works {
             let error = Error::new(work.scene(None), fault.clone());
             if work.finish(Err(error), Waited::UntilStarted) {

@@ -484,6 +484,7 @@ impl GroupState {
             let doing = self.mesh.doing(rank).unwrap_or_default();
             facts.push(stuck::deed(rank, &doing));
         }
+        facts.extend(self.messages.obstacle());
         facts.push("see its log, or raise `timeout`".to_string());
         facts.join("; ")
     }

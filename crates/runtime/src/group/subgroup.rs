@@ -7,7 +7,7 @@ use tenfold_memory::Tensor;
 use tenfold_plan::{Rank, Topology};
 
 use super::connect::{Met, group_id, new_room};
-use super::{Group, Options, forced_algorithms};
+use super::{Group, Options, forced_algorithms, planner};
 use crate::fault::{Fault, Result};
 use crate::label::{Label, OpKind};
 use crate::transport::mesh::Member;
@@ -61,7 +61,15 @@ impl Group {
             Some(_) => Some(new_room(&inner.fabric, ranks.len(), id).map_err(fail)?),
             None => None,
         };
-        let rooms = self.exchange(&[room.as_ref().map_or(0, |room| room.offset() as i64)])?;
+        let settings = planner::settings(options.deterministic, &forced);
+        let own = [room.as_ref().map_or(0, |room| room.offset() as i64), group_id(&settings, 0) as i64];
+        let rooms = self.exchange(&own)?;
+        // Ranks of other subgroups may have other settings; but all ranks must exchange the same number of times.
+        if rooms.iter().any(|other| other[1] != own[1]) {
+            let all = self.exchange(&words(&settings))?;
+            let all: Vec<String> = ranks.iter().map(|rank| text(&all[*rank])).collect();
+            planner::check_settings(all.iter().map(String::as_str)).map_err(fail)?;
+        }
         let (Some(place), Some(room)) = (place, room) else { return Ok(None) };
         let parents = inner.fabric.engine.with(|state| state.group(inner.index).members().to_vec());
         let members =
@@ -92,4 +100,19 @@ impl Group {
         let (numbers, _) = output.as_slice::<i64>().as_chunks::<N>();
         Ok(numbers.to_vec())
     }
+}
+
+/// Longest text that ranks exchange, in words.
+const WORDS: usize = 64;
+
+/// A text as numbers, cut if need be.
+fn words(text: &str) -> [i64; WORDS] {
+    let mut bytes = text.bytes().chain(std::iter::repeat(0));
+    std::array::from_fn(|_| i64::from_ne_bytes(std::array::from_fn(|_| bytes.next().unwrap_or(0))))
+}
+
+fn text(words: &[i64; WORDS]) -> String {
+    let bytes: Vec<u8> =
+        words.iter().flat_map(|word| word.to_ne_bytes()).take_while(|byte| *byte != 0).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
 }

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use tenfold_memory::{
-    Bytes, Doing, Head, INLINE, Lane, Lease, Link, Payload, PeerRoom, Room, SLOT, Segment, Span, Wanted,
-    before_looking, slots,
+    Bytes, Doing, Head, INLINE, Lane, Lease, Link, Payload, PeerRoom, Room, SLOT, SLOTS_OWN, SLOTS_SHARED,
+    Segment, Span, Wanted, before_looking, slots,
 };
 use tenfold_plan::Rank;
 
@@ -92,6 +92,8 @@ struct Near {
 struct Far {
     outgoing: [Option<TcpOut>; 2],
     incoming: [Option<TcpIn>; 2],
+    /// Nothing more comes on that lane: sleeping on its socket would be no sleep.
+    ended: [bool; 2],
 }
 
 /// Which staging slots are in use.
@@ -101,12 +103,35 @@ struct Slots {
     free: Vec<u16>,
     readers: Vec<u16>,
     open: Vec<bool>,
+    /// Slots that each peer may always have, and that all of them may have together beyond those.
+    quota: (usize, usize),
+    /// Slots that peers have beyond their own.
+    extra: usize,
 }
 
 impl Slots {
-    fn new(first: usize, count: usize) -> Self {
+    fn new(first: usize, count: usize, quota: (usize, usize)) -> Self {
         let free = (first..first + count).rev().map(|slot| slot as u16).collect();
-        Slots { first: first as u16, free, readers: vec![0; count], open: vec![false; count] }
+        let first = first as u16;
+        Slots { first, free, readers: vec![0; count], open: vec![false; count], quota, extra: 0 }
+    }
+
+    /// May a peer that has `held` slots have another? A peer that reads nothing must leave some to the others.
+    fn admits(&self, held: usize) -> bool {
+        held < self.quota.0 || self.extra < self.quota.1
+    }
+
+    /// A peer that had `held` slots has another.
+    fn lend_to(&mut self, held: usize, slot: u16) {
+        self.extra += usize::from(held >= self.quota.0);
+        self.readers[usize::from(slot - self.first)] += 1;
+    }
+
+    /// A peer has read a slot, and has `held` others.
+    fn take_back(&mut self, held: usize, slot: u16) {
+        self.extra -= usize::from(held >= self.quota.0);
+        self.readers[usize::from(slot - self.first)] -= 1;
+        self.free_if_unused(slot);
     }
 
     fn open(&mut self) -> Option<u16> {
@@ -115,17 +140,8 @@ impl Slots {
         Some(slot)
     }
 
-    fn add_reader(&mut self, slot: u16) {
-        self.readers[usize::from(slot - self.first)] += 1;
-    }
-
     fn close(&mut self, slot: u16) {
         self.open[usize::from(slot - self.first)] = false;
-        self.free_if_unused(slot);
-    }
-
-    fn remove_reader(&mut self, slot: u16) {
-        self.readers[usize::from(slot - self.first)] -= 1;
         self.free_if_unused(slot);
     }
 
@@ -147,7 +163,7 @@ impl Near {
             && sent.wrapping_sub(number) >= sent.wrapping_sub(read)
         {
             staged.pop_front();
-            slots.remove_reader(slot);
+            slots.take_back(staged.len(), slot);
         }
         !staged.is_empty()
     }
@@ -192,7 +208,10 @@ impl Mesh {
             has_far: false,
             streams,
             to_look_at: Vec::new(),
-            slots: [Slots::new(0, collective), Slots::new(collective, messages)],
+            slots: [
+                Slots::new(0, collective, (usize::MAX, 0)),
+                Slots::new(collective, messages, (SLOTS_OWN, SLOTS_SHARED)),
+            ],
             unread: [Vec::new(), Vec::new()],
             holders: [Vec::new(), Vec::new()],
             stray: None,
@@ -329,7 +348,7 @@ impl Mesh {
         } else {
             let slot = match stage {
                 Some(Stage(slot)) => *slot,
-                None => match self.stage(lane, bytes) {
+                None => match self.stage(lane, to, bytes) {
                     Some(slot) => {
                         *stage = Some(Stage(slot));
                         slot
@@ -345,8 +364,8 @@ impl Mesh {
             if near.staged[lane as usize].is_empty() && !self.holders[lane as usize].contains(&to) {
                 self.holders[lane as usize].push(to);
             }
+            self.slots[lane as usize].lend_to(near.staged[lane as usize].len(), slot);
             near.staged[lane as usize].push_back((number, slot));
-            self.slots[lane as usize].add_reader(slot);
         }
         self.look_later(to);
         Ok(Poll::Ready(()))
@@ -375,17 +394,32 @@ impl Mesh {
         }
     }
 
-    /// Copies bytes into a free slot, if there is one.
-    fn stage(&mut self, lane: Lane, bytes: Bytes<'_>) -> Option<u16> {
-        let slots = &mut self.slots[lane as usize];
-        if slots.free.is_empty() || bytes.len() >= REUSE_MIN {
+    /// Slots that `peer` has.
+    fn held(&self, lane: Lane, peer: Rank) -> usize {
+        match &self.routes[peer] {
+            Route::Near(near) => near.staged[lane as usize].len(),
+            _ => 0,
+        }
+    }
+
+    /// Copies bytes into a free slot, if there is one for `to`.
+    fn stage(&mut self, lane: Lane, to: Rank, bytes: Bytes<'_>) -> Option<u16> {
+        let is_short = |mesh: &Mesh| {
+            let slots = &mesh.slots[lane as usize];
+            slots.free.is_empty() || !slots.admits(mesh.held(lane, to))
+        };
+        if bytes.len() >= REUSE_MIN || is_short(self) {
+            let slots = &mut self.slots[lane as usize];
             let routes = &mut self.routes;
             self.holders[lane as usize].retain(|peer| match &mut routes[*peer] {
                 Route::Near(near) => near.reap(lane, slots),
                 _ => false,
             });
         }
-        let slot = slots.open()?;
+        if is_short(self) {
+            return None;
+        }
+        let slot = self.slots[lane as usize].open()?;
         assert!(bytes.len() <= SLOT, "a piece fits a slot");
         let target = self.room.slot(usize::from(slot)).part(0, bytes.len());
         if self.streams && bytes.len() >= STREAM_MIN {
@@ -416,7 +450,11 @@ impl Mesh {
             },
             Route::Far(far) => match accepted(&self.fabric, far, self.group, from, lane)? {
                 None => Ok(Poll::Pending),
-                Some(incoming) => incoming.poll_message().map_err(|error| lost(from, &error)),
+                Some(incoming) => {
+                    let polled = incoming.poll_message();
+                    far.ended[lane as usize] |= polled.is_err();
+                    polled.map_err(|error| lost(from, &error))
+                }
             },
         }
     }
@@ -635,7 +673,8 @@ impl Mesh {
             let writers = writers.filter(|outgoing| !outgoing.is_idle() || wants.room.contains(&rank));
             sockets.extend(writers.map(|outgoing| (outgoing.socket(), true)));
             if wants.messages.contains(&rank) || wants.any_of.contains(&rank) {
-                sockets.extend(far.incoming.iter().flatten().map(|incoming| (incoming.socket(), false)));
+                let open = far.incoming.iter().zip(far.ended).filter(|(_, ended)| !ended);
+                sockets.extend(open.filter_map(|(incoming, _)| Some((incoming.as_ref()?.socket(), false))));
             }
         }
     }
