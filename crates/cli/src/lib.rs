@@ -8,6 +8,7 @@ mod bench;
 mod dashboard;
 mod demo;
 mod environment;
+mod log;
 mod program;
 mod run;
 mod serve;
@@ -19,9 +20,13 @@ mod worker;
 
 use std::ffi::OsString;
 use std::io::IsTerminal as _;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
+pub use log::LogWriter;
 pub use program::Program;
 
 /// Collective communication for machine learning.
@@ -49,6 +54,9 @@ enum Command {
     Trace(trace::Args),
     Worker(worker::Args),
 }
+
+/// For log lines that are still to be written when the command ends.
+const LAST_LINES: Duration = Duration::from_secs(1);
 
 const SUCCESS: u8 = 0;
 const FAILURE: u8 = 1;
@@ -97,6 +105,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>, program: Program) -> 
         Command::Trace(args) => trace::run(&args),
         Command::Worker(args) => worker::run(&args),
     };
+    LogWriter::flush_within(LAST_LINES);
     match outcome {
         Ok(code) => code,
         // Whoever reads our output may stop reading: `tenfold store … keys | head` is no failure.
@@ -109,9 +118,9 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>, program: Program) -> 
 ///
 /// # Errors
 /// If it is no filter; the text says what would be one.
-pub fn log_filter(default: &str) -> Result<tracing_subscriber::EnvFilter, String> {
+pub fn log_filter(default: &str) -> Result<tracing_subscriber::filter::Targets, String> {
     let filter = std::env::var("TENFOLD_LOG").unwrap_or_else(|_| default.into());
-    tracing_subscriber::EnvFilter::try_new(&filter).map_err(|error| {
+    filter.parse().map_err(|error| {
         format!(
             "TENFOLD_LOG=`{filter}` is no log filter: {error}\n  hint: try `info` or `tenfold_store=debug`"
         )
@@ -121,9 +130,8 @@ pub fn log_filter(default: &str) -> Result<tracing_subscriber::EnvFilter, String
 fn start_log() -> Result<(), String> {
     let filter = log_filter("warn")?;
     let colour = std::io::stderr().is_terminal();
-    let log =
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colour);
-    let _has_one_already = log.try_init();
+    let lines = tracing_subscriber::fmt::layer().with_writer(LogWriter::new).with_ansi(colour);
+    let _has_one_already = tracing_subscriber::registry().with(filter).with(lines).try_init();
     Ok(())
 }
 

@@ -9,8 +9,8 @@
 //! The ranks of a round are in one of five phases: they run; some have failed, and for a moment it is looked who was first; they
 //! are about to be asked to end, and may write down what they did; they were asked and have some time for it; they were killed. The
 //! first failure here begins the second, the rendezvous the third, which is over at once where nobody writes; a signal to the launcher
-//! begins the fourth. When the last has ended, what they left behind is ended too, and only then the rendezvous is told: no two
-//! rounds ever run at once.
+//! begins the fourth. When the last has ended, what they left behind is ended too, and only then the rendezvous is told; if this
+//! launcher is frozen or cut off, the guard ends them in time. So no two rounds run at once.
 //!
 //! Here is the loop, and what everybody needs of it. `joining` is the way into the job, `round` one start of the ranks, `ending` the
 //! last words. `args` is what was typed and what follows from it, `endpoint` finds the store, `program` what to run; `environment`
@@ -49,7 +49,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant, SystemTime};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::Signal;
+use rustix::process::{Resource, Rlimit, Signal, getrlimit};
 use signal_hook::consts::SIGCHLD;
 use signal_hook::iterator::backend::SignalDelivery;
 use signal_hook::iterator::exfiltrator::SignalOnly;
@@ -65,7 +65,7 @@ pub(crate) use guard::stand_guard;
 use guard::{Guard, Mark};
 use inspect::{Connections, RankStatus};
 use logs::Logs;
-use output::Outlet;
+use output::{Outlet, printable};
 use progress::{Progress, Stuck};
 use rank::{Rank, signal_name};
 use rendezvous::{Assignment, Order, Rendezvous};
@@ -97,18 +97,24 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let program =
         program::resolve(&plan.program, plan.kind, python).map_err(|missing| missing.to_string())?;
     let processors = plan.binding.map(|binding| numa::processors(binding, plan.ranks)).transpose()?;
-    make_room_for_files(plan.ranks * FILES_A_RANK);
+    let files_before = make_room_for_files(&plan);
     let mut launch = Launch::new(Arc::new(plan), program, processors)?;
+    launch.files_of_ranks = files_before;
     let outcome = launch.work();
     launch.finish(outcome)
 }
 
-/// Raises the limit of open files if it is too low. Ranks inherit it, so it is left alone where it will do.
-fn make_room_for_files(needed: usize) {
-    use rustix::process::{Resource, getrlimit};
-    if getrlimit(Resource::Nofile).current.is_some_and(|limit| limit < needed as u64) {
-        crate::serve::descriptors();
+/// Raises the limit of open files if it is too low for the ranks, or if this launcher may host the store for other nodes, whose
+/// ranks all connect to it. The limit before that, which is the ranks': programs that use `select` or close all files at
+/// their start do badly with a high one.
+fn make_room_for_files(plan: &Plan) -> Option<Rlimit> {
+    let before = getrlimit(Resource::Nofile);
+    let needed = (plan.ranks * FILES_A_RANK) as u64;
+    if plan.nodes.max == 1 && before.current.is_none_or(|limit| limit >= needed) {
+        return None;
     }
+    crate::serve::descriptors();
+    Some(before)
 }
 
 /// What other threads tell the main one.
@@ -117,6 +123,8 @@ enum News {
     Note(String),
     /// The same, about what the rendezvous waits for.
     Awaited(String),
+    /// Ranks may run until then without further news of this kind.
+    Held(Instant),
     /// The store is found.
     Arrived(Home),
     /// It is not.
@@ -152,6 +160,8 @@ struct Launch {
     plan: Arc<Plan>,
     program: Vec<OsString>,
     processors: Option<Vec<Vec<usize>>>,
+    /// The limit of open files that ranks are given, if it is not the launcher's.
+    files_of_ranks: Option<Rlimit>,
     job: Job,
     node_id: String,
     signals: SignalDelivery<UnixStream, SignalOnly>,
@@ -175,6 +185,8 @@ struct Launch {
     home: Option<Home>,
     rendezvous: Option<Rendezvous>,
     round: Option<Round>,
+    /// Until when ranks may run without an answer from the store; the guard ends them then.
+    held_until: Option<Instant>,
     /// What the rendezvous waits for, until the next round begins.
     awaited: Option<String>,
     /// The signal that ended the run, and until when the rendezvous is waited for.
@@ -227,6 +239,7 @@ impl Launch {
             plan,
             program,
             processors,
+            files_of_ranks: None,
             job,
             node_id,
             signals,
@@ -248,6 +261,7 @@ impl Launch {
             home: None,
             rendezvous: None,
             round: None,
+            held_until: None,
             awaited: None,
             leaving: None,
             over: None,
@@ -365,7 +379,11 @@ impl Launch {
             News::Note(line) => self.outlet.note(&line),
             News::Awaited(line) => {
                 self.outlet.note(&line);
-                self.awaited = Some(line);
+                self.awaited = Some(printable(&line).into_owned());
+            }
+            News::Held(until) => {
+                self.held_until = Some(until);
+                self.guard.hold(until);
             }
             News::Arrived(home) => self.join(home)?,
             News::Lost(text) => {
@@ -375,6 +393,8 @@ impl Launch {
             News::Start(assignment, store) => self.start_round(assignment, store)?,
             News::Stop { round, reason } => self.told_to_stop(round, &reason),
             News::Over(outcome) => {
+                self.held_until = None;
+                self.guard.release();
                 self.over.get_or_insert(outcome);
                 self.stop_after_dumps("the job is over: all ranks are asked to end".into());
             }

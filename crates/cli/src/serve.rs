@@ -12,7 +12,7 @@ use tenfold_store::{Limits, Server, ServerOptions};
 
 use crate::dashboard::{self, Dashboard};
 use crate::units::{parse_duration, parse_size, show_size};
-use crate::{Outcome, SUCCESS};
+use crate::{LogWriter, Outcome, SUCCESS};
 
 /// Runs a store server that PyTorch's TCPStore and tenfold's clients can use.
 ///
@@ -44,6 +44,9 @@ pub(crate) struct Args {
     /// Memory for keys, values and buffers; beyond it writes are refused and reads go on
     #[arg(long, default_value = "1G", value_parser = parse_size, help_heading = "Limits")]
     max_memory: usize,
+    /// Serve clients of other users of this machine on loopback, too; those of root always are
+    #[arg(long)]
+    allow_other_users: bool,
     /// Clients at a time (also bounded by the file-descriptor limit)
     #[arg(long, default_value_t = Limits::default().connections, help_heading = "Limits")]
     max_connections: usize,
@@ -114,21 +117,27 @@ pub(crate) fn run(args: Args) -> Outcome {
     let facts = server.facts();
     if facts.connections > 0 {
         let seconds = args.drain.as_secs_f64();
-        eprintln!(
+        say(format!(
             "stopping: {} clients are still here, serving them for up to {seconds} s",
             facts.connections
-        );
+        ));
     }
     server.shutdown(args.drain);
     let operations: u64 = facts.operations.values().sum();
-    eprintln!(
+    say(format!(
         "stopped after {:.1} s: {operations} operations for {} clients, {} keys, {} held",
         facts.uptime_seconds,
         facts.accepted,
         facts.keys,
         show_size(facts.table_bytes)
-    );
+    ));
     Ok(SUCCESS)
+}
+
+/// A line on standard error, which may not be read: that must not keep the server from ending.
+fn say(mut line: String) {
+    line.push('\n');
+    let _never_fails = LogWriter::new().write_all(line.as_bytes());
 }
 
 fn limits(args: &Args) -> Limits {
@@ -143,6 +152,7 @@ fn limits(args: &Args) -> Limits {
     let is_shown = args.dashboard.options(DASHBOARD_PORT).is_some();
     let kept = DESCRIPTORS_KEPT + if is_shown { dashboard::DESCRIPTORS } else { 0 };
     limits.connections = args.max_connections.min(descriptors().saturating_sub(kept));
+    limits.other_users = args.allow_other_users;
     limits.output = args.max_output;
     limits.handshake_timeout = args.handshake_timeout;
     limits.message_timeout = args.message_timeout;

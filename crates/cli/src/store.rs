@@ -221,7 +221,7 @@ pub(crate) fn print_stats(store: &TcpStore, json: bool) -> Result<(), Box<dyn st
     writeln!(
         out,
         "tenfold store at {}, up {:.1} s, round trip {} µs",
-        facts.address,
+        printable(&facts.address),
         facts.uptime_seconds,
         round_trip.as_micros()
     )?;
@@ -241,7 +241,7 @@ pub(crate) fn print_stats(store: &TcpStore, json: bool) -> Result<(), Box<dyn st
     )?;
     let list =
         facts.operations.iter().map(|(name, count)| format!("{name} {count}")).collect::<Vec<_>>().join(", ");
-    writeln!(out, "operations   {}", if list.is_empty() { "none yet" } else { &list })?;
+    writeln!(out, "operations   {}", if list.is_empty() { "none yet".into() } else { printable(&list) })?;
     for (reason, count) in &facts.closed {
         writeln!(out, "closed       {count} × {}", json!(reason).as_str().unwrap_or_default())?;
     }
@@ -250,10 +250,19 @@ pub(crate) fn print_stats(store: &TcpStore, json: bool) -> Result<(), Box<dyn st
         writeln!(
             out,
             "  {} in {} for {} ({} keys), {:.1} s",
-            waiter.peer, waiter.operation, waiter.keys, waiter.keys_count, waiter.seconds
+            printable(&waiter.peer),
+            printable(&waiter.operation),
+            printable(&waiter.keys),
+            waiter.keys_count,
+            waiter.seconds
         )?;
     }
     Ok(())
+}
+
+/// What a server tells, without what a terminal would obey: the server may be anybody's.
+fn printable(text: &str) -> String {
+    text.chars().map(|character| if character.is_control() { '\u{fffd}' } else { character }).collect()
 }
 
 /// What any TCPStore server tells.

@@ -67,7 +67,16 @@ fn ranks_find_what_they_would_find_under_torchrun() {
             assert!(own.contains(&name.as_str()) || other == value, "{name}: {other}, torchrun: {value}");
         }
         let more: Vec<String> = found.into_keys().collect();
-        assert_eq!(more, ["PYTHONUNBUFFERED", "RAYON_NUM_THREADS", "TENFOLD_PROGRESS", "TENFOLD_RUN_MARK"]);
+        assert_eq!(
+            more,
+            [
+                "PYTHONUNBUFFERED",
+                "RAYON_NUM_THREADS",
+                "TENFOLD_FENCE",
+                "TENFOLD_PROGRESS",
+                "TENFOLD_RUN_MARK"
+            ]
+        );
     }
 }
 

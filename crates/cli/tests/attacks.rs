@@ -13,10 +13,13 @@
 mod hostile;
 mod serving;
 
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use hostile::*;
+use rustix::process::Signal;
 use serving::Serve;
 use tenfold_store::{Closed, Facts, StoreExt};
 
@@ -287,6 +290,37 @@ fn popping_unknown_queues_leaves_nothing_behind() {
     }
     assert!(kept(&serve, "300,000 pops of unknown queues", before, 2) <= 4 * MB);
     bystander.report("unknown queues");
+}
+
+/// A pager, a terminal that was stopped, a stuck log collector: if its reader stops reading, the log must not stop the store.
+#[test]
+fn a_log_that_is_not_read_stops_no_client_and_not_the_end() {
+    let (mut log, full) = std::io::pipe().unwrap();
+    rustix::io::ioctl_fionbio(&full, true).unwrap();
+    while (&full).write(&[b'\n'; 4096]).is_ok() {}
+    rustix::io::ioctl_fionbio(&full, false).unwrap();
+    let mut command = std::process::Command::new(serving::TENFOLD);
+    command.args(["serve", "--port", "0"]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(full);
+    let mut process = serving::Process(command.spawn().unwrap());
+    drop(command); // it holds the pipe
+    let mut line = String::new();
+    BufReader::new(process.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let address = line.trim().strip_prefix("listening on ").unwrap().parse().unwrap();
+    let store = client(address, HANG);
+    for _ in 0..20 {
+        let mut raw = Raw::connect(address);
+        raw.send(b"GET / HTTP/1.1\r\n\r\n");
+        raw.until_closed();
+        store.ping().unwrap();
+    }
+    // What was said meanwhile comes when it is read, also what is said last.
+    process.signal(Signal::INT);
+    let mut text = String::new();
+    log.read_to_string(&mut text).unwrap();
+    assert!(process.0.wait().unwrap().success());
+    let lines: Vec<&str> = text.lines().filter(|line| !line.is_empty()).collect();
+    assert!(lines[0].contains("closed the connection of 127.0.0.1:"), "{lines:?}");
+    assert!(lines.iter().any(|line| line.starts_with("stopped after ")), "{lines:?}");
 }
 
 #[test]

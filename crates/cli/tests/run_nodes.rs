@@ -61,6 +61,67 @@ fn told(error: &str) -> String {
     launching::without_numbers(&error.replace("local rank 1, pid", "pid").replace("local rank 0, pid", "pid"))
 }
 
+/// The other nodes begin the next round without it, so its ranks must not go on.
+#[test]
+fn ranks_of_a_frozen_launcher_are_ended_by_its_guard() {
+    let port = free_port();
+    let script = "echo $$ $TENFOLD_FENCE; exec sleep 1000";
+    let mut host = start(&elastic("1:2", &port, "a"), "1", script);
+    let first = host_line(&mut host);
+    assert_eq!(first.split_whitespace().last(), Some("0"));
+    let mut guest = start(&elastic("1:2", &port, "b"), "1", script);
+    let rank = guest.any_line();
+    let (process, fence) = rank.split_once(' ').unwrap();
+    assert_eq!(fence, "1", "the second round of the first job");
+    let rank = handle(process);
+    guest.launcher.freeze();
+    wait_until_gone(&rank);
+    // The others go on without it.
+    assert!(host.any_line().ends_with(" 1"));
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut host.output, &mut line).unwrap();
+    assert!(line.trim_end().ends_with(" 2"), "{line:?}");
+    guest.launcher.signal(Signal::CONT);
+    host.launcher.signal(Signal::TERM);
+    host.ended();
+    guest.launcher.signal(Signal::TERM);
+    let (said, _) = guest.ended();
+    assert!(said.contains("so its guard ended the ranks"), "{said}");
+}
+
+/// A line of a rank that is alone, and so has no prefix.
+fn host_line(run: &mut Run) -> String {
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut run.output, &mut line).unwrap();
+    line.trim_end().into()
+}
+
+/// The usual soft limit of open files is 1,024, and 128 nodes with 8 ranks have more connections than that.
+#[test]
+fn a_launcher_that_hosts_the_store_serves_more_clients_than_ranks_may_have_files() {
+    let hard = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
+    if hard.is_some_and(|hard| hard < 1024) {
+        return; // such a machine cannot show it
+    }
+    let port = free_port();
+    let mut command = std::process::Command::new("sh");
+    let words = elastic("1:2", &port, "a").join(" ");
+    let script = format!(
+        "ulimit -S -n 128; exec {} run {words} sh -c 'ulimit -S -n; exec sleep 1000'",
+        serving::TENFOLD
+    );
+    let mut run = Run::spawn(command.args(["-c", &script]).stdin(std::process::Stdio::null()));
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut run.output, &mut line).unwrap();
+    assert_eq!(line, "128\n", "ranks have the limit that the user gave");
+    let port = port.parse().unwrap();
+    let connect = || tenfold_store::TcpStore::connect("127.0.0.2", port).unwrap();
+    let clients: Vec<_> = (0..300).map(|_| connect()).collect();
+    assert!(clients.iter().all(|client| client.ping().is_ok()));
+    run.launcher.signal(Signal::TERM);
+    run.ended();
+}
+
 #[test]
 fn two_nodes_with_given_ranks_meet_in_either_order() {
     for host_first in [true, false] {

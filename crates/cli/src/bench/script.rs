@@ -33,7 +33,7 @@ impl Exchange {
 
     pub(crate) fn ask(mut self, request: Request<'_>, response: Response) -> Self {
         wire::encode(&Command::Call(request), &mut self.request);
-        wire::encode_response(&response, &mut self.reply);
+        wire::encode_response(response, &mut self.reply);
         self
     }
 

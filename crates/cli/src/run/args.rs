@@ -20,7 +20,7 @@ use crate::units::parse_duration;
 
 /// Ports when none is given: torchrun's.
 const STATIC_PORT: u16 = 29500;
-const ELASTIC_PORT: u16 = 29400;
+pub(super) const ELASTIC_PORT: u16 = 29400;
 /// torchrun says the same, so that jobs without a name meet.
 const NO_RUN_ID: &str = "none";
 /// Ranks of one node; a limit on typing errors.
@@ -162,6 +162,9 @@ pub(crate) struct Args {
     #[arg(long, alias = "local_addr", value_name = "HOST", help_heading = "Nodes")]
     #[arg(env = "PET_LOCAL_ADDR", hide_env = true)]
     local_addr: Option<String>,
+    /// Let processes of other users of this machine use a store that this launcher hosts on loopback
+    #[arg(long, help_heading = "Nodes")]
+    allow_other_users: bool,
 
     #[command(flatten)]
     output: OutputArgs,
@@ -522,6 +525,8 @@ pub(super) struct Plan {
     pub(super) binding: Option<Binding>,
     pub(super) virtual_local_rank: bool,
     pub(super) local_address: Option<String>,
+    /// A store on loopback serves other users, too.
+    pub(super) other_users: bool,
     pub(super) kind: Kind,
     pub(super) python: Option<PathBuf>,
     pub(super) program: Vec<OsString>,
@@ -585,6 +590,7 @@ impl Args {
             binding: self.numa_binding,
             virtual_local_rank: self.virtual_local_rank,
             local_address: self.local_addr.clone(),
+            other_users: self.allow_other_users,
             kind: self.kind()?,
             python: self.python.clone(),
             program: self.program.clone(),

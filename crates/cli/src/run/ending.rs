@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use super::Launch;
 use super::endpoint::Home;
 use super::failure;
+use super::output::printable;
 use super::rank::signal_name;
 use super::rendezvous::{self, Order};
 use crate::{FAILURE, Outcome, SUCCESS};
@@ -34,7 +35,7 @@ impl Launch {
         let report = self.report();
         if let (Ok(()), Some(message)) = (&outcome, &report) {
             // Not `eprintln!`, which panics where nobody reads.
-            let _nobody_reads = writeln!(io::stderr(), "error: {message}");
+            let _nobody_reads = writeln!(io::stderr(), "error: {}", printable(message));
         }
         if self.hosts_others() && !self.impatient {
             let impatient = Arc::new(AtomicBool::new(false));

@@ -11,9 +11,11 @@ use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tenfold_store::{Deadline, Server, ServerOptions, TcpStore, TcpStoreOptions, show_duration};
+use rustix::process::{Resource, getrlimit};
+use tenfold_store::owner::{self, Owner};
+use tenfold_store::{Deadline, Limits, Server, ServerOptions, TcpStore, TcpStoreOptions, show_duration};
 
-use super::args::{Endpoint, Meeting, Plan};
+use super::args::{ELASTIC_PORT, Endpoint, Meeting, Plan};
 
 const LOOPBACK: &str = "127.0.0.1";
 /// One attempt to connect; between two of them people may be told.
@@ -38,7 +40,7 @@ pub(super) struct Home {
 pub(super) fn open(plan: &Plan, note: &dyn Fn(String)) -> Result<Home, String> {
     let home = match &plan.meeting {
         Meeting::Alone => {
-            let server = start(LOOPBACK, 0)?;
+            let server = start(LOOPBACK, 0, plan.other_users)?;
             host(server, &Endpoint { host: LOOPBACK.into(), port: 0 }, plan)?
         }
         Meeting::Static { endpoint, node_rank: 0 } => {
@@ -90,14 +92,17 @@ fn decide(endpoint: &Endpoint, plan: &Plan) -> Result<Decision, String> {
     let (listen, why) = listen_where(endpoint, plan);
     let mut refused = String::new();
     for _ in 0..LOOKS_MAX {
-        match start(listen, endpoint.port) {
+        match start(listen, endpoint.port, plan.other_users) {
             Ok(server) => return Ok(Decision::Host(server, why)),
             Err(error) => refused = error,
         }
         match look(endpoint) {
             Look::Free => {} // it was taken, and is not any more
             Look::Elsewhere => return Ok(Decision::Guest("the address is not one of this machine's")),
-            Look::Taken if answers(endpoint) => return Ok(Decision::Guest("a store answers there already")),
+            Look::Taken if answers(endpoint) => {
+                trust_holder(endpoint, holder(endpoint))?;
+                return Ok(Decision::Guest("a store answers there already"));
+            }
             Look::Taken | Look::Refused => break,
         }
     }
@@ -107,11 +112,11 @@ fn decide(endpoint: &Endpoint, plan: &Plan) -> Result<Decision, String> {
 /// Hosts, also where the address is not one of this machine's: it may be translated on the way.
 fn insist(endpoint: &Endpoint, plan: &Plan) -> Result<(Server, &'static str), String> {
     let (listen, why) = listen_where(endpoint, plan);
-    match start(listen, endpoint.port) {
+    match start(listen, endpoint.port, plan.other_users) {
         Ok(server) => Ok((server, why)),
         Err(_) if look(endpoint) == Look::Elsewhere => {
             let is_v6 = endpoint.host.parse().is_ok_and(|address: IpAddr| address.is_ipv6());
-            let server = start(if is_v6 { "::" } else { "0.0.0.0" }, endpoint.port)?;
+            let server = start(if is_v6 { "::" } else { "0.0.0.0" }, endpoint.port, plan.other_users)?;
             Ok((server, "told to; the address is not one of this machine's, so it listens on all of them"))
         }
         Err(error) => Err(error),
@@ -132,8 +137,22 @@ fn listen_where<'a>(endpoint: &'a Endpoint, plan: &Plan) -> (&'a str, &'static s
     (&endpoint.host, BOUND)
 }
 
-fn start(listen: &str, port: u16) -> Result<Server, String> {
-    Server::start(ServerOptions::new(listen, port)).map_err(|error| {
+/// Open files that are not clients of the store: pipes of ranks, log files, a dashboard's connections.
+const FILES_KEPT: usize = 512;
+/// A store serves this many clients at the least, as far as files are concerned.
+const CLIENTS_MIN: usize = 64;
+
+/// Limits of a store that a launcher hosts: more clients than it can have files would only be accepted to be closed.
+fn limits(other_users: bool) -> Limits {
+    let mut limits = Limits::default();
+    limits.other_users = other_users;
+    let files = getrlimit(Resource::Nofile).current.map_or(usize::MAX, |limit| limit as usize);
+    limits.connections = limits.connections.min(files.saturating_sub(FILES_KEPT).max(CLIENTS_MIN));
+    limits
+}
+
+fn start(listen: &str, port: u16, other_users: bool) -> Result<Server, String> {
+    Server::start(ServerOptions::new(listen, port).limits(limits(other_users))).map_err(|error| {
         let hint = error.hint().map_or(String::new(), |hint| format!("\n  hint: {hint}"));
         format!("cannot host the store: {}{hint}", error.fault().message())
     })
@@ -171,6 +190,23 @@ fn judge(error: &io::Error) -> Look {
 
 fn answers(endpoint: &Endpoint) -> bool {
     TcpStore::open(TcpStoreOptions::new(&endpoint.host, endpoint.port).timeout(ANSWER)).is_ok()
+}
+
+/// Who listens at an address of this machine, if the kernel tells.
+fn holder(endpoint: &Endpoint) -> Option<Owner> {
+    resolve(endpoint).ok()?.into_iter().find_map(owner::of_listener)
+}
+
+/// On the port that everybody uses who names none, another user can wait for jobs, and a job's nodes do what its store says.
+fn trust_holder(endpoint: &Endpoint, holder: Option<Owner>) -> Result<(), String> {
+    match holder {
+        Some(holder) if endpoint.port == ELASTIC_PORT && !holder.is_trusted() => Err(format!(
+            "the store at {endpoint} belongs to user {}: a store on the default port is joined only if it belongs to this user\n  \
+             hint: give --rdzv-endpoint another port, on all nodes",
+            holder.user
+        )),
+        _ => Ok(()),
+    }
 }
 
 fn tell(note: &dyn Fn(String), plan: &Plan, server: &Server, endpoint: &Endpoint, why: &str) {
@@ -252,6 +288,7 @@ fn connect(endpoint: &Endpoint, plan: &Plan, note: &dyn Fn(String)) -> Result<Ho
 pub(super) fn open_for_ranks(
     met_at: &Endpoint,
     local_address: Option<&str>,
+    other_users: bool,
     note: &dyn Fn(String),
 ) -> Result<(Server, Endpoint), String> {
     let host = match local_address {
@@ -260,11 +297,11 @@ pub(super) fn open_for_ranks(
             .map_err(|error| format!("cannot tell by which address {met_at} reaches this node: {error}"))?
             .to_string(),
     };
-    let server = match start(&host, 0) {
+    let server = match start(&host, 0, other_users) {
         Ok(server) => server,
         Err(_) if local_address.is_some() => {
             // A name that others know and we do not.
-            let server = start("0.0.0.0", 0)?;
+            let server = start("0.0.0.0", 0, other_users)?;
             note(format!(
                 "--local-addr {host} cannot be bound here, so the ranks' store listens on all addresses"
             ));
@@ -308,13 +345,30 @@ mod tests {
 
     #[test]
     fn only_a_store_answers_as_one() {
-        let server = start(LOOPBACK, 0).unwrap();
+        let server = start(LOOPBACK, 0, false).unwrap();
         assert!(answers(&at(LOOPBACK, server.address().port())));
     }
 
     #[test]
+    fn a_store_of_another_user_on_the_default_port_is_not_joined() {
+        let server = start(LOOPBACK, 0, false).unwrap();
+        let Some(own) = holder(&at(LOOPBACK, server.address().port())) else { return }; // a kernel without `inet_diag`
+        assert_eq!(trust_holder(&at(LOOPBACK, ELASTIC_PORT), Some(own)), Ok(()));
+        assert_eq!(trust_holder(&at(LOOPBACK, ELASTIC_PORT), None), Ok(()), "it cannot be known");
+        let mut other = own;
+        other.user += 1;
+        let text = trust_holder(&at(LOOPBACK, ELASTIC_PORT), Some(other)).unwrap_err();
+        assert!(
+            text.starts_with(&format!("the store at 127.0.0.1:29400 belongs to user {}: ", other.user)),
+            "{text}"
+        );
+        // Whoever names a port names its store.
+        assert_eq!(trust_holder(&at(LOOPBACK, 29401), Some(other)), Ok(()));
+    }
+
+    #[test]
     fn a_store_for_ranks_is_where_the_others_can_reach_it() {
-        let (server, endpoint) = open_for_ranks(&at("127.0.0.2", 29400), None, &|_| ()).unwrap();
+        let (server, endpoint) = open_for_ranks(&at("127.0.0.2", 29400), None, false, &|_| ()).unwrap();
         assert_eq!(endpoint.to_string(), server.address().to_string());
         assert!(server.is_private());
     }
@@ -324,7 +378,7 @@ mod tests {
         let notes = std::cell::RefCell::new(Vec::new());
         let note = |line: String| notes.borrow_mut().push(line);
         let met_at = at("127.0.0.2", 29400);
-        let (server, endpoint) = open_for_ranks(&met_at, Some("no-such-name.invalid"), &note).unwrap();
+        let (server, endpoint) = open_for_ranks(&met_at, Some("no-such-name.invalid"), false, &note).unwrap();
         assert_eq!(endpoint.host, "no-such-name.invalid");
         let port = server.address().port();
         assert_eq!(

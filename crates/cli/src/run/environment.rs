@@ -8,6 +8,10 @@ use super::progress;
 use super::rendezvous::Assignment;
 use super::worker_sockets;
 
+/// A number that grows from round to round and from job to job: a program that stores something for the next round (a checkpoint) can
+/// refuse one that is lower than the last it has seen, which comes from ranks that should have ended.
+const FENCE: &str = "TENFOLD_FENCE";
+
 /// What all ranks of one node have in common, in all rounds.
 #[derive(Clone, Debug)]
 pub(super) struct Job {
@@ -62,6 +66,7 @@ pub(super) fn environment(
     set("TORCHELASTIC_RUN_ID", job.run_id.clone());
     // PyTorch puts it before all keys of a round; so it grows with every round, also without a failure.
     set("TORCHELASTIC_RESTART_COUNT", assignment.round.to_string());
+    set(FENCE, assignment.fence().to_string());
     set("TORCHELASTIC_MAX_RESTARTS", job.max_restarts.to_string());
     set("TORCHELASTIC_SIGNALS_TO_HANDLE", job.signals.clone());
     set(guard::VARIABLE, job.mark.clone());
@@ -143,7 +148,7 @@ mod tests {
         inherited: &[(&str, &str)],
     ) -> Result<Vec<(&'static str, OsString)>, String> {
         let nodes = vec![node(3, "trainer"), node(2, "reader"), node(ranks, "trainer")];
-        let assignment = Assignment { round: 4, restarts_used: 0, node_rank: 2, nodes };
+        let assignment = Assignment { job: 2, round: 4, restarts_used: 0, node_rank: 2, nodes };
         let place = Place {
             local_rank,
             assignment: &assignment,
@@ -179,6 +184,7 @@ mod tests {
             ("ROLE_NAME", "trainer"),
             ("ROLE_RANK", "4"),
             ("ROLE_WORLD_SIZE", "5"),
+            ("TENFOLD_FENCE", "8589934596"),
             ("TENFOLD_PROGRESS", "/p"),
             ("TENFOLD_RUN_MARK", "mark"),
             ("TENFOLD_WORKER_SERVER", "/w.sock"),

@@ -20,7 +20,7 @@ use serde_json::Value;
 use signal_hook::consts::{SIGABRT, SIGBUS, SIGFPE, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGPIPE, SIGQUIT};
 use signal_hook::consts::{SIGSEGV, SIGSYS, SIGTERM, SIGXCPU, SIGXFSZ};
 
-use super::output::command_len;
+use super::output::printable;
 use super::rank::{End, signal_name};
 use crate::units::show_size;
 
@@ -407,19 +407,6 @@ pub(super) fn tail(path: &Path) -> Vec<String> {
     let text = String::from_utf8_lossy(&bytes);
     let lines: Vec<&str> = text.lines().collect();
     lines[lines.len().saturating_sub(TAIL_LINES)..].iter().map(|line| line.to_string()).collect()
-}
-
-/// Without terminal commands: a summary is read in files, and far from where its colours began.
-fn printable(line: &str) -> String {
-    let (mut kept, mut rest) = (String::new(), line);
-    while let Some(character) = rest.chars().next() {
-        let is_command = character == '\x1b';
-        if !character.is_control() || character == '\t' {
-            kept.push(character);
-        }
-        rest = &rest[if is_command { command_len(rest.as_bytes()) } else { character.len_utf8() }..];
-    }
-    kept
 }
 
 /// At most so many bytes, and no half character.

@@ -10,6 +10,10 @@
 //! told the ranks and their pipes. It has a session of its own and none of the launcher's
 //! files. A launcher that ends in order has ended everybody itself, and kills the guard.
 //!
+//! Where a job has other nodes, ranks run on a lease: the launcher tells the guard until when, each time that the store has
+//! answered a beat. A launcher that is frozen, or cut off from the store, cannot: then the guard ends the ranks before the
+//! other nodes take this one for dead and start the next round without it. So no two rounds of a job run at once.
+//!
 //! No stranger is hit: a process is opened by its number, then looked at again; from there on the handle means it alone. A pipe's number
 //! is its own as long as somebody holds the pipe, and the launcher holds those of its ranks. A group has the number of a rank, which the
 //! kernel gives to nobody else while anybody is in the group. When a rank has ended the guard is told, and from then on leaves its group
@@ -23,7 +27,7 @@
 
 use std::collections::HashSet;
 use std::io::{self, BufRead as _, PipeWriter, Read as _, Write as _};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::sync::Arc;
@@ -165,6 +169,10 @@ pub(super) struct Orphans {
     leaders: Vec<Leader>,
     /// The numbers of the pipes that ranks were given, also of those that have ended.
     pipes: HashSet<u64>,
+    /// Until when ranks may run, if that is limited.
+    lease: Option<BootTime>,
+    /// The launcher, which holds pipes of ranks and is none of those to be ended.
+    launcher: Option<Pid>,
 }
 
 /// A rank, which leads the process group of its number.
@@ -184,11 +192,15 @@ impl Leader {
 
 impl Orphans {
     fn new(mark: Mark) -> Self {
-        Orphans { mark, leaders: Vec::new(), pipes: HashSet::new() }
+        Orphans { mark, leaders: Vec::new(), pipes: HashSet::new(), lease: None, launcher: None }
     }
 
     /// A line from the launcher; what is not understood is not known.
     fn learn(&mut self, line: &str) {
+        if let Some(until) = line.strip_prefix(LEASE) {
+            self.lease = until.trim().parse().ok().map(BootTime);
+            return;
+        }
         let mut words = line.split_whitespace();
         match (words.next(), words.next().and_then(parse_pid)) {
             (Some(ROUND), None) => {
@@ -214,7 +226,28 @@ impl Orphans {
                 || self.mark.is_on(process)
                 || holds_any(process, &self.pipes)
         };
-        all_but_us().filter(is_ours).collect()
+        all_but_us().filter(|&process| Some(process) != self.launcher).filter(is_ours).collect()
+    }
+}
+
+/// Milliseconds of the clock that all processes of a machine share, and that goes on while the machine sleeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct BootTime(u64);
+
+impl BootTime {
+    fn now() -> BootTime {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+        BootTime(now.tv_sec.cast_unsigned() * 1000 + now.tv_nsec.cast_unsigned() / 1_000_000)
+    }
+
+    /// The time that will be then.
+    fn at(then: Instant) -> BootTime {
+        let left = then.saturating_duration_since(Instant::now()).as_millis();
+        BootTime(BootTime::now().0.saturating_add(u64::try_from(left).unwrap_or(u64::MAX)))
+    }
+
+    fn left(self) -> Duration {
+        Duration::from_millis(self.0.saturating_sub(BootTime::now().0))
     }
 }
 
@@ -314,10 +347,12 @@ fn wait_for_any(handles: &[OwnedFd], limit: Duration) {
 }
 
 /// What the launcher tells its guard, a line each: that a round begins, and what was told before is over; a rank's process, its start and
-/// the numbers of its pipes; that it has ended.
+/// the numbers of its pipes; that it has ended; until when ranks may run.
 const ROUND: &str = "round";
 const RANK: &str = "rank";
 const ENDED: &str = "ended";
+/// Until when ranks may run, as [`BootTime`].
+const LEASE: &str = "lease ";
 /// A line that is longer is none of the launcher's.
 const LINE_MAX: u64 = 1 << 10;
 
@@ -376,6 +411,22 @@ impl Guard {
         self.tell(&format!("{ENDED} {rank}"));
     }
 
+    /// Ranks may run until then; longer if this is called again before. The last line counts, so a guard that takes the place
+    /// of this one is told with the next.
+    pub(super) fn hold(&mut self, until: Instant) {
+        const UNTOLD_MAX: usize = 4 << 10; // a guard that does not read needs no more of them
+        if self.untold.len() < UNTOLD_MAX {
+            self.untold.extend(format!("{LEASE}{}\n", BootTime::at(until).0).bytes());
+        }
+        self.catch_up();
+    }
+
+    /// Ranks may run as long as the launcher lets them: the job is over, and they have the time that they have to end.
+    pub(super) fn release(&mut self) {
+        self.untold.extend(format!("{LEASE}\n").bytes());
+        self.catch_up();
+    }
+
     fn tell(&mut self, line: &str) {
         let line = format!("{line}\n");
         self.told += &line;
@@ -418,16 +469,35 @@ pub(crate) fn stand_guard() -> Outcome {
         let _not_for_us = signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)));
     }
     let _stays_here = rustix::process::chdir("/"); // a folder can be removed, a disk unmounted
-    let mut input = io::stdin().lock();
+    let launcher = rustix::process::getppid();
+    let mut input = io::BufReader::new(io::stdin().as_fd().try_clone_to_owned().map(std::fs::File::from)?);
     let mark = next_line(&mut input)?.filter(|mark| is_mark(mark));
     let mark = Mark(mark.ok_or("run-guard is started by `tenfold run`, and by nobody else")?);
-    let mut orphans = Orphans::new(mark.clone());
-    while let Some(line) = next_line(&mut input)? {
+    let mut orphans = Orphans { launcher, ..Orphans::new(mark.clone()) };
+    loop {
+        if input.buffer().is_empty() && !is_readable(input.get_ref(), orphans.lease.map(BootTime::left)) {
+            if orphans.lease.is_some_and(|lease| lease.left().is_zero()) {
+                orphans.lease = None;
+                let finder = Finder::Orphans(orphans);
+                end_all(&finder, Duration::ZERO);
+                let Finder::Orphans(same) = finder else { unreachable!("it was just made") };
+                orphans = same;
+            }
+            continue;
+        }
+        let Some(line) = next_line(&mut input)? else { break };
         orphans.learn(&line);
     }
+    orphans.launcher = None; // it has ended
     end_all(&Finder::Orphans(orphans), Duration::ZERO);
     remove_folders(&std::env::temp_dir(), &mark);
     Ok(SUCCESS)
+}
+
+/// Waits until there is something to read, or the end, at most this long.
+fn is_readable(file: &std::fs::File, limit: Option<Duration>) -> bool {
+    let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
+    matches!(poll(&mut [PollFd::new(file, PollFlags::IN)], limit.as_ref()), Ok(count) if count > 0)
 }
 
 fn is_mark(text: &str) -> bool {
@@ -504,6 +574,8 @@ mod tests {
         assert_eq!(told.pipes, HashSet::from([41, 42]));
         let told = orphans("rank 7 100 41\nround\nrank 9 102 43\n");
         assert_eq!((told.leaders, told.pipes), (vec![leader("9", 102)], HashSet::from([43])));
+        assert_eq!(orphans("lease 5\nrank 7 1 2\nround\nlease 70\nlease").lease, Some(BootTime(70)));
+        assert_eq!(orphans("lease 5\nlease \n").lease, None);
     }
 
     #[test]
@@ -522,6 +594,14 @@ mod tests {
         assert!(!holds_any(getpid(), &HashSet::new()));
         assert_eq!(pipe_number(Path::new("pipe:[12]")), Some(12));
         assert_eq!(pipe_number(Path::new("socket:[12]")), None);
+    }
+
+    #[test]
+    fn a_time_is_the_same_for_all_processes() {
+        let soon = BootTime::at(Instant::now() + Duration::from_secs(100));
+        assert!(soon > BootTime::now() && soon.left() <= Duration::from_secs(100));
+        assert!(soon.left() > Duration::from_secs(50));
+        assert_eq!(BootTime(1).left(), Duration::ZERO);
     }
 
     #[test]

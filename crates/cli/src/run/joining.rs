@@ -53,20 +53,28 @@ impl Launch {
             store: store.clone(),
             met_at: home.endpoint.clone(),
             local_address: plan.local_address.clone(),
+            other_users: plan.other_users,
             hosted: home.server.clone(),
             node_id: self.node_id.clone(),
             prefix: format!("tenfold/run/{}/store", self.job.run_id),
             own: Mutex::new(None),
+            announced: Mutex::new(None),
             note: Box::new(move |line| notes.tell(News::Note(line))),
         };
+        let has_others = plan.nodes.max > 1;
         let tell = move |event| {
             herald.tell(match event {
+                Event::Held(_) if !has_others => return,
+                Event::Held(until) => News::Held(until),
                 Event::Start(assignment) => match ranks_store.of(&assignment) {
                     Ok(endpoint) => News::Start(assignment, endpoint),
                     Err(text) => News::Lost(text),
                 },
                 Event::Stop { round, reason } => News::Stop { round, reason },
-                Event::Over(outcome) => News::Over(outcome),
+                Event::Over(outcome) => {
+                    ranks_store.forget();
+                    News::Over(outcome)
+                }
                 Event::Note(line) => News::Awaited(line),
             });
         };

@@ -105,9 +105,9 @@ impl Outlet {
         self.enqueue(stream, parts);
     }
 
-    /// A line of the launcher itself: `tenfold: …`.
+    /// A line of the launcher itself: `tenfold: …`. It may have names and texts in it that came from other nodes.
     pub(super) fn note(&mut self, line: &str) {
-        self.push(Stream::Error, &[b"tenfold: ", line.as_bytes(), b"\n"]);
+        self.push(Stream::Error, &[b"tenfold: ", printable(line).as_bytes(), b"\n"]);
     }
 
     /// The live line at the bottom of a terminal; elsewhere nothing is shown. None takes it away, as is to be done before
@@ -351,10 +351,30 @@ pub(super) fn command_len(bytes: &[u8]) -> usize {
     }
 }
 
-/// Colours, and what is between `ESC ]` and its end, as in links: they leave the cursor where it is.
+/// Colours, and links (`ESC ] 8`): they leave the cursor where it is. Of what else `ESC ]` begins some write to the
+/// clipboard or ask the terminal for an answer that the shell would read as input.
 fn is_harmless(command: &[u8]) -> bool {
     let is_colour = command.starts_with(b"\x1b[") && command.ends_with(b"m");
-    is_colour || command.starts_with(b"\x1b]") && (command.ends_with(b"\x07") || command.ends_with(b"\x1b\\"))
+    let has_end = command.ends_with(b"\x07") || command.ends_with(b"\x1b\\");
+    is_colour || command.starts_with(b"\x1b]8;") && has_end
+}
+
+/// Text without terminal commands and control characters; lines and tabs stay. For what came from other nodes, and for
+/// what is read in files, far from where its colours began.
+pub(super) fn printable(text: &str) -> Cow<'_, str> {
+    let is_kept = |character: char| !character.is_control() || matches!(character, '\t' | '\n');
+    if text.chars().all(is_kept) {
+        return Cow::Borrowed(text);
+    }
+    let (mut kept, mut rest) = (String::new(), text);
+    while let Some(character) = rest.chars().next() {
+        let is_command = character == '\x1b';
+        if is_kept(character) {
+            kept.push(character);
+        }
+        rest = &rest[if is_command { command_len(rest.as_bytes()) } else { character.len_utf8() }..];
+    }
+    Cow::Owned(kept)
 }
 
 #[cfg(test)]
@@ -483,10 +503,26 @@ mod tests {
         let link = "\x1b]8;;http://x\x1b\\a link\x1b]8;;\x07";
         assert_eq!(cleaned(link.as_bytes()), format!("{link}\x1b[0m"));
         assert_eq!(cleaned(b"no end \x1b]0;title"), "no end ");
+        assert_eq!(cleaned(b"clipboard \x1b]52;c;cHduZWQ=\x07\x1b]52;c;?\x1b\\"), "clipboard ");
         assert_eq!(cleaned("\x1bä\x1b[ä\x1b(ä".as_bytes()), "äää");
         assert_eq!(cleaned(b"cut off \x1b[3"), "cut off ");
         assert_eq!(cleaned(b"cut off \x1b"), "cut off ");
         assert_eq!(without_cursor_moves(b"\xff\x1b[K\xfe").as_ref(), b"\xff\xfe");
+    }
+
+    /// Names of hosts and reasons of failures come from the store, where other nodes wrote them.
+    #[test]
+    fn a_note_has_no_terminal_commands() {
+        let mut file = tempfile::tempfile().unwrap();
+        let mut outlet = both_to(&file);
+        outlet.note("node x\x1b]52;c;cHduZWQ=\x07\x1b[2J\u{9b}2J\r joined\n  hint: none");
+        while !outlet.is_empty() {
+            outlet.write();
+        }
+        let mut text = String::new();
+        file.rewind().unwrap();
+        file.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "tenfold: node x2J joined\n  hint: none\n");
     }
 
     /// A pseudo-terminal of 40 columns: the end that a person has, and ours.

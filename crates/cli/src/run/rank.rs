@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 use std::time::SystemTime;
 
 use rustix::process::{
-    Pid, Signal, WaitOptions, WaitStatus, kill_process, kill_process_group, wait, waitpid,
+    Pid, Rlimit, Signal, WaitOptions, WaitStatus, kill_process, kill_process_group, wait, waitpid,
 };
 
 use super::logs::RankLogs;
@@ -64,6 +64,8 @@ pub(super) struct Birth<'a> {
     pub(super) environment: Vec<(&'static str, OsString)>,
     /// Processors to run on; all if not said.
     pub(super) processors: Option<&'a [usize]>,
+    /// Limit of open files; the launcher's own if not said.
+    pub(super) files: Option<Rlimit>,
     pub(super) prefix: Option<Prefix>,
     pub(super) logs: RankLogs,
     /// It is given the launcher's standard input; else it reads nothing.
@@ -95,6 +97,9 @@ impl Rank {
         tenfold_memory::spawn::die_with_parent(&mut command);
         if let Some(processors) = birth.processors {
             tenfold_memory::spawn::run_on(&mut command, processors);
+        }
+        if let Some(files) = birth.files {
+            tenfold_memory::spawn::limit_files(&mut command, files);
         }
         let mut child = command.spawn()?;
         let (output, error) =

@@ -20,7 +20,7 @@ mod model;
 mod scenarios;
 mod state;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -28,6 +28,9 @@ pub(super) use driver::Rendezvous;
 
 /// Nodes of one job, spares included.
 pub(super) const NODES_MAX: usize = 4096;
+
+/// Ranks of one node, as a state may have them: far more than a machine can run, and sums of them cannot overflow.
+pub(super) const NODE_RANKS_MAX: usize = 1 << 20;
 
 /// What a node brings along.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,6 +67,12 @@ impl Settings {
     /// How long a node may be silent.
     fn silence_max(&self) -> Duration {
         self.beat_interval.saturating_mul(self.beats_missed_max)
+    }
+
+    /// How long a node may let its ranks run after a beat that was answered. Shorter than the others wait for the next one, so
+    /// that its ranks have ended when theirs are started again.
+    fn lease(&self) -> Duration {
+        self.silence_max() / 6 * 5
     }
 
     /// Says what is wrong with them, if something is.
@@ -105,11 +114,15 @@ pub(super) enum Event {
     Over(Outcome),
     /// One line for people.
     Note(String),
+    /// A beat was answered: until then ranks of this node may run, whatever happens to it. Comes at any time.
+    Held(Instant),
 }
 
 /// Who takes part in a round.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Assignment {
+    /// Counts the jobs that have had this run id in this store; rounds begin at 0 in each.
+    pub(super) job: u64,
     pub(super) round: u64,
     /// By the whole job so far: a node that joins late has not seen them all.
     pub(super) restarts_used: u64,
@@ -121,6 +134,11 @@ pub(super) struct Assignment {
 impl Assignment {
     pub(super) fn node(&self) -> &NodeInfo {
         &self.nodes[self.node_rank]
+    }
+
+    /// Grows from round to round and from job to job under the same run id, as long as the store keeps its keys.
+    pub(super) fn fence(&self) -> u64 {
+        self.job << 32 | self.round & u64::from(u32::MAX)
     }
 
     /// Rank of this node's first local rank.
@@ -201,7 +219,7 @@ mod tests {
     fn ranks_are_counted_in_node_order_and_within_a_role() {
         let nodes = vec![node("a", 2, "trainer"), node("b", 1, "reader"), node("c", 3, "trainer")];
         let of = |node_rank| {
-            let at = Assignment { round: 0, restarts_used: 0, node_rank, nodes: nodes.clone() };
+            let at = Assignment { job: 0, round: 0, restarts_used: 0, node_rank, nodes: nodes.clone() };
             (at.first_rank(), at.world_size(), at.first_role_rank(), at.role_world_size())
         };
         assert_eq!([of(0), of(1), of(2)], [(0, 6, 0, 5), (2, 6, 0, 1), (3, 6, 2, 5)]);

@@ -160,6 +160,7 @@ impl Launch {
             program: &program::fill_in(&self.program, local_rank),
             environment,
             processors: self.processors.as_ref().map(|lists| lists[local_rank].as_slice()),
+            files: self.files_of_ranks,
             prefix: has_prefix.then(|| Prefix::new(&speaker, template, &self.outlet)),
             logs,
             // A terminal belongs to the launcher's group: it would stop a rank that reads from it.
@@ -189,6 +190,13 @@ impl Launch {
             return;
         }
         let now = Instant::now();
+        if let Some(until) = self.held_until.filter(|&until| round.phase == Phase::Running && now > until) {
+            let seconds = now.duration_since(until).as_secs_f64();
+            self.outlet.note(&format!(
+                "this node has had no answer from the store for too long (its time was over {seconds:.1} s ago), so its guard \
+                 ended the ranks: the other nodes may be starting them again"
+            ));
+        }
         if round.phase == Phase::Running {
             round.phase = Phase::Settling { since: now, look_at: now + SETTLING };
         }

@@ -3,7 +3,7 @@
 
 use std::fmt;
 use std::fs::{DirBuilder, Permissions};
-use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::PathBuf;
 
 use tempfile::TempDir;
@@ -39,6 +39,15 @@ impl WorkerSockets {
                 .mode(0o700)
                 .create(&folder)
                 .map_err(|error| wrong(asked, error))?;
+            // Whoever owns the folder of a socket can put another in its place.
+            let owner = std::fs::metadata(&folder).map_err(|error| wrong(asked, error))?.uid();
+            let own = rustix::process::geteuid().as_raw();
+            if owner != own && owner != 0 {
+                return Err(format!(
+                    "--worker-server: {asked} belongs to user {owner}, this process runs as user {own}\n  \
+                     hint: name a folder that does not exist, or one of your own"
+                ));
+            }
             (folder, None)
         };
         let length = folder.as_os_str().len();
@@ -83,5 +92,15 @@ mod tests {
         assert!(!folder.exists());
         let error = WorkerSockets::open(&here.path().join("l".repeat(90)).to_string_lossy(), "").unwrap_err();
         assert!(error.contains("room for 89\n  hint: a shorter path"), "{error}");
+    }
+
+    #[test]
+    fn a_folder_of_another_user_is_refused() {
+        let here = tempfile::tempdir().unwrap();
+        if std::os::unix::fs::chown(here.path(), Some(65534), None).is_err() {
+            return; // only root can give a folder away
+        }
+        let error = WorkerSockets::open(here.path().to_str().unwrap(), "").unwrap_err();
+        assert!(error.contains(" belongs to user 65534, this process runs as user 0\n"), "{error}");
     }
 }

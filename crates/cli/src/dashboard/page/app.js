@@ -796,6 +796,7 @@ const REASONS = {
   not_a_number: "add or barrier on a value that is no number",
   too_long: "a length over its limit",
   unknown_opcode: "an operation that does not exist",
+  user: "came from another user of this machine",
   write_timeout: "did not read what it had asked for",
 };
 

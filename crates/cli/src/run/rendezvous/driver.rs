@@ -24,6 +24,10 @@ use super::{Event, NodeInfo, Order, Settings};
 
 /// How many `version/<n>` keys are left in the store: who is that far behind finds the state by its next beat.
 const VERSIONS_KEPT: u64 = 64;
+/// Jobs that have ended whose keys are left in the store, for the dashboard; those of the older ones are removed.
+const RUNS_KEPT: usize = 32;
+/// Jobs that are removed at a time: who begins a job does not wait for long.
+const RUNS_REMOVED: usize = 32;
 /// How long who drops a rendezvous waits for its last words to be written.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 /// Bytes of one node's beat; what its ranks do is left out rather than more.
@@ -309,8 +313,10 @@ impl Agent {
             }
             if self.now() >= beat_at {
                 beat_at = self.now() + self.settings.beat_interval;
+                // A frozen node must not take the time after its thaw for that of the beat.
+                let sent = Instant::now();
                 match self.beat() {
-                    Ok(()) => {}
+                    Ok(()) => events(Event::Held(sent + self.settings.lease())),
                     Err(Trouble::Passing) => {
                         (beat_at, wake) = (self.now() + RETRY, None);
                         continue;
@@ -474,10 +480,62 @@ impl Agent {
     /// For the dashboard; a store that cannot append is good enough without.
     fn list_run(&mut self) {
         let line = format!("{}\n", self.settings.run_id);
-        let request = Request::Append { key: b"tenfold/runs".into(), value: line.as_bytes().into() };
-        let _unlisted = self.line.ask(request);
+        let request = Request::Append { key: RUNS.as_bytes().into(), value: line.as_bytes().into() };
+        if self.line.ask(request).is_ok() {
+            let _next_time = self.forget_old_runs();
+        }
+    }
+
+    /// A server may outlive thousands of jobs. Those that began long ago and are over for all their nodes are removed with all
+    /// their keys; one that is not over, or whose nodes all died, stays.
+    fn forget_old_runs(&mut self) -> Result<(), Trouble> {
+        let Some(list) = self.line.get(RUNS)? else { return Ok(()) };
+        let text = String::from_utf8_lossy(&list).into_owned();
+        let lines: Vec<&str> = text.lines().collect();
+        let old = lines.len().saturating_sub(RUNS_KEPT);
+        let mut removed: Vec<&str> = Vec::new();
+        for &run in &lines[..old] {
+            if removed.len() == RUNS_REMOVED {
+                break;
+            }
+            let is_recent = lines[old..].contains(&run) || run == self.settings.run_id;
+            if !is_recent && !removed.contains(&run) && self.forget_run(run)? {
+                removed.push(run);
+            }
+        }
+        if removed.is_empty() {
+            return Ok(());
+        }
+        let is_kept = |(index, run): &(usize, &&str)| *index >= old || !removed.contains(run);
+        let kept: String =
+            lines.iter().enumerate().filter(is_kept).map(|(_, run)| format!("{run}\n")).collect();
+        // If another job was listed meanwhile, the next one to begin finds these gone.
+        let (expected, desired) = ((&*list).into(), kept.as_bytes().into());
+        self.line.ask(Request::CompareSet { key: RUNS.as_bytes().into(), expected, desired }).map(|_| ())
+    }
+
+    /// Removes the keys of a job that is over; false if it is not.
+    fn forget_run(&mut self, run: &str) -> Result<bool, Trouble> {
+        let keys = Keys { prefix: format!("tenfold/run/{run}") };
+        let Some(text) = self.line.get(&keys.state())? else { return Ok(true) };
+        let Ok(state) = State::from_text(&text) else { return Ok(false) };
+        if !state.is_settled() {
+            return Ok(false);
+        }
+        // The state last: who does not get that far leaves the job listed, and the next one goes on.
+        for id in state.ids() {
+            self.forget(&keys.node(id))?;
+        }
+        for version in state.version.saturating_sub(VERSIONS_KEPT)..=state.version {
+            self.forget(&keys.version(version))?;
+        }
+        self.forget(&keys.state())?;
+        Ok(true)
     }
 }
+
+/// Lists the jobs, in the order in which they began.
+const RUNS: &str = "tenfold/runs";
 
 #[cfg(test)]
 mod tests {
@@ -509,7 +567,7 @@ mod tests {
         fn event(&self) -> Event {
             loop {
                 match self.events.recv_timeout(GUARD).expect("there is an event") {
-                    Event::Note(_) => {}
+                    Event::Note(_) | Event::Held(_) => {}
                     event => return event,
                 }
             }
@@ -552,6 +610,34 @@ mod tests {
 
     fn failure(round: u64) -> JobFailure {
         scenarios::failure(round, "b", 1)
+    }
+
+    #[test]
+    fn a_store_that_outlives_many_jobs_keeps_the_last_ones() {
+        const JOBS: usize = RUNS_KEPT + 8;
+        let store: Arc<dyn Store> = Arc::new(HashStore::new());
+        let settings = |job: usize| Settings { run_id: format!("job-{job}"), ..settings(1, 1) };
+        // One that is not over is kept, however old.
+        let _running = Node::join(&store, &settings(0), "a");
+        _running.start();
+        for job in 1..JOBS {
+            let node = Node::join(&store, &settings(job), "a");
+            node.start();
+            node.done(0);
+            assert_eq!(node.event(), Event::Over(Outcome::Success));
+            assert!(node.rendezvous.settle(GUARD));
+        }
+        let keys: Vec<String> =
+            store.list_keys().unwrap().iter().map(|key| String::from_utf8_lossy(key).into()).collect();
+        let of = |job: usize| {
+            keys.iter().filter(|key| key.starts_with(&format!("tenfold/run/job-{job}/"))).count()
+        };
+        assert!(of(0) > 0, "it runs");
+        assert!((1..8).all(|job| of(job) == 0), "{keys:?}");
+        assert!((8..JOBS).all(|job| of(job) > 0), "{keys:?}");
+        let runs = store.get("tenfold/runs").unwrap();
+        let runs: Vec<&str> = std::str::from_utf8(&runs).unwrap().lines().collect();
+        assert_eq!((runs.len(), runs[0], runs[1]), (RUNS_KEPT + 1, "job-0", "job-8"));
     }
 
     /// Every store is one: in this process, and behind a server.
@@ -767,7 +853,8 @@ mod tests {
         *gate.0.lock().unwrap() = true;
         gate.1.notify_all();
         let text = "the store at a store of this program cannot be used: it was stuck";
-        assert_eq!(node.events.recv_timeout(GUARD), Ok(Event::Over(Outcome::Closed(text.into()))));
+        let last = node.events.iter().find(|event| !matches!(event, Event::Note(_) | Event::Held(_)));
+        assert_eq!(last, Some(Event::Over(Outcome::Closed(text.into()))));
     }
 
     #[test]

@@ -320,11 +320,11 @@ impl Member {
         if state.phase != Phase::Running || !is_new || !self.is_idle() {
             return None;
         }
-        let State { round, restarts_used, .. } = *state;
+        let State { job, round, restarts_used, .. } = *state;
         (self.started, self.ranks, self.round_last) = (Some(round), Some(round), Some(round));
         (self.failed, self.done) = (None, None);
         let nodes = state.members.iter().map(|seat| seat.node.clone()).collect();
-        Some(Event::Start(Assignment { round, restarts_used, node_rank: *node_rank, nodes }))
+        Some(Event::Start(Assignment { job, round, restarts_used, node_rank: *node_rank, nodes }))
     }
 
     /// No rank runs, and the launcher has been told of every end.

@@ -539,7 +539,7 @@ impl World {
                     assert!(up < self.settings.nodes_min, "{up} nodes are alive");
                 }
             }
-            Event::Note(_) => {}
+            Event::Note(_) | Event::Held(_) => {}
         }
     }
 

@@ -172,6 +172,7 @@ fn show(event: &Event) -> String {
         Event::Over(Outcome::Failed(failure)) => format!("failed: {} on {}", failure.summary, failure.host),
         Event::Over(Outcome::Closed(text)) => format!("closed: {text}"),
         Event::Note(text) => format!("note: {text}"),
+        Event::Held(_) => unreachable!("members know nothing of it"),
     }
 }
 
@@ -718,6 +719,14 @@ fn a_state_that_makes_no_sense_is_refused_with_the_reason() {
     assert_eq!(
         error(|state| state.members[1].rank = None),
         "it makes no sense: a round runs without all its ranks"
+    );
+    assert_eq!(
+        error(|state| state.members[1].node.ranks = usize::MAX),
+        "it makes no sense: a node has too many ranks"
+    );
+    assert_eq!(
+        error(|state| state.members.iter_mut().for_each(|seat| seat.node.fixed_rank = Some(0))),
+        "it makes no sense: two nodes were given the same rank"
     );
     assert_eq!(error(|state| state.nodes_max = 1), "it makes no sense: more members than there may be");
     assert_eq!(error(|state| state.nodes_min = 0), "it makes no sense: the least and most nodes");

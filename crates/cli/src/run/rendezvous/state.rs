@@ -9,7 +9,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{FAILURE_TEXT_MAX, JobFailure, NODES_MAX, NodeInfo, Outcome, Settings};
+use super::{FAILURE_TEXT_MAX, JobFailure, NODE_RANKS_MAX, NODES_MAX, NodeInfo, Outcome, Settings};
 
 /// Bytes of a state as text: twice what 4096 nodes with long names need.
 const TEXT_MAX: usize = 2 << 20;
@@ -128,6 +128,10 @@ impl State {
         let ranked = ranks.len();
         ranks.sort_unstable();
         ranks.dedup();
+        let mut fixed: Vec<usize> = self.nodes().filter_map(|node| node.fixed_rank).collect();
+        let given = fixed.len();
+        fixed.sort_unstable();
+        fixed.dedup();
         let all_ranked = ranks.iter().copied().eq(0..self.members.len());
         let ended = match self.outcome {
             None => self.phase != Phase::Over,
@@ -140,6 +144,8 @@ impl State {
             (1 <= self.nodes_min && self.nodes_min <= self.nodes_max, "the least and most nodes"),
             (self.members.len() <= self.nodes_max, "more members than there may be"),
             (ranks.len() == ranked, "two nodes have the same rank"),
+            (fixed.len() == given, "two nodes were given the same rank"),
+            (self.nodes().all(|node| node.ranks <= NODE_RANKS_MAX), "a node has too many ranks"),
             (self.phase != Phase::Running || all_ranked, "a round runs without all its ranks"),
             (ended, "phase and outcome do not fit"),
             (
