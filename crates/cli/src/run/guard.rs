@@ -371,7 +371,7 @@ pub(super) struct Guard {
 }
 
 impl Guard {
-    /// Starts it, and does not wait for it: what it must know is in the pipe when it comes to read.
+    /// Starts the guard without waiting for it to read.
     pub(super) fn start(mark: &Mark) -> io::Result<Guard> {
         Guard::start_again(mark, String::new(), 1)
     }
@@ -379,14 +379,14 @@ impl Guard {
     fn start_again(mark: &Mark, told: String, starts: u32) -> io::Result<Guard> {
         let (reader, lifeline) = io::pipe()?;
         rustix::io::ioctl_fionbio(&lifeline, true)?;
+        // Written before the guard starts: if the launcher is killed right after, the guard still knows its run.
+        let mut untold = format!("{}\n{told}", mark.0).into_bytes();
+        write_what_fits(&lifeline, &mut untold);
         let mut command = Program::own().command();
         command.arg("run-guard").stdin(reader).stdout(Stdio::null()).stderr(Stdio::null());
         tenfold_memory::spawn::lead_session(&mut command);
         let child = command.spawn()?;
-        let untold = format!("{}\n{told}", mark.0).into_bytes();
-        let mut guard = Guard { mark: mark.clone(), child, lifeline, untold, told, starts };
-        guard.catch_up();
-        Ok(guard)
+        Ok(Guard { mark: mark.clone(), child, lifeline, untold, told, starts })
     }
 
     pub(super) fn process(&self) -> Pid {
@@ -436,13 +436,7 @@ impl Guard {
 
     /// Tells what there is room for: a guard that somebody stopped must not stop the launcher.
     pub(super) fn catch_up(&mut self) {
-        while !self.untold.is_empty() {
-            match self.lifeline.write(&self.untold) {
-                Ok(count) => drop(self.untold.drain(..count)),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(_) => return, // it is full; or the guard is gone, and the next one will be told everything
-            }
-        }
+        write_what_fits(&self.lifeline, &mut self.untold);
     }
 
     /// Called when it has ended, which it does not do by itself.
@@ -458,6 +452,18 @@ impl Guard {
     pub(super) fn end(&mut self) {
         let _ended_already = self.child.kill();
         let _reaped_already = self.child.wait();
+    }
+}
+
+/// Writes to a pipe that does not block, and removes what was written from `bytes`. The rest stays if the pipe is full, or if
+/// the guard has exited: the next guard is told everything.
+fn write_what_fits(mut pipe: &PipeWriter, bytes: &mut Vec<u8>) {
+    while !bytes.is_empty() {
+        match pipe.write(bytes) {
+            Ok(count) => drop(bytes.drain(..count)),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) => return,
+        }
     }
 }
 
