@@ -1,8 +1,9 @@
 """Repeats tests while all cores are busy, and counts how often each of them failed.
 
-    flaky.py [--rounds N] [--only rust|python|wheel] [-- FILTER]
+    flaky.py [--rounds N] [--busy N] [--only rust|python|wheel] [-- FILTER]
 
-Runs round after round until Ctrl-C, or N rounds. FILTER is a part of the names of the tests; without it all
+Runs round after round until Ctrl-C, or N rounds. --busy says how many processes keep the machine busy: one per
+core, or 0 where other work does. FILTER is a part of the names of the tests; without it all
 tests run. The table at the end lists the tests that failed at least once, or all of them if they are few.
 """
 
@@ -32,10 +33,10 @@ def runners(only: str | None, filters: list[str]) -> Iterator[tuple[str, Runner]
 
 
 @contextmanager
-def load() -> Iterator[None]:
-    """One busy process per core. They also end if this process is killed."""
+def load(processes: int) -> Iterator[None]:
+    """Processes that compute. They also end if this process is killed."""
     start = multiprocessing.get_context("spawn").Process
-    busy = [start(target=spin, args=(os.getpid(),), daemon=True) for _ in range(os.cpu_count() or 1)]
+    busy = [start(target=spin, args=(os.getpid(),), daemon=True) for _ in range(processes)]
     for process in busy:
         process.start()
     try:
@@ -93,6 +94,7 @@ class Tally:
 def main() -> int:
     parser = argparse.ArgumentParser(usage=__doc__)
     parser.add_argument("--rounds", type=int, default=0)
+    parser.add_argument("--busy", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--only", choices=["rust", "python", "wheel"])
     parser.add_argument("filters", nargs="*")
     options = parser.parse_args()
@@ -100,7 +102,7 @@ def main() -> int:
         Nextest().build()  # not under load
     tally, started, rounds = Tally(), time.monotonic(), 0
     try:
-        with load():
+        with load(options.busy):
             while not options.rounds or rounds < options.rounds:
                 for kind, runner in runners(options.only, options.filters):
                     tally.add(kind, runner.run())
