@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -30,10 +29,10 @@ class WarmServer:
         self.path = Path(self._folder.name, "socket")
         self.environment = dict(os.environ)
         command = [sys.executable, str(PROGRAMS / "warm_server.py"), str(self.path)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-        while not self.path.exists():
-            assert self._process.poll() is None, f"it ended with {self._process.returncode}"
-            time.sleep(0.02)
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)
+        if not self._process.stdout.readline():
+            raise RuntimeError(f"the warm server exited with {self._process.wait()}")
 
     def serves(self, environment: Mapping[str, str]) -> bool:
         """Would a fork see this environment as a new interpreter does?"""

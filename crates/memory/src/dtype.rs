@@ -72,6 +72,11 @@ impl DType {
         }
     }
 
+    /// A float whose largest value is so small that sums of ordinary values overflow.
+    pub const fn has_narrow_range(self) -> bool {
+        matches!(self, DType::F16 | DType::F8E4M3FN | DType::F8E5M2 | DType::F8E4M3FNUZ | DType::F8E5M2FNUZ)
+    }
+
     /// The name PyTorch gives it, without `torch.`.
     pub const fn name(self) -> &'static str {
         self.names().0

@@ -145,6 +145,26 @@ impl Reduction {
         }
     }
 
+    /// The same reduction for a plan that rounds partial sums: these can overflow although the average does not. So AVG then
+    /// multiplies every element first, instead of dividing at the end. None where nothing can overflow in between.
+    pub fn scaling_first(&self) -> Option<Reduction> {
+        let factor = match self.finish {
+            Scale::Keep => return None,
+            Scale::Multiply(factor) => factor,
+            Scale::Divide(divisor) => 1.0 / divisor,
+        };
+        // The sum of two elements is rounded only after it was divided.
+        let may_overflow = self.dtype.has_narrow_range() && factor < 0.5;
+        let scaled = || Reduction::new(&ReduceOp::PremulSum(factor), self.dtype, 1).ok();
+        may_overflow.then(scaled).flatten()
+    }
+
+    /// Can [`Reduction::prepare`] be more than a copy, for this reduction or for [`Reduction::scaling_first`]?
+    #[inline]
+    pub fn may_need_preparation(&self) -> bool {
+        self.preparation.is_some() || self.finish != Scale::Keep && self.dtype.has_narrow_range()
+    }
+
     /// Whether [`Reduction::prepare`] is more than a copy.
     pub fn needs_preparation(&self) -> bool {
         self.preparation.is_some()

@@ -10,13 +10,13 @@
 //! Every page exists only once it is written, so that a room for 500 costs what the used records cost. When the owner
 //! leaves, the room's memory goes back: a reader then sees zeroes where the room's key was.
 
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::mailbox::{Head, Inbox, Lane, Outbox, Pair, Record, Wanted};
+use crate::mailbox::{Arrived, Head, Inbox, Lane, Outbox, Pair, Record, Wanted};
 use crate::segment::PAGE;
 use crate::{Block, Bytes, PeerRegion, PeerSegment, Segment, Span};
 
@@ -43,6 +43,8 @@ pub fn slots(places: usize) -> [usize; 2] {
 #[repr(C, align(4096))]
 struct Board {
     key: AtomicU64,
+    /// Not zero once memory that was lent in place is no longer what it was.
+    withdrawn: AtomicU64,
     /// Odd while the words below are being written.
     version: AtomicU64,
     current: [AtomicU64; 3],
@@ -81,8 +83,16 @@ impl Room {
     pub fn new(segment: &Arc<Segment>, places: usize, key: u32) -> std::io::Result<Self> {
         let block = segment.allocate(Self::len_for(places))?;
         let room = Room { block, key, places, taken: Mutex::new(vec![false; places]) };
+        room.board().withdrawn.store(0, Ordering::Relaxed);
         room.board().key.store(u64::from(key), Ordering::Release);
         Ok(room)
+    }
+
+    /// Memory that was lent in place goes back to its owner although peers may not have read it. What they read there from
+    /// now on does not count, and they find out: see [`Link::take`]. Staged and short messages stay valid.
+    pub fn withdraw(&self) {
+        self.board().withdrawn.store(1, Ordering::Relaxed);
+        fence(Ordering::Release); // a peer that sees what the owner writes next sees this, too
     }
 
     /// Where it begins, as peers see it.
@@ -124,6 +134,12 @@ impl Room {
     #[inline]
     pub fn slot_place(&self, index: usize) -> u64 {
         (self.block.offset() + PAGE * (1 + self.places) + SLOT * index) as u64
+    }
+
+    /// Everything that peers see of it: for tests that play a rank whose memory is damaged.
+    #[doc(hidden)]
+    pub fn bytes_of_room(&self) -> Span<'_> {
+        self.block.span(0, Self::len_for(self.places))
     }
 
     pub fn segment(&self) -> &Arc<Segment> {
@@ -184,6 +200,19 @@ impl PeerRoom {
         self.board().key.load(Ordering::Acquire) == u64::from(self.key)
     }
 
+    /// Does what was just read from memory that the owner lent count?
+    fn still_lends(&self) -> bool {
+        fence(Ordering::Acquire); // see `Room::withdraw`
+        self.board().withdrawn.load(Ordering::Relaxed) == 0 && self.is_open()
+    }
+
+    /// Does a message lie in one of the owner's staging slots?
+    #[inline]
+    fn is_staged(&self, place: u64) -> bool {
+        let slots = self.offset + PAGE * (1 + self.places)..self.offset + Room::len_for(self.places);
+        usize::try_from(place).is_ok_and(|place| slots.contains(&place))
+    }
+
     /// What the owner does now; nothing while it is not in the group.
     pub fn doing(&self) -> Option<Doing> {
         let board = self.board();
@@ -230,6 +259,9 @@ pub struct Link {
     inboxes: [Inbox; 2],
     pair: Pair,
     theirs: PeerRoom,
+    /// By lane: the next message as it was at the first look, until it is taken. Its cell is not believed twice: a peer
+    /// that changes it meanwhile is broken or hostile.
+    seen: [Cell<Option<Arrived>>; 2],
     /// By lane: the region in which the next message lies, and its offset. Held from the first look at the message until
     /// it is taken, so that its bytes stay where they are whatever the peer says meanwhile.
     read_now: [OnceCell<(usize, Arc<PeerRegion>)>; 2],
@@ -254,6 +286,7 @@ impl Link {
             inboxes: lanes.map(|lane| Inbox::new(pair, lane, key)),
             pair,
             theirs,
+            seen: Default::default(),
             read_now: Default::default(),
             room: Arc::clone(room),
             place,
@@ -269,7 +302,15 @@ impl Link {
     #[inline]
     pub fn peek(&self, lane: Lane) -> Option<(Head, Option<Bytes<'_>>)> {
         let inbox = &self.inboxes[lane as usize];
-        let arrived = inbox.peek()?;
+        let seen = &self.seen[lane as usize];
+        let arrived = match seen.get() {
+            Some(arrived) => arrived,
+            None => {
+                let arrived = inbox.peek()?;
+                seen.set(Some(arrived));
+                arrived
+            }
+        };
         let bytes = usize::try_from(arrived.len).ok().and_then(|len| match arrived.place {
             None => inbox.inline(len),
             Some(place) => self.theirs.bytes(place, len).or_else(|| self.in_region(lane, place, len)),
@@ -288,11 +329,16 @@ impl Link {
         region.bytes(place.checked_sub(*offset)?, len)
     }
 
-    /// Has read the next message of `lane`.
+    /// Has read the next message of `lane`. False if what was read does not count: the peer had lent it in place, and took it
+    /// back before or while it was read.
     #[inline]
-    pub fn take(&mut self, lane: Lane) {
+    #[must_use]
+    pub fn take(&mut self, lane: Lane) -> bool {
+        let place = self.seen[lane as usize].take().and_then(|arrived| arrived.place);
+        let counts = place.is_none_or(|place| self.theirs.is_staged(place) || self.theirs.still_lends());
         self.read_now[lane as usize].take();
         self.inboxes[lane as usize].take();
+        counts
     }
 
     /// Has the peer read everything that was sent to it?
@@ -382,7 +428,7 @@ mod tests {
         );
         let mut receiver = receiver;
         for (place, len) in [(u64::MAX - 1, 8), (0, u64::MAX), (1 << 40, 1)] {
-            receiver.take(Lane::Collective);
+            assert!(receiver.take(Lane::Collective));
             sender.outbox(Lane::Collective).post(&[1, 0, 0], Payload::At { place, len });
             assert!(matches!(receiver.peek(Lane::Collective), Some((_, None))), "{place} {len}");
         }
@@ -409,9 +455,59 @@ mod tests {
         assert_eq!(read(&receiver).unwrap(), b"hello");
         peer.remove_region(lease.offset());
         assert_eq!(read(&receiver).unwrap(), b"hello", "whoever has begun to read goes on");
-        receiver.take(Lane::Collective);
+        assert!(receiver.take(Lane::Collective));
         sender.outbox(Lane::Collective).post(&[1, 0, 0], message);
         assert_eq!(read(&receiver), None, "it is stale");
+    }
+
+    #[test]
+    fn what_is_read_of_memory_that_was_taken_back_does_not_count_and_what_was_staged_does() {
+        let (room, theirs, segment) = rooms();
+        let room = Arc::new(room);
+        let lent = segment.allocate(PAGE).unwrap();
+        let mut sender = Link::new(&room, 1, theirs.clone(), 0).unwrap();
+        let mut receiver = Link::new(&room, 0, theirs, 1).unwrap();
+        let in_place = Payload::At { place: lent.offset() as u64, len: 100 };
+        let messages =
+            [in_place, Payload::At { place: room.slot_place(1), len: 100 }, Payload::Inline(b"short")];
+        let read = |receiver: &mut Link, meanwhile: &dyn Fn()| {
+            assert!(matches!(receiver.peek(Lane::PointToPoint), Some((_, Some(_)))));
+            meanwhile();
+            receiver.take(Lane::PointToPoint)
+        };
+        for message in messages.iter().chain(&messages) {
+            sender.outbox(Lane::PointToPoint).post(&[1, 0, 0], *message);
+        }
+        for _ in &messages {
+            assert!(read(&mut receiver, &|| ()));
+        }
+        assert!(!read(&mut receiver, &|| room.withdraw()), "taken back while it was read");
+        assert!(read(&mut receiver, &|| ()) && read(&mut receiver, &|| ()), "staged and short messages stay");
+        sender.outbox(Lane::PointToPoint).post(&[1, 0, 0], in_place);
+        assert!(!read(&mut receiver, &|| ()), "taken back before it was read");
+    }
+
+    #[test]
+    fn a_message_is_what_it_was_at_the_first_look() {
+        let (room, theirs, _segment) = rooms();
+        let room = Arc::new(room);
+        let mut sender = Link::new(&room, 1, theirs.clone(), 0).unwrap();
+        let mut receiver = Link::new(&room, 0, theirs, 1).unwrap();
+        let post = |sender: &mut Link, len| {
+            sender
+                .outbox(Lane::Collective)
+                .post(&[1, len, 0], Payload::At { place: room.slot_place(0), len });
+        };
+        post(&mut sender, 100);
+        let look = |receiver: &Link| {
+            let (head, bytes) = receiver.peek(Lane::Collective).unwrap();
+            (head[1], bytes.unwrap().len())
+        };
+        assert_eq!(look(&receiver), (100, 100));
+        room.bytes_of_room().part(PAGE, 4 * PAGE).copy_from(Bytes::of(&[0xff; 3 * PAGE])); // all records
+        assert_eq!(look(&receiver), (100, 100));
+        assert!(receiver.take(Lane::Collective));
+        assert!(receiver.peek(Lane::Collective).is_none());
     }
 
     #[test]

@@ -78,20 +78,31 @@ impl Buffers {
 
     /// Puts a contiguous copy in the place of every view that is not; the originals and their numbers.
     pub(crate) fn pack_strided(&mut self) -> Vec<(usize, TensorView)> {
-        let mut originals = Vec::new();
-        for index in 0..self.len() {
-            let view = match index {
-                0 => self.first.as_mut(),
-                1 => self.second.as_mut(),
-                _ => self.others.get_mut(index - 2),
-            };
-            if let Some(view) = view.filter(|view| !view.is_contiguous()) {
-                let copy = Tensor::zeros(view.dtype(), view.elements()).lend();
-                view.pack(copy.span());
-                originals.push((index, std::mem::replace(view, copy)));
-            }
+        let strided = |buffers: &Buffers, index: &usize| !buffers.view(*index).is_contiguous();
+        let indices: Vec<usize> = (0..self.len()).filter(|index| strided(self, index)).collect();
+        indices.into_iter().map(|index| (index, self.replace_by_copy(index))).collect()
+    }
+
+    /// Puts a copy in the place of every view of the input, with what `reduction` does to elements before they are combined.
+    fn prepare_inputs(&mut self, reduction: &Reduction) {
+        for index in self.indices(Buffer::Input) {
+            self.replace_by_copy(index);
+            let copy = self.view(index).span();
+            reduction.prepare(copy, copy.bytes());
         }
-        originals
+    }
+
+    /// Puts a contiguous copy in the place of a view, which is returned.
+    fn replace_by_copy(&mut self, index: usize) -> TensorView {
+        let view = match index {
+            0 => self.first.as_mut(),
+            1 => self.second.as_mut(),
+            _ => self.others.get_mut(index - 2),
+        };
+        let view = view.expect("parts lie in views that were added");
+        let copy = Tensor::zeros(view.dtype(), view.elements()).lend();
+        view.pack(copy.span());
+        std::mem::replace(view, copy)
     }
 
     fn len(&self) -> usize {
@@ -115,13 +126,18 @@ impl Buffers {
 
     /// The tensors that the caller gave for a buffer.
     pub(crate) fn views(&self, buffer: Buffer) -> Vec<&TensorView> {
+        self.indices(buffer).into_iter().map(|index| self.view(index)).collect()
+    }
+
+    /// The numbers of those tensors.
+    pub(crate) fn indices(&self, buffer: Buffer) -> Vec<usize> {
         let mut indices = match self.parts(buffer) {
             Parts::None => Vec::new(),
             Parts::One(view) | Parts::Equal { view, .. } => vec![*view],
             Parts::Table(table) => table.iter().map(|part| part.0).collect(),
         };
         indices.dedup(); // parts of one view are one tensor, cut by splits
-        indices.into_iter().map(|index| self.view(index)).collect()
+        indices
     }
 
     /// How long the tensors are that the caller gave for a buffer.
@@ -286,6 +302,29 @@ impl Run {
     /// Has all ranks agree about a number made of their shapes.
     pub(crate) fn set_shape(&mut self, hash: u64) {
         self.label = self.label.shape(hash);
+    }
+
+    /// Is there anything that [`Run::prepare`] may have to do?
+    #[inline]
+    pub(crate) fn may_need_preparation(&self) -> bool {
+        self.reduction.as_ref().is_some_and(Reduction::may_need_preparation)
+    }
+
+    /// Does to this rank's elements what must happen before any are combined: with `in_place` where they are, else in a copy.
+    pub(crate) fn prepare(&mut self, in_place: bool, rounds_partial_sums: bool) {
+        let Some(reduction) = &mut self.reduction else { return };
+        if rounds_partial_sums && let Some(scaling_first) = reduction.scaling_first() {
+            *reduction = scaling_first;
+        }
+        if !reduction.needs_preparation() {
+            return;
+        }
+        if in_place {
+            let own = self.buffers.view(0).span();
+            reduction.prepare(own, own.bytes());
+        } else {
+            self.buffers.prepare_inputs(reduction);
+        }
     }
 
     /// Gives it its number and its plan.

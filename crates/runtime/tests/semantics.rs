@@ -20,6 +20,7 @@ use support::{Job, Jobs, Rank, local_store};
 use tenfold::{
     DType, Error, FaultKind, Group, OpKind, Options, ReduceOp, Result, SparseTensor, Tensor, Work,
 };
+use tenfold_plan::{Kind, names};
 
 const JOBS: Jobs = &[("make_and_drop", make_and_drop)];
 
@@ -50,6 +51,61 @@ fn sum(group: &Group, own: i64) -> Result<i64> {
     let mut tensor = number(own);
     group.all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()?;
     Ok(value(&tensor))
+}
+
+// ── results ────────────────────────────────────────────────────────────────────────────────────────────────
+
+/// Elements of f16, all with the same bits.
+fn halves(count: usize, bits: u16) -> Tensor {
+    let mut tensor = Tensor::zeros(DType::F16, count);
+    tensor.as_mut_bytes().chunks_exact_mut(2).for_each(|half| half.copy_from_slice(&bits.to_ne_bytes()));
+    tensor
+}
+
+fn all_are(tensor: &Tensor, bits: u16) -> bool {
+    tensor.as_bytes().chunks_exact(2).all(|half| half == bits.to_ne_bytes())
+}
+
+#[test]
+fn an_average_that_fits_does_not_overflow_by_any_algorithm() {
+    const LARGE: u16 = 0x7b53; // 60,000; f16 ends at 65,504
+    for size in [3, 4, 5] {
+        for kind in [Kind::AllReduce, Kind::Reduce, Kind::ReduceScatter] {
+            for algorithm in names(kind) {
+                let options = Options::default().timeout(LIMIT).algorithm(kind.name(), algorithm);
+                let outcome = Group::threads_with(size, &options, |group| {
+                    let (mut own, mut part) = (halves(64 * size, LARGE), halves(64, 0));
+                    let work = match kind {
+                        Kind::AllReduce => group.all_reduce(own.lend(), ReduceOp::Avg)?,
+                        Kind::Reduce => group.reduce(own.lend(), ReduceOp::Avg, 1)?,
+                        _ => group.reduce_scatter_into(part.lend(), own.lend(), ReduceOp::Avg)?,
+                    };
+                    work.wait()?;
+                    Ok(match kind {
+                        Kind::AllReduce => all_are(&own, LARGE),
+                        Kind::Reduce => group.rank() != 1 || all_are(&own, LARGE),
+                        _ => all_are(&part, LARGE) && all_are(&own, LARGE), // the input stays as it was
+                    })
+                });
+                assert!(outcome.unwrap().into_iter().all(|right| right), "{} by {algorithm}", kind.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_call_that_is_refused_leaves_the_tensor_as_it_was() {
+    let outcome = Group::threads_with(3, &Options::default().timeout(LIMIT), |group| {
+        group.abort("test");
+        for op in [ReduceOp::PremulSum(0.5), ReduceOp::Avg] {
+            let mut tensor = halves(8, 0x3c00);
+            let error = group.all_reduce(tensor.lend(), op).and_then(|work| work.wait()).unwrap_err();
+            assert_eq!(error.kind(), FaultKind::Aborted);
+            assert!(all_are(&tensor, 0x3c00));
+        }
+        Ok(())
+    });
+    outcome.unwrap();
 }
 
 // ── works ──────────────────────────────────────────────────────────────────────────────────────────────────

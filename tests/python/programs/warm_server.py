@@ -7,7 +7,8 @@ and brings the program's standard input, output and error. The answers are two l
 and when it has ended its exit code. A program leads a session of its own. When the connection is closed,
 what is left of its process group is killed, and only then is its number given back.
 
-Forking is safe because nothing here starts a thread. The server ends when its standard input does.
+The server prints a line when it can be connected to. Forking is safe because nothing here starts a thread.
+The server ends when its standard input does.
 """
 
 import atexit
@@ -137,4 +138,5 @@ if __name__ == "__main__":
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(sys.argv[1])
         listener.listen(64)
+        print("ready", flush=True)
         serve(listener)

@@ -80,9 +80,10 @@ impl Request {
     fn pack_strided(&mut self) {
         let Some(run) = &mut self.run else { return };
         let originals = run.buffers().pack_strided();
+        let results = if self.in_place { vec![0] } else { run.buffers().indices(Buffer::Output) };
         let finish = self.finish.take();
         self.finish = Some(Box::new(move |buffers| {
-            for (index, original) in &originals {
+            for (index, original) in originals.iter().filter(|(index, _)| results.contains(index)) {
                 original.unpack(buffers.view(*index).span().bytes());
             }
             drop(originals);
@@ -145,6 +146,11 @@ impl Group {
         if request.run.as_mut().is_some_and(|run| run.buffers().has_strided()) {
             request.pack_strided();
         }
+        let in_rank_order = inner.options.deterministic || request.in_order;
+        let needs = Needs { in_rank_order, equal_parts: request.regular };
+        if request.run.as_ref().is_some_and(Run::may_need_preparation) {
+            self.prepare(&label, request, needs)?;
+        }
         let urgency = match request.bytes {
             _ if self.background => Urgency::Background,
             0..=QUICK => Urgency::Quick,
@@ -156,8 +162,6 @@ impl Group {
             }
             None => None,
         });
-        let in_rank_order = inner.options.deterministic || request.in_order;
-        let needs = Needs { in_rank_order, equal_parts: request.regular };
         let (kind, bytes, root, in_place) = (request.kind, request.bytes, request.root, request.in_place);
         let plan = |state: &mut GroupState, run: &mut Run| {
             let choice = state.planner.plan(kind, bytes, root, needs);
@@ -202,6 +206,24 @@ impl Group {
             }
             Err(fault) => Err(self.error(label, refused(fault))),
         }
+    }
+
+    /// What a reduction does to this rank's elements before any are combined. A call that a failed group refuses changes nothing.
+    #[cold]
+    fn prepare(&self, label: &Label, request: &mut Request, needs: Needs) -> Result<()> {
+        let Request { kind, bytes, root, in_place, .. } = *request;
+        let chosen = self.inner.fabric.engine.with(|state| {
+            let group = state.group(self.inner.index);
+            match group.failed() {
+                Some(fault) => Err(fault.clone()),
+                None => Ok(group.planner.plan(kind, bytes, root, needs)),
+            }
+        });
+        let choice = chosen.map_err(|fault| self.error(*label, refused(fault)))?;
+        if let Some(run) = &mut request.run {
+            run.prepare(in_place, !choice.in_rank_order);
+        }
+        Ok(())
     }
 
     /// For whoever follows operations by `tracing`: open from the call to the end. It is made and closed outside the engine's
@@ -282,7 +304,6 @@ impl Group {
     ) -> Result<Work> {
         let label = Label::new(kind, 0).elements(tensor.dtype(), tensor.elements()).reduction(op);
         let reduction = self.reduction(&label, op, tensor.dtype())?;
-        prepare(&reduction, &tensor);
         let mut request = Request::in_place(label, Kind::AllReduce, self.rank(), tensor, Some(reduction));
         request.finish = Some(Box::new(move |buffers| finish(buffers.into_first())));
         self.submit(label, request)
@@ -291,7 +312,6 @@ impl Group {
     pub(super) fn all_reduce_as(&self, kind: OpKind, tensor: TensorView, op: &ReduceOp) -> Result<Work> {
         let label = Label::new(kind, 0).elements(tensor.dtype(), tensor.elements()).reduction(op);
         let reduction = self.reduction(&label, op, tensor.dtype())?;
-        prepare(&reduction, &tensor);
         self.submit(label, Request::in_place(label, Kind::AllReduce, self.rank(), tensor, Some(reduction)))
     }
 
@@ -306,7 +326,6 @@ impl Group {
             .root(root);
         self.check_root(&label, root, "root")?;
         let reduction = self.reduction(&label, &op, tensor.dtype())?;
-        prepare(&reduction, &tensor);
         let request = Request::in_place(label, Kind::Reduce, self.rank(), tensor, Some(reduction));
         self.submit(label, Request { root, ..request })
     }
@@ -533,7 +552,6 @@ impl Group {
         self.check_whole(&label, "input", &input, "output", &output)?;
         let reduction = self.reduction(&label, &op, input.dtype())?;
         let (bytes, part) = (input.byte_len(), output.byte_len());
-        let input = if reduction.needs_preparation() { prepared(&reduction, &input) } else { input };
         let mut buffers = Buffers::of(output);
         let view = buffers.add(input);
         buffers.set(Buffer::Output, Parts::One(0));
@@ -562,11 +580,6 @@ impl Group {
             return self.refuse(&label, message);
         }
         let bytes = apart(total * output.dtype().size());
-        let inputs = if reduction.needs_preparation() {
-            inputs.iter().map(|input| prepared(&reduction, input)).collect()
-        } else {
-            inputs
-        };
         let mut buffers = Buffers::of(output);
         buffers.set(Buffer::Output, Parts::One(0));
         let table = add_all(&mut buffers, inputs);
@@ -868,22 +881,6 @@ fn message_sizes(label: &Label) -> (Sizes, Sizes) {
 /// The size that decides about the algorithm where parts lie apart: too much for algorithms that send several as one.
 fn apart(bytes: usize) -> usize {
     bytes.max(tenfold_plan::PIECE + 1)
-}
-
-/// What a reduction does to this rank's elements before anything is combined.
-#[inline]
-fn prepare(reduction: &Reduction, tensor: &TensorView) {
-    if reduction.needs_preparation() {
-        tensor.unpack(prepared(reduction, tensor).span().bytes());
-    }
-}
-
-/// A copy of `input`, prepared for its reduction.
-fn prepared(reduction: &Reduction, input: &TensorView) -> TensorView {
-    let view = Tensor::zeros(input.dtype(), input.elements()).lend();
-    input.pack(view.span());
-    reduction.prepare(view.span(), view.span().bytes());
-    view
 }
 
 /// Adds views as the parts of a buffer.

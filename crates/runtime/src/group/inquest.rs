@@ -16,8 +16,12 @@ use super::detail::{Detail, show_all};
 use crate::fault::{Fault, FaultKind, show_ranks};
 use crate::label::{Label, is_same_call};
 
-/// How long ranks that disagree wait for the others to say what they called.
-const PATIENCE: Duration = Duration::from_millis(500);
+/// How long ranks that disagree wait for the others to say what they called: one of them may never call anything.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// How long they wait for ranks that are known to have called, and whose own words are on their way. Only a host that is very
+/// busy keeps them so long.
+const PATIENCE_EXPECTED: Duration = Duration::from_secs(10);
 
 /// Calls of which more is told than what was called.
 const DETAILED_MAX: usize = 8;
@@ -29,6 +33,8 @@ pub(super) struct Testimony {
     pub seq: u64,
     pub head: Option<Head>,
     pub detail: Option<Detail>,
+    /// The rank in whose memory or message it saw another call.
+    pub saw: Option<Rank>,
 }
 
 #[derive(Debug)]
@@ -38,31 +44,34 @@ pub(super) struct Inquest {
     /// By rank: is it known, and what did it call as number `seq`?
     heads: Vec<Option<Option<Head>>>,
     details: Vec<Option<Detail>>,
+    saw: Vec<Option<Rank>>,
     /// Whose call was seen in a message, and who may have more to tell of it.
     expected: Vec<Rank>,
-    until: Instant,
+    started: Instant,
 }
 
 impl Inquest {
     pub(super) fn new(seq: u64, rank: Rank, size: usize) -> Self {
-        let (heads, details) = (vec![None; size], vec![None; size]);
-        Inquest { seq, rank, heads, details, expected: Vec::new(), until: Instant::now() + PATIENCE }
+        let (heads, details, saw) = (vec![None; size], vec![None; size], vec![None; size]);
+        Inquest { seq, rank, heads, details, saw, expected: Vec::new(), started: Instant::now() }
     }
 
     pub(super) fn seq(&self) -> u64 {
         self.seq
     }
 
+    /// When it ends at the latest, as far as is known now.
     pub(super) fn until(&self) -> Instant {
-        self.until
+        self.started + if self.expected.is_empty() { PATIENCE } else { PATIENCE_EXPECTED }
     }
 
     pub(super) fn testify(&mut self, said: Testimony) {
-        let Testimony { rank, seq, head, detail } = said;
+        let Testimony { rank, seq, head, detail, saw } = said;
         if seq != self.seq {
             return;
         }
         self.expected.retain(|other| *other != rank);
+        self.saw[rank] = self.saw[rank].or(saw);
         if !matches!(self.heads[rank], Some(Some(_))) {
             self.heads[rank] = Some(head);
         }
@@ -86,13 +95,14 @@ impl Inquest {
     pub(super) fn testimony(&self) -> impl Iterator<Item = Testimony> {
         let said = self.heads.iter().zip(&self.details).enumerate();
         said.filter_map(|(rank, (head, detail))| {
-            Some(Testimony { rank, seq: self.seq, head: (*head)?, detail: detail.clone() })
+            let (head, detail, saw) = ((*head)?, detail.clone(), self.saw[rank]);
+            Some(Testimony { rank, seq: self.seq, head, detail, saw })
         })
     }
 
     /// Is this nothing new? What is new is passed on, so it must be known once it was heard.
     pub(super) fn knows(&self, said: &Testimony) -> bool {
-        let Testimony { rank, seq, head, detail } = said;
+        let Testimony { rank, seq, head, detail, .. } = said;
         let (known, is_same) = (self.heads[*rank], self.heads[*rank] == Some(*head));
         let tells_more =
             self.expected.contains(rank) || is_same && detail.is_some() && self.details[*rank].is_none();
@@ -100,7 +110,7 @@ impl Inquest {
     }
 
     pub(super) fn is_over(&self, now: Instant) -> bool {
-        now >= self.until || self.expected.is_empty() && self.heads.iter().all(Option::is_some)
+        now >= self.until() || self.expected.is_empty() && self.heads.iter().all(Option::is_some)
     }
 
     /// Who called what: the same text on all ranks that heard the same.
@@ -116,6 +126,9 @@ impl Inquest {
                 Some((_, ranks)) => ranks.push(rank),
                 None => calls.push((head, vec![rank])),
             }
+        }
+        if let [(Some(head), _)] = calls.as_slice() {
+            return self.contradiction(head);
         }
         // The few are named as the culprits; of two equal camps, the one without the lowest rank.
         let most = calls.iter().map(|(_, ranks)| ranks.len()).max().unwrap_or(0);
@@ -142,6 +155,25 @@ impl Inquest {
         fault
     }
 
+    /// All ranks say that they called the same, and yet one of them saw another call.
+    fn contradiction(&self, head: &Head) -> Fault {
+        let what = Label::from_head(head).map_or_else(|| "the same".to_string(), |label| label.to_string());
+        let suspect = self.saw.iter().find_map(|saw| *saw);
+        let message = match suspect {
+            Some(rank) => {
+                format!("rank {rank} showed another call as #{} than {what}, which all ranks made", self.seq)
+            }
+            None => format!(
+                "a message of another call as #{} than {what} was seen, which all ranks made",
+                self.seq
+            ),
+        };
+        let hint = "its shared memory or a message of it is damaged: look for wild writes in that process";
+        let mut fault = Fault::new(FaultKind::Protocol, message).hint(hint);
+        fault.peer = suspect;
+        fault
+    }
+
     /// What these ranks told of their call.
     fn details_of(&self, ranks: &[Rank]) -> String {
         show_all(ranks.iter().filter_map(|rank| Some((*rank, self.details[*rank].as_ref()?))))
@@ -160,7 +192,7 @@ mod tests {
     }
 
     fn said(rank: Rank, seq: u64, head: Option<Head>) -> Testimony {
-        Testimony { rank, seq, head, detail: None }
+        Testimony { rank, seq, head, detail: None, saw: None }
     }
 
     #[test]
@@ -182,6 +214,21 @@ mod tests {
     }
 
     #[test]
+    fn ranks_that_agree_blame_the_one_in_whose_memory_another_call_was_seen() {
+        let mut inquest = Inquest::new(7, 0, 3);
+        for rank in [0, 1, 2] {
+            inquest.testify(Testimony { saw: (rank == 2).then_some(1), ..said(rank, 7, sum(1000)) });
+        }
+        assert_eq!(inquest.testimony().filter_map(|said| said.saw).collect::<Vec<_>>(), [1]);
+        let fault = inquest.verdict();
+        assert_eq!((fault.kind, fault.peer), (FaultKind::Protocol, Some(1)));
+        assert_eq!(
+            fault.message,
+            "rank 1 showed another call as #7 than all_reduce(sum, float32 × 1000), which all ranks made"
+        );
+    }
+
+    #[test]
     fn a_rank_that_has_not_called_yet_is_said_to_be_so() {
         let mut inquest = Inquest::new(7, 0, 2);
         inquest.testify(said(0, 7, sum(1)));
@@ -198,7 +245,7 @@ mod tests {
         let site =
             CallSite { frames: vec![frame], input_shapes: Some(vec![vec![10, 100]]), output_shapes: None };
         let detail = Detail::new(&Site::Given(site), Sizes::NONE, Sizes::NONE);
-        Testimony { rank, seq: 7, head, detail: Some(detail) }
+        Testimony { rank, seq: 7, head, detail: Some(detail), saw: None }
     }
 
     #[test]
@@ -221,7 +268,11 @@ mod tests {
         let mut inquest = Inquest::new(7, 0, 2);
         inquest.testify(detailed(0, sum(1000), 42));
         inquest.deduce(1, sum(2000).unwrap());
-        assert!(!inquest.is_over(Instant::now()));
+        assert!(
+            !inquest.is_over(Instant::now() + PATIENCE),
+            "not even if ranks that never speak are given up"
+        );
+        assert!(inquest.is_over(Instant::now() + PATIENCE_EXPECTED));
         let own_words = detailed(1, sum(2000), 90);
         assert!(!inquest.knows(&own_words));
         inquest.testify(own_words.clone());

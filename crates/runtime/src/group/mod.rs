@@ -9,6 +9,8 @@ mod coalesced;
 pub(crate) mod connect;
 pub(crate) mod detail;
 pub(crate) mod from_environment;
+#[cfg(test)]
+mod hostile;
 mod inquest;
 mod nan;
 mod planner;

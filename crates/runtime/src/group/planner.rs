@@ -27,6 +27,8 @@ type Key = (Kind, usize, Rank, Needs);
 pub(crate) struct Choice {
     pub name: &'static str,
     pub plan: Arc<Plan>,
+    /// Elements of all ranks are combined in one step; otherwise partial results are rounded in between.
+    pub in_rank_order: bool,
 }
 
 impl Planner {
@@ -56,6 +58,7 @@ impl Planner {
         let choice = Choice {
             name: algorithm.name,
             plan: Arc::new((algorithm.plan)(&self.topology, self.rank, root)),
+            in_rank_order: algorithm.in_rank_order,
         };
         if self.cache.len() == CACHE {
             self.cache.pop();

@@ -75,6 +75,9 @@ enum Notice {
         /// At debug level DETAIL.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         detail: Option<Detail>,
+        /// The rank in whose memory or message the sender saw another call.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        saw: Option<Rank>,
     },
     /// The sender left the group.
     Left { rank: Rank },
@@ -83,8 +86,8 @@ enum Notice {
 }
 
 impl From<Testimony> for Notice {
-    fn from(Testimony { rank, seq, head, detail }: Testimony) -> Self {
-        Notice::Called { rank, seq, head, detail }
+    fn from(Testimony { rank, seq, head, detail, saw }: Testimony) -> Self {
+        Notice::Called { rank, seq, head, detail, saw }
     }
 }
 
@@ -220,6 +223,7 @@ impl GroupState {
 
     /// Everything under way ends with `fault`; nobody is told.
     pub(super) fn close(&mut self, fault: Fault, finished: &mut Vec<Arc<Shared>>) {
+        self.mesh.withdraw(); // before the caller can write to what peers may still read
         for (index, job) in self.queue.drain(..).enumerate() {
             let progress = if index == 0 { job.run.progress() } else { "not begun".to_string() };
             let error = Error::new(job.work.scene(Some(progress)), fault.clone());
@@ -328,6 +332,9 @@ impl GroupState {
     #[inline]
     fn try_poll(&mut self, finished: &mut Vec<Arc<Shared>>) -> Result<bool, Fault> {
         let mut moved = false;
+        if self.mesh.withdrawn.is_some() {
+            return Ok(false); // what was read does not count; the peer that withdrew it says why, or is found to be gone
+        }
         while let Some(job) = self.queue.front_mut() {
             let before = job.run.position();
             let pending = job.run.poll(&mut self.mesh.lane(Lane::Collective))?.is_pending();
@@ -372,6 +379,9 @@ impl GroupState {
     /// Something went wrong while polling.
     #[cold]
     fn trouble(&mut self, fabric: &Arc<Fabric>, fault: Fault, finished: &mut Vec<Arc<Shared>>) {
+        if self.mesh.withdrawn.is_some() {
+            return;
+        }
         if let Some((peer, head)) = self.mesh.stray.take() {
             return self.start_inquest(fabric, peer, head);
         }
@@ -431,6 +441,7 @@ impl GroupState {
             job.run.wants(&mut wants);
         }
         self.messages.wants(&mut wants);
+        wants.messages.extend(self.mesh.withdrawn);
         wants
     }
 
@@ -583,8 +594,10 @@ impl GroupState {
                     self.fail(fabric, Fault { kind, peer, message, hint }, finished);
                 }
             }
-            Ok(Notice::Called { rank, seq, head, detail }) if rank < size && self.failed.is_none() => {
-                let said = Testimony { rank, seq, head, detail: detail.map(Detail::heard) };
+            Ok(Notice::Called { rank, seq, head, detail, saw })
+                if rank < size && saw.is_none_or(|saw| saw < size) && self.failed.is_none() =>
+            {
+                let said = Testimony { rank, seq, head, detail: detail.map(Detail::heard), saw };
                 let known = self.inquest.as_ref().is_some_and(|inquest| inquest.knows(&said))
                     || self.rumours.contains(&said);
                 if !known && self.rumours.len() < 4 * size {
@@ -615,7 +628,7 @@ impl GroupState {
 
     /// `peer` called something else than we did: everybody says what they called.
     fn start_inquest(&mut self, fabric: &Arc<Fabric>, peer: Rank, head: Head) {
-        self.join_inquest(fabric, head[1].min(self.doing.current[1]));
+        self.join_inquest(fabric, head[1].min(self.doing.current[1]), Some(peer));
         if let Some(inquest) = &mut self.inquest
             && head[1] == inquest.seq()
         {
@@ -629,19 +642,19 @@ impl GroupState {
         if seq > self.collectives {
             return;
         }
-        self.join_inquest(fabric, seq);
+        self.join_inquest(fabric, seq, None);
         let rumours = std::mem::take(&mut self.rumours);
         if let Some(inquest) = &mut self.inquest {
             rumours.into_iter().for_each(|said| inquest.testify(said));
         }
     }
 
-    fn join_inquest(&mut self, fabric: &Arc<Fabric>, seq: u64) {
+    fn join_inquest(&mut self, fabric: &Arc<Fabric>, seq: u64, saw: Option<Rank>) {
         if self.inquest.is_some() {
             return;
         }
         let head = self.history.iter().find(|head| head[1] == seq).copied();
-        let own = Testimony { rank: self.rank, seq, head, detail: self.details.of(seq).cloned() };
+        let own = Testimony { rank: self.rank, seq, head, detail: self.details.of(seq).cloned(), saw };
         let mut inquest = Inquest::new(seq, self.rank, self.mesh.members().len());
         inquest.testify(own.clone());
         self.inquest = Some(inquest);

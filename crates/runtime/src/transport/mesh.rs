@@ -65,6 +65,8 @@ pub(crate) struct Mesh {
     holders: [Vec<Rank>; 2],
     /// A message that does not belong to the operation that read it: from whom, and what it is.
     pub(crate) stray: Option<(Rank, Head)>,
+    /// A peer that took memory back which this rank was reading: its group has failed, and word of why is on its way.
+    pub(crate) withdrawn: Option<Rank>,
     /// Peers whose flags in the records say that we sleep.
     sleeping_on: Vec<Rank>,
 }
@@ -215,6 +217,7 @@ impl Mesh {
             unread: [Vec::new(), Vec::new()],
             holders: [Vec::new(), Vec::new()],
             stray: None,
+            withdrawn: None,
             sleeping_on: Vec::new(),
         }
     }
@@ -227,6 +230,11 @@ impl Mesh {
 
     pub(crate) fn members(&self) -> &[Member] {
         &self.members
+    }
+
+    #[cfg(test)]
+    pub(crate) fn room(&self) -> Arc<Room> {
+        Arc::clone(&self.room)
     }
 
     pub(crate) fn show(&self, doing: &Doing) {
@@ -491,10 +499,13 @@ impl Mesh {
         bytes.expect("the message was ready, and stays until it is taken")
     }
 
-    fn take(&mut self, lane: Lane, from: Rank) {
+    fn take(&mut self, lane: Lane, from: Rank) -> Result<(), Fault> {
         match &mut self.routes[from] {
             Route::Near(near) => {
-                near.link.take(lane);
+                if !near.link.take(lane) {
+                    self.withdrawn = Some(from);
+                    return Err(withdrawn(from));
+                }
                 self.look_later(from);
             }
             Route::Far(far) => {
@@ -504,6 +515,12 @@ impl Mesh {
             }
             Route::Unknown => unreachable!("the message was ready"),
         }
+        Ok(())
+    }
+
+    /// Memory that peers were lent is the caller's again, whether they have read it or not.
+    pub(crate) fn withdraw(&self) {
+        self.room.withdraw();
     }
 
     fn poll_recv(
@@ -529,7 +546,7 @@ impl Mesh {
             return Ok(Poll::Pending);
         }
         target.copy_from(self.peek(lane, from));
-        self.take(lane, from);
+        self.take(lane, from)?;
         Ok(Poll::Ready(()))
     }
 
@@ -761,6 +778,12 @@ fn lost(peer: Rank, error: &std::io::Error) -> Fault {
 }
 
 #[cold]
+fn withdrawn(peer: Rank) -> Fault {
+    let message = format!("rank {peer} gave up the operation while its memory was read");
+    Fault::new(FaultKind::PeerLost, message).peer(peer)
+}
+
+#[cold]
 fn damaged(peer: Rank) -> Fault {
     let message = format!("rank {peer} sent a message that points outside its memory");
     Fault::new(FaultKind::Protocol, message).peer(peer)
@@ -808,8 +831,7 @@ impl Transport for OnLane<'_> {
 
     #[inline]
     fn take(&mut self, from: Rank) -> Result<(), Fault> {
-        self.mesh.take(self.lane, from);
-        Ok(())
+        self.mesh.take(self.lane, from)
     }
 
     #[inline]
