@@ -182,14 +182,22 @@ fn print(json: bool, answer: Json, field: &str) -> std::io::Result<()> {
     if json { writeln!(out, "{answer}") } else { writeln!(out, "{}", answer[field]) }
 }
 
-/// The bytes as they are; a terminal gets a line end too.
+/// The bytes as they are; a terminal gets a line end too, and nothing that it would obey: other clients wrote the value.
 fn print_value(value: &[u8], json: bool) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     if json {
         return writeln!(out, "{}", json!({ "value": String::from_utf8_lossy(value), "bytes": value.len() }));
     }
+    if out.is_terminal() {
+        let text = String::from_utf8_lossy(value);
+        let lines: Vec<String> = text
+            .split('\n')
+            .map(|line| line.split('\t').map(printable).collect::<Vec<_>>().join("\t"))
+            .collect();
+        return writeln!(out, "{}", lines.join("\n"));
+    }
     out.write_all(value)?;
-    if out.is_terminal() { writeln!(out) } else { out.flush() }
+    out.flush()
 }
 
 fn print_keys(keys: Vec<Value>, prefix: &str, json: bool) -> std::io::Result<()> {

@@ -672,6 +672,46 @@ fn buffers_count_as_memory_too() {
     bystander.report("uploads beyond the memory limit");
 }
 
+/// Each of them holds little, and longer than the client that needs memory now.
+#[test]
+fn those_who_hoard_give_way_and_not_the_one_that_asks() {
+    let (server, address) = serve(|limits| limits.table.bytes = 4 << 20);
+    let limit = (4 << 20) + (4 << 20) / 8;
+    let part = &message(SET, &[b"/upload", &vec![7; 1 << 20]])[..40_000];
+    let mut hoarders: Vec<Raw> = Vec::new();
+    for count in 1..=200 {
+        let mut raw = Raw::greeted(address);
+        raw.send(part);
+        hoarders.push(raw);
+        until("it has arrived", || server.facts().accepted >= count);
+    }
+    until("the oldest are closed", || closed(&server, Closed::Memory) > 50);
+    assert!(server.facts().buffer_bytes <= limit, "{:?}", server.facts());
+    let honest = client(address, HANG);
+    honest.set("long", vec![7; 2 << 20]).unwrap();
+    assert_eq!(honest.get("long").unwrap().len(), 2 << 20);
+    assert_eq!(hoarders[0].until_closed(), b"", "the oldest is closed");
+    hoarders[199].send(&message(SET, &[b"/upload", &vec![7; 1 << 20]])[40_000..]);
+    hoarders[199].sync();
+}
+
+/// What it has taken so far is no reason to keep the rest for it for ever.
+#[test]
+fn a_client_that_reads_a_little_now_and_then_is_cut_off() {
+    let (server, address) = with_value(|_| {});
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    socket.set_recv_buffer_size(4096).unwrap(); // so that the server hears of every few bytes
+    socket.connect(&address.into()).unwrap();
+    let mut stream: TcpStream = socket.into();
+    stream.write_all(&HELLO).unwrap();
+    stream.write_all(&message(GET, &[b"/large"]).repeat(16)).unwrap();
+    until("it is cut off", || {
+        let _ = stream.read(&mut [0; 600]);
+        std::thread::sleep(Duration::from_millis(100));
+        closed(&server, Closed::WriteTimeout) == 1
+    });
+}
+
 #[test]
 fn popping_unknown_queues_and_asking_for_unknown_keys_leaves_nothing() {
     let (server, address) = serve(|_| {});
