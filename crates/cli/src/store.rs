@@ -189,12 +189,7 @@ fn print_value(value: &[u8], json: bool) -> std::io::Result<()> {
         return writeln!(out, "{}", json!({ "value": String::from_utf8_lossy(value), "bytes": value.len() }));
     }
     if out.is_terminal() {
-        let text = String::from_utf8_lossy(value);
-        let lines: Vec<String> = text
-            .split('\n')
-            .map(|line| line.split('\t').map(printable).collect::<Vec<_>>().join("\t"))
-            .collect();
-        return writeln!(out, "{}", lines.join("\n"));
+        return writeln!(out, "{}", for_terminal(value));
     }
     out.write_all(value)?;
     out.flush()
@@ -273,6 +268,16 @@ fn printable(text: &str) -> String {
     text.chars().map(|character| if character.is_control() { '\u{fffd}' } else { character }).collect()
 }
 
+/// A value as a terminal shows it: its lines and tabs, and nothing else that a terminal obeys.
+fn for_terminal(value: &[u8]) -> String {
+    let keep = |character: char| match character {
+        '\n' | '\t' => character,
+        character if character.is_control() => '\u{fffd}',
+        character => character,
+    };
+    String::from_utf8_lossy(value).chars().map(keep).collect()
+}
+
 /// What any TCPStore server tells.
 fn print_little(
     store: &TcpStore,
@@ -288,4 +293,15 @@ fn print_little(
         writeln!(out, "keys         {keys}")?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_cannot_command_a_terminal() {
+        assert_eq!(for_terminal(b"a\tb\n\x1b[2J\xff\r\x07"), "a\tb\n\u{fffd}[2J\u{fffd}\u{fffd}\u{fffd}");
+        assert_eq!(for_terminal("ä".as_bytes()), "ä");
+    }
 }
