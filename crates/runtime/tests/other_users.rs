@@ -36,6 +36,10 @@ fn sum_before_and_after(rank: &Rank) {
     let options = Options::new("default").timeout(SOON).heartbeat(SOON);
     let group = Group::connect(rank.store(), rank.rank, rank.size, options).unwrap();
     for event in ["before", "after"] {
+        // Rank 0 waits for a while, and looks meanwhile whether rank 1 is alive.
+        if (event, rank.rank) == ("after", 1) {
+            std::thread::sleep(Duration::from_millis(500));
+        }
         let mut tensor = Tensor::zeros(DType::F32, 10_000);
         tensor.as_mut_slice::<f32>().fill(1.0);
         let work = group.all_reduce(tensor.lend(), ReduceOp::Sum);

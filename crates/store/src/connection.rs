@@ -420,6 +420,43 @@ mod tests {
         taken
     }
 
+    /// What it has taken so far is no reason to keep the rest for it for ever.
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "flushing wants to be told the time, whatever it is")]
+    fn a_peer_that_takes_a_little_now_and_then_has_stalled() {
+        use std::time::Duration;
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        socket.set_recv_buffer_size(4096).unwrap();
+        socket.connect(&listener.local_addr().unwrap().into()).unwrap();
+        let mut peer: std::net::TcpStream = socket.into();
+        let (stream, address) = listener.accept().unwrap();
+        stream.set_nonblocking(true).unwrap();
+        socket2::SockRef::from(&stream).set_send_buffer_size(4096).unwrap();
+        let start = Instant::now();
+        let mut connection = Connection::new(TcpStream::from_std(stream), address, start);
+        let (mut pool, mut written) = (Pool::default(), 0);
+        connection.output.sink(&mut pool).bytes(&vec![7; 1 << 20]);
+        connection.flush(&mut pool, start, &mut written).unwrap();
+        assert_eq!(connection.stalled_since, Some(start));
+        // It reads until the server has noticed, several times: each is progress, and all are too little.
+        let mut taken = 0;
+        for seconds in 1.. {
+            let (before, now) = (written, start + Duration::from_secs(seconds));
+            while written == before {
+                peer.read_exact(&mut [0; 64]).unwrap();
+                connection.flush(&mut pool, now, &mut written).unwrap();
+            }
+            taken += (written - before) as usize;
+            if taken >= PROGRESS {
+                assert_eq!(connection.stalled_since, Some(now), "it has taken {taken} bytes");
+                assert!(seconds > 1, "it has taken them one after the other");
+                break;
+            }
+            assert_eq!(connection.stalled_since, Some(start), "it has taken {taken} bytes");
+        }
+    }
+
     proptest! {
         #[test]
         fn what_goes_in_comes_out_however_it_is_cut(

@@ -695,23 +695,6 @@ fn those_who_hoard_give_way_and_not_the_one_that_asks() {
     hoarders[199].sync();
 }
 
-/// What it has taken so far is no reason to keep the rest for it for ever.
-#[test]
-fn a_client_that_reads_a_little_now_and_then_is_cut_off() {
-    let (server, address) = with_value(|_| {});
-    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
-    socket.set_recv_buffer_size(4096).unwrap(); // so that the server hears of every few bytes
-    socket.connect(&address.into()).unwrap();
-    let mut stream: TcpStream = socket.into();
-    stream.write_all(&HELLO).unwrap();
-    stream.write_all(&message(GET, &[b"/large"]).repeat(16)).unwrap();
-    until("it is cut off", || {
-        let _ = stream.read(&mut [0; 600]);
-        std::thread::sleep(Duration::from_millis(100));
-        closed(&server, Closed::WriteTimeout) == 1
-    });
-}
-
 #[test]
 fn popping_unknown_queues_and_asking_for_unknown_keys_leaves_nothing() {
     let (server, address) = serve(|_| {});

@@ -56,7 +56,7 @@ mod tests {
     fn one_host_has_its_share_and_others_have_theirs() {
         let mut callers = Callers::new(2);
         let at = |text: &str| text.parse::<SocketAddr>().unwrap();
-        let mut admits = |callers: &mut Callers, peer: &str, often: usize| {
+        let admits = |callers: &mut Callers, peer: &str, often: usize| {
             (0..often).filter(|_| callers.admit(at(peer))).count()
         };
         assert_eq!(admits(&mut callers, "10.0.0.1:1", 5), 2);
