@@ -1,7 +1,7 @@
 //! Other users of the machine: the store of a job does not serve them, and a job does not use theirs.
 
 #![cfg(target_os = "linux")]
-#![expect(clippy::disallowed_methods, clippy::unwrap_used, reason = "tests: threads; helpers that may fail")]
+#![expect(clippy::unwrap_used, reason = "tests: helpers that may fail")]
 
 mod launching;
 mod serving;
