@@ -151,7 +151,7 @@ fn limits(args: &Args) -> Limits {
     limits.table.queue_items = args.max_queue_items;
     let is_shown = args.dashboard.options(DASHBOARD_PORT).is_some();
     let kept = DESCRIPTORS_KEPT + if is_shown { dashboard::DESCRIPTORS } else { 0 };
-    limits.connections = args.max_connections.min(descriptors().saturating_sub(kept));
+    limits = limits.with_connections(args.max_connections.min(descriptors().saturating_sub(kept)));
     limits.other_users = args.allow_other_users;
     limits.output = args.max_output;
     limits.handshake_timeout = args.handshake_timeout;

@@ -182,14 +182,17 @@ fn print(json: bool, answer: Json, field: &str) -> std::io::Result<()> {
     if json { writeln!(out, "{answer}") } else { writeln!(out, "{}", answer[field]) }
 }
 
-/// The bytes as they are; a terminal gets a line end too.
+/// The bytes as they are; a terminal gets a line end too, and nothing that it would obey: other clients wrote the value.
 fn print_value(value: &[u8], json: bool) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     if json {
         return writeln!(out, "{}", json!({ "value": String::from_utf8_lossy(value), "bytes": value.len() }));
     }
+    if out.is_terminal() {
+        return writeln!(out, "{}", for_terminal(value));
+    }
     out.write_all(value)?;
-    if out.is_terminal() { writeln!(out) } else { out.flush() }
+    out.flush()
 }
 
 fn print_keys(keys: Vec<Value>, prefix: &str, json: bool) -> std::io::Result<()> {
@@ -265,6 +268,16 @@ fn printable(text: &str) -> String {
     text.chars().map(|character| if character.is_control() { '\u{fffd}' } else { character }).collect()
 }
 
+/// A value as a terminal shows it: its lines and tabs, and nothing else that a terminal obeys.
+fn for_terminal(value: &[u8]) -> String {
+    let keep = |character: char| match character {
+        '\n' | '\t' => character,
+        character if character.is_control() => '\u{fffd}',
+        character => character,
+    };
+    String::from_utf8_lossy(value).chars().map(keep).collect()
+}
+
 /// What any TCPStore server tells.
 fn print_little(
     store: &TcpStore,
@@ -280,4 +293,15 @@ fn print_little(
         writeln!(out, "keys         {keys}")?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_cannot_command_a_terminal() {
+        assert_eq!(for_terminal(b"a\tb\n\x1b[2J\xff\r\x07"), "a\tb\n\u{fffd}[2J\u{fffd}\u{fffd}\u{fffd}");
+        assert_eq!(for_terminal("ä".as_bytes()), "ä");
+    }
 }

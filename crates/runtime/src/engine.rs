@@ -28,6 +28,7 @@ use crate::patience::{Next, Patience};
 use crate::recorder::{Stalls, Ticket};
 use crate::run::Run;
 use crate::transport::Socket;
+use crate::wire::FabricId;
 use crate::work::{Shared, earlier};
 use roster::{Roster, Waiter, Wake, Watching};
 
@@ -561,12 +562,15 @@ impl Engine {
     }
 
     /// A member of group `id` said something. False if there is no such group (yet).
-    pub(crate) fn hear(&self, fabric: &Arc<Fabric>, id: u64, text: &[u8]) -> bool {
+    pub(crate) fn hear(&self, fabric: &Arc<Fabric>, from: FabricId, id: u64, text: &[u8]) -> bool {
         let heard = self.with(|state| {
             let State { groups, to_tell, .. } = state;
             let group = groups.iter_mut().flatten().find(|group| group.id() == id);
             let group = group?;
-            group.hear(fabric, text, to_tell);
+            // Group ids can be guessed: what a process says about a group that it is not in does not count.
+            if group.has_member(from) {
+                group.hear(fabric, text, to_tell);
+            }
             Some((group.is_busy(), group.take_warnings()))
         });
         let Some((is_busy, warnings)) = heard else { return false };
@@ -614,7 +618,7 @@ impl Engine {
     }
 
     /// What waits for the peer `id`, for a warning that it is silent: its rank, the group, the operation.
-    pub(crate) fn waiting_for(&self, id: crate::wire::FabricId) -> Option<String> {
+    pub(crate) fn waiting_for(&self, id: FabricId) -> Option<String> {
         self.with(|state| state.groups.iter().flatten().find_map(|group| group.waiting_for(id)))
     }
 }

@@ -34,6 +34,9 @@ mod engine;
 mod environment;
 mod fabric;
 mod fault;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod group;
 mod label;
 pub mod metrics;

@@ -21,6 +21,10 @@ use crate::wire::{self, ReplySink, Scan};
 /// everybody else waiting for 0.7 s.
 const WRITE_SHARE: usize = 256 << 10;
 
+/// A peer that reads must take this many bytes, or all there are, within the limit for writing: one that takes a byte now and
+/// then holds the rest as one does that takes none.
+pub(crate) const PROGRESS: usize = 16 << 10;
+
 /// One client, as the server sees it.
 #[derive(Debug)]
 pub(crate) struct Connection {
@@ -47,6 +51,8 @@ pub(crate) struct Connection {
     pub(crate) ended: bool,
     pub(crate) output: Output,
     pub(crate) stalled_since: Option<Instant>,
+    /// Bytes that it has taken since then.
+    taken: usize,
     /// What it asked for last, and when it last sent something.
     pub(crate) last_operation: Option<Operation>,
     pub(crate) last_heard: Instant,
@@ -74,6 +80,7 @@ impl Connection {
             ended: false,
             output: Output::default(),
             stalled_since: None,
+            taken: 0,
             last_operation: None,
             last_heard: now,
             bytes_in: 0,
@@ -116,6 +123,7 @@ impl Connection {
             if progress >= WRITE_SHARE {
                 self.writable = true;
                 self.stalled_since = None;
+                self.taken = 0;
                 return Ok(());
             }
             match self.output.write_to(&mut self.stream, pool) {
@@ -125,8 +133,10 @@ impl Connection {
                     progress += length;
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    if progress > 0 || self.stalled_since.is_none() {
+                    self.taken += progress;
+                    if self.taken >= PROGRESS || self.stalled_since.is_none() {
                         self.stalled_since = Some(now);
+                        self.taken = 0;
                     }
                     return Ok(());
                 }
@@ -135,7 +145,13 @@ impl Connection {
             }
         }
         self.stalled_since = None;
+        self.taken = 0;
         Ok(())
+    }
+
+    /// Since when it has kept memory because its peer does not read, or does not finish a message.
+    pub(crate) fn hoards_since(&self) -> Option<Instant> {
+        [self.stalled_since, self.message_since].into_iter().flatten().min()
     }
 }
 
@@ -402,6 +418,43 @@ mod tests {
             output.advance(length, pool);
         }
         taken
+    }
+
+    /// What it has taken so far is no reason to keep the rest for it for ever.
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "flushing wants to be told the time, whatever it is")]
+    fn a_peer_that_takes_a_little_now_and_then_has_stalled() {
+        use std::time::Duration;
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        socket.set_recv_buffer_size(4096).unwrap();
+        socket.connect(&listener.local_addr().unwrap().into()).unwrap();
+        let mut peer: std::net::TcpStream = socket.into();
+        let (stream, address) = listener.accept().unwrap();
+        stream.set_nonblocking(true).unwrap();
+        socket2::SockRef::from(&stream).set_send_buffer_size(4096).unwrap();
+        let start = Instant::now();
+        let mut connection = Connection::new(TcpStream::from_std(stream), address, start);
+        let (mut pool, mut written) = (Pool::default(), 0);
+        connection.output.sink(&mut pool).bytes(&vec![7; 1 << 20]);
+        connection.flush(&mut pool, start, &mut written).unwrap();
+        assert_eq!(connection.stalled_since, Some(start));
+        // It reads until the server has noticed, several times: each is progress, and all are too little.
+        let mut taken = 0;
+        for seconds in 1.. {
+            let (before, now) = (written, start + Duration::from_secs(seconds));
+            while written == before {
+                peer.read_exact(&mut [0; 64]).unwrap();
+                connection.flush(&mut pool, now, &mut written).unwrap();
+            }
+            taken += (written - before) as usize;
+            if taken >= PROGRESS {
+                assert_eq!(connection.stalled_since, Some(now), "it has taken {taken} bytes");
+                assert!(seconds > 1, "it has taken them one after the other");
+                break;
+            }
+            assert_eq!(connection.stalled_since, Some(start), "it has taken {taken} bytes");
+        }
     }
 
     proptest! {

@@ -7,9 +7,10 @@
 //! stock PyTorch processes and ours work on one file at the same time.
 //!
 //! What makes it safe: a write first reads the log to its end under the exclusive lock, so it knows that the end is
-//! whole; then it adds all its records in one system call, and takes them back if that fails. Whoever finds half a
-//! record under a lock therefore knows that a writer died (c10d's needs four calls a record) or that this is no
-//! store's file, and says so. Nothing is ever repaired: the file may be somebody's thesis.
+//! whole; then it adds all its records in one system call, and takes them back if that fails. Half a record at the end,
+//! found under a lock, is therefore what a writer left that was killed (c10d's needs four calls a record). Readers pass over it,
+//! and the next writer, who has the exclusive lock, cuts it off. Nothing else is ever repaired: what does not begin
+//! as a store's file does, or goes on as no store writes, may be somebody's thesis, and is left as it is.
 //!
 //! Every call opens the file anew, as c10d does. A descriptor that stays open would share its lock with forked
 //! children, and the lock would keep nobody out; opening also makes NFS look at the server. One descriptor does
@@ -131,7 +132,7 @@ impl FileStore {
             }
         };
         let mut replica = Replica::default();
-        replica.catch_up(&locked.file)?;
+        replica.catch_up(&locked.file, Tail::Cut)?;
         if !options.accept_stale
             && let Some(world) = options.world_size
         {
@@ -164,7 +165,7 @@ impl FileStore {
         }
         let locked = Locked::new(file, FlockOperation::NonBlockingLockShared, deadline)?;
         let mut replica = self.replica();
-        replica.catch_up(&locked.file)?;
+        replica.catch_up(&locked.file, Tail::PassOver)?;
         Ok(look(&replica))
     }
 
@@ -190,7 +191,7 @@ impl FileStore {
             other => return Err(gone(other)),
         }
         let mut replica = self.replica();
-        replica.catch_up(&locked.file)?;
+        replica.catch_up(&locked.file, Tail::Cut)?;
         let mut draft = Draft::default();
         let answer = decide(&replica, &mut draft)?;
         replica.commit(&locked.file, &draft)?;
@@ -523,6 +524,15 @@ const CLEANUP: &[u8] = b"cleanup/";
 const USER: u8 = b'/';
 const DELETED: u8 = b'-';
 
+/// What is done about half a record at the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tail {
+    /// By readers.
+    PassOver,
+    /// By those who have the exclusive lock.
+    Cut,
+}
+
 /// What the log says, up to an offset.
 #[derive(Clone, Debug, Default)]
 struct Replica {
@@ -555,7 +565,7 @@ impl Replica {
     }
 
     /// Reads what was added since. The caller has a lock on `file`, so nobody is in the middle of a record.
-    fn catch_up(&mut self, mut file: &File) -> Result<(), Fault> {
+    fn catch_up(&mut self, mut file: &File, tail: Tail) -> Result<(), Fault> {
         let length = length(file)?;
         if length < self.offset {
             let message = format!("the file shrank from {} to {length} bytes", self.offset);
@@ -566,21 +576,52 @@ impl Replica {
             return Ok(());
         }
         file.seek(SeekFrom::Start(self.offset)).map_err(cannot_read)?;
-        self.replay(BufReader::new(file), length)
+        match self.replay(BufReader::new(file), length) {
+            Err(Damage::Torn { .. }) if self.is_unfinished(file, length)? => match tail {
+                Tail::PassOver => Ok(()),
+                Tail::Cut => self.cut(file, length),
+            },
+            result => result.map_err(|damage| damage.at(self.offset)),
+        }
     }
 
     /// Applies the records from here to the offset `end`, up to the first that is damaged.
-    fn replay(&mut self, mut log: impl Read, end: u64) -> Result<(), Fault> {
+    fn replay(&mut self, mut log: impl Read, end: u64) -> Result<(), Damage> {
         while self.offset < end {
             let mut left = end - self.offset;
-            let key = read_string(&mut log, &mut left, "key").map_err(|damage| damage.at(self.offset))?;
+            let key = read_string(&mut log, &mut left, "key")?;
             if !is_of_a_store(&key) {
-                return Err(Damage::Alien(key).at(self.offset));
+                return Err(Damage::Alien(key));
             }
-            let value = read_string(&mut log, &mut left, "value").map_err(|damage| damage.at(self.offset))?;
-            self.apply(&key, value).map_err(|damage| damage.at(self.offset))?;
+            let value = read_string(&mut log, &mut left, "value")?;
+            self.apply(&key, value)?;
             self.offset = end - left;
         }
+        Ok(())
+    }
+
+    /// Is what follows the last whole record the beginning of one that a store was writing? Only after a record: a file
+    /// without one need not be a store's at all.
+    #[cold]
+    fn is_unfinished(&self, file: &File, end: u64) -> Result<bool, Fault> {
+        const LOOKED_AT: u64 = 64;
+        let mut tail = vec![0; (end - self.offset).min(LOOKED_AT) as usize];
+        file.read_exact_at(&mut tail, self.offset).map_err(cannot_read)?;
+        Ok(self.offset > 0 && could_be_a_record(&tail))
+    }
+
+    /// Removes half a record. The caller has the exclusive lock, so its writer is dead.
+    #[cold]
+    fn cut(&self, file: &File, end: u64) -> Result<(), Fault> {
+        let (length, offset) = (end - self.offset, self.offset);
+        file.set_len(offset).map_err(|error| {
+            let what =
+                format!("cannot remove the {length} bytes at offset {offset} that a killed process left");
+            Fault::io(what, error)
+        })?;
+        tracing::warn!(
+            "removed {length} bytes at the end of a store's file: a process was killed while it wrote"
+        );
         Ok(())
     }
 
@@ -604,7 +645,7 @@ impl Replica {
             return Err(self.take_back(file, draft, error));
         }
         let end = self.offset + draft.log.len() as u64;
-        self.replay(draft.log.as_slice(), end)
+        self.replay(draft.log.as_slice(), end).map_err(|damage| damage.at(self.offset))
     }
 
     /// A write failed: what it left is surely ours, since we have the exclusive lock and the log ended here.
@@ -667,7 +708,22 @@ fn is_of_a_store(key: &[u8]) -> bool {
     matches!(key, REFCOUNT | CLEANUP | [USER, ..] | [DELETED, USER, ..])
 }
 
+/// Are these the first bytes of a record that a store would write?
+fn could_be_a_record(bytes: &[u8]) -> bool {
+    let Some((length, rest)) = bytes.split_first_chunk() else { return true };
+    let length = u32::from_le_bytes(*length) as usize;
+    match rest.get(..length) {
+        Some(key) => is_of_a_store(key),
+        None => {
+            let own = [REFCOUNT, CLEANUP];
+            matches!(rest, [] | [USER, ..] | [DELETED] | [DELETED, USER, ..])
+                || own.iter().any(|key| length == key.len() && key.starts_with(rest))
+        }
+    }
+}
+
 /// Why a record cannot be one.
+#[derive(Debug)]
 enum Damage {
     /// It ends too early: `part` needs more than is left.
     Torn {
@@ -703,7 +759,7 @@ impl Damage {
         let hint = match offset {
             0 => "no store has written this file, or only begun to: is the path right? it was left as it is",
             _ => {
-                "a process died, or the disk was full, in the middle of a write: end the job, remove the file, start again"
+                "another program wrote to the file, or the disk is damaged: end the job, remove the file, start again"
             }
         };
         Fault::new(FaultKind::Corrupt, format!("the file is damaged at offset {offset}: {what}")).hint(hint)

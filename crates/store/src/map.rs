@@ -54,12 +54,14 @@ impl<T> Map<T> {
 
     /// Adds a key that is not there.
     pub(crate) fn insert(&mut self, key: &[u8], held: T, written: u32) {
-        let rehash = |slot: &Slot<T>| self.hasher.hash_one(&*slot.key);
         if self.table.len() == self.table.capacity() {
-            // Now rather than inside of the insertion, so that it is known.
-            self.table.reserve(1, rehash);
+            // Now rather than inside of the insertion, so that it is known. All keys are hashed again, so with another seed: who
+            // has found out keys that are slow to look up has to begin again.
+            self.hasher = RandomState::default();
+            self.table.reserve(1, |slot| self.hasher.hash_one(&*slot.key));
             self.moves += 1;
         }
+        let rehash = |slot: &Slot<T>| self.hasher.hash_one(&*slot.key);
         let slot = Slot { key: key.into(), held, written };
         self.table.insert_unique(self.hasher.hash_one(key), slot, rehash);
     }

@@ -8,6 +8,7 @@
 
 #![expect(clippy::disallowed_methods, reason = "owns the server's thread")]
 
+mod callers;
 mod dear;
 mod roll;
 mod slow;
@@ -53,6 +54,9 @@ pub struct Limits {
     pub table: TableLimits,
     /// Clients at a time; more are closed as they come.
     pub connections: usize,
+    /// Clients at a time from one address other than loopback (of IPv6 from one network of 64 bits), so that no one host
+    /// takes all places.
+    pub connections_per_address: usize,
     /// Serve clients on this machine's loopback that belong to other users, too. Root's always are.
     pub other_users: bool,
     /// Unsent bytes of one connection beyond which its requests are not served until it reads.
@@ -65,12 +69,23 @@ pub struct Limits {
     pub write_timeout: Duration,
 }
 
+impl Limits {
+    /// At most so many connections, of which one address may have seven eighths.
+    #[must_use]
+    pub fn with_connections(mut self, connections: usize) -> Self {
+        self.connections = connections;
+        self.connections_per_address = connections - connections / 8;
+        self
+    }
+}
+
 impl Default for Limits {
     fn default() -> Self {
         Limits {
             message: MessageLimits::default(),
             table: TableLimits::default(),
             connections: 16 << 10,
+            connections_per_address: 14 << 10,
             other_users: true,
             output: 16 << 20,
             handshake_timeout: Duration::from_secs(10),
@@ -215,7 +230,7 @@ pub struct Server {
 
 enum Order {
     Tell { waiters: usize, answer: mpsc::Sender<Facts> },
-    Value { key: Value, answer: mpsc::Sender<Option<Value>> },
+    Values { keys: Vec<Value>, answer: mpsc::Sender<Vec<Option<Value>>> },
     Forget { all_but: Value, answer: mpsc::Sender<usize> },
     Slowest(mpsc::Sender<Vec<SlowOperation>>),
     Clients { limit: usize, answer: mpsc::Sender<Rolled> },
@@ -308,11 +323,16 @@ impl Server {
 
     /// The value of a key; nothing if there is none, or as `clients`.
     pub fn value(&self, key: &[u8]) -> Option<Value> {
-        self.ask(ANSWER_MAX, |answer| Order::Value { key: key.into(), answer }).flatten()
+        self.values(vec![key.into()])?.pop().flatten()
+    }
+
+    /// The values of keys, as they are at one moment; nothing as `clients`.
+    pub fn values(&self, keys: Vec<Value>) -> Option<Vec<Option<Value>>> {
+        self.ask(ANSWER_MAX, |answer| Order::Values { keys, answer })
     }
 
     /// Removes all keys and queues that do not begin with `prefix`, as if they had never been; how many, or nothing if
-    /// the server did not do it within `patience`. For whoever hosts a store that others use one after another.
+    /// the server did not do it within `patience`. Clients are served meanwhile, and what they write may be removed too. For whoever hosts a store that others use one after another.
     pub fn forget_all_but(&self, prefix: &[u8], patience: Duration) -> Option<usize> {
         self.ask(patience, |answer| Order::Forget { all_but: prefix.into(), answer })
     }

@@ -15,6 +15,7 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
+use std::hash::BuildHasher as _;
 use std::time::Instant;
 
 use foldhash::HashMap;
@@ -135,6 +136,79 @@ pub struct Table {
     queue_items: usize,
     /// What writes are dated with.
     seconds: u32,
+    dice: Dice,
+}
+
+/// Random numbers that tell nothing about the map's own.
+#[derive(Debug)]
+struct Dice(u64);
+
+impl Default for Dice {
+    fn default() -> Self {
+        Dice(std::hash::RandomState::new().hash_one(0))
+    }
+}
+
+impl Dice {
+    /// As SplitMix64 has it; the remainder is uneven by less than one in 2⁴⁰ for any list that fits a memory.
+    fn below(&mut self, end: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((mixed ^ mixed >> 31) % end as u64) as usize
+    }
+}
+
+/// Removes every key and queue that does not begin with a prefix, a little at a time: there may be millions. Who waits goes
+/// on waiting.
+#[derive(Debug)]
+pub(crate) struct Forgetting {
+    all_but: Value,
+    next: usize,
+    next_queue: usize,
+    /// What the walk's numbers belong to.
+    moves: (u64, u64),
+    count: usize,
+}
+
+impl Forgetting {
+    /// Places looked at in one step.
+    const STEP: usize = 4096;
+
+    pub(crate) fn new(table: &Table, all_but: Value) -> Self {
+        Forgetting { all_but, next: 0, next_queue: 0, moves: table.moves(), count: 0 }
+    }
+
+    /// How many keys and queues it has removed.
+    pub(crate) fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Removes some; true when no other is left.
+    pub(crate) fn step(&mut self, table: &mut Table) -> bool {
+        if self.moves != table.moves() {
+            (self.next, self.next_queue, self.moves) = (0, 0, table.moves()); // clients have written meanwhile
+        }
+        let is_other = |key: &&Value| !key.starts_with(&self.all_but);
+        let places = self.next..table.map.places().min(self.next + Self::STEP);
+        self.next += Self::STEP;
+        let keys = places.filter_map(|place| table.map.place(place)).map(|slot| &slot.key);
+        let keys: Vec<Value> = keys.filter(is_other).cloned().collect();
+        for key in &keys {
+            table.delete(key);
+        }
+        let places = self.next_queue..table.queues.places().min(self.next_queue + Self::STEP);
+        self.next_queue += Self::STEP;
+        let queues = places.filter_map(|place| table.queues.place(place)).map(|slot| &slot.key);
+        let queues: Vec<Value> = queues.filter(is_other).cloned().collect();
+        for queue in &queues {
+            while table.pop(queue).is_some() {}
+        }
+        self.count += keys.len() + queues.len();
+        drop(keys);
+        table.sweep(); // the list held their names
+        self.next >= table.map.places() && self.next_queue >= table.queues.places()
+    }
 }
 
 /// A queue and what its items weigh together.
@@ -205,7 +279,7 @@ impl Table {
                 Response::Done
             }
             Request::NumKeys => Response::Number(as_number(self.map.len())),
-            Request::ListKeys => Response::Keys(self.map.iter().map(|slot| slot.key.clone()).collect()),
+            Request::ListKeys => Response::Keys(self.list_keys()),
             Request::QueuePush { key, value } => {
                 self.push(&key, &value, replies)?;
                 Response::Done
@@ -264,6 +338,11 @@ impl Table {
     /// The map, for those who walk it.
     pub(crate) fn values(&self) -> &Map<Value> {
         &self.map
+    }
+
+    /// How often keys and queues have been moved to other places.
+    fn moves(&self) -> (u64, u64) {
+        (self.map.moves(), self.queues.moves())
     }
 
     /// The queues, for those who walk them.
@@ -438,21 +517,14 @@ impl Table {
         true
     }
 
-    /// Removes every key and queue that does not begin with `prefix`; how many there were. Who waits goes on waiting.
-    pub(crate) fn forget_all_but(&mut self, prefix: &[u8]) -> usize {
-        let strangers = |key: &Value| !key.starts_with(prefix);
-        let keys: Vec<Value> = self.map.iter().map(|slot| slot.key.clone()).filter(strangers).collect();
-        let queues: Vec<Value> = self.queues.iter().map(|slot| slot.key.clone()).filter(strangers).collect();
-        for key in &keys {
-            self.delete(key);
+    /// All keys, in an order that says nothing about where the map has them: who knew that could find keys that are slow to
+    /// look up.
+    fn list_keys(&mut self) -> Vec<Value> {
+        let mut keys: Vec<Value> = self.map.iter().map(|slot| slot.key.clone()).collect();
+        for end in (1..keys.len()).rev() {
+            keys.swap(end, self.dice.below(end + 1));
         }
-        for queue in &queues {
-            while self.pop(queue).is_some() {}
-        }
-        let count = keys.len() + queues.len();
-        drop(keys);
-        self.sweep(); // the list held their names
-        count
+        keys
     }
 
     /// Adds to a counter, with one look into the map: counters are the busiest keys there are.

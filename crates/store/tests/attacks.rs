@@ -672,6 +672,29 @@ fn buffers_count_as_memory_too() {
     bystander.report("uploads beyond the memory limit");
 }
 
+/// Each of them holds little, and longer than the client that needs memory now.
+#[test]
+fn those_who_hoard_give_way_and_not_the_one_that_asks() {
+    let (server, address) = serve(|limits| limits.table.bytes = 4 << 20);
+    let limit = (4 << 20) + (4 << 20) / 8;
+    let part = &message(SET, &[b"/upload", &vec![7; 1 << 20]])[..40_000];
+    let mut hoarders: Vec<Raw> = Vec::new();
+    for count in 1..=200 {
+        let mut raw = Raw::greeted(address);
+        raw.send(part);
+        hoarders.push(raw);
+        until("it has arrived", || server.facts().accepted >= count);
+    }
+    until("the oldest are closed", || closed(&server, Closed::Memory) > 50);
+    assert!(server.facts().buffer_bytes <= limit, "{:?}", server.facts());
+    let honest = client(address, HANG);
+    honest.set("long", vec![7; 2 << 20]).unwrap();
+    assert_eq!(honest.get("long").unwrap().len(), 2 << 20);
+    assert_eq!(hoarders[0].until_closed(), b"", "the oldest is closed");
+    hoarders[199].send(&message(SET, &[b"/upload", &vec![7; 1 << 20]])[40_000..]);
+    hoarders[199].sync();
+}
+
 #[test]
 fn popping_unknown_queues_and_asking_for_unknown_keys_leaves_nothing() {
     let (server, address) = serve(|_| {});

@@ -303,24 +303,49 @@ fn a_lock_that_somebody_keeps_is_waited_for_until_the_time_is_up() {
 
 // ── damage ─────────────────────────────────────────────────────────────────────────────────────────────────
 
+/// Of whoever was killed while it wrote: the lock shows that nobody is writing it.
 #[test]
-fn a_torn_record_is_an_error_for_everybody_at_every_cut() {
+fn half_a_record_is_passed_over_by_readers_and_cut_off_by_the_next_writer_at_every_cut() {
     let (_folder, path) = folder();
     let torn = record("/key", "value");
     for cut in 1..torn.len() {
+        let earlier = FileStore::open(&path, Some(2)).unwrap();
+        earlier.set("safe", "1").unwrap();
+        let whole = fs::read(&path).unwrap();
+        OpenOptions::new().append(true).open(&path).unwrap().write_all(&torn[..cut]).unwrap();
+
+        assert_eq!(&*earlier.get("safe").unwrap(), b"1");
+        assert_eq!(names(earlier.list_keys().unwrap()), ["safe"]);
+        assert!(!earlier.check(&["key"]).unwrap());
+        assert_eq!(fs::read(&path).unwrap().len(), whole.len() + cut, "readers change nothing");
+
+        earlier.set("key", "again").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), [whole, record("/key", "again")].concat());
+        OpenOptions::new().append(true).open(&path).unwrap().write_all(&torn[..cut]).unwrap();
+        let newcomer = FileStore::open(&path, Some(2)).unwrap();
+        assert_eq!(&*newcomer.get("key").unwrap(), b"again");
+        earlier.set("safe", "2").unwrap();
+        assert_eq!(&*newcomer.get("safe").unwrap(), b"2");
+        drop((earlier, newcomer));
+        assert!(!path.exists(), "the last of two ranks removes it");
+    }
+}
+
+/// What no store begins to write was not left by one.
+#[test]
+fn a_damaged_end_that_no_store_left_is_an_error_for_everybody() {
+    let (_folder, path) = folder();
+    for tail in [&b"Chapter 1"[..], b"\x05\0\0\0key", &[0; 7], &[0xff; 9]] {
         let earlier = FileStore::open(&path, Some(1)).unwrap();
         earlier.set("safe", "1").unwrap();
         let end = fs::metadata(&path).unwrap().len();
-        OpenOptions::new().append(true).open(&path).unwrap().write_all(&torn[..cut]).unwrap();
+        OpenOptions::new().append(true).open(&path).unwrap().write_all(tail).unwrap();
         let damaged = fs::read(&path).unwrap();
 
         let (kind, text) = refusal(&path, None);
         assert_eq!(kind, FaultKind::Corrupt);
         assert!(text.starts_with(&format!("store open at file {} failed", path.display())), "{text}");
-        assert!(
-            text.contains(&format!(": the file is damaged at offset {end}: a record breaks off: ")),
-            "{text}"
-        );
+        assert!(text.contains(&format!(": the file is damaged at offset {end}: ")), "{text}");
 
         let start = Instant::now();
         for error in [
@@ -330,13 +355,45 @@ fn a_torn_record_is_an_error_for_everybody_at_every_cut() {
             earlier.list_keys().unwrap_err(),
         ] {
             assert_eq!(error.kind(), FaultKind::Corrupt, "{error}");
-            assert!(error.hint().unwrap().contains("in the middle of a write"), "{error}");
+            assert!(error.hint().unwrap().contains("another program wrote to the file"), "{error}");
         }
         drop(earlier);
         assert!(start.elapsed() < AT_ONCE);
         assert_eq!(fs::read(&path).unwrap(), damaged, "nothing is repaired");
         fs::remove_file(&path).unwrap();
     }
+}
+
+const WRITER: &str = "FILE_STORE_WRITER";
+
+#[test]
+#[ignore = "a process that is killed while it writes, started by a test"]
+fn writer_entry() {
+    let Ok(path) = std::env::var(WRITER) else { return };
+    let store = open(Path::new(&path));
+    let so_far = fs::metadata(&path).unwrap().len();
+    let limit = rustix::process::Rlimit { current: Some(so_far + 100), maximum: None };
+    rustix::process::setrlimit(rustix::process::Resource::Fsize, limit).unwrap();
+    let _ = store.set("long", "v".repeat(100_000)); // a hundred bytes are written, and the kernel kills it
+    unreachable!("the process is killed in the middle of the write");
+}
+
+#[test]
+fn the_other_ranks_go_on_when_one_is_killed_in_the_middle_of_a_write() {
+    use std::os::unix::process::ExitStatusExt as _;
+    let (_folder, path) = folder();
+    let store = open(&path);
+    store.set("before", "1").unwrap();
+    let whole = fs::metadata(&path).unwrap().len();
+    let mut writer = Command::new(std::env::current_exe().unwrap());
+    writer.args(["--exact", "writer_entry", "--ignored", "--test-threads=1"]).env(WRITER, &path);
+    let output = writer.output().unwrap();
+    assert_eq!(output.status.signal(), Some(rustix::process::Signal::XFSZ.as_raw()), "{output:?}");
+    assert!(fs::metadata(&path).unwrap().len() > whole + 100, "a part of the record is there");
+    assert_eq!(&*store.get("before").unwrap(), b"1");
+    store.set("after", "2").unwrap();
+    let newcomer = open(&path);
+    assert_eq!(names(newcomer.list_keys().unwrap()), ["after", "before"]);
 }
 
 #[test]

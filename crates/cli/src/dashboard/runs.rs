@@ -102,21 +102,29 @@ impl Beats {
     }
 }
 
-/// Reads what there is about all jobs.
+/// Reads what there is about all jobs. Asks the server three times, however many jobs and nodes there are: a busy server keeps
+/// those who look at it waiting for each answer.
 pub(super) fn read(server: &Server, beats: &mut Beats, now: Instant) -> Vec<Raw> {
     let Some(list) = server.value(RUNS.as_bytes()) else { return Vec::new() };
-    let mut runs = Vec::new();
     let mut left = Left { nodes: NODES_MAX, bytes: BEATS_MAX, ranks: RANKS_MAX };
-    for id in ids(&list) {
-        let key = format!("/tenfold/run/{id}/state");
-        let state = server.value(key.as_bytes()).ok_or_else(|| "it has no state in the store".to_owned());
+    let ids = ids(&list);
+    let keys = ids.iter().map(|id| format!("/tenfold/run/{id}/state").as_str().into()).collect();
+    let Some(states) = server.values(keys) else { return Vec::new() };
+    let mut jobs = Vec::new();
+    let mut keys = Vec::new();
+    for (id, state) in ids.into_iter().zip(states) {
+        let state = state.ok_or_else(|| "it has no state in the store".to_owned());
         let state = state.and_then(|state| parse_state(&state, &mut left));
+        let nodes = state.iter().flat_map(State::nodes);
+        keys.extend(nodes.map(|node| Value::from(format!("/tenfold/run/{id}/node/{}", node.id).as_str())));
+        jobs.push((id, state));
+    }
+    let mut said = server.values(keys).unwrap_or_default().into_iter();
+    let mut runs = Vec::new();
+    for (id, state) in jobs {
         let mut nodes = HashMap::new();
         for node in state.iter().flat_map(State::nodes).map(|node| &node.id) {
-            if left.bytes == 0 {
-                break;
-            }
-            let beat = server.value(format!("/tenfold/run/{id}/node/{node}").as_bytes());
+            let beat = said.next().flatten().filter(|_| left.bytes > 0);
             let Some(beat) = beat.filter(|beat| beat.len() <= NODE_MAX) else { continue };
             left.bytes = left.bytes.saturating_sub(beat.len());
             let text = parse_beat(&beat);

@@ -140,7 +140,7 @@ pub(crate) struct Args {
     #[arg(long, action = SetTrue, value_parser = FalseyValueParser::new(), help_heading = "Nodes")]
     #[arg(env = "PET_STANDALONE", hide_env = true)]
     standalone: bool,
-    /// Rank of this node (static)
+    /// Rank of this node (static); 0 by default, but needed if several nodes meet at --rdzv-endpoint
     #[arg(long, alias = "node_rank", value_name = "RANK", help_heading = "Nodes")]
     #[arg(env = "PET_NODE_RANK", hide_env = true)]
     node_rank: Option<usize>,
@@ -646,6 +646,16 @@ impl Args {
                 self.nnodes.min, self.nnodes.max
             ));
         }
+        // torchrun takes such a node for node 0. If no node is given a rank, all of them are, and wait for each other.
+        if self.nnodes.max > 1 && self.node_rank.is_none() && !self.rdzv_endpoint.is_empty() {
+            let nodes = self.nnodes.max;
+            return Err(format!(
+                "--nnodes {nodes} --rdzv-endpoint {}: it is not known which of the {nodes} nodes this is\n  hint: add \
+                 --rdzv-backend c10d on all nodes to have them numbered, or --node-rank 0 to {} to number them yourself",
+                self.rdzv_endpoint,
+                nodes - 1
+            ));
+        }
         let node_rank = self.node_rank.unwrap_or(0);
         if node_rank >= self.nnodes.max {
             let nodes = self.nnodes.max;
@@ -823,7 +833,9 @@ mod tests {
         let at = |host, port, node_rank| Meeting::Static { endpoint: endpoint(host, port), node_rank };
         assert_eq!(meeting("--master-port 1234"), at("127.0.0.1", 1234, 0));
         assert_eq!(meeting("--nnodes 2 --node_rank=1 --master_addr=a"), at("a", 29500, 1));
-        assert_eq!(meeting("--nnodes 2 --rdzv-endpoint b:7"), at("b", 7, 0));
+        assert_eq!(meeting("--nnodes 2 --node-rank 0 --rdzv-endpoint b:7"), at("b", 7, 0));
+        assert_eq!(meeting("--rdzv-endpoint b:7"), at("b", 7, 0));
+        assert_eq!(meeting("--nnodes 2 --master-addr b"), at("b", 29500, 0));
         let elastic = |host, port| Meeting::Elastic { endpoint: endpoint(host, port) };
         assert_eq!(meeting("--nnodes 1:4 --rdzv-backend c10d --rdzv-endpoint [::1]:8"), elastic("::1", 8));
         assert_eq!(meeting("--rdzv_backend tenfold"), elastic("localhost", 29400));
@@ -838,6 +850,12 @@ mod tests {
             says("--nnodes 1:2"),
             "--nnodes 1:2: the number of nodes cannot change when their ranks are given\n  hint: add --rdzv-backend \
              c10d, or give one number"
+        );
+        // Without a rank each of them would be node 0, host a store, and wait for the other.
+        assert_eq!(
+            says("--nnodes 2 --rdzv-endpoint b:7"),
+            "--nnodes 2 --rdzv-endpoint b:7: it is not known which of the 2 nodes this is\n  hint: add --rdzv-backend c10d \
+             on all nodes to have them numbered, or --node-rank 0 to 1 to number them yourself"
         );
         assert_eq!(says("--nnodes 2 --node-rank 2"), "--node-rank 2: of --nnodes 2 the last has rank 1");
         assert_eq!(

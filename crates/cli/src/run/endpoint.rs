@@ -147,8 +147,8 @@ fn limits(other_users: bool) -> Limits {
     let mut limits = Limits::default();
     limits.other_users = other_users;
     let files = getrlimit(Resource::Nofile).current.map_or(usize::MAX, |limit| limit as usize);
-    limits.connections = limits.connections.min(files.saturating_sub(FILES_KEPT).max(CLIENTS_MIN));
-    limits
+    let connections = limits.connections.min(files.saturating_sub(FILES_KEPT).max(CLIENTS_MIN));
+    limits.with_connections(connections)
 }
 
 fn start(listen: &str, port: u16, other_users: bool) -> Result<Server, String> {

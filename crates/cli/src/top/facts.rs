@@ -503,10 +503,10 @@ fn list(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// A string as it is, a number in digits, anything else as nothing.
+/// A string that commands no terminal, a number in digits, anything else as nothing.
 fn text(value: &Value) -> String {
     match value {
-        Value::String(text) => text.clone(),
+        Value::String(text) => clean(text),
         Value::Number(number) => number.to_string(),
         _ => String::new(),
     }

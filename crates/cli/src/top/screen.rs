@@ -318,6 +318,45 @@ q quit   Tab next pane   ↑↓ PgUp PgDn scroll
         assert_eq!(second, "✗ no answer for 5.0 s: connection refused; this is what was known then");
     }
 
+    /// A server that says something else than it should, everywhere.
+    #[test]
+    fn a_hostile_server_cannot_command_the_terminal() {
+        fn poison(value: &mut serde_json::Value) {
+            const POISON: &str = "\u{1b}]52;c;cHduZWQ=\u{7}\u{1b}[2J";
+            match value {
+                serde_json::Value::Array(items) => items.iter_mut().for_each(poison),
+                serde_json::Value::Object(fields) => {
+                    fields.values_mut().for_each(poison);
+                    fields.insert(POISON.into(), json!(POISON));
+                }
+                other => *other = json!(POISON),
+            }
+        }
+        let leaves = |change: fn(&mut Facts) -> &mut serde_json::Value| {
+            let mut facts = hung();
+            poison(change(&mut facts));
+            facts
+        };
+        let all: [fn(&mut Facts) -> &mut serde_json::Value; 6] = [
+            |facts| &mut facts.overview,
+            |facts| &mut facts.runs,
+            |facts| &mut facts.waiters,
+            |facts| &mut facts.history,
+            |facts| &mut facts.slow,
+            |facts| &mut facts.keys,
+        ];
+        for change in all {
+            let text = leaves(change).to_text("here");
+            assert!(!text.contains(['\u{1b}', '\u{7}']), "{text:?}");
+            for pane in 0..6 {
+                let mut screen = Screen::new("here".into(), leaves(change));
+                screen.pane = pane;
+                let text = drawn(&mut screen, None, 120, 30);
+                assert!(!text.contains(['\u{1b}', '\u{7}']), "{text:?}");
+            }
+        }
+    }
+
     #[test]
     fn what_strangers_wrote_cannot_command_the_terminal() {
         let mut screen = Screen::new("here".into(), hung());

@@ -36,6 +36,8 @@ pub(crate) use peer::{Fate, Peer, Whereabouts};
 pub(crate) use progress::GroupProgress;
 pub use progress::ProgressEntry;
 pub use regions::Registration;
+#[cfg(feature = "fuzzing")]
+pub(crate) use watch::hostile;
 
 use crate::engine::Engine;
 use crate::fault::Fault;
@@ -48,6 +50,19 @@ const SEGMENT_MAX: usize = 64 << 30;
 
 /// Connections of peers that nobody asked for yet.
 const UNCLAIMED_MAX: usize = 4096;
+
+/// What a connection that a group has not asked for yet is known by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Unclaimed {
+    group: u64,
+    /// The process that opened it, so that no other process can take its place.
+    sender: FabricId,
+    from: u32,
+    lane: u8,
+}
+
+/// Processes that have said hello and that no group of this rank knows.
+const UNMET_MAX: usize = 4096;
 
 /// Wakes whoever sleeps for a fabric. Peers on this host have a copy of the descriptor.
 #[derive(Clone, Debug)]
@@ -108,7 +123,7 @@ pub(crate) struct Fabric {
     address: Option<SocketAddr>,
     peers: Mutex<HashMap<FabricId, Arc<Peer>>>,
     /// Connections that peers opened for a group, until that group asks for them.
-    unclaimed: Mutex<HashMap<(u64, u32, u8), TcpStream>>,
+    unclaimed: Mutex<HashMap<Unclaimed, TcpStream>>,
     /// Notices about groups that this rank does not have.
     early: Mutex<early::Early>,
     /// Of groups that this rank left: messages that peers have not read yet.
@@ -154,6 +169,7 @@ pub(crate) enum Order {
     },
     /// A thread of this process told us something about a group.
     Told {
+        from: FabricId,
         group: u64,
         text: Vec<u8>,
     },
@@ -182,8 +198,17 @@ pub(crate) fn is_local(id: FabricId) -> bool {
 
 impl Fabric {
     pub(crate) fn new(options: FabricOptions) -> Result<Arc<Self>, Fault> {
+        let (fabric, unix, tcp) = Fabric::without_helper(FabricId(random()?), options)?;
+        fabric.start(unix, tcp)?;
+        Ok(fabric)
+    }
+
+    /// With the sockets on which its helper thread is to listen.
+    fn without_helper(
+        id: FabricId,
+        options: FabricOptions,
+    ) -> Result<(Arc<Self>, UnixListener, TcpListener), Fault> {
         let system = |what: &'static str| move |error: io::Error| Fault::io(what, &error);
-        let id = FabricId(random()?);
         let pid = std::process::id();
         let fork_guard = ForkGuard::new().map_err(system("cannot map a page"))?;
         let segment = new_segment().map_err(system("cannot make shared memory"))?;
@@ -225,8 +250,7 @@ impl Fabric {
             alarm,
         });
         lock(&LOCAL).insert(id.0, Arc::downgrade(&fabric));
-        fabric.start(unix, tcp)?;
-        Ok(fabric)
+        Ok((fabric, unix, tcp))
     }
 
     fn start(self: &Arc<Self>, unix: UnixListener, tcp: TcpListener) -> Result<(), Fault> {
@@ -295,6 +319,19 @@ impl Fabric {
         Arc::clone(peers.entry(id).or_insert_with(|| Arc::new(Peer::new(id))))
     }
 
+    /// The peer that says hello as `id`. Nothing if there are too many of whom no group knows: those who ended are forgotten
+    /// first.
+    fn visitor(&self, id: FabricId) -> Option<Arc<Peer>> {
+        let mut peers = lock(&self.peers);
+        if peers.len() >= UNMET_MAX && !peers.contains_key(&id) {
+            peers.retain(|_, peer| peer.is_introduced() || peer.fate().is_none());
+            if peers.values().filter(|peer| !peer.is_introduced()).count() >= UNMET_MAX {
+                return None;
+            }
+        }
+        Some(Arc::clone(peers.entry(id).or_insert_with(|| Arc::new(Peer::new(id)))))
+    }
+
     /// The peer with this id as if nothing had been tried: what became of an attempt to share memory with it says nothing
     /// about whether it can be reached by TCP.
     pub(crate) fn peer_anew(&self, id: FabricId) -> Arc<Peer> {
@@ -319,14 +356,14 @@ impl Fabric {
     }
 
     /// The connection that `from` opened to send on, if it has.
-    pub(crate) fn claim(&self, group: u64, from: Rank, lane: Lane) -> Option<TcpStream> {
-        lock(&self.unclaimed).remove(&(group, from as u32, lane as u8))
+    pub(crate) fn claim(&self, group: u64, sender: FabricId, from: Rank, lane: Lane) -> Option<TcpStream> {
+        lock(&self.unclaimed).remove(&Unclaimed { group, sender, from: from as u32, lane: lane as u8 })
     }
 
     /// Forgets connections and notices for a group that this rank has left.
     pub(crate) fn forget_group(&self, group: u64) {
         lock(&self.early).leave(group);
-        lock(&self.unclaimed).retain(|(of, _, _), _| *of != group);
+        lock(&self.unclaimed).retain(|unclaimed, _| unclaimed.group != group);
     }
 
     /// Keeps what peers have not read yet of a group that this rank left.

@@ -122,6 +122,11 @@ impl Peer {
         self.whereabouts().as_ref()?.address
     }
 
+    /// Has a group said where it can be found?
+    pub(super) fn is_introduced(&self) -> bool {
+        self.whereabouts().is_some()
+    }
+
     /// Name of its Unix socket, if that can be reached from here.
     pub(super) fn near_name(&self) -> Option<String> {
         self.whereabouts().as_ref().filter(|known| known.near).map(|known| known.socket_name.clone())

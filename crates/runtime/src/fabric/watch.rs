@@ -9,6 +9,10 @@
 
 #![expect(clippy::disallowed_methods, reason = "owns the helper thread, and its clock")]
 
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod hostile;
+
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, Read as _, Write as _};
 use std::mem::MaybeUninit;
@@ -32,9 +36,10 @@ use rustix::process::{PidfdFlags, pidfd_open};
 use tenfold_memory::{Doing, FileIdentity, PeerRegion, PeerSegment, Region};
 use tenfold_store::owner::{self, Owner};
 
+use super::early::Kept;
 use super::progress::Progress;
 use super::regions::{Announced, Announcement, Answer};
-use super::{Bell, Fabric, Fate, Order, Peer, UNCLAIMED_MAX, lock};
+use super::{Bell, Fabric, Fate, Order, Peer, UNCLAIMED_MAX, Unclaimed, lock};
 use crate::fault::show_duration;
 use crate::recorder;
 use crate::wire::{ControlFrame, FabricId, GroupPulse, Hello, Purpose};
@@ -64,6 +69,12 @@ const STRANGERS_MAX: usize = 384;
 /// Connections accepted at a time, before beats and streams have their turn again.
 const ACCEPTS: usize = 64;
 
+/// Reads from one stream, of up to 16 KiB each, before beats and other streams have their turn again.
+const READS: usize = 64;
+
+/// Bytes of answers that a peer may leave unread.
+const ANSWERS_MAX: usize = 1 << 20;
+
 /// How long accepting rests when there are no descriptors.
 const ACCEPT_REST: Duration = Duration::from_millis(50);
 
@@ -71,6 +82,12 @@ const ACCEPT_REST: Duration = Duration::from_millis(50);
 const COMPLAINT_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(super) fn start(fabric: Arc<Fabric>, unix: UnixListener, tcp: TcpListener) -> io::Result<JoinHandle<()>> {
+    let mut watch = prepare(fabric, unix, tcp)?;
+    Builder::new().name("tenfold".to_string()).spawn(move || watch.run())
+}
+
+/// What the helper thread works with.
+fn prepare(fabric: Arc<Fabric>, unix: UnixListener, tcp: TcpListener) -> io::Result<Watch> {
     let poll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     unix.set_nonblocking(true)?;
     tcp.set_nonblocking(true)?;
@@ -82,7 +99,7 @@ pub(super) fn start(fabric: Arc<Fabric>, unix: UnixListener, tcp: TcpListener) -
     let stuck = fabric.options.stuck.after.map_or(TICK, |after| after / 2);
     let tick = TICK.min(fabric.options.heartbeat / 4).min(stuck).max(Duration::from_millis(10));
     let progress = fabric.options.progress.as_deref().map(|folder| Progress::new(folder, fabric.id));
-    let mut watch = Watch {
+    Ok(Watch {
         fabric,
         poll,
         unix,
@@ -91,14 +108,14 @@ pub(super) fn start(fabric: Arc<Fabric>, unix: UnixListener, tcp: TcpListener) -
         complaints: Complaints::default(),
         streams: HashMap::new(),
         next_token: FIRST_STREAM,
+        unread: Vec::new(),
         announced: Announced::default(),
         pulses: HashMap::new(),
         processes: HashMap::new(),
         progress,
         tick,
         next_tick: now + tick,
-    };
-    Builder::new().name("tenfold".to_string()).spawn(move || watch.run())
+    })
 }
 
 /// A stream to somebody.
@@ -106,8 +123,10 @@ struct Stream {
     io: Io,
     /// Nothing before its hello.
     peer: Option<Arc<Peer>>,
-    /// We opened it.
+    /// We opened it, and have not been answered.
     ours: bool,
+    /// The peer opened it.
+    accepted: bool,
     arrived: Vec<u8>,
     descriptors: Vec<OwnedFd>,
     to_write: Vec<u8>,
@@ -147,6 +166,8 @@ struct Pulse {
 /// What became of a stream after something was read.
 enum After {
     Keep,
+    /// There is more to read.
+    Again,
     Close(Fate),
     /// It is a data link: it goes to its group.
     HandOver(Hello),
@@ -162,6 +183,8 @@ struct Watch {
     complaints: Complaints,
     streams: HashMap<u64, Stream>,
     next_token: u64,
+    /// Streams with more to read than one turn allows.
+    unread: Vec<u64>,
     announced: Announced,
     pulses: HashMap<FabricId, Pulse>,
     /// Processes of peers on this host, by token.
@@ -178,6 +201,9 @@ impl Watch {
         loop {
             let next = self.resting_until.map_or(self.next_tick, |until| until.min(self.next_tick));
             let mut left = next.saturating_duration_since(Instant::now());
+            if !self.unread.is_empty() {
+                left = Duration::ZERO;
+            }
             if self.fabric.helper_is_called() {
                 // Sleeps in there, on everything that the control plane sleeps on too.
                 self.fabric.engine.helper_turn(&self.fabric, self.poll.as_fd(), left);
@@ -199,13 +225,16 @@ impl Watch {
                     token => self.serve(token),
                 }
             }
+            for token in std::mem::take(&mut self.unread) {
+                self.serve(token);
+            }
             let orders = std::mem::take(&mut *lock(&self.fabric.orders));
             for order in orders {
                 match order {
                     Order::Stop => return self.stop(),
                     Order::Answer(asker) => _ = asker.send(()), // it may have stopped waiting
                     Order::Dial(peer) => self.dial(&peer),
-                    Order::Told { group, text } => self.hear(group, &text),
+                    Order::Told { from, group, text } => self.hear(from, group, &text),
                     Order::Tell { to, group, text } => self.tell(&to, group, &text),
                     Order::Announce(announcement) => self.announce(announcement),
                     Order::Retire { offset } => self.retire(offset),
@@ -237,6 +266,7 @@ impl Watch {
             io,
             peer,
             ours,
+            accepted: !ours,
             arrived: Vec::new(),
             descriptors: Vec::new(),
             to_write: Vec::new(),
@@ -402,11 +432,14 @@ impl Watch {
                 Ok(()) => _ = self.streams.insert(token, stream),
                 Err(error) => self.lose(&stream, &error),
             },
-            Ok(After::Close(fate)) => {
-                if let Some(peer) = &stream.peer {
-                    self.end(&Arc::clone(peer), fate);
+            Ok(After::Again) => match stream.write() {
+                Ok(()) => {
+                    self.streams.insert(token, stream);
+                    self.unread.push(token);
                 }
-            }
+                Err(error) => self.lose(&stream, &error),
+            },
+            Ok(After::Close(fate)) => self.part(&stream, fate),
             Ok(After::HandOver(hello)) => self.hand_over(stream, &hello),
             Err(error) => self.lose(&stream, &error),
         }
@@ -414,20 +447,32 @@ impl Watch {
 
     fn lose(&mut self, stream: &Stream, error: &io::Error) {
         match &stream.peer {
-            Some(peer) => {
+            Some(_) => {
                 let refused = error.kind() == io::ErrorKind::ConnectionRefused;
                 let died = refused
                     || matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe);
                 let fate = if died { Fate::Died } else { Fate::Unreachable(error.to_string()) };
-                self.end(&Arc::clone(peer), fate);
+                self.part(stream, fate);
             }
             None => tracing::debug!("a stranger was turned away: {error}"),
         }
     }
 
+    /// A stream has ended, and so has its peer, unless another stream of the peer goes on: a process that has only learned the
+    /// peer's name can open a stream in that name, and must not be able to end the peer with it.
+    fn part(&mut self, stream: &Stream, fate: Fate) {
+        let Some(peer) = &stream.peer else { return };
+        let goes_on = |other: &Stream| other.greeted() && other.is_of(peer.id());
+        if peer.is_thread() || self.streams.values().any(goes_on) {
+            return tracing::debug!("a stream of {peer} ended, and another goes on");
+        }
+        self.end(&Arc::clone(peer), fate);
+    }
+
     /// A data link belongs to the engine from here on.
     fn hand_over(&mut self, stream: Stream, hello: &Hello) {
         let Purpose::Data { group, from, lane, .. } = hello.purpose else { return };
+        let unclaimed_by = Unclaimed { group, sender: hello.sender, from, lane };
         let Io::Tcp(socket) = stream.io else { return };
         let _ = epoll::delete(&self.poll, &socket);
         if lock(&self.fabric.early).has_left(group) {
@@ -439,14 +484,22 @@ impl Watch {
                 "refused a connection: {UNCLAIMED_MAX} others wait for groups that nobody made"
             );
         }
-        unclaimed.insert((group, from, lane), socket);
+        match unclaimed.entry(unclaimed_by) {
+            // What may be read from it already is a message that the group waits for.
+            Entry::Occupied(known) if is_open(known.get()) => {
+                drop(unclaimed);
+                return self.complain("refused a second connection for the same messages");
+            }
+            Entry::Occupied(mut known) => _ = known.insert(socket),
+            Entry::Vacant(place) => _ = place.insert(socket),
+        }
         drop(unclaimed);
         self.fabric.tell_news();
     }
 
-    /// Reads all there is. Only the hello of a data link is read to its end and not further.
+    /// Reads what there is, and not for long. Only the hello of a data link is read to its end and not further.
     fn read(&mut self, stream: &mut Stream) -> io::Result<After> {
-        loop {
+        for _ in 0..READS {
             let greeted = stream.greeted();
             let mut buffer = [0; 16 * 1024];
             let room = if greeted { buffer.len() } else { Hello::LEN - stream.arrived.len() };
@@ -478,14 +531,26 @@ impl Watch {
                 return Ok(After::Close(fate));
             }
         }
+        Ok(After::Again)
     }
 
     /// A peer said hello: we know it from here on.
     fn meet(&mut self, stream: &mut Stream, hello: &Hello) -> io::Result<()> {
-        let peer = self.fabric.peer(hello.sender);
-        if stream.peer.as_ref().is_some_and(|dialled| dialled.id() != peer.id()) {
+        if stream.peer.as_ref().is_some_and(|dialled| dialled.id() != hello.sender) {
             return Err(io::Error::other("somebody else answered"));
         }
+        // A process dials another once by each way.
+        let is_twin = |other: &Stream| {
+            other.accepted && other.io.is_unix() == stream.io.is_unix() && other.is_of(hello.sender)
+        };
+        if stream.accepted && self.streams.values().any(is_twin) {
+            self.complain("refused a second stream of a peer that has one");
+            return Err(io::Error::other("the peer of that name has a stream already"));
+        }
+        let peer = self
+            .fabric
+            .visitor(hello.sender)
+            .ok_or_else(|| io::Error::other("too many processes have said hello that are in no group"))?;
         if stream.io.is_unix() {
             let mut descriptors = std::mem::take(&mut stream.descriptors).into_iter();
             let (Some(segment), Some(bell)) = (descriptors.next(), descriptors.next()) else {
@@ -551,7 +616,11 @@ impl Watch {
             used += len;
             match frame {
                 ControlFrame::Goodbye => return Ok(Some(Fate::Left)),
-                ControlFrame::Notice { group, text } => self.hear(group, &text),
+                ControlFrame::Notice { group, text } => {
+                    if let Some(from) = stream.peer.as_ref().map(|peer| peer.id()) {
+                        self.hear(from, group, &text);
+                    }
+                }
                 ControlFrame::Pulse { groups } => {
                     if let Some(peer) = &stream.peer {
                         peer.set_doing(&groups, recorder::host_now());
@@ -561,6 +630,9 @@ impl Watch {
                     let refusal = stream.map_region(offset, len, file).err();
                     let refusal = refusal.map_or_else(Vec::new, |error| error.to_string().into_bytes());
                     ControlFrame::Mapped { offset, refusal }.encode(&mut stream.to_write);
+                    if stream.to_write.len() > ANSWERS_MAX {
+                        return Err(io::Error::other("it does not read the answers that it asks for"));
+                    }
                 }
                 ControlFrame::Mapped { offset, refusal } => self.hear_answer(stream, offset, &refusal),
                 ControlFrame::Retired { offset } => {
@@ -575,16 +647,16 @@ impl Watch {
         Ok(None)
     }
 
-    fn hear(&mut self, group: u64, text: &[u8]) {
-        if !self.fabric.engine.hear(&self.fabric, group, text) {
-            lock(&self.fabric.early).keep(group, text.to_vec(), Instant::now());
+    fn hear(&mut self, from: FabricId, group: u64, text: &[u8]) {
+        if !self.fabric.engine.hear(&self.fabric, from, group, text) {
+            lock(&self.fabric.early).keep(from, group, text.to_vec(), Instant::now());
         }
     }
 
     fn tell(&mut self, to: &[Arc<Peer>], group: u64, text: &[u8]) {
         for peer in to {
             if let Some(thread) = peer.thread() {
-                thread.order(Order::Told { group, text: text.to_vec() });
+                thread.order(Order::Told { from: self.fabric.id, group, text: text.to_vec() });
             }
         }
         let frame = ControlFrame::Notice { group, text: text.to_vec() };
@@ -673,9 +745,9 @@ impl Watch {
         self.next_tick = now + self.tick;
         self.fabric.segment.beat();
         let early = lock(&self.fabric.early).take(now);
-        for (came, group, text) in early {
-            if !self.fabric.engine.hear(&self.fabric, group, &text) {
-                lock(&self.fabric.early).keep(group, text, came);
+        for Kept { from, group, text, came } in early {
+            if !self.fabric.engine.hear(&self.fabric, from, group, &text) {
+                lock(&self.fabric.early).keep(from, group, text, came);
             }
         }
         self.fabric.bury(None);
@@ -742,7 +814,7 @@ impl Watch {
             let silence = self.tick * stream.quiet;
             if let Some(peer) = &stream.peer {
                 if stream.quiet > limit {
-                    silent.push((Arc::clone(peer), silence));
+                    silent.push((*token, Arc::clone(peer), silence));
                 } else if silence >= WORRY && silence < WORRY + self.tick {
                     worrying.push((Arc::clone(peer), silence));
                 }
@@ -757,8 +829,16 @@ impl Watch {
         for (peer, silence) in worrying {
             self.warn(&peer, silence);
         }
-        for (peer, silence) in silent {
-            self.end(&peer, Fate::Silent(silence));
+        for (token, peer, silence) in silent {
+            // As in `part`: only the last stream speaks for the peer.
+            let is_other = |(other, stream): (&u64, &Stream)| {
+                *other != token && stream.greeted() && stream.is_of(peer.id())
+            };
+            if self.streams.iter().any(is_other) {
+                self.streams.remove(&token);
+            } else {
+                self.end(&peer, Fate::Silent(silence));
+            }
         }
         broken.into_iter().for_each(|token| self.serve(token));
         late.into_iter().for_each(|token| _ = self.streams.remove(&token));
@@ -775,6 +855,10 @@ impl Stream {
     /// Both sides have said hello.
     fn greeted(&self) -> bool {
         self.peer.is_some() && !self.ours
+    }
+
+    fn is_of(&self, id: FabricId) -> bool {
+        self.peer.as_ref().is_some_and(|peer| peer.id() == id)
     }
 
     /// Maps a region of the peer's, whose descriptor has come with the announcement.
@@ -867,6 +951,14 @@ fn receive_descriptors(
         }
     }
     Ok(received.bytes)
+}
+
+/// Has its other end neither closed nor broken it, or is there something to read?
+fn is_open(socket: &TcpStream) -> bool {
+    match socket.peek(&mut [0]) {
+        Ok(count) => count > 0,
+        Err(error) => error.kind() == io::ErrorKind::WouldBlock,
+    }
 }
 
 /// Out of descriptors or memory, as opposed to a connection that went away.

@@ -266,6 +266,24 @@ impl Group {
         })
     }
 
+    /// A group with peers that were never met, for tests of what they may send.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(crate) fn with_unmet(
+        fabric: FabricHandle,
+        id: u64,
+        peers: &[Arc<crate::fabric::Peer>],
+    ) -> std::result::Result<Group, Fault> {
+        let members: Vec<Member> = std::iter::once(None)
+            .chain(peers.iter().cloned().map(Some))
+            .map(|peer| Member { near: peer.is_none(), peer, room: 0 })
+            .collect();
+        let size = members.len();
+        let room = connect::new_room(&fabric, size, id)?;
+        let control = crate::control::start_if_asked(None, 0)?;
+        let met = Met { fabric, id, room, members, topology: Topology::new((0..size).collect()), control };
+        Ok(Group::from_met(met, "unmet".into(), 0, Options::default(), Vec::new(), None))
+    }
+
     fn from_met(
         met: Met,
         name: Arc<str>,

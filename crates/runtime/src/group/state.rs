@@ -580,6 +580,11 @@ impl GroupState {
         fabric.tell(self.peers(), self.id, encode(&Notice::Left { rank: self.rank }));
     }
 
+    /// Is this the process of another member?
+    pub(crate) fn has_member(&self, id: FabricId) -> bool {
+        self.mesh.members().iter().flat_map(|member| &member.peer).any(|peer| peer.id() == id)
+    }
+
     /// A member said something.
     pub(crate) fn hear(&mut self, fabric: &Arc<Fabric>, text: &[u8], finished: &mut Vec<Arc<Shared>>) {
         let size = self.mesh.members().len();
@@ -608,7 +613,11 @@ impl GroupState {
                 }
             }
             Ok(Notice::Called { .. }) => {}
-            Ok(Notice::Left { rank }) if rank < size => self.left.push((rank, now())),
+            Ok(Notice::Left { rank }) if rank < size => {
+                if !self.left.iter().any(|(left, _)| *left == rank) {
+                    self.left.push((rank, now()));
+                }
+            }
             Ok(Notice::Stuck { rank, head, waited_ms, late })
                 if rank < size && late.iter().all(|(rank, ..)| *rank < size) =>
             {

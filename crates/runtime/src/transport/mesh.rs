@@ -23,7 +23,7 @@ use crate::fault::{Fault, FaultKind};
 use crate::label::{Label, is_same_call};
 use crate::transport::tcp::{TcpIn, TcpOut, Unexpected};
 use crate::transport::{Socket, Stage, Transport, Wants};
-use crate::wire::{Hello, Purpose};
+use crate::wire::{FabricId, Hello, Purpose};
 
 /// From this size on, a slot that has just been read is worth looking for: it is still in the cache.
 const REUSE_MIN: usize = 16 * 1024;
@@ -92,6 +92,8 @@ struct Near {
 
 #[derive(Debug, Default)]
 struct Far {
+    /// Whose connections are taken for its own.
+    peer: Option<FabricId>,
     outgoing: [Option<TcpOut>; 2],
     incoming: [Option<TcpIn>; 2],
     /// Nothing more comes on that lane: sleeping on its socket would be no sleep.
@@ -261,7 +263,7 @@ impl Mesh {
         if !member.near {
             // Also watches over the peer's life.
             self.fabric.dial(peer);
-            self.routes[to] = Route::Far(Box::default());
+            self.routes[to] = Route::Far(Box::new(Far { peer: Some(peer.id()), ..Far::default() }));
             self.has_far = true;
             return Ok(());
         }
@@ -761,7 +763,8 @@ fn accepted<'a>(
 ) -> Result<Option<&'a mut TcpIn>, Fault> {
     let incoming = &mut far.incoming[lane as usize];
     if incoming.is_none()
-        && let Some(stream) = fabric.claim(group, from, lane)
+        && let Some(peer) = far.peer
+        && let Some(stream) = fabric.claim(group, peer, from, lane)
     {
         *incoming = Some(TcpIn::new(stream, SLOT.max(TCP_PIECE)).map_err(|error| lost(from, &error))?);
     }

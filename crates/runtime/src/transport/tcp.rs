@@ -440,12 +440,12 @@ impl TcpIn {
     }
 }
 
-const HEADER: usize = 40;
+pub(crate) const HEADER: usize = 40;
 
 /// A frame begins with it; `VERSION` of the hello covers what follows.
 const MAGIC: u32 = u32::from_le_bytes(*b"10f>");
 
-fn encode_header(head: &Head, len: usize) -> [u8; HEADER] {
+pub(crate) fn encode_header(head: &Head, len: usize) -> [u8; HEADER] {
     let len = u32::try_from(len).expect("a piece is shorter than 4 GiB");
     let first = u64::from(len) << 32 | u64::from(MAGIC);
     let words = [first, head[0], head[1], head[2]];
@@ -456,7 +456,7 @@ fn encode_header(head: &Head, len: usize) -> [u8; HEADER] {
     bytes
 }
 
-fn decode_header(bytes: &[u8; HEADER], len_max: usize) -> io::Result<(Head, usize)> {
+pub(crate) fn decode_header(bytes: &[u8; HEADER], len_max: usize) -> io::Result<(Head, usize)> {
     let words: [u64; 5] = std::array::from_fn(|at| {
         u64::from_le_bytes(bytes[8 * at..8 * at + 8].try_into().expect("8 bytes were taken"))
     });

@@ -12,7 +12,7 @@ fn log(records: &[(&str, &str)]) -> Vec<u8> {
 
 fn replay(log: &[u8]) -> (Replica, Result<(), Fault>) {
     let mut replica = Replica::default();
-    let result = replica.replay(log, log.len() as u64);
+    let result = replica.replay(log, log.len() as u64).map_err(|damage| damage.at(replica.offset));
     (replica, result)
 }
 
@@ -47,6 +47,20 @@ fn a_record_cut_anywhere_is_damage_and_all_before_it_is_read() {
         assert!(fault.message().starts_with(&place), "{}", fault.message());
         assert_eq!(replica.refcount(), 1);
         assert_eq!(replica.offset, start as u64);
+    }
+}
+
+#[test]
+fn only_what_a_store_begins_to_write_could_be_a_record() {
+    for record in [("/a", "1"), ("-/a", ""), ("refcount/", "1"), ("cleanup/", "12")] {
+        let whole = log(&[record]);
+        for end in 0..=whole.len() {
+            assert!(could_be_a_record(&whole[..end]), "{record:?} up to {end}");
+        }
+    }
+    for text in ["Chapter 1", "\0\0\0\0", "\x03\0\0\0key", "\x08\0\0\0refc", "\x09\0\0\0clea", "\x02\0\0\0-a"]
+    {
+        assert!(!could_be_a_record(text.as_bytes()), "{text:?}");
     }
 }
 

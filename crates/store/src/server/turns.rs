@@ -17,15 +17,16 @@ use std::time::{Duration, Instant};
 
 use mio::{Events, Interest, Poll, Token};
 
+use super::callers::Callers;
 use super::dear::Dear;
 use super::roll::Roll;
 use super::slow::{Slowest, Suspect};
 use super::surveys::Surveys;
 use super::{Closed, Facts, Limits, Order, WaiterFacts};
-use crate::connection::{Connection, Pool};
+use crate::connection::{Connection, PROGRESS, Pool};
 use crate::error::{Fault, show_duration};
 use crate::request::{Operation, Request, Response, show_keys};
-use crate::table::{ClientId, Refusal, Replies, SHARED_VALUE, Table};
+use crate::table::{ClientId, Forgetting, Refusal, Replies, SHARED_VALUE, Table};
 use crate::wire::{self, Command, Decoded, Malformed};
 
 /// What wakes the loop for an order.
@@ -40,6 +41,10 @@ const READ: usize = 64 << 10;
 const READS_OF_LONG_MESSAGE: usize = 16;
 /// Connections accepted before clients that are here already have their turn again.
 const ACCEPTS: usize = 128;
+/// Messages served in one turn: a read holds thousands of the shortest, which together take longer than others should wait.
+const MESSAGES: usize = 512;
+/// What a connection may hold even if the server is at its memory limit: a reply's buffer.
+const HELD_LIGHT: usize = 4 << 10;
 /// An idle connection keeps an input buffer up to this size for its next message.
 const INPUT_KEPT: usize = 256;
 /// A request with more keys than this is timed.
@@ -66,6 +71,7 @@ pub(super) struct Loop {
     connections: Vec<Option<Box<Connection>>>,
     free: Vec<usize>,
     count: usize,
+    callers: Callers,
     pool: Pool,
     replies: Replies,
     /// Connections that got a reply through somebody else's request.
@@ -91,6 +97,8 @@ pub(super) struct Loop {
     surveys: Surveys,
     /// Who wants to know who is connected.
     rolls: VecDeque<Roll>,
+    /// Keys that are being removed, and who waits for that.
+    forgetting: VecDeque<(Forgetting, mpsc::Sender<usize>)>,
 }
 
 #[derive(Debug, Default)]
@@ -146,6 +154,7 @@ impl Loop {
             connections: Vec::new(),
             free: Vec::new(),
             count: 0,
+            callers: Callers::new(limits.connections_per_address),
             pool: Pool::default(),
             replies: Vec::new(),
             woken: Vec::new(),
@@ -164,6 +173,7 @@ impl Loop {
             watch: None,
             surveys: Surveys::default(),
             rolls: VecDeque::new(),
+            forgetting: VecDeque::new(),
         })
     }
 
@@ -218,7 +228,7 @@ impl Loop {
             if orders {
                 self.obey();
             }
-            if self.surveys.is_pending() || !self.rolls.is_empty() {
+            if self.surveys.is_pending() || !self.rolls.is_empty() || !self.forgetting.is_empty() {
                 self.look_around(events.is_empty());
             }
             if self.now >= next_tick {
@@ -238,6 +248,7 @@ impl Loop {
             || self.dear.is_pending()
             || self.surveys.is_pending()
             || !self.rolls.is_empty()
+            || !self.forgetting.is_empty()
         {
             return Some(Duration::ZERO);
         }
@@ -259,7 +270,7 @@ impl Loop {
         // Taken out of the list while it has its turn, so that replies to others can be written meanwhile.
         let may_ask = |connection: &mut Option<Box<Connection>>| connection.take_if(|asks| !asks.in_line);
         let Some(connection) = self.connections.get_mut(slot).and_then(may_ask) else { return };
-        let mut turn = Turn { connection, slot };
+        let mut turn = Turn { connection, slot, messages: MESSAGES };
         let result = self.take_turn(&mut turn, buffer);
         self.end_turn(turn, result);
         self.flush_woken();
@@ -273,8 +284,9 @@ impl Loop {
 
     fn take_turn(&mut self, turn: &mut Turn, buffer: &mut [u8]) -> Result<(), End> {
         for _ in 0..READS_OF_LONG_MESSAGE {
-            if turn.connection.output.len() > self.limits.output || turn.connection.in_line {
-                break; // it must read before it may ask for more, or waits for its turn
+            let must_read = turn.connection.output.len() > self.limits.output;
+            if must_read || turn.connection.in_line || turn.messages == 0 {
+                break; // before it may ask for more, it must read, or others have their turn
             }
             if turn.has_whole_input() {
                 let input = std::mem::take(&mut turn.connection.input);
@@ -320,14 +332,14 @@ impl Loop {
         if connection.ended && connection.output.is_empty() {
             return Err(End::Left);
         }
-        self.check_memory(connection)
+        Ok(())
     }
 
     /// Serves every whole message in `bytes`; returns how many bytes they took.
     fn serve_bytes(&mut self, turn: &mut Turn, bytes: &[u8]) -> Result<usize, End> {
         let mut at = 0;
         turn.connection.needs = 0;
-        while at < bytes.len() && turn.connection.output.len() <= self.limits.output {
+        while at < bytes.len() && turn.messages > 0 && turn.connection.output.len() <= self.limits.output {
             if !turn.connection.validated && bytes[at] != 0 {
                 return Err(refuse(Closed::Handshake, format!("it began with byte {:#04x}", bytes[at])));
             }
@@ -340,6 +352,7 @@ impl Loop {
                         break;
                     }
                     at += length;
+                    turn.messages -= 1;
                     turn.connection.message_since = None;
                     // One call of `execute`, so that it is compiled into this loop.
                     let is_watched = (is_dear || length >= LIGHT) && self.watch(turn, &command, length);
@@ -473,6 +486,9 @@ impl Loop {
                 }
                 self.count_memory(&mut turn.connection);
                 self.connections[turn.slot] = Some(turn.connection);
+                if self.is_over_memory() {
+                    self.relieve(turn.slot);
+                }
             }
             Err(end) => self.close(turn, end),
         }
@@ -485,6 +501,7 @@ impl Loop {
         }
         self.buffered -= turn.connection.counted;
         self.count -= 1;
+        self.callers.forget(turn.connection.peer);
         let _ = self.poll.registry().deregister(&mut turn.connection.stream);
         self.table.forget(ClientId(turn.slot), &mut self.replies);
         self.deliver(None);
@@ -506,7 +523,7 @@ impl Loop {
         if connection.writable || may_ask && (held_back || !connection.input.is_empty()) {
             self.again.push(slot);
         }
-        let turn = Turn { connection, slot };
+        let turn = Turn { connection, slot, messages: 0 };
         match result {
             Ok(()) if !(turn.connection.ended && turn.connection.output.is_empty()) => {
                 let mut connection = turn.connection;
@@ -523,18 +540,35 @@ impl Loop {
         connection.counted = held;
     }
 
-    /// A connection that grows while the server is at its memory limit has to go.
-    fn check_memory(&self, connection: &Connection) -> Result<(), End> {
-        let held = connection.held();
-        let total = self.table.bytes() + self.buffered + held - connection.counted;
-        // A store that is full still answers: buffers may go an eighth beyond what it may hold.
-        let limit = self.limits.table.bytes + self.limits.table.bytes / 8;
-        if held > READ && total > limit {
+    /// A store that is full still answers: buffers may go an eighth beyond what it may hold.
+    fn memory_max(&self) -> usize {
+        self.limits.table.bytes + self.limits.table.bytes / 8
+    }
+
+    fn is_over_memory(&self) -> bool {
+        self.table.bytes() + self.buffered > self.memory_max()
+    }
+
+    /// Closes connections until memory is within its limit: first those that have hoarded for longest, and not the one that
+    /// happens to ask now, which grows in `slot`.
+    #[cold]
+    fn relieve(&mut self, slot: usize) {
+        while self.is_over_memory() {
+            let hoards = |connection: &Connection| {
+                let since = connection.hoards_since().filter(|_| connection.counted > HELD_LIGHT);
+                since.map(|since| (since, std::cmp::Reverse(connection.counted)))
+            };
+            let all = self.connections.iter().enumerate();
+            let hoarders = all.filter_map(|(slot, connection)| Some((hoards(connection.as_deref()?)?, slot)));
+            let worst = hoarders.min().map_or(slot, |(_, slot)| slot);
+            let Some(connection) = self.connections[worst].take_if(|worst| worst.counted > HELD_LIGHT) else {
+                return; // what is held is the table's, or little by each
+            };
+            let (held, limit) = (connection.counted, self.memory_max());
             let reason =
                 format!("it holds {held} bytes of buffers and the server is at its limit of {limit} bytes");
-            return Err(refuse(Closed::Memory, reason));
+            self.close(Turn { connection, slot: worst, messages: 0 }, refuse(Closed::Memory, reason));
         }
-        Ok(())
     }
 
     // ── the server's own business ──────────────────────────────────────────────────────────────────────
@@ -577,6 +611,10 @@ impl Loop {
             let reason = format!("it belongs to user {user}, and this server serves its own user only");
             return self.note(Closed::User, Some(peer), &reason);
         }
+        if !self.callers.admit(peer) {
+            let reason = "its address has as many connections as the limit allows one address";
+            return self.note(Closed::Connections, Some(peer), reason);
+        }
         #[cfg(not(target_os = "linux"))] // Linux hands the listener's options on
         if let Err(error) = crate::listen::set_options(&socket2::SockRef::from(&stream), peer) {
             tracing::debug!(%error, %peer, "cannot set socket options");
@@ -588,6 +626,7 @@ impl Loop {
         let interest = Interest::READABLE | Interest::WRITABLE;
         if let Err(error) = self.poll.registry().register(&mut stream, Token(slot), interest) {
             self.free.push(slot);
+            self.callers.forget(peer);
             return self.note(Closed::Connections, Some(peer), &format!("cannot poll it: {error}"));
         }
         self.count += 1;
@@ -613,7 +652,7 @@ impl Loop {
             let Some(connection) = &self.connections[slot] else { continue };
             if let Some(end) = overdue(connection, &self.limits, self.now) {
                 let connection = self.connections[slot].take().expect("it was just looked at");
-                self.close(Turn { connection, slot }, end);
+                self.close(Turn { connection, slot, messages: 0 }, end);
             }
         }
         self.flush_woken();
@@ -624,8 +663,12 @@ impl Loop {
             match order {
                 // An asker that left is fine, here and below.
                 Order::Tell { waiters, answer } => drop(answer.send(self.facts(waiters))),
-                Order::Value { key, answer } => drop(answer.send(self.table.value(&key))),
-                Order::Forget { all_but, answer } => drop(answer.send(self.table.forget_all_but(&all_but))),
+                Order::Values { keys, answer } => {
+                    drop(answer.send(keys.iter().map(|key| self.table.value(key)).collect()));
+                }
+                Order::Forget { all_but, answer } => {
+                    self.forgetting.push_back((Forgetting::new(&self.table, all_but), answer));
+                }
                 Order::Slowest(answer) => drop(answer.send(self.slowest.list(self.now))),
                 Order::Clients { limit, answer } => {
                     if self.rolls.len() < ROLLS_MAX {
@@ -651,6 +694,12 @@ impl Loop {
         {
             let roll = self.rolls.pop_front().expect("it was just looked at");
             roll.answer(self.count, self.now);
+        }
+        if let Some((forgetting, _)) = self.forgetting.front_mut()
+            && forgetting.step(&mut self.table)
+            && let Some((forgetting, answer)) = self.forgetting.pop_front()
+        {
+            let _ = answer.send(forgetting.count()); // an asker that left is fine
         }
         // Where nobody waits one step is enough: the loop comes back at once, and looks for clients before.
         while self.surveys.is_due(is_idle, self.now) {
@@ -744,6 +793,8 @@ impl Loop {
 struct Turn {
     connection: Box<Connection>,
     slot: usize,
+    /// Messages that it may still have served.
+    messages: usize,
 }
 
 impl Turn {
@@ -783,7 +834,7 @@ fn overdue(connection: &Connection, limits: &Limits, now: Instant) -> Option<End
         let (unsent, limit) = (connection.output.len(), show_duration(limits.write_timeout));
         return Some(refuse(
             Closed::WriteTimeout,
-            format!("it took none of the {unsent} bytes it asked for in {limit}"),
+            format!("it took fewer than {PROGRESS} of the {unsent} bytes it asked for in {limit}"),
         ));
     }
     None

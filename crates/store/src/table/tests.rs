@@ -890,9 +890,59 @@ fn what_a_host_forgets_is_gone_and_costs_nothing_and_waiters_still_wait() {
     apply(&mut table, 1, set(b"/default_pg/0"));
     apply(&mut table, 1, Request::QueuePush { key: b"/queue"[..].into(), value: b"item"[..].into() });
     apply(&mut table, 1, Request::QueuePush { key: b"/queue"[..].into(), value: b"item"[..].into() });
-    assert_eq!(table.forget_all_but(b"/tenfold/"), 2);
+    assert_eq!(forget_all_but(&mut table, b"/tenfold/").0, 2);
     assert_eq!((table.keys(), table.queue_items(), table.bytes()), (1, 0, kept));
     assert_eq!(apply(&mut table, 2, Request::Wait { keys: vec![b"/default_pg/0"[..].into()] }), 0);
-    assert_eq!(table.forget_all_but(b"/tenfold/"), 0);
+    assert_eq!(forget_all_but(&mut table, b"/tenfold/").0, 0);
     assert_eq!(apply(&mut table, 1, set(b"/default_pg/0")), 2, "the setter and the one that waited");
+}
+
+/// How many keys and queues were removed, and in how many steps.
+fn forget_all_but(table: &mut Table, prefix: &[u8]) -> (usize, usize) {
+    let mut forgetting = Forgetting::new(table, prefix.into());
+    let steps = 1 + std::iter::repeat_with(|| forgetting.step(table)).take_while(|is_over| !is_over).count();
+    (forgetting.count(), steps)
+}
+
+#[test]
+fn a_host_forgets_many_keys_in_steps_also_while_clients_write() {
+    let mut table = Table::new(TableLimits::default());
+    let (now, mut replies) = (Instant::now(), Replies::new());
+    let mut set = |table: &mut Table, key: String| {
+        let request = Request::Set { key: key.into_bytes().into(), value: b"1"[..].into() };
+        table.apply(ClientId(1), request, now, &mut replies).unwrap();
+        replies.clear();
+    };
+    set(&mut table, "/tenfold/state".into());
+    let kept = table.bytes();
+    (0..20_000).for_each(|index| set(&mut table, format!("/key/{index}")));
+    let mut forgetting = Forgetting::new(&table, b"/tenfold/"[..].into());
+    assert!(!forgetting.step(&mut table));
+    // So many that the map makes room and has all keys in other places.
+    (0..40_000).for_each(|index| set(&mut table, format!("/later/{index}")));
+    while !forgetting.step(&mut table) {}
+    assert_eq!((forgetting.count(), table.keys(), table.bytes()), (60_000, 1, kept));
+    assert_eq!(forget_all_but(&mut table, b"").0, 0);
+}
+
+/// Who sees where the map has its keys can find keys that are slow to look up.
+#[test]
+fn a_list_of_keys_says_nothing_about_their_places() {
+    let mut table = Table::new(TableLimits::default());
+    let now = Instant::now();
+    for index in 0..1000 {
+        let request = Request::Set { key: format!("/{index}").into_bytes().into(), value: b""[..].into() };
+        table.apply(ClientId(1), request, now, &mut Replies::new()).unwrap();
+    }
+    let mut list = || {
+        let mut replies = Replies::new();
+        table.apply(ClientId(1), Request::ListKeys, now, &mut replies).unwrap();
+        let Some((_, Response::Keys(keys))) = replies.pop() else { panic!("keys were asked for") };
+        keys
+    };
+    let (mut first, mut second) = (list(), list());
+    assert_ne!(first, second, "the order is another each time");
+    first.sort();
+    second.sort();
+    assert_eq!((first.len(), first), (1000, second));
 }
