@@ -359,7 +359,9 @@ impl Engine {
 
     /// Has the helper thread drive while no thread waits.
     pub(crate) fn attend(&self, fabric: &Arc<Fabric>) {
-        fabric.call_helper(When::Now, false);
+        if fabric.check_process().is_ok() {
+            fabric.call_helper(When::Now, false);
+        }
     }
 
     /// Wakes the threads whose operations are over.
@@ -369,6 +371,9 @@ impl Engine {
 
     /// Polls once, for somebody who asks but does not wait.
     pub(crate) fn look(&self, fabric: &Arc<Fabric>) {
+        if fabric.check_process().is_err() {
+            return; // what a forked child would drive is its parent's
+        }
         let is_behind = self.with(|state| {
             state.poll(fabric);
             state.check(fabric, Instant::now());
@@ -540,6 +545,9 @@ impl Engine {
     }
 
     pub(crate) fn abort_group_of(&self, fabric: &Arc<Fabric>, work: &Shared, reason: &str) {
+        if fabric.check_process().is_err() {
+            return;
+        }
         self.with(|state| {
             let State { groups, to_tell, .. } = state;
             for group in groups.iter_mut().flatten().filter(|group| group.has(work)) {
@@ -551,6 +559,9 @@ impl Engine {
 
     /// Fails a group with `fault` and tells its other members.
     pub(crate) fn fail(&self, fabric: &Arc<Fabric>, index: GroupIndex, fault: Fault) {
+        if fabric.check_process().is_err() {
+            return;
+        }
         self.with(|state| {
             let State { groups, to_tell, .. } = state;
             if let Some(group) = groups[index.0].as_deref_mut() {

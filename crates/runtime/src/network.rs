@@ -9,6 +9,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::ops::RangeInclusive;
+use std::os::fd::AsFd as _;
 
 use socket2::{Domain, Protocol, Socket, Type};
 
@@ -44,6 +45,13 @@ fn listen_on(address: SocketAddr) -> io::Result<TcpListener> {
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
     Ok(socket.into())
+}
+
+/// Binds a socket that is about to connect to the address of `interface`. The port is chosen when it connects: then it need
+/// differ only from ports of connections to the same peer, so that a host has one for each of its many links.
+pub(crate) fn bind_without_port(socket: &Socket, interface: IpAddr) -> io::Result<()> {
+    let _ = tenfold_memory::socket::choose_port_late(socket.as_fd()); // a kernel that refuses chooses the port now
+    socket.bind(&SocketAddr::new(interface, 0).into())
 }
 
 /// This host's address for its peers, given that of the store where there is one on the network.
@@ -159,6 +167,20 @@ mod tests {
         let error =
             listen(IpAddr::from([192, 0, 2, 1]), Some(&(20000..=20004))).expect_err("it is for examples");
         assert_eq!(error.kind(), io::ErrorKind::AddrNotAvailable);
+    }
+
+    #[test]
+    fn connections_to_different_peers_may_share_a_source_port() {
+        // Of an address of its own, whose ports no other test takes. With the default range there are 28,232 of them.
+        let interface = IpAddr::from([127, 7, 7, 8]);
+        let port = |socket: &Socket| socket.local_addr().unwrap().as_socket().unwrap().port();
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP)).unwrap();
+        bind_without_port(&socket, interface).unwrap();
+        assert_eq!(port(&socket), 0, "chosen when it connects");
+        let listener = listen(IpAddr::from([127, 7, 7, 9]), None).unwrap();
+        socket.connect(&listener.local_addr().unwrap().into()).unwrap();
+        assert_ne!(port(&socket), 0);
+        assert_eq!(socket.local_addr().unwrap().as_socket().unwrap().ip(), interface);
     }
 
     #[test]

@@ -12,6 +12,7 @@ mod early;
 mod peer;
 mod progress;
 mod regions;
+mod silence;
 mod watch;
 
 use std::collections::HashMap;
@@ -25,11 +26,11 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::EventfdFlags;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
-use tenfold_memory::{ForkGuard, Lane, Segment, prefers_streaming};
+use tenfold_memory::{ForkGuard, Lane, NotInherited, Segment, prefers_streaming};
 use tenfold_plan::Rank;
 
 pub(crate) use peer::{Fate, Peer, Whereabouts};
@@ -46,8 +47,11 @@ use crate::wire::FabricId;
 /// Largest segment: addresses, not memory. Rooms, slots and shared tensors of all groups of a rank must fit.
 const SEGMENT_MAX: usize = 64 << 30;
 
-/// Connections of peers that nobody asked for yet.
+/// Connections of peers that no group has asked for yet.
 const UNCLAIMED_MAX: usize = 4096;
+
+/// How long such a connection is kept: making a group takes far less from the first rank to the last, or fails.
+const UNCLAIMED_FOR: Duration = Duration::from_secs(120);
 
 /// Wakes whoever sleeps for a fabric. Peers on this host have a copy of the descriptor.
 #[derive(Clone, Debug)]
@@ -76,6 +80,13 @@ impl AsFd for Bell {
     fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
         self.0.as_fd()
     }
+}
+
+/// A connection that a peer opened for a group.
+#[derive(Debug)]
+struct Unclaimed {
+    stream: NotInherited<TcpStream>,
+    since: Instant,
 }
 
 /// How a fabric is made.
@@ -108,7 +119,7 @@ pub(crate) struct Fabric {
     address: Option<SocketAddr>,
     peers: Mutex<HashMap<FabricId, Arc<Peer>>>,
     /// Connections that peers opened for a group, until that group asks for them.
-    unclaimed: Mutex<HashMap<(u64, u32, u8), TcpStream>>,
+    unclaimed: Mutex<HashMap<(u64, u32, u8), Unclaimed>>,
     /// Notices about groups that this rank does not have.
     early: Mutex<early::Early>,
     /// Of groups that this rank left: messages that peers have not read yet.
@@ -319,8 +330,8 @@ impl Fabric {
     }
 
     /// The connection that `from` opened to send on, if it has.
-    pub(crate) fn claim(&self, group: u64, from: Rank, lane: Lane) -> Option<TcpStream> {
-        lock(&self.unclaimed).remove(&(group, from as u32, lane as u8))
+    pub(crate) fn claim(&self, group: u64, from: Rank, lane: Lane) -> Option<NotInherited<TcpStream>> {
+        lock(&self.unclaimed).remove(&(group, from as u32, lane as u8)).map(|unclaimed| unclaimed.stream)
     }
 
     /// Forgets connections and notices for a group that this rank has left.
@@ -398,12 +409,11 @@ impl Fabric {
 
     /// Ends the helper thread; peers see an orderly end.
     pub(crate) fn shut_down(&self) {
+        if self.check_process().is_err() {
+            return; // the thread was not forked along, and another may have held a lock
+        }
         lock(&LOCAL).remove(&self.id.0);
         let helper = lock(&self.helper).take();
-        if self.check_process().is_err() {
-            std::mem::forget(helper); // the thread was not forked along
-            return;
-        }
         self.segment.abandon();
         self.order(Order::Stop);
         if let Some(helper) = helper

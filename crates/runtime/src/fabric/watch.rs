@@ -5,14 +5,16 @@
 //! (with descriptors, if it is Unix), then carries control frames. A stream that ends without a goodbye means that
 //! the peer died. So does the end of its process, which is watched by a pidfd on one host: a child that the peer forked, such as
 //! a worker that loads data, keeps copies of the streams, and they do not end before it does. A peer that is there but shows no sign of life is given up after the heartbeat's limit: on one host a
-//! counter in its segment must move, between hosts frames must come.
+//! counter in its segment must move, between hosts frames must come. If none come, the peer is also asked on a new connection:
+//! after packets were lost, TCP retransmits at ever longer intervals, so a stream may stay unresponsive for twice as long as the
+//! network was.
 
 #![expect(clippy::disallowed_methods, reason = "owns the helper thread, and its clock")]
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, Read as _, Write as _};
 use std::mem::MaybeUninit;
-use std::net::{TcpListener, TcpStream};
+use std::net::{IpAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
@@ -29,12 +31,13 @@ use rustix::net::{
     SendFlags,
 };
 use rustix::process::{PidfdFlags, pidfd_open};
-use tenfold_memory::{Doing, FileIdentity, PeerRegion, PeerSegment, Region};
+use tenfold_memory::{Doing, FileIdentity, NotInherited, PeerRegion, PeerSegment, Region};
 use tenfold_store::owner::{self, Owner};
 
 use super::progress::Progress;
 use super::regions::{Announced, Announcement, Answer};
-use super::{Bell, Fabric, Fate, Order, Peer, UNCLAIMED_MAX, lock};
+use super::silence::{Look, Silence};
+use super::{Bell, Fabric, Fate, Order, Peer, UNCLAIMED_FOR, UNCLAIMED_MAX, Unclaimed, lock};
 use crate::fault::show_duration;
 use crate::recorder;
 use crate::wire::{ControlFrame, FabricId, GroupPulse, Hello, Purpose};
@@ -50,9 +53,6 @@ const EVENTS: usize = 256;
 
 /// Between two looks at the peers, at most.
 const TICK: Duration = Duration::from_millis(500);
-
-/// A peer that is silent for so long is mentioned in the log.
-const WORRY: Duration = Duration::from_millis(1500);
 
 /// A stranger has so long to say hello.
 const GREETING_MAX: Duration = Duration::from_secs(10);
@@ -80,19 +80,20 @@ pub(super) fn start(fabric: Arc<Fabric>, unix: UnixListener, tcp: TcpListener) -
     epoll::add(&poll, &tcp, EventData::new_u64(TCP), EventFlags::IN)?;
     let now = Instant::now();
     let stuck = fabric.options.stuck.after.map_or(TICK, |after| after / 2);
-    let tick = TICK.min(fabric.options.heartbeat / 4).min(stuck).max(Duration::from_millis(10));
+    let tick = TICK.min(fabric.options.heartbeat / 16).min(stuck).max(Duration::from_millis(10));
     let progress = fabric.options.progress.as_deref().map(|folder| Progress::new(folder, fabric.id));
     let mut watch = Watch {
         fabric,
         poll,
-        unix,
-        tcp,
+        unix: unix.into(),
+        tcp: tcp.into(),
         resting_until: None,
         complaints: Complaints::default(),
         streams: HashMap::new(),
         next_token: FIRST_STREAM,
         announced: Announced::default(),
         pulses: HashMap::new(),
+        silences: HashMap::new(),
         processes: HashMap::new(),
         progress,
         tick,
@@ -114,13 +115,15 @@ struct Stream {
     /// Regions whose descriptor travels with the byte of `to_write` at this place; in order.
     enclosed: VecDeque<(usize, Arc<Region>)>,
     since: Instant,
-    /// Ticks since something came.
-    quiet: u32,
+    /// It only asks whether this peer responds: its end means nothing.
+    probe: Option<Arc<Peer>>,
+    /// Notices were sent on it.
+    has_told: bool,
 }
 
 enum Io {
-    Unix(UnixStream),
-    Tcp(TcpStream),
+    Unix(NotInherited<UnixStream>),
+    Tcp(NotInherited<TcpStream>),
 }
 
 impl Io {
@@ -137,17 +140,17 @@ impl Io {
 }
 
 /// How a peer on this host was last seen.
-#[derive(Default)]
 struct Pulse {
     last: u64,
-    quiet: u32,
-    warned: bool,
+    silence: Silence,
 }
 
 /// What became of a stream after something was read.
 enum After {
     Keep,
     Close(Fate),
+    /// It has done what it was for.
+    Drop,
     /// It is a data link: it goes to its group.
     HandOver(Hello),
 }
@@ -155,8 +158,8 @@ enum After {
 struct Watch {
     fabric: Arc<Fabric>,
     poll: OwnedFd,
-    unix: UnixListener,
-    tcp: TcpListener,
+    unix: NotInherited<UnixListener>,
+    tcp: NotInherited<TcpListener>,
     /// Nobody is accepted before.
     resting_until: Option<Instant>,
     complaints: Complaints,
@@ -164,6 +167,8 @@ struct Watch {
     next_token: u64,
     announced: Announced,
     pulses: HashMap<FabricId, Pulse>,
+    /// When peers on other hosts were last heard.
+    silences: HashMap<FabricId, Silence>,
     /// Processes of peers on this host, by token.
     processes: HashMap<u64, (Arc<Peer>, OwnedFd)>,
     progress: Option<Progress>,
@@ -242,7 +247,8 @@ impl Watch {
             to_write: Vec::new(),
             enclosed: VecDeque::new(),
             since: Instant::now(),
-            quiet: 0,
+            probe: None,
+            has_told: false,
         };
         // Edge-triggered: whoever serves it reads and writes until there is no more.
         let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
@@ -262,7 +268,7 @@ impl Watch {
                         continue;
                     }
                     self.make_room_for_stranger();
-                    let token = self.add(Io::Unix(stream), None, false);
+                    let token = self.add(Io::Unix(stream.into()), None, false);
                     self.serve(token);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
@@ -336,7 +342,7 @@ impl Watch {
                         continue;
                     }
                     self.make_room_for_stranger();
-                    let token = self.add(Io::Tcp(stream), None, false);
+                    let token = self.add(Io::Tcp(stream.into()), None, false);
                     self.serve(token);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
@@ -353,10 +359,12 @@ impl Watch {
                 .and_then(|name| UnixStream::connect_addr(&name))
                 .and_then(|stream| {
                     stream.set_nonblocking(true)?;
-                    Ok(Io::Unix(stream))
+                    Ok(Io::Unix(stream.into()))
                 }),
             None => match peer.address() {
-                Some(address) => connect(address).map(Io::Tcp),
+                Some(address) => {
+                    connect(address, self.fabric.interface()).map(|stream| Io::Tcp(stream.into()))
+                }
                 None => Err(io::Error::other("it has no TCP address")),
             },
         };
@@ -404,9 +412,12 @@ impl Watch {
             },
             Ok(After::Close(fate)) => {
                 if let Some(peer) = &stream.peer {
-                    self.end(&Arc::clone(peer), fate);
+                    let peer = Arc::clone(peer);
+                    self.serve_all_of(&peer); // its last words may be on another stream
+                    self.end(&peer, fate);
                 }
             }
+            Ok(After::Drop) => {}
             Ok(After::HandOver(hello)) => self.hand_over(stream, &hello),
             Err(error) => self.lose(&stream, &error),
         }
@@ -439,7 +450,7 @@ impl Watch {
                 "refused a connection: {UNCLAIMED_MAX} others wait for groups that nobody made"
             );
         }
-        unclaimed.insert((group, from, lane), socket);
+        unclaimed.insert((group, from, lane), Unclaimed { stream: socket, since: Instant::now() });
         drop(unclaimed);
         self.fabric.tell_news();
     }
@@ -463,21 +474,66 @@ impl Watch {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(error),
             }
-            stream.quiet = 0;
+            if let Some(peer) = &stream.peer {
+                self.heard(peer.id());
+            }
             if !stream.greeted() {
                 let hello = Hello::decode(&stream.arrived, self.fabric.id).map_err(io::Error::other)?;
                 let Some(hello) = hello else { continue };
                 stream.arrived.clear();
-                if matches!(hello.purpose, Purpose::Data { .. }) {
-                    return Ok(After::HandOver(hello));
+                match (hello.purpose, &stream.probe) {
+                    (Purpose::Probe, _) => return self.respond(stream, &hello),
+                    (_, Some(_)) => return Err(io::Error::other("a probe was answered by something else")),
+                    (Purpose::Data { .. }, None) => return Ok(After::HandOver(hello)),
+                    (Purpose::Control, None) => self.meet(stream, &hello)?,
                 }
-                self.meet(stream, &hello)?;
                 continue;
             }
             if let Some(fate) = self.read_frames(stream)? {
                 return Ok(After::Close(fate));
             }
         }
+    }
+
+    /// A peer showed a sign of life.
+    fn heard(&mut self, peer: FabricId) {
+        if let Some(silence) = self.silences.get_mut(&peer) {
+            silence.heard(Instant::now());
+        }
+    }
+
+    /// A peer asks whether this rank responds, or has answered the same question.
+    fn respond(&mut self, stream: &mut Stream, hello: &Hello) -> io::Result<After> {
+        self.heard(hello.sender);
+        if stream.probe.is_none() {
+            let answer = Hello { purpose: Purpose::Probe, sender: self.fabric.id, receiver: hello.sender };
+            stream.to_write.extend(answer.encode());
+            stream.write()?; // a new socket has room for it
+        }
+        Ok(After::Drop)
+    }
+
+    /// Asks a peer on another host whether it responds, on a new connection.
+    fn probe(&mut self, peer: &Arc<Peer>) {
+        let earlier = self
+            .streams
+            .iter()
+            .find(|(_, stream)| stream.probe.as_ref().is_some_and(|asked| asked.id() == peer.id()));
+        if let Some((&token, stream)) = earlier {
+            // The peer's kernel has answered, so the peer will, too, as soon as it runs.
+            if matches!(&stream.io, Io::Tcp(socket) if socket.peer_addr().is_ok()) {
+                return;
+            }
+            self.streams.remove(&token);
+        }
+        let Some(address) = peer.address() else { return };
+        let Ok(socket) = connect(address, self.fabric.interface()) else { return }; // the stream's own end is the news
+        let token = self.add(Io::Tcp(socket.into()), None, true);
+        let Some(stream) = self.streams.get_mut(&token) else { return };
+        stream.probe = Some(Arc::clone(peer));
+        let hello = Hello { purpose: Purpose::Probe, sender: self.fabric.id, receiver: peer.id() };
+        stream.to_write.extend(hello.encode());
+        self.serve(token);
     }
 
     /// A peer said hello: we know it from here on.
@@ -536,11 +592,16 @@ impl Watch {
         let Some((peer, process)) = self.processes.remove(&token) else { return };
         let _ = epoll::delete(&self.poll, &process);
         // What it said before it ended still counts, its goodbye for one.
+        self.serve_all_of(&peer);
+        self.end(&peer, Fate::Died);
+    }
+
+    /// Reads what a peer has said on any stream.
+    fn serve_all_of(&mut self, peer: &Peer) {
         let is_its = |stream: &Stream| stream.peer.as_ref().is_some_and(|other| other.id() == peer.id());
         let tokens: Vec<u64> =
             self.streams.iter().filter(|(_, stream)| is_its(stream)).map(|(token, _)| *token).collect();
         tokens.into_iter().for_each(|token| self.serve(token));
-        self.end(&peer, Fate::Died);
     }
 
     fn read_frames(&mut self, stream: &mut Stream) -> io::Result<Option<Fate>> {
@@ -588,21 +649,22 @@ impl Watch {
             }
         }
         let frame = ControlFrame::Notice { group, text: text.to_vec() };
-        let mut told = Vec::new();
-        let mut broken = Vec::new();
-        for (token, stream) in &mut self.streams {
-            let Some(peer) = &stream.peer else { continue };
-            let meant = to.iter().any(|other| other.id() == peer.id());
-            if meant && !told.contains(&peer.id()) {
-                told.push(peer.id());
-                frame.encode(&mut stream.to_write);
-                if stream.write().is_err() {
-                    broken.push(*token);
-                }
+        // If both have dialled there are two streams. All notices go by the same one, so that they are heard in order.
+        let mut chosen: HashMap<FabricId, (bool, bool, u64)> =
+            to.iter().map(|peer| (peer.id(), (true, true, u64::MAX))).collect();
+        for (token, stream) in &self.streams {
+            let best = stream.peer.as_ref().and_then(|peer| chosen.get_mut(&peer.id()));
+            if let Some(best) = best {
+                *best = (*best).min((!stream.has_told, !stream.greeted(), *token));
             }
         }
-        for token in broken {
-            self.serve(token); // finds out why
+        for (_, _, token) in chosen.into_values() {
+            let Some(stream) = self.streams.get_mut(&token) else { continue };
+            stream.has_told = true;
+            frame.encode(&mut stream.to_write);
+            if stream.write().is_err() {
+                self.serve(token); // finds out why
+            }
         }
     }
 
@@ -669,7 +731,8 @@ impl Watch {
     /// Shows that we live, and looks who else does.
     fn look_around(&mut self, now: Instant) {
         // If this thread did not run for long, neither peers' silence nor their deadlines count: we were away, not they.
-        let away = now.saturating_duration_since(self.next_tick) > 2 * self.tick;
+        let away_after = (self.fabric.options.heartbeat / 2).min(2 * TICK).max(2 * self.tick);
+        let away = now.saturating_duration_since(self.next_tick) > away_after;
         self.next_tick = now + self.tick;
         self.fabric.segment.beat();
         let early = lock(&self.fabric.early).take(now);
@@ -678,8 +741,10 @@ impl Watch {
                 lock(&self.fabric.early).keep(group, text, came);
             }
         }
+        let is_fresh = |unclaimed: &Unclaimed| now.saturating_duration_since(unclaimed.since) < UNCLAIMED_FOR;
+        lock(&self.fabric.unclaimed).retain(|_, unclaimed| is_fresh(unclaimed));
         self.fabric.bury(None);
-        self.watch_near(away);
+        self.watch_near(now, away);
         self.watch_far(now, away);
         if !away {
             self.fabric.engine.look_at_others(&self.fabric);
@@ -690,44 +755,39 @@ impl Watch {
         }
     }
 
-    fn limit(&self) -> u32 {
-        (self.fabric.options.heartbeat.as_millis() / self.tick.as_millis().max(1)).max(2) as u32
-    }
-
-    fn watch_near(&mut self, away: bool) {
+    fn watch_near(&mut self, now: Instant, away: bool) {
         let peers: Vec<Arc<Peer>> = lock(&self.fabric.peers).values().cloned().collect();
-        let limit = self.limit();
         for peer in peers {
             let Some(pulse) = peer.pulse() else { continue };
-            let seen = self.pulses.entry(peer.id()).or_default();
+            let seen = self
+                .pulses
+                .entry(peer.id())
+                .or_insert_with(|| Pulse { last: pulse, silence: Silence::new(now) });
             if pulse != seen.last || away {
-                *seen = Pulse { last: pulse, ..Pulse::default() };
-                continue;
+                *seen = Pulse { last: pulse, silence: Silence::new(now) };
             }
-            seen.quiet += 1;
-            let silence = self.tick * seen.quiet;
-            let warn = silence >= WORRY && !seen.warned;
-            seen.warned |= warn;
-            let over = seen.quiet >= limit;
-            if warn {
-                self.warn(&peer, silence);
-            }
-            if over && peer.fate().is_none() {
-                self.end(&peer, Fate::Silent(silence));
-            }
+            let look = seen.silence.look(now, self.fabric.options.heartbeat);
+            self.judge(&peer, &look);
+        }
+    }
+
+    fn judge(&mut self, peer: &Arc<Peer>, look: &Look) {
+        if look.warn {
+            self.warn(peer, look.silence);
+        }
+        if look.over && peer.fate().is_none() {
+            self.end(peer, Fate::Silent(look.silence));
         }
     }
 
     fn watch_far(&mut self, now: Instant, away: bool) {
-        let limit = self.limit();
         let host_now = recorder::host_now();
         let groups = self.fabric.engine.doing().into_iter().map(|(group, doing)| {
             let Doing { current, finished, since } = doing;
             GroupPulse { group, current, finished, ages: since.map(|since| host_now.saturating_sub(since)) }
         });
         let pulse = ControlFrame::Pulse { groups: groups.collect() };
-        let (mut silent, mut worrying, mut broken, mut late) =
-            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut peers, mut broken, mut late) = (HashMap::new(), Vec::new(), Vec::new());
         for (token, stream) in &mut self.streams {
             if !stream.greeted() && stream.peer.is_none() {
                 if now.saturating_duration_since(stream.since) > GREETING_MAX {
@@ -738,14 +798,8 @@ impl Watch {
             if stream.io.is_unix() {
                 continue;
             }
-            stream.quiet = if away { 0 } else { stream.quiet + 1 };
-            let silence = self.tick * stream.quiet;
             if let Some(peer) = &stream.peer {
-                if stream.quiet > limit {
-                    silent.push((Arc::clone(peer), silence));
-                } else if silence >= WORRY && silence < WORRY + self.tick {
-                    worrying.push((Arc::clone(peer), silence));
-                }
+                peers.insert(peer.id(), Arc::clone(peer));
             }
             if stream.greeted() && stream.to_write.len() < ControlFrame::LEN_MAX {
                 pulse.encode(&mut stream.to_write);
@@ -754,11 +808,17 @@ impl Watch {
                 broken.push(*token);
             }
         }
-        for (peer, silence) in worrying {
-            self.warn(&peer, silence);
-        }
-        for (peer, silence) in silent {
-            self.end(&peer, Fate::Silent(silence));
+        self.silences.retain(|peer, _| peers.contains_key(peer));
+        for peer in peers.into_values().filter(|peer| peer.fate().is_none()) {
+            let silence = self.silences.entry(peer.id()).or_insert_with(|| Silence::new(now));
+            if away {
+                silence.heard(now);
+            }
+            let look = silence.look(now, self.fabric.options.heartbeat);
+            self.judge(&peer, &look);
+            if look.probe && !look.over {
+                self.probe(&peer);
+            }
         }
         broken.into_iter().for_each(|token| self.serve(token));
         late.into_iter().for_each(|token| _ = self.streams.remove(&token));
@@ -801,7 +861,7 @@ impl Stream {
             let bytes = &self.to_write[..until];
             let written = match (&mut self.io, enclosed) {
                 (Io::Unix(socket), Some((0, region))) => send_with(socket, bytes, &[region.as_fd()]),
-                (Io::Unix(socket), _) => (&*socket).write(bytes),
+                (Io::Unix(socket), _) => (&**socket).write(bytes),
                 (Io::Tcp(socket), _) => socket.write(bytes),
             };
             match written {
@@ -822,11 +882,14 @@ impl Stream {
     }
 }
 
-/// Begins to connect to another host.
-fn connect(address: std::net::SocketAddr) -> io::Result<TcpStream> {
+/// Begins to connect to another host, from the same address as the data links.
+fn connect(address: std::net::SocketAddr, from: Option<IpAddr>) -> io::Result<TcpStream> {
     let socket = socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None)?;
     socket.set_nonblocking(true)?;
     socket.set_tcp_nodelay(true)?;
+    if let Some(from) = from {
+        crate::network::bind_without_port(&socket, from)?;
+    }
     match socket.connect(&address.into()) {
         Err(error) if error.raw_os_error() != Some(Errno::INPROGRESS.raw_os_error()) => Err(error),
         _ => Ok(socket.into()),
