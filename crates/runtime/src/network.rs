@@ -11,6 +11,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::ops::RangeInclusive;
 use std::os::fd::AsFd as _;
 
+use rustix::io::Errno;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::environment::{Interfaces, Rule};
@@ -45,6 +47,40 @@ fn listen_on(address: SocketAddr) -> io::Result<TcpListener> {
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
     Ok(socket.into())
+}
+
+/// Open files that a rank asks for at most: all pairs of 512 ranks over TCP need some 2,500 for each group.
+const FILES_MAX: u64 = 1 << 20;
+
+/// Raises the limit of open files to what this process may have. Many systems give a process 1,024 unless it asks.
+pub(crate) fn raise_file_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let wanted = limit.maximum.unwrap_or(FILES_MAX).min(FILES_MAX);
+    if limit.current.is_some_and(|current| current < wanted) {
+        // A system that refuses leaves what there was; whoever runs out of it is told so.
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum: limit.maximum });
+    }
+}
+
+/// Is the error that there are no descriptors or is no memory, as opposed to something about the peer?
+pub(crate) fn is_exhaustion(error: &io::Error) -> bool {
+    let errno = Errno::from_io_error(error);
+    [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM].map(Some).contains(&errno)
+}
+
+/// Why a connection cannot be made, with what to do if this process is the reason.
+pub(crate) fn explain(error: &io::Error) -> String {
+    match (Errno::from_io_error(error), getrlimit(Resource::Nofile).current) {
+        (Some(Errno::MFILE), Some(limit)) => {
+            format!(
+                "this process is out of file descriptors (its limit is {limit}): raise the limit, as by `ulimit -n`"
+            )
+        }
+        (Some(Errno::NFILE), _) => {
+            format!("this host is out of file descriptors: raise `fs.file-max` ({error})")
+        }
+        _ => error.to_string(),
+    }
 }
 
 /// Binds a socket that is about to connect to the address of `interface`. The port is chosen when it connects: then it need
@@ -181,6 +217,22 @@ mod tests {
         socket.connect(&listener.local_addr().unwrap().into()).unwrap();
         assert_ne!(port(&socket), 0);
         assert_eq!(socket.local_addr().unwrap().as_socket().unwrap().ip(), interface);
+    }
+
+    #[test]
+    fn the_limit_of_open_files_is_raised_and_named_when_it_is_reached() {
+        let before = getrlimit(Resource::Nofile);
+        let hard = before.maximum.unwrap_or(FILES_MAX).min(FILES_MAX);
+        let low = hard.min(512);
+        setrlimit(Resource::Nofile, Rlimit { current: Some(low), maximum: before.maximum }).unwrap();
+        let text = explain(&Errno::MFILE.into());
+        assert!(
+            text.starts_with(&format!("this process is out of file descriptors (its limit is {low})")),
+            "{text}"
+        );
+        raise_file_limit();
+        assert_eq!(getrlimit(Resource::Nofile), Rlimit { current: Some(hard), maximum: before.maximum });
+        assert_eq!(explain(&Errno::CONNREFUSED.into()), io::Error::from(Errno::CONNREFUSED).to_string());
     }
 
     #[test]

@@ -187,6 +187,9 @@ impl ControlFrame {
     /// What may follow a header.
     pub(crate) const BODY_MAX: usize = 64 << 10;
 
+    /// The longest text of a notice.
+    pub(crate) const TEXT_MAX: usize = Self::BODY_MAX - 8;
+
     /// No frame is longer: a buffer of this size always holds a whole one.
     pub(crate) const LEN_MAX: usize = Self::HEADER + Self::BODY_MAX;
 
@@ -272,7 +275,7 @@ fn word(bytes: &[u8], at: usize) -> u64 {
 }
 
 fn put_text(out: &mut Vec<u8>, kind: u8, number: u64, text: &[u8]) {
-    let text = &text[..text.len().min(ControlFrame::BODY_MAX - 8)];
+    let text = &text[..text.len().min(ControlFrame::TEXT_MAX)];
     put_header(out, kind, 8 + text.len());
     out.extend(number.to_le_bytes());
     out.extend(text);

@@ -126,7 +126,8 @@ def load() -> None:
     """Rank 1 is killed while the workers of its DataLoader live."""
     import torch.utils.data
 
-    torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 1000.0  # workers that never look for their parent
+    # Workers that never look whether their parent lives.
+    torch.utils.data._utils.worker.MP_STATUS_CHECK_INTERVAL = 1000.0
     loader = torch.utils.data.DataLoader(
         range(64), batch_size=4, num_workers=2, persistent_workers=True, multiprocessing_context="fork"
     )

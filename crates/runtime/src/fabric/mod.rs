@@ -193,7 +193,13 @@ pub(crate) fn is_local(id: FabricId) -> bool {
 
 impl Fabric {
     pub(crate) fn new(options: FabricOptions) -> Result<Arc<Self>, Fault> {
-        let system = |what: &'static str| move |error: io::Error| Fault::io(what, &error);
+        let system = |what: &'static str| {
+            move |error: io::Error| {
+                let message = format!("{what}: {}", crate::network::explain(&error));
+                Fault::new(crate::FaultKind::Io, message)
+            }
+        };
+        crate::network::raise_file_limit();
         let id = FabricId(random()?);
         let pid = std::process::id();
         let fork_guard = ForkGuard::new().map_err(system("cannot map a page"))?;

@@ -16,8 +16,7 @@ use std::io::{self, Read as _, Write as _};
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::os::linux::net::SocketAddrExt as _;
-use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
@@ -27,8 +26,8 @@ use rustix::event::Timespec;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 use rustix::process::{PidfdFlags, pidfd_open};
 use tenfold_memory::{Doing, FileIdentity, NotInherited, PeerRegion, PeerSegment, Region};
@@ -39,6 +38,7 @@ use super::regions::{Announced, Announcement, Answer};
 use super::silence::{Look, Silence};
 use super::{Bell, Fabric, Fate, Order, Peer, UNCLAIMED_FOR, UNCLAIMED_MAX, Unclaimed, lock};
 use crate::fault::show_duration;
+use crate::network::{explain, is_exhaustion};
 use crate::recorder;
 use crate::wire::{ControlFrame, FabricId, GroupPulse, Hello, Purpose};
 
@@ -67,6 +67,9 @@ const ACCEPTS: usize = 64;
 /// How long accepting rests when there are no descriptors.
 const ACCEPT_REST: Duration = Duration::from_millis(50);
 
+/// After how long a peer is dialled again that has no room for another caller.
+const DIAL_REST: Duration = Duration::from_millis(10);
+
 /// Between two lines of the log about strangers; those in between are counted.
 const COMPLAINT_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -89,6 +92,8 @@ pub(super) fn start(fabric: Arc<Fabric>, unix: UnixListener, tcp: TcpListener) -
         tcp: tcp.into(),
         resting_until: None,
         complaints: Complaints::default(),
+        to_dial: Vec::new(),
+        dial_at: None,
         streams: HashMap::new(),
         next_token: FIRST_STREAM,
         announced: Announced::default(),
@@ -163,6 +168,9 @@ struct Watch {
     /// Nobody is accepted before.
     resting_until: Option<Instant>,
     complaints: Complaints,
+    /// Peers on this host to dial again, and when.
+    to_dial: Vec<Arc<Peer>>,
+    dial_at: Option<Instant>,
     streams: HashMap<u64, Stream>,
     next_token: u64,
     announced: Announced,
@@ -181,7 +189,8 @@ impl Watch {
         crate::work::callbacks_go_elsewhere();
         let mut events = Vec::with_capacity(EVENTS);
         loop {
-            let next = self.resting_until.map_or(self.next_tick, |until| until.min(self.next_tick));
+            let pauses = [self.resting_until, self.dial_at].into_iter().flatten();
+            let next = pauses.fold(self.next_tick, Instant::min);
             let mut left = next.saturating_duration_since(Instant::now());
             if self.fabric.helper_is_called() {
                 // Sleeps in there, on everything that the control plane sleeps on too.
@@ -220,6 +229,11 @@ impl Watch {
             if self.resting_until.is_some_and(|until| now >= until) {
                 self.resting_until = None;
                 self.listen(EventFlags::IN);
+            }
+            if self.dial_at.is_some_and(|at| now >= at) {
+                self.dial_at = None;
+                let peers = std::mem::take(&mut self.to_dial);
+                peers.iter().for_each(|peer| self.dial(peer));
             }
             if now >= self.next_tick {
                 self.look_around(now);
@@ -280,7 +294,7 @@ impl Watch {
 
     /// No descriptor is left for the next connection, whose event would wake this thread again and again.
     fn rest(&mut self, error: &io::Error) {
-        self.complain(&format!("cannot accept a peer: {error}"));
+        self.complain(&format!("cannot accept a peer: {}", explain(error)));
         self.resting_until = Some(Instant::now() + ACCEPT_REST);
         self.listen(EventFlags::empty());
     }
@@ -355,12 +369,7 @@ impl Watch {
     /// Opens a stream to `peer`: Unix if it is on this host, else TCP.
     fn dial(&mut self, peer: &Arc<Peer>) {
         let opened = match peer.near_name() {
-            Some(name) => SocketAddr::from_abstract_name(&name)
-                .and_then(|name| UnixStream::connect_addr(&name))
-                .and_then(|stream| {
-                    stream.set_nonblocking(true)?;
-                    Ok(Io::Unix(stream.into()))
-                }),
+            Some(name) => connect_near(&name).map(|stream| Io::Unix(stream.into())),
             None => match peer.address() {
                 Some(address) => {
                     connect(address, self.fabric.interface()).map(|stream| Io::Tcp(stream.into()))
@@ -376,7 +385,12 @@ impl Watch {
             }
             // Nobody listens where it did a moment ago: it is gone.
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => self.end(peer, Fate::Died),
-            Err(error) => self.end(peer, Fate::Unreachable(error.to_string())),
+            // As many callers wait there as may. This thread must not wait, too: it lets in those who call this rank.
+            Err(error) if peer.is_near() && error.kind() == io::ErrorKind::WouldBlock => {
+                self.to_dial.push(Arc::clone(peer));
+                self.dial_at = Some(Instant::now() + DIAL_REST);
+            }
+            Err(error) => self.end(peer, Fate::Unreachable(explain(&error))),
         }
     }
 
@@ -882,6 +896,14 @@ impl Stream {
     }
 }
 
+/// Connects to a peer on this host. `WouldBlock` if too many callers wait there.
+fn connect_near(name: &str) -> io::Result<UnixStream> {
+    let (family, flags) = (AddressFamily::UNIX, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC);
+    let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
+    Ok(socket.into())
+}
+
 /// Begins to connect to another host, from the same address as the data links.
 fn connect(address: std::net::SocketAddr, from: Option<IpAddr>) -> io::Result<TcpStream> {
     let socket = socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None)?;
@@ -930,12 +952,6 @@ fn receive_descriptors(
         }
     }
     Ok(received.bytes)
-}
-
-/// Out of descriptors or memory, as opposed to a connection that went away.
-fn is_exhaustion(error: &io::Error) -> bool {
-    let errno = Errno::from_io_error(error);
-    [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM].map(Some).contains(&errno)
 }
 
 /// Lines of the log that strangers can cause: one at a time, then a count.
@@ -1004,6 +1020,42 @@ mod tests {
         caller.read_exact(&mut answer).expect("a peer that says hello is answered");
         // A process without descriptors for them would close the rest of them too.
         silent.clear();
+    }
+
+    /// Two helpers that wait for each other to accept would wait for ever.
+    #[test]
+    fn a_peer_without_room_for_callers_does_not_stop_the_helper_and_is_dialled_again() {
+        let fabric = fabric();
+        let name = format!("tenfold-test/{}/{:032x}", std::process::id(), crate::fabric::random().unwrap());
+        let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+        let full = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        rustix::net::bind(&full, &address).unwrap();
+        rustix::net::listen(&full, 0).unwrap();
+        let callers: Vec<UnixStream> = std::iter::from_fn(|| connect_near(&name).ok()).collect();
+        assert!(!callers.is_empty());
+        let peer = fabric.peer(FabricId(7));
+        let pid = std::process::id();
+        let (host, socket_name) = (String::new(), name);
+        peer.set_whereabouts(crate::fabric::Whereabouts {
+            host,
+            pid,
+            socket_name,
+            near: true,
+            address: None,
+        });
+        fabric.dial(&peer);
+        let (sender, receiver) = std::sync::mpsc::channel();
+        fabric.order(Order::Answer(sender));
+        receiver.recv_timeout(Duration::from_secs(40)).expect("the helper does not wait for the peer");
+        assert_eq!(peer.fate(), None);
+        let listener = UnixListener::from(full);
+        callers.iter().for_each(|_| drop(listener.accept().unwrap()));
+        let (mut dialled, _) = listener.accept().unwrap();
+        dialled.set_read_timeout(Some(Duration::from_secs(40))).unwrap();
+        let mut hello = [0; Hello::LEN];
+        dialled.read_exact(&mut hello).expect("it is dialled again");
+        let hello = Hello::decode(&hello, FabricId(7)).unwrap().unwrap();
+        assert_eq!(hello, Hello { purpose: Purpose::Control, sender: fabric.id, receiver: FabricId(7) });
     }
 
     #[test]

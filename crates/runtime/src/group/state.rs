@@ -30,7 +30,7 @@ use crate::recorder::{self, GroupRecord, Stalls, Waited};
 use crate::run::{Buffers, Run};
 use crate::transport::mesh::{Lost, Member, Mesh, Remains};
 use crate::transport::{Socket, Wants};
-use crate::wire::FabricId;
+use crate::wire::{ControlFrame, FabricId};
 use crate::work::{Shared, earlier};
 
 /// Calls that are remembered, so that a rank can still say what it called when others find out that they differ.
@@ -726,6 +726,55 @@ fn now() -> Instant {
     Instant::now()
 }
 
+/// A notice as bytes that one control frame holds: a text that is too long is cut, and says so.
 fn encode(notice: &Notice) -> Vec<u8> {
-    serde_json::to_vec(notice).expect("a notice is plain data")
+    let bytes = |notice: &Notice| serde_json::to_vec(notice).expect("a notice is plain data");
+    let mut encoded = bytes(notice);
+    let mut shorter = notice.clone();
+    let mut longest = ControlFrame::TEXT_MAX;
+    while encoded.len() > ControlFrame::TEXT_MAX && longest > 0 {
+        longest /= 2; // a character may take several bytes in JSON
+        match &mut shorter {
+            Notice::Failed { message, hint, .. } => {
+                cut(message, longest);
+                hint.iter_mut().for_each(|hint| cut(hint, longest));
+            }
+            Notice::Called { detail, .. } => *detail = None,
+            Notice::Stuck { late, .. } => late.truncate(longest / 64),
+            Notice::Left { .. } => {}
+        }
+        encoded = bytes(&shorter);
+    }
+    encoded
+}
+
+fn cut(text: &mut String, longest: usize) {
+    if text.len() > longest {
+        text.truncate(text.floor_char_boundary(longest));
+        text.push_str(" … (cut)");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reason_of_any_length_arrives_as_a_notice_that_can_be_read() {
+        for text in ["disk full; ".repeat(100_000), "ä\u{1}\"\n".repeat(50_000), "short".to_string()] {
+            let (kind, hint) = (FaultKind::Aborted, Some(text.clone()));
+            let notice = Notice::Failed { rank: 3, kind, peer: Some(1), message: text.clone(), hint };
+            let mut stream = Vec::new();
+            ControlFrame::Notice { group: 7, text: encode(&notice) }.encode(&mut stream);
+            let Ok(Some((ControlFrame::Notice { text: arrived, .. }, _))) = ControlFrame::decode(&stream)
+            else {
+                panic!("it is a notice")
+            };
+            let heard: Notice = serde_json::from_slice(&arrived).expect("it can be read");
+            let Notice::Failed { rank: 3, peer: Some(1), message, .. } = heard else { panic!("{heard:?}") };
+            let whole = message == text;
+            assert!(whole || message.ends_with(" … (cut)"), "{}", message.len());
+            assert!(whole || message.len() > 1000 && message[..9] == text[..9]);
+        }
+    }
 }

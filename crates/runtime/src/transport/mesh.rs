@@ -777,7 +777,8 @@ fn open(fabric: &Fabric, peer: &Peer, rank: Rank, hello: &Hello) -> Result<TcpOu
         Fault::new(FaultKind::Connect, format!("rank {rank} ({peer}) has no TCP address")).peer(rank)
     })?;
     TcpOut::connect(address, fabric.interface(), hello).map_err(|error| {
-        Fault::new(FaultKind::Connect, format!("cannot reach rank {rank} ({peer}) at {address}: {error}"))
+        let reason = crate::network::explain(&error);
+        Fault::new(FaultKind::Connect, format!("cannot reach rank {rank} ({peer}) at {address}: {reason}"))
             .peer(rank)
     })
 }
