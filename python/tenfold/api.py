@@ -46,6 +46,8 @@ def init(
     What is not given comes from the environment, which `tenfold run` and `torchrun` set: `RANK`, `WORLD_SIZE`
     and, for where the store is, `MASTER_ADDR` and `MASTER_PORT`.
 
+    A rank that shows no sign of life for `heartbeat` seconds (15, or `TENFOLD_HEARTBEAT`) is given up.
+
     A rank that lives and keeps the others waiting in a collective for `stuck_after` seconds (30, or
     `TENFOLD_STUCK_AFTER`; 0 for ever) is named by all of them on standard error. With `on_stuck` (or
     `TENFOLD_STUCK_POLICY`) `"dump"` instead of `"warn"` they also write what they did to files for

@@ -18,7 +18,7 @@ mod tensor;
 
 pub use dtype::{DType, Element, UnknownDType};
 pub use float8::{F8E4M3FN, F8E4M3FNUZ, F8E5M2, F8E5M2FNUZ};
-pub use fork::ForkGuard;
+pub use fork::{ForkGuard, NotInherited};
 pub use mailbox::{CELLS, Head, INLINE, Inbox, Lane, Outbox, Payload, Wanted, before_looking};
 pub use reduce::{Level, Reduction};
 pub use reduce_op::{CustomFunction, CustomOp, ReduceOp, UnknownOp, Unsupported, supports};

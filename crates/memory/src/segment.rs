@@ -21,7 +21,7 @@ use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::region::{Lease, PeerRegion, PeerRegions, Region, Regions};
-use crate::{Bytes, Span};
+use crate::{Bytes, ForkGuard, Span};
 
 /// Blocks begin on pages, so that a block's memory can be given back and two blocks never share a cache line.
 pub const PAGE: usize = 4096;
@@ -96,6 +96,7 @@ pub struct Segment {
     file: OwnedFd,
     free: Mutex<BTreeMap<usize, usize>>,
     abandoned: AtomicBool,
+    guard: ForkGuard,
     /// Memory elsewhere that is lent as if it lay here.
     regions: Regions,
 }
@@ -111,8 +112,8 @@ impl Segment {
         let mapping = Mapping::new(&file, len, ProtFlags::READ | ProtFlags::WRITE)?;
         mapping.header().magic.store(MAGIC, Ordering::Release);
         let free = Mutex::new(BTreeMap::from([(PAGE, len - PAGE)]));
-        let (abandoned, regions) = (AtomicBool::new(false), Regions::new(len));
-        Ok(Arc::new(Segment { mapping, file, free, abandoned, regions }))
+        let (abandoned, regions, guard) = (AtomicBool::new(false), Regions::new(len), ForkGuard::new()?);
+        Ok(Arc::new(Segment { mapping, file, free, abandoned, guard, regions }))
     }
 
     pub fn len(&self) -> usize {
@@ -196,7 +197,8 @@ impl Segment {
     }
 
     fn release(&self, offset: usize, len: usize) {
-        if self.is_abandoned() {
+        // To a forked child the memory looks like its own, but it is the parent's.
+        if self.is_abandoned() || !self.guard.is_same_process() {
             return;
         }
         // The next owner of this block expects zeroes, and the machine its memory.

@@ -8,7 +8,7 @@
 use std::ffi::c_void;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::marker::PhantomData;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsRawFd as _, BorrowedFd};
 
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, recvmsg, sendmsg};
 
@@ -65,6 +65,18 @@ pub fn receive(socket: BorrowedFd<'_>, header: &mut [u8], target: Span<'_>) -> i
             result => return Ok(result?.bytes),
         }
     }
+}
+
+/// Has `bind` to an address leave the port to `connect`, which needs one that is free towards its peer only.
+pub fn choose_port_late(socket: BorrowedFd<'_>) -> io::Result<()> {
+    let on: libc::c_int = 1;
+    let len = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: the kernel reads an integer that lives until the call returns.
+    let answer = unsafe {
+        let (level, option) = (libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT);
+        libc::setsockopt(socket.as_raw_fd(), level, option, (&raw const on).cast(), len)
+    };
+    if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 #[cfg(all(test, not(miri)))] // Miri knows no sockets

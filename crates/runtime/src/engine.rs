@@ -360,7 +360,9 @@ impl Engine {
 
     /// Has the helper thread drive while no thread waits.
     pub(crate) fn attend(&self, fabric: &Arc<Fabric>) {
-        fabric.call_helper(When::Now, false);
+        if fabric.check_process().is_ok() {
+            fabric.call_helper(When::Now, false);
+        }
     }
 
     /// Wakes the threads whose operations are over.
@@ -370,6 +372,9 @@ impl Engine {
 
     /// Polls once, for somebody who asks but does not wait.
     pub(crate) fn look(&self, fabric: &Arc<Fabric>) {
+        if fabric.check_process().is_err() {
+            return; // what a forked child would drive is its parent's
+        }
         let is_behind = self.with(|state| {
             state.poll(fabric);
             state.check(fabric, Instant::now());
@@ -541,6 +546,9 @@ impl Engine {
     }
 
     pub(crate) fn abort_group_of(&self, fabric: &Arc<Fabric>, work: &Shared, reason: &str) {
+        if fabric.check_process().is_err() {
+            return;
+        }
         self.with(|state| {
             let State { groups, to_tell, .. } = state;
             for group in groups.iter_mut().flatten().filter(|group| group.has(work)) {
@@ -552,6 +560,9 @@ impl Engine {
 
     /// Fails a group with `fault` and tells its other members.
     pub(crate) fn fail(&self, fabric: &Arc<Fabric>, index: GroupIndex, fault: Fault) {
+        if fabric.check_process().is_err() {
+            return;
+        }
         self.with(|state| {
             let State { groups, to_tell, .. } = state;
             if let Some(group) = groups[index.0].as_deref_mut() {

@@ -45,6 +45,11 @@ pub const VARIABLES: &[KnownVariable] = &[
         "algorithms to insist on where they can be used",
     ),
     known(
+        &["TENFOLD_HEARTBEAT"],
+        "seconds (default: 15)",
+        "how long a rank may show no sign of life (stopped, frozen or cut off) before the others give it up",
+    ),
+    known(
         &["TENFOLD_STUCK_AFTER"],
         "seconds (default: 30; 0: never)",
         "how long a rank that lives may keep others waiting before they name it",
@@ -120,6 +125,8 @@ pub(crate) struct Environment {
     pub transport: TransportChoice,
     /// `TENFOLD_ALGORITHM`: pairs of an operation and the algorithm to run it with. Which there are, the caller knows.
     pub algorithms: Vec<(String, String)>,
+    /// `TENFOLD_HEARTBEAT`: how long a rank may show no sign of life.
+    pub heartbeat: Option<Duration>,
     /// `TENFOLD_STUCK_AFTER`: how long a rank may keep others waiting before they say so; zero means for ever.
     pub stuck_after: Option<Duration>,
     /// `TENFOLD_STUCK_POLICY`: what they do then.
@@ -195,6 +202,9 @@ impl Environment {
             transport: look_up("TENFOLD_TRANSPORT")?
                 .map_or(Ok(TransportChoice::Auto), |it| it.transport())?,
             algorithms: look_up("TENFOLD_ALGORITHM")?.map_or(Ok(Vec::new()), |it| it.algorithms())?,
+            heartbeat: look_up("TENFOLD_HEARTBEAT")?
+                .map(|variable| variable.positive_seconds())
+                .transpose()?,
             stuck_after: look_up("TENFOLD_STUCK_AFTER")?.map(|variable| variable.seconds()).transpose()?,
             on_stuck: look_up("TENFOLD_STUCK_POLICY")?.map(|variable| variable.stuck_policy()).transpose()?,
             progress: look_up("TENFOLD_PROGRESS")?.map(|variable| variable.value.into()),
@@ -347,10 +357,19 @@ impl Variable {
     }
 
     fn seconds(&self) -> Result<Duration, Fault> {
+        let wrong = || self.wrong("is no time", "say seconds, as in `40` or `2.5`; `0` means for ever");
+        self.duration().ok_or_else(wrong)
+    }
+
+    fn positive_seconds(&self) -> Result<Duration, Fault> {
+        let hint = "set a number of seconds greater than 0, such as `15` or `2.5`";
+        self.duration().filter(|time| !time.is_zero()).ok_or_else(|| self.wrong("is not a valid time", hint))
+    }
+
+    fn duration(&self) -> Option<Duration> {
         let text = self.value.trim();
-        let seconds = text.strip_suffix('s').unwrap_or(text).trim().parse().ok();
-        let time = seconds.and_then(|seconds: f64| Duration::try_from_secs_f64(seconds).ok());
-        time.ok_or_else(|| self.wrong("is no time", "say seconds, as in `40` or `2.5`; `0` means for ever"))
+        let seconds: f64 = text.strip_suffix('s').unwrap_or(text).trim().parse().ok()?;
+        Duration::try_from_secs_f64(seconds).ok()
     }
 
     fn stuck_policy(&self) -> Result<StuckPolicy, Fault> {
@@ -467,6 +486,8 @@ mod tests {
         assert_eq!(ports("20000-20100"), 20000..=20100);
         assert_eq!(ports(" 1 - 65535 "), 1..=65535);
         assert_eq!(ports("29500"), 29500..=29500);
+        let heartbeat = |value: &str| parse(&[("TENFOLD_HEARTBEAT", value)]).unwrap().heartbeat.unwrap();
+        assert_eq!(["4", "2.5", "30 s"].map(heartbeat), [4000, 2500, 30_000].map(Duration::from_millis));
         let transport = |value: &str| parse(&[("TENFOLD_TRANSPORT", value)]).unwrap().transport;
         assert_eq!(
             ["auto", "shm", "tcp"].map(transport),
@@ -487,6 +508,11 @@ mod tests {
             let (message, hint) = refusal("TENFOLD_PORT_RANGE", value);
             assert_eq!(message, format!("`TENFOLD_PORT_RANGE={value}` is no range of ports"));
             assert_eq!(hint, "say the first and the last, as in `20000-20100`, both from 1 to 65535");
+        }
+        for value in ["0", "-1", "soon", "inf", "NaN"] {
+            let (message, hint) = refusal("TENFOLD_HEARTBEAT", value);
+            assert_eq!(message, format!("`TENFOLD_HEARTBEAT={value}` is not a valid time"));
+            assert_eq!(hint, "set a number of seconds greater than 0, such as `15` or `2.5`");
         }
         for value in ["^", "=", ",", "^="] {
             let (message, hint) = refusal("TENFOLD_INTERFACE", value);

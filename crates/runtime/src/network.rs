@@ -9,7 +9,10 @@ use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::ops::RangeInclusive;
+use std::os::fd::AsFd as _;
 
+use rustix::io::Errno;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::environment::{Interfaces, Rule};
@@ -44,6 +47,47 @@ fn listen_on(address: SocketAddr) -> io::Result<TcpListener> {
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
     Ok(socket.into())
+}
+
+/// Open files that a rank asks for at most: all pairs of 512 ranks over TCP need some 2,500 for each group.
+const FILES_MAX: u64 = 1 << 20;
+
+/// Raises the limit of open files to what this process may have. Many systems give a process 1,024 unless it asks.
+pub(crate) fn raise_file_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let wanted = limit.maximum.unwrap_or(FILES_MAX).min(FILES_MAX);
+    if limit.current.is_some_and(|current| current < wanted) {
+        // A system that refuses leaves what there was; whoever runs out of it is told so.
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum: limit.maximum });
+    }
+}
+
+/// Is the error that there are no descriptors or is no memory, as opposed to something about the peer?
+pub(crate) fn is_exhaustion(error: &io::Error) -> bool {
+    let errno = Errno::from_io_error(error);
+    [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM].map(Some).contains(&errno)
+}
+
+/// Why a connection cannot be made, with what to do if this process is the reason.
+pub(crate) fn explain(error: &io::Error) -> String {
+    match (Errno::from_io_error(error), getrlimit(Resource::Nofile).current) {
+        (Some(Errno::MFILE), Some(limit)) => {
+            format!(
+                "this process is out of file descriptors (its limit is {limit}): raise the limit, as by `ulimit -n`"
+            )
+        }
+        (Some(Errno::NFILE), _) => {
+            format!("this host is out of file descriptors: raise `fs.file-max` ({error})")
+        }
+        _ => error.to_string(),
+    }
+}
+
+/// Binds a socket that is about to connect to the address of `interface`. The port is chosen when it connects: then it need
+/// differ only from ports of connections to the same peer, so that a host has one for each of its many links.
+pub(crate) fn bind_without_port(socket: &Socket, interface: IpAddr) -> io::Result<()> {
+    let _ = tenfold_memory::socket::choose_port_late(socket.as_fd()); // a kernel that refuses chooses the port now
+    socket.bind(&SocketAddr::new(interface, 0).into())
 }
 
 /// This host's address for its peers, given that of the store where there is one on the network.
@@ -159,6 +203,36 @@ mod tests {
         let error =
             listen(IpAddr::from([192, 0, 2, 1]), Some(&(20000..=20004))).expect_err("it is for examples");
         assert_eq!(error.kind(), io::ErrorKind::AddrNotAvailable);
+    }
+
+    #[test]
+    fn connections_to_different_peers_may_share_a_source_port() {
+        // Of an address of its own, whose ports no other test takes. With the default range there are 28,232 of them.
+        let interface = IpAddr::from([127, 7, 7, 8]);
+        let port = |socket: &Socket| socket.local_addr().unwrap().as_socket().unwrap().port();
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP)).unwrap();
+        bind_without_port(&socket, interface).unwrap();
+        assert_eq!(port(&socket), 0, "chosen when it connects");
+        let listener = listen(IpAddr::from([127, 7, 7, 9]), None).unwrap();
+        socket.connect(&listener.local_addr().unwrap().into()).unwrap();
+        assert_ne!(port(&socket), 0);
+        assert_eq!(socket.local_addr().unwrap().as_socket().unwrap().ip(), interface);
+    }
+
+    #[test]
+    fn the_limit_of_open_files_is_raised_and_named_when_it_is_reached() {
+        let before = getrlimit(Resource::Nofile);
+        let hard = before.maximum.unwrap_or(FILES_MAX).min(FILES_MAX);
+        let low = hard.min(512);
+        setrlimit(Resource::Nofile, Rlimit { current: Some(low), maximum: before.maximum }).unwrap();
+        let text = explain(&Errno::MFILE.into());
+        assert!(
+            text.starts_with(&format!("this process is out of file descriptors (its limit is {low})")),
+            "{text}"
+        );
+        raise_file_limit();
+        assert_eq!(getrlimit(Resource::Nofile), Rlimit { current: Some(hard), maximum: before.maximum });
+        assert_eq!(explain(&Errno::CONNREFUSED.into()), io::Error::from(Errno::CONNREFUSED).to_string());
     }
 
     #[test]

@@ -18,7 +18,7 @@ use std::task::Poll;
 use tenfold_memory::{FileIdentity, Head};
 
 /// Whoever changes a byte of what is described here, or of the frames of `transport::tcp`, changes this.
-pub(crate) const VERSION: u16 = 3;
+pub(crate) const VERSION: u16 = 4;
 
 const MAGIC: [u8; 8] = *b"tenfold\n";
 
@@ -39,6 +39,8 @@ pub(crate) enum Purpose {
     Control,
     /// Messages of a group, from one rank to another.
     Data { group: u64, from: u32, to: u32, lane: u8 },
+    /// Asks whether the receiver responds. It answers with the same, and both close the connection.
+    Probe,
 }
 
 /// The first thing said on a connection, by whoever opened it.
@@ -57,6 +59,7 @@ impl Hello {
         let (purpose, lane, from, to, group) = match self.purpose {
             Purpose::Control => (0, 0, 0, 0, 0),
             Purpose::Data { group, from, to, lane } => (1, lane, from, to, group),
+            Purpose::Probe => (2, 0, 0, 0, 0),
         };
         let mut bytes = [0; Hello::LEN];
         bytes[..8].copy_from_slice(&MAGIC);
@@ -95,6 +98,7 @@ impl Hello {
         let purpose = match (buffer[10], buffer[11]) {
             (0, 0) if (from, to, zero, group) == (0, 0, 0, 0) => Purpose::Control,
             (1, lane) if zero == 0 => Purpose::Data { group, from, to, lane },
+            (2, 0) if (from, to, zero, group) == (0, 0, 0, 0) => Purpose::Probe,
             (purpose, _) => return Err(Refused::Purpose { purpose }),
         };
         Ok(Some(Hello { purpose, sender: FabricId(u128::from_le_bytes(array(buffer, 32))), receiver }))
@@ -183,6 +187,9 @@ impl ControlFrame {
     /// What may follow a header.
     pub(crate) const BODY_MAX: usize = 64 << 10;
 
+    /// The longest text of a notice.
+    pub(crate) const TEXT_MAX: usize = Self::BODY_MAX - 8;
+
     /// No frame is longer: a buffer of this size always holds a whole one.
     pub(crate) const LEN_MAX: usize = Self::HEADER + Self::BODY_MAX;
 
@@ -268,7 +275,7 @@ fn word(bytes: &[u8], at: usize) -> u64 {
 }
 
 fn put_text(out: &mut Vec<u8>, kind: u8, number: u64, text: &[u8]) {
-    let text = &text[..text.len().min(ControlFrame::BODY_MAX - 8)];
+    let text = &text[..text.len().min(ControlFrame::TEXT_MAX)];
     put_header(out, kind, 8 + text.len());
     out.extend(number.to_le_bytes());
     out.extend(text);
@@ -348,7 +355,8 @@ mod tests {
     #[test]
     fn a_hello_is_read_once_it_is_whole_and_not_a_byte_further() {
         let control = Hello { purpose: Purpose::Control, ..hello() };
-        for hello in [hello(), control] {
+        let probe = Hello { purpose: Purpose::Probe, ..hello() };
+        for hello in [hello(), control, probe] {
             let bytes = hello.encode();
             for len in 0..bytes.len() {
                 assert_eq!(Hello::decode(&bytes[..len], ME), Ok(None));
@@ -377,7 +385,7 @@ mod tests {
         };
         assert_eq!(
             refusal(&changed(8, 1)[..10]),
-            "it speaks version 1 of the protocol and this process version 3"
+            "it speaks version 1 of the protocol and this process version 4"
         );
         assert_eq!(
             refusal(&changed(63, 0)),

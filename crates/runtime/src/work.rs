@@ -347,6 +347,9 @@ impl Work {
                     if !fabric.engine.wait(fabric, shared, until) {
                         return Err(not_yet(shared, until));
                     }
+                    if shared.outcome.get().is_some_and(Result::is_err) {
+                        fabric.wait_until_told(); // a process that ends because of this has told the others why
+                    }
                 }
                 shared.outcome.get().cloned().unwrap_or(Ok(()))
             }

@@ -38,9 +38,12 @@ const TIMEOUT: Duration = Duration::from_secs(1);
 const JOBS: Jobs = &[
     ("sum_for_ever", sum_for_ever),
     ("sum_for_ever_patiently", sum_for_ever_patiently),
+    ("sum_for_ever_by_default", sum_for_ever_by_default),
     ("sum_and_regroup", sum_and_regroup),
     ("differ", differ),
     ("stay_away", stay_away),
+    ("time_out_and_leave", time_out_and_leave),
+    ("name_different_roots", name_different_roots),
     ("give_up", give_up),
     ("leave", leave),
     ("sum_once", sum_once),
@@ -118,6 +121,12 @@ fn sum_for_ever(rank: &Rank) {
 
 fn sum_for_ever_patiently(rank: &Rank) {
     let _group = sum_until_error(rank, options().heartbeat(HEARTBEAT_LONG));
+    rank.order();
+}
+
+/// With the heartbeat that a rank has unless it says otherwise.
+fn sum_for_ever_by_default(rank: &Rank) {
+    let _group = sum_until_error(rank, Options::new("default").timeout(2 * SOON));
     rank.order();
 }
 
@@ -222,6 +231,44 @@ fn stay_away(rank: &Rank) {
         let error = sum(&group, &mut tensor).expect_err("one is missing");
         tell_error(rank, &group, &error);
     }
+    rank.order();
+}
+
+/// The last rank does not come; the others leave as soon as they have raised, each a little after the one before.
+fn time_out_and_leave(rank: &Rank) {
+    let timeout = TIMEOUT + Duration::from_millis(30) * rank.rank as u32;
+    let mut options = options().timeout(timeout).heartbeat(HEARTBEAT_LONG);
+    if rank.argument == "tcp" {
+        options = options.only_tcp();
+    }
+    let group = connect(rank, options);
+    let mut tensor = ones(DType::F32, 1000);
+    // So that all have streams to each other, dialled by both sides.
+    let all = group.with_timeout(SOON);
+    all.all_to_all_single(ones(DType::F32, 400).lend(), ones(DType::F32, 400).lend(), &[], &[])
+        .unwrap()
+        .wait()
+        .unwrap();
+    if rank.rank == rank.size - 1 {
+        rank.event("stays away");
+        rank.order();
+        return;
+    }
+    let error = sum(&group, &mut tensor).expect_err("one is missing");
+    rank.event(format!("raised {:?} {:?}\n{error}", error.kind(), error.peer()));
+    drop(group);
+}
+
+/// Every rank names the root that the argument has for it, then calls something that all would agree about.
+fn name_different_roots(rank: &Rank) {
+    let group = connect(rank, options().heartbeat(HEARTBEAT_LONG));
+    let root: usize = rank.argument.split(' ').nth(rank.rank).unwrap().parse().unwrap();
+    let first = group.broadcast(ones(DType::F32, 1000).lend(), root).and_then(|work| work.wait());
+    let outcome = if first.is_ok() { "done" } else { "failed" };
+    rank.event(format!("first {outcome}"));
+    let next = sum(&group, &mut ones(DType::F32, 1000));
+    let error = first.and(next).expect_err("ranks disagree");
+    tell_error(rank, &group, &error);
     rank.order();
 }
 
@@ -579,6 +626,28 @@ fn a_rank_stopped_for_less_than_the_heartbeat_is_no_error() {
 }
 
 #[test]
+fn by_default_a_rank_stopped_for_five_seconds_is_no_error_and_one_that_stays_is_unresponsive() {
+    let store = local_store();
+    let mut ranks = Job::new("sum_for_ever_by_default", 3).argument(1 << 10).start(store.address());
+    ranks.wait_for_all("round 3 begins", SOON);
+    ranks.stop(2);
+    // A fault lasts as long as it lasts: this is the test, not a wait for something.
+    std::thread::park_timeout(Duration::from_secs(5));
+    ranks.cont(2);
+    for waiting in 0..2 {
+        ranks.wait_for_event(waiting, "slow round ", SOON);
+        ranks.wait_for_event(waiting, "round ", SOON);
+    }
+    let since = Instant::now();
+    ranks.stop(2);
+    for Raised { rank, took, kind, text } in raised(&mut ranks, 0..2, since) {
+        assert_eq!(kind, "PeerSilent Some(2)", "rank {rank}: {text}");
+        assert!(took > Duration::from_secs(13), "rank {rank} is hasty: {took:?}");
+    }
+    finish_after_thaw(ranks, 2);
+}
+
+#[test]
 fn a_frozen_rank_is_given_up_at_the_heartbeat_limit() {
     once_within(HEARTBEAT + Duration::from_secs(1), || {
         let store = local_store();
@@ -632,6 +701,24 @@ fn a_rank_that_never_calls_is_named_with_what_it_finished_last() {
         finish_well(ranks);
         longest(&raised)
     });
+}
+
+#[test]
+fn ranks_that_time_out_together_say_so_and_do_not_blame_one_that_left_first() {
+    for transport in ["shm", "tcp"] {
+        for _ in 0..3 {
+            let store = local_store();
+            let mut ranks = Job::new("time_out_and_leave", 4).argument(transport).start(store.address());
+            let since = Instant::now();
+            for Raised { rank, kind, text, .. } in raised(&mut ranks, 0..3, since) {
+                // Over TCP they wait for each other, too.
+                assert!(kind.starts_with("Timeout "), "rank {rank}, {transport}: {text}");
+                assert!(transport == "tcp" || kind == "Timeout Some(3)", "rank {rank}: {text}");
+            }
+            ranks.tell(3, "end");
+            ranks.join_well(SOON);
+        }
+    }
 }
 
 // ── ranks disagree ─────────────────────────────────────────────────────────────────────────────────────────
@@ -712,6 +799,51 @@ fn different_roots_are_told() {
         finish_well(ranks);
         longest(&raised)
     });
+}
+
+/// Roots by rank, and what every rank must hear of them.
+fn different_roots(roots: &str, told: &str, level: &str) -> Vec<String> {
+    let store = local_store();
+    let job = Job::new("name_different_roots", 4).argument(roots);
+    let mut ranks = job.environment("TORCH_DISTRIBUTED_DEBUG", level).start(store.address());
+    let first = ranks.wait_for_all("first ", SOON).into_iter().map(|event| event.text).collect();
+    for Raised { rank, kind, text, .. } in raised(&mut ranks, 0..4, Instant::now()) {
+        assert!(kind.starts_with("Mismatch "), "rank {rank}: {text}");
+        let text = text.split(" [").map(|part| part.rsplit_once(']').map_or(part, |(_, rest)| rest));
+        let text: String = text.collect();
+        assert!(text.contains(told), "rank {rank} does not say `{told}`: {text}");
+    }
+    finish_well(ranks);
+    first
+}
+
+const ROOTS: [(&str, &str); 3] = [
+    (
+        "0 0 0 1",
+        "ranks 0, 1, 2 called broadcast(float32 × 1000, root 0); rank 3 called broadcast(float32 × 1000, root 1)",
+    ),
+    (
+        "0 0 2 2",
+        "ranks 0, 1 called broadcast(float32 × 1000, root 0); ranks 2, 3 called broadcast(float32 × 1000, root 2)",
+    ),
+    (
+        "1 0 3 2",
+        "rank 2 called broadcast(float32 × 1000, root 3); rank 3 called broadcast(float32 × 1000, root 2)",
+    ),
+];
+
+#[test]
+fn different_roots_fail_the_next_call_on_every_rank_at_the_latest() {
+    for (roots, told) in ROOTS {
+        different_roots(roots, told, "OFF");
+    }
+}
+
+#[test]
+fn in_detail_different_roots_fail_the_call_itself_on_every_rank() {
+    for (roots, told) in ROOTS {
+        assert_eq!(different_roots(roots, told, "DETAIL"), ["first failed"; 4], "{roots}");
+    }
 }
 
 // ── a rank gives up ────────────────────────────────────────────────────────────────────────────────────────

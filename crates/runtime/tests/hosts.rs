@@ -38,6 +38,8 @@ const JOBS: Jobs = &[
     ("sum_patiently", sum_patiently),
     ("differ", differ),
     ("find_each_other", find_each_other),
+    ("sum_by_variable", sum_by_variable),
+    ("end_early", end_early),
 ];
 
 #[test]
@@ -88,6 +90,12 @@ fn sum_until_told(rank: &Rank) {
 /// The same with ranks that do not give each other up soon.
 fn sum_patiently(rank: &Rank) {
     sum(rank, &connect(rank));
+}
+
+/// The same with what TENFOLD_HEARTBEAT says.
+fn sum_by_variable(rank: &Rank) {
+    let options = Options::new("default").timeout(2 * SOON);
+    sum(rank, &Group::connect(rank.store(), rank.rank, rank.size, options).unwrap());
 }
 
 fn sum(rank: &Rank, group: &Group) {
@@ -237,6 +245,30 @@ fn a_silent_partition_is_raised_by_every_rank_and_names_the_unreachable() {
 }
 
 #[test]
+fn with_four_seconds_a_partition_is_raised_by_every_rank_within_five() {
+    once_within(Duration::from_secs(5), || {
+        let Some(hosts) = Hosts::near(2) else { return Duration::ZERO };
+        let store = hosts.serve_store();
+        let job = Job::spread("sum_by_variable", 2, &hosts).argument(1 << 16);
+        let mut ranks = job.environment("TENFOLD_HEARTBEAT", 4).start(store.address());
+        ranks.wait_for_all("round 5", SOON);
+        let since = Instant::now();
+        hosts.isolate(1);
+        let took = (0..4).map(|rank| {
+            let error = ranks.wait_for_event(rank, "raised PeerSilent ", SOON);
+            println!("rank {rank} after {:?}: {}", error.at - since, error.text);
+            let other = 1 - rank / 2;
+            assert!(error.text.contains(&format!("(host host-{other}, pid ")), "{}", error.text);
+            error.at - since
+        });
+        let longest = took.max().unwrap();
+        ranks.tell_all("end");
+        ranks.join_well(SOON);
+        longest
+    });
+}
+
+#[test]
 fn one_way_loss_is_raised_by_every_rank_and_names_one_of_the_two_ends() {
     // Host 2 reaches everybody: it learns from them.
     let (zero, one, both): (&[usize], &[usize], &[usize]) = (&[0, 1], &[2, 3], &[0, 1, 2, 3]);
@@ -301,6 +333,33 @@ fn a_partition_shorter_than_the_heartbeat_is_no_error() {
     end_well(ranks);
 }
 
+/// TCP sends again after 0.2, 0.6, 1.4, 3.0 and 6.2 s. A pulse that is sent within 0.4 s after a cut of 3.7 s began is heard more than
+/// six seconds later.
+#[test]
+fn a_partition_that_ends_before_the_limit_is_no_error_however_long_tcp_waits() {
+    const CUT: Duration = Duration::from_millis(3700);
+    let Some(hosts) = Hosts::near(2) else { return };
+    let store = hosts.serve_store();
+    for _ in 0..5 {
+        let job = Job::spread("sum_by_variable", 2, &hosts).argument(1 << 10);
+        let mut ranks = job.environment("TENFOLD_HEARTBEAT", 5.5).start(store.address());
+        ranks.wait_for_all("round 5", SOON);
+        let since = Instant::now();
+        hosts.isolate(1);
+        // A fault lasts as long as it lasts: this is the test, not a wait for something.
+        std::thread::park_timeout(CUT);
+        hosts.heal();
+        if since.elapsed() < CUT + Duration::from_millis(700) {
+            ranks.wait_for_all("slow round ", SOON);
+            ranks.tell(3, "end");
+            ranks.wait_for_all("ended in round ", SOON);
+            ranks.join_well(SOON);
+            return;
+        }
+        println!("the machine was too busy: the cut lasted {:?}", since.elapsed());
+    }
+}
+
 #[test]
 fn a_store_that_is_cut_off_disturbs_nobody() {
     let Some(hosts) = Hosts::near(3) else { return };
@@ -331,6 +390,37 @@ fn sums_are_right_over_a_cable_that_loses_one_packet_in_a_hundred() {
     let loss = hosts.loss(0);
     println!("{loss:?}");
     assert!(loss.out_lost > 0 && loss.in_lost > 0, "nothing was lost: {loss:?}");
+}
+
+/// Rank 0 sends and ends, while what it sent crosses a slow network.
+fn end_early(rank: &Rank) {
+    let group = connect(rank);
+    let mut word = ones(1);
+    group.all_reduce(word.lend(), ReduceOp::Sum).unwrap().wait().unwrap();
+    let mut tensor = ones(3 << 18);
+    if rank.rank == 0 {
+        group.send(tensor.lend(), 1, 0).unwrap().wait().unwrap();
+        rank.event("sent");
+        // As a script does that ends without leaving its group.
+        std::process::exit(0);
+    } else {
+        tensor.as_mut_slice::<f32>().fill(0.0);
+        let received = group.recv(tensor.lend(), 0, 0).unwrap().wait();
+        rank.event(format!("received {received:?} {}", tensor.as_slice::<f32>().iter().sum::<f32>()));
+    }
+}
+
+#[test]
+fn what_a_rank_sent_before_its_end_arrives_however_slow_the_network_is() {
+    // The window of a new connection doubles with each round trip, so most of the 3 MiB are in the last two of them.
+    let slow = Cable::Slow(Slow { delay: Duration::from_millis(200), ..Slow::default() });
+    let Some(hosts) = Hosts::join(&[slow, Cable::Ideal]) else { return };
+    let store = hosts.serve_store();
+    let mut ranks = Job::spread("end_early", 1, &hosts).start(store.address());
+    let sent = ranks.wait_for_event(0, "sent", SOON);
+    let received = ranks.wait_for_event(1, "received ", SOON);
+    println!("received {:?} after it was sent", received.at.saturating_duration_since(sent.at));
+    assert_eq!(received.text, "received Ok(()) 786432");
 }
 
 // ── addresses ───────────────────────────────────────────────────────────────────────────────────────────────

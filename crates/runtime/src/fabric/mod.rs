@@ -12,6 +12,7 @@ mod early;
 mod peer;
 mod progress;
 mod regions;
+mod silence;
 mod watch;
 
 use std::collections::HashMap;
@@ -25,11 +26,11 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::EventfdFlags;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
-use tenfold_memory::{ForkGuard, Lane, Segment, prefers_streaming};
+use tenfold_memory::{ForkGuard, Lane, NotInherited, Segment, prefers_streaming};
 use tenfold_plan::Rank;
 
 pub(crate) use peer::{Fate, Peer, Whereabouts};
@@ -48,12 +49,15 @@ use crate::wire::FabricId;
 /// Largest segment: addresses, not memory. Rooms, slots and shared tensors of all groups of a rank must fit.
 const SEGMENT_MAX: usize = 64 << 30;
 
-/// Connections of peers that nobody asked for yet.
+/// Connections of peers that no group has asked for yet.
 const UNCLAIMED_MAX: usize = 4096;
+
+/// How long such a connection is kept: making a group takes far less from the first rank to the last, or fails.
+const UNCLAIMED_FOR: Duration = Duration::from_secs(120);
 
 /// What a connection that a group has not asked for yet is known by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Unclaimed {
+struct LinkId {
     group: u64,
     /// The process that opened it, so that no other process can take its place.
     sender: FabricId,
@@ -93,6 +97,13 @@ impl AsFd for Bell {
     }
 }
 
+/// A connection that a peer opened for a group.
+#[derive(Debug)]
+struct Unclaimed {
+    stream: NotInherited<TcpStream>,
+    since: Instant,
+}
+
 /// How a fabric is made.
 #[derive(Clone, Debug)]
 pub(crate) struct FabricOptions {
@@ -123,7 +134,7 @@ pub(crate) struct Fabric {
     address: Option<SocketAddr>,
     peers: Mutex<HashMap<FabricId, Arc<Peer>>>,
     /// Connections that peers opened for a group, until that group asks for them.
-    unclaimed: Mutex<HashMap<Unclaimed, TcpStream>>,
+    unclaimed: Mutex<HashMap<LinkId, Unclaimed>>,
     /// Notices about groups that this rank does not have.
     early: Mutex<early::Early>,
     /// Of groups that this rank left: messages that peers have not read yet.
@@ -208,7 +219,13 @@ impl Fabric {
         id: FabricId,
         options: FabricOptions,
     ) -> Result<(Arc<Self>, UnixListener, TcpListener), Fault> {
-        let system = |what: &'static str| move |error: io::Error| Fault::io(what, &error);
+        let system = |what: &'static str| {
+            move |error: io::Error| {
+                let message = format!("{what}: {}", crate::network::explain(&error));
+                Fault::new(crate::FaultKind::Io, message)
+            }
+        };
+        crate::network::raise_file_limit();
         let pid = std::process::id();
         let fork_guard = ForkGuard::new().map_err(system("cannot map a page"))?;
         let segment = new_segment().map_err(system("cannot make shared memory"))?;
@@ -356,8 +373,15 @@ impl Fabric {
     }
 
     /// The connection that `from` opened to send on, if it has.
-    pub(crate) fn claim(&self, group: u64, sender: FabricId, from: Rank, lane: Lane) -> Option<TcpStream> {
-        lock(&self.unclaimed).remove(&Unclaimed { group, sender, from: from as u32, lane: lane as u8 })
+    pub(crate) fn claim(
+        &self,
+        group: u64,
+        sender: FabricId,
+        from: Rank,
+        lane: Lane,
+    ) -> Option<NotInherited<TcpStream>> {
+        let link = LinkId { group, sender, from: from as u32, lane: lane as u8 };
+        lock(&self.unclaimed).remove(&link).map(|unclaimed| unclaimed.stream)
     }
 
     /// Forgets connections and notices for a group that this rank has left.
@@ -435,12 +459,11 @@ impl Fabric {
 
     /// Ends the helper thread; peers see an orderly end.
     pub(crate) fn shut_down(&self) {
+        if self.check_process().is_err() {
+            return; // the thread was not forked along, and another may have held a lock
+        }
         lock(&LOCAL).remove(&self.id.0);
         let helper = lock(&self.helper).take();
-        if self.check_process().is_err() {
-            std::mem::forget(helper); // the thread was not forked along
-            return;
-        }
         self.segment.abandon();
         self.order(Order::Stop);
         if let Some(helper) = helper

@@ -70,7 +70,7 @@ impl Fate {
             Fate::Unreachable(why) => (
                 FaultKind::Connect,
                 format!("cannot be reached: {why}"),
-                "is a firewall between the hosts? TENFOLD_INTERFACE and TENFOLD_PORT_RANGE choose address and ports",
+                "check that no firewall is between the hosts; TENFOLD_INTERFACE and TENFOLD_PORT_RANGE choose address and ports",
             ),
         };
         Fault::new(kind, format!("rank {rank} ({peer}) {what}")).peer(rank).hint(hint)

@@ -5,7 +5,9 @@
 //! (with descriptors, if it is Unix), then carries control frames. A stream that ends without a goodbye means that
 //! the peer died. So does the end of its process, which is watched by a pidfd on one host: a child that the peer forked, such as
 //! a worker that loads data, keeps copies of the streams, and they do not end before it does. A peer that is there but shows no sign of life is given up after the heartbeat's limit: on one host a
-//! counter in its segment must move, between hosts frames must come.
+//! counter in its segment must move, between hosts frames must come. If none come, the peer is also asked on a new connection:
+//! after packets were lost, TCP retransmits at ever longer intervals, so a stream may stay unresponsive for twice as long as the
+//! network was.
 
 #![expect(clippy::disallowed_methods, reason = "owns the helper thread, and its clock")]
 
@@ -16,10 +18,9 @@ use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, Read as _, Write as _};
 use std::mem::MaybeUninit;
-use std::net::{TcpListener, TcpStream};
+use std::net::{IpAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::os::linux::net::SocketAddrExt as _;
-use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
@@ -29,18 +30,20 @@ use rustix::event::Timespec;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 use rustix::process::{PidfdFlags, pidfd_open};
-use tenfold_memory::{Doing, FileIdentity, PeerRegion, PeerSegment, Region};
+use tenfold_memory::{Doing, FileIdentity, NotInherited, PeerRegion, PeerSegment, Region};
 use tenfold_store::owner::{self, Owner};
 
 use super::early::Kept;
 use super::progress::Progress;
 use super::regions::{Announced, Announcement, Answer};
-use super::{Bell, Fabric, Fate, Order, Peer, UNCLAIMED_MAX, Unclaimed, lock};
+use super::silence::{Look, Silence};
+use super::{Bell, Fabric, Fate, LinkId, Order, Peer, UNCLAIMED_FOR, UNCLAIMED_MAX, Unclaimed, lock};
 use crate::fault::show_duration;
+use crate::network::{explain, is_exhaustion};
 use crate::recorder;
 use crate::wire::{ControlFrame, FabricId, GroupPulse, Hello, Purpose};
 
@@ -55,9 +58,6 @@ const EVENTS: usize = 256;
 
 /// Between two looks at the peers, at most.
 const TICK: Duration = Duration::from_millis(500);
-
-/// A peer that is silent for so long is mentioned in the log.
-const WORRY: Duration = Duration::from_millis(1500);
 
 /// A stranger has so long to say hello.
 const GREETING_MAX: Duration = Duration::from_secs(10);
@@ -78,6 +78,9 @@ const ANSWERS_MAX: usize = 1 << 20;
 /// How long accepting rests when there are no descriptors.
 const ACCEPT_REST: Duration = Duration::from_millis(50);
 
+/// After how long a peer is dialled again that has no room for another caller.
+const DIAL_REST: Duration = Duration::from_millis(10);
+
 /// Between two lines of the log about strangers; those in between are counted.
 const COMPLAINT_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -97,20 +100,23 @@ fn prepare(fabric: Arc<Fabric>, unix: UnixListener, tcp: TcpListener) -> io::Res
     epoll::add(&poll, &tcp, EventData::new_u64(TCP), EventFlags::IN)?;
     let now = Instant::now();
     let stuck = fabric.options.stuck.after.map_or(TICK, |after| after / 2);
-    let tick = TICK.min(fabric.options.heartbeat / 4).min(stuck).max(Duration::from_millis(10));
+    let tick = TICK.min(fabric.options.heartbeat / 16).min(stuck).max(Duration::from_millis(10));
     let progress = fabric.options.progress.as_deref().map(|folder| Progress::new(folder, fabric.id));
     Ok(Watch {
         fabric,
         poll,
-        unix,
-        tcp,
+        unix: unix.into(),
+        tcp: tcp.into(),
         resting_until: None,
         complaints: Complaints::default(),
+        to_dial: Vec::new(),
+        dial_at: None,
         streams: HashMap::new(),
         next_token: FIRST_STREAM,
         unread: Vec::new(),
         announced: Announced::default(),
         pulses: HashMap::new(),
+        silences: HashMap::new(),
         processes: HashMap::new(),
         progress,
         tick,
@@ -133,13 +139,15 @@ struct Stream {
     /// Regions whose descriptor travels with the byte of `to_write` at this place; in order.
     enclosed: VecDeque<(usize, Arc<Region>)>,
     since: Instant,
-    /// Ticks since something came.
-    quiet: u32,
+    /// It only asks whether this peer responds: its end means nothing.
+    probe: Option<Arc<Peer>>,
+    /// Notices were sent on it.
+    has_told: bool,
 }
 
 enum Io {
-    Unix(UnixStream),
-    Tcp(TcpStream),
+    Unix(NotInherited<UnixStream>),
+    Tcp(NotInherited<TcpStream>),
 }
 
 impl Io {
@@ -156,11 +164,9 @@ impl Io {
 }
 
 /// How a peer on this host was last seen.
-#[derive(Default)]
 struct Pulse {
     last: u64,
-    quiet: u32,
-    warned: bool,
+    silence: Silence,
 }
 
 /// What became of a stream after something was read.
@@ -169,6 +175,8 @@ enum After {
     /// There is more to read.
     Again,
     Close(Fate),
+    /// It has done what it was for.
+    Drop,
     /// It is a data link: it goes to its group.
     HandOver(Hello),
 }
@@ -176,17 +184,22 @@ enum After {
 struct Watch {
     fabric: Arc<Fabric>,
     poll: OwnedFd,
-    unix: UnixListener,
-    tcp: TcpListener,
+    unix: NotInherited<UnixListener>,
+    tcp: NotInherited<TcpListener>,
     /// Nobody is accepted before.
     resting_until: Option<Instant>,
     complaints: Complaints,
+    /// Peers on this host to dial again, and when.
+    to_dial: Vec<Arc<Peer>>,
+    dial_at: Option<Instant>,
     streams: HashMap<u64, Stream>,
     next_token: u64,
     /// Streams with more to read than one turn allows.
     unread: Vec<u64>,
     announced: Announced,
     pulses: HashMap<FabricId, Pulse>,
+    /// When peers on other hosts were last heard.
+    silences: HashMap<FabricId, Silence>,
     /// Processes of peers on this host, by token.
     processes: HashMap<u64, (Arc<Peer>, OwnedFd)>,
     progress: Option<Progress>,
@@ -199,7 +212,8 @@ impl Watch {
         crate::work::callbacks_go_elsewhere();
         let mut events = Vec::with_capacity(EVENTS);
         loop {
-            let next = self.resting_until.map_or(self.next_tick, |until| until.min(self.next_tick));
+            let pauses = [self.resting_until, self.dial_at].into_iter().flatten();
+            let next = pauses.fold(self.next_tick, Instant::min);
             let mut left = next.saturating_duration_since(Instant::now());
             if !self.unread.is_empty() {
                 left = Duration::ZERO;
@@ -245,6 +259,11 @@ impl Watch {
                 self.resting_until = None;
                 self.listen(EventFlags::IN);
             }
+            if self.dial_at.is_some_and(|at| now >= at) {
+                self.dial_at = None;
+                let peers = std::mem::take(&mut self.to_dial);
+                peers.iter().for_each(|peer| self.dial(peer));
+            }
             if now >= self.next_tick {
                 self.look_around(now);
             }
@@ -272,7 +291,8 @@ impl Watch {
             to_write: Vec::new(),
             enclosed: VecDeque::new(),
             since: Instant::now(),
-            quiet: 0,
+            probe: None,
+            has_told: false,
         };
         // Edge-triggered: whoever serves it reads and writes until there is no more.
         let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
@@ -292,7 +312,7 @@ impl Watch {
                         continue;
                     }
                     self.make_room_for_stranger();
-                    let token = self.add(Io::Unix(stream), None, false);
+                    let token = self.add(Io::Unix(stream.into()), None, false);
                     self.serve(token);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
@@ -304,7 +324,7 @@ impl Watch {
 
     /// No descriptor is left for the next connection, whose event would wake this thread again and again.
     fn rest(&mut self, error: &io::Error) {
-        self.complain(&format!("cannot accept a peer: {error}"));
+        self.complain(&format!("cannot accept a peer: {}", explain(error)));
         self.resting_until = Some(Instant::now() + ACCEPT_REST);
         self.listen(EventFlags::empty());
     }
@@ -366,7 +386,7 @@ impl Watch {
                         continue;
                     }
                     self.make_room_for_stranger();
-                    let token = self.add(Io::Tcp(stream), None, false);
+                    let token = self.add(Io::Tcp(stream.into()), None, false);
                     self.serve(token);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
@@ -379,14 +399,11 @@ impl Watch {
     /// Opens a stream to `peer`: Unix if it is on this host, else TCP.
     fn dial(&mut self, peer: &Arc<Peer>) {
         let opened = match peer.near_name() {
-            Some(name) => SocketAddr::from_abstract_name(&name)
-                .and_then(|name| UnixStream::connect_addr(&name))
-                .and_then(|stream| {
-                    stream.set_nonblocking(true)?;
-                    Ok(Io::Unix(stream))
-                }),
+            Some(name) => connect_near(&name).map(|stream| Io::Unix(stream.into())),
             None => match peer.address() {
-                Some(address) => connect(address).map(Io::Tcp),
+                Some(address) => {
+                    connect(address, self.fabric.interface()).map(|stream| Io::Tcp(stream.into()))
+                }
                 None => Err(io::Error::other("it has no TCP address")),
             },
         };
@@ -398,7 +415,12 @@ impl Watch {
             }
             // Nobody listens where it did a moment ago: it is gone.
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => self.end(peer, Fate::Died),
-            Err(error) => self.end(peer, Fate::Unreachable(error.to_string())),
+            // As many callers wait there as may. This thread must not wait, too: it lets in those who call this rank.
+            Err(error) if peer.is_near() && error.kind() == io::ErrorKind::WouldBlock => {
+                self.to_dial.push(Arc::clone(peer));
+                self.dial_at = Some(Instant::now() + DIAL_REST);
+            }
+            Err(error) => self.end(peer, Fate::Unreachable(explain(&error))),
         }
     }
 
@@ -439,7 +461,13 @@ impl Watch {
                 }
                 Err(error) => self.lose(&stream, &error),
             },
-            Ok(After::Close(fate)) => self.part(&stream, fate),
+            Ok(After::Close(fate)) => {
+                if let Some(peer) = &stream.peer {
+                    self.serve_all_of(&Arc::clone(peer)); // its last words may be on another stream
+                }
+                self.part(&stream, fate);
+            }
+            Ok(After::Drop) => {}
             Ok(After::HandOver(hello)) => self.hand_over(stream, &hello),
             Err(error) => self.lose(&stream, &error),
         }
@@ -472,7 +500,7 @@ impl Watch {
     /// A data link belongs to the engine from here on.
     fn hand_over(&mut self, stream: Stream, hello: &Hello) {
         let Purpose::Data { group, from, lane, .. } = hello.purpose else { return };
-        let unclaimed_by = Unclaimed { group, sender: hello.sender, from, lane };
+        let link = LinkId { group, sender: hello.sender, from, lane };
         let Io::Tcp(socket) = stream.io else { return };
         let _ = epoll::delete(&self.poll, &socket);
         if lock(&self.fabric.early).has_left(group) {
@@ -484,14 +512,15 @@ impl Watch {
                 "refused a connection: {UNCLAIMED_MAX} others wait for groups that nobody made"
             );
         }
-        match unclaimed.entry(unclaimed_by) {
+        let new = Unclaimed { stream: socket, since: Instant::now() };
+        match unclaimed.entry(link) {
             // What may be read from it already is a message that the group waits for.
-            Entry::Occupied(known) if is_open(known.get()) => {
+            Entry::Occupied(known) if is_open(&known.get().stream) => {
                 drop(unclaimed);
                 return self.complain("refused a second connection for the same messages");
             }
-            Entry::Occupied(mut known) => _ = known.insert(socket),
-            Entry::Vacant(place) => _ = place.insert(socket),
+            Entry::Occupied(mut known) => _ = known.insert(new),
+            Entry::Vacant(place) => _ = place.insert(new),
         }
         drop(unclaimed);
         self.fabric.tell_news();
@@ -516,15 +545,19 @@ impl Watch {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(error),
             }
-            stream.quiet = 0;
+            if let Some(peer) = &stream.peer {
+                self.heard(peer.id());
+            }
             if !stream.greeted() {
                 let hello = Hello::decode(&stream.arrived, self.fabric.id).map_err(io::Error::other)?;
                 let Some(hello) = hello else { continue };
                 stream.arrived.clear();
-                if matches!(hello.purpose, Purpose::Data { .. }) {
-                    return Ok(After::HandOver(hello));
+                match (hello.purpose, &stream.probe) {
+                    (Purpose::Probe, _) => return self.respond(stream, &hello),
+                    (_, Some(_)) => return Err(io::Error::other("a probe was answered by something else")),
+                    (Purpose::Data { .. }, None) => return Ok(After::HandOver(hello)),
+                    (Purpose::Control, None) => self.meet(stream, &hello)?,
                 }
-                self.meet(stream, &hello)?;
                 continue;
             }
             if let Some(fate) = self.read_frames(stream)? {
@@ -532,6 +565,47 @@ impl Watch {
             }
         }
         Ok(After::Again)
+    }
+
+    /// A peer showed a sign of life.
+    fn heard(&mut self, peer: FabricId) {
+        if let Some(silence) = self.silences.get_mut(&peer) {
+            silence.heard(Instant::now());
+        }
+    }
+
+    /// A peer asks whether this rank responds, or has answered the same question.
+    fn respond(&mut self, stream: &mut Stream, hello: &Hello) -> io::Result<After> {
+        self.heard(hello.sender);
+        if stream.probe.is_none() {
+            let answer = Hello { purpose: Purpose::Probe, sender: self.fabric.id, receiver: hello.sender };
+            stream.to_write.extend(answer.encode());
+            stream.write()?; // a new socket has room for it
+        }
+        Ok(After::Drop)
+    }
+
+    /// Asks a peer on another host whether it responds, on a new connection.
+    fn probe(&mut self, peer: &Arc<Peer>) {
+        let earlier = self
+            .streams
+            .iter()
+            .find(|(_, stream)| stream.probe.as_ref().is_some_and(|asked| asked.id() == peer.id()));
+        if let Some((&token, stream)) = earlier {
+            // The peer's kernel has answered, so the peer will, too, as soon as it runs.
+            if matches!(&stream.io, Io::Tcp(socket) if socket.peer_addr().is_ok()) {
+                return;
+            }
+            self.streams.remove(&token);
+        }
+        let Some(address) = peer.address() else { return };
+        let Ok(socket) = connect(address, self.fabric.interface()) else { return }; // the stream's own end is the news
+        let token = self.add(Io::Tcp(socket.into()), None, true);
+        let Some(stream) = self.streams.get_mut(&token) else { return };
+        stream.probe = Some(Arc::clone(peer));
+        let hello = Hello { purpose: Purpose::Probe, sender: self.fabric.id, receiver: peer.id() };
+        stream.to_write.extend(hello.encode());
+        self.serve(token);
     }
 
     /// A peer said hello: we know it from here on.
@@ -601,11 +675,16 @@ impl Watch {
         let Some((peer, process)) = self.processes.remove(&token) else { return };
         let _ = epoll::delete(&self.poll, &process);
         // What it said before it ended still counts, its goodbye for one.
+        self.serve_all_of(&peer);
+        self.end(&peer, Fate::Died);
+    }
+
+    /// Reads what a peer has said on any stream.
+    fn serve_all_of(&mut self, peer: &Peer) {
         let is_its = |stream: &Stream| stream.peer.as_ref().is_some_and(|other| other.id() == peer.id());
         let tokens: Vec<u64> =
             self.streams.iter().filter(|(_, stream)| is_its(stream)).map(|(token, _)| *token).collect();
         tokens.into_iter().for_each(|token| self.serve(token));
-        self.end(&peer, Fate::Died);
     }
 
     fn read_frames(&mut self, stream: &mut Stream) -> io::Result<Option<Fate>> {
@@ -660,21 +739,22 @@ impl Watch {
             }
         }
         let frame = ControlFrame::Notice { group, text: text.to_vec() };
-        let mut told = Vec::new();
-        let mut broken = Vec::new();
-        for (token, stream) in &mut self.streams {
-            let Some(peer) = &stream.peer else { continue };
-            let meant = to.iter().any(|other| other.id() == peer.id());
-            if meant && !told.contains(&peer.id()) {
-                told.push(peer.id());
-                frame.encode(&mut stream.to_write);
-                if stream.write().is_err() {
-                    broken.push(*token);
-                }
+        // If both have dialled there are two streams. All notices go by the same one, so that they are heard in order.
+        let mut chosen: HashMap<FabricId, (bool, bool, u64)> =
+            to.iter().map(|peer| (peer.id(), (true, true, u64::MAX))).collect();
+        for (token, stream) in &self.streams {
+            let best = stream.peer.as_ref().and_then(|peer| chosen.get_mut(&peer.id()));
+            if let Some(best) = best {
+                *best = (*best).min((!stream.has_told, !stream.greeted(), *token));
             }
         }
-        for token in broken {
-            self.serve(token); // finds out why
+        for (_, _, token) in chosen.into_values() {
+            let Some(stream) = self.streams.get_mut(&token) else { continue };
+            stream.has_told = true;
+            frame.encode(&mut stream.to_write);
+            if stream.write().is_err() {
+                self.serve(token); // finds out why
+            }
         }
     }
 
@@ -741,7 +821,8 @@ impl Watch {
     /// Shows that we live, and looks who else does.
     fn look_around(&mut self, now: Instant) {
         // If this thread did not run for long, neither peers' silence nor their deadlines count: we were away, not they.
-        let away = now.saturating_duration_since(self.next_tick) > 2 * self.tick;
+        let away_after = (self.fabric.options.heartbeat / 2).min(2 * TICK).max(2 * self.tick);
+        let away = now.saturating_duration_since(self.next_tick) > away_after;
         self.next_tick = now + self.tick;
         self.fabric.segment.beat();
         let early = lock(&self.fabric.early).take(now);
@@ -750,8 +831,10 @@ impl Watch {
                 lock(&self.fabric.early).keep(from, group, text, came);
             }
         }
+        let is_fresh = |unclaimed: &Unclaimed| now.saturating_duration_since(unclaimed.since) < UNCLAIMED_FOR;
+        lock(&self.fabric.unclaimed).retain(|_, unclaimed| is_fresh(unclaimed));
         self.fabric.bury(None);
-        self.watch_near(away);
+        self.watch_near(now, away);
         self.watch_far(now, away);
         if !away {
             self.fabric.engine.look_at_others(&self.fabric);
@@ -762,44 +845,39 @@ impl Watch {
         }
     }
 
-    fn limit(&self) -> u32 {
-        (self.fabric.options.heartbeat.as_millis() / self.tick.as_millis().max(1)).max(2) as u32
-    }
-
-    fn watch_near(&mut self, away: bool) {
+    fn watch_near(&mut self, now: Instant, away: bool) {
         let peers: Vec<Arc<Peer>> = lock(&self.fabric.peers).values().cloned().collect();
-        let limit = self.limit();
         for peer in peers {
             let Some(pulse) = peer.pulse() else { continue };
-            let seen = self.pulses.entry(peer.id()).or_default();
+            let seen = self
+                .pulses
+                .entry(peer.id())
+                .or_insert_with(|| Pulse { last: pulse, silence: Silence::new(now) });
             if pulse != seen.last || away {
-                *seen = Pulse { last: pulse, ..Pulse::default() };
-                continue;
+                *seen = Pulse { last: pulse, silence: Silence::new(now) };
             }
-            seen.quiet += 1;
-            let silence = self.tick * seen.quiet;
-            let warn = silence >= WORRY && !seen.warned;
-            seen.warned |= warn;
-            let over = seen.quiet >= limit;
-            if warn {
-                self.warn(&peer, silence);
-            }
-            if over && peer.fate().is_none() {
-                self.end(&peer, Fate::Silent(silence));
-            }
+            let look = seen.silence.look(now, self.fabric.options.heartbeat);
+            self.judge(&peer, &look);
+        }
+    }
+
+    fn judge(&mut self, peer: &Arc<Peer>, look: &Look) {
+        if look.warn {
+            self.warn(peer, look.silence);
+        }
+        if look.over && peer.fate().is_none() {
+            self.end(peer, Fate::Silent(look.silence));
         }
     }
 
     fn watch_far(&mut self, now: Instant, away: bool) {
-        let limit = self.limit();
         let host_now = recorder::host_now();
         let groups = self.fabric.engine.doing().into_iter().map(|(group, doing)| {
             let Doing { current, finished, since } = doing;
             GroupPulse { group, current, finished, ages: since.map(|since| host_now.saturating_sub(since)) }
         });
         let pulse = ControlFrame::Pulse { groups: groups.collect() };
-        let (mut silent, mut worrying, mut broken, mut late) =
-            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut peers, mut broken, mut late) = (HashMap::new(), Vec::new(), Vec::new());
         for (token, stream) in &mut self.streams {
             if !stream.greeted() && stream.peer.is_none() {
                 if now.saturating_duration_since(stream.since) > GREETING_MAX {
@@ -810,14 +888,8 @@ impl Watch {
             if stream.io.is_unix() {
                 continue;
             }
-            stream.quiet = if away { 0 } else { stream.quiet + 1 };
-            let silence = self.tick * stream.quiet;
             if let Some(peer) = &stream.peer {
-                if stream.quiet > limit {
-                    silent.push((*token, Arc::clone(peer), silence));
-                } else if silence >= WORRY && silence < WORRY + self.tick {
-                    worrying.push((Arc::clone(peer), silence));
-                }
+                peers.insert(peer.id(), Arc::clone(peer));
             }
             if stream.greeted() && stream.to_write.len() < ControlFrame::LEN_MAX {
                 pulse.encode(&mut stream.to_write);
@@ -826,18 +898,16 @@ impl Watch {
                 broken.push(*token);
             }
         }
-        for (peer, silence) in worrying {
-            self.warn(&peer, silence);
-        }
-        for (token, peer, silence) in silent {
-            // As in `part`: only the last stream speaks for the peer.
-            let is_other = |(other, stream): (&u64, &Stream)| {
-                *other != token && stream.greeted() && stream.is_of(peer.id())
-            };
-            if self.streams.iter().any(is_other) {
-                self.streams.remove(&token);
-            } else {
-                self.end(&peer, Fate::Silent(silence));
+        self.silences.retain(|peer, _| peers.contains_key(peer));
+        for peer in peers.into_values().filter(|peer| peer.fate().is_none()) {
+            let silence = self.silences.entry(peer.id()).or_insert_with(|| Silence::new(now));
+            if away {
+                silence.heard(now);
+            }
+            let look = silence.look(now, self.fabric.options.heartbeat);
+            self.judge(&peer, &look);
+            if look.probe && !look.over {
+                self.probe(&peer);
             }
         }
         broken.into_iter().for_each(|token| self.serve(token));
@@ -885,7 +955,7 @@ impl Stream {
             let bytes = &self.to_write[..until];
             let written = match (&mut self.io, enclosed) {
                 (Io::Unix(socket), Some((0, region))) => send_with(socket, bytes, &[region.as_fd()]),
-                (Io::Unix(socket), _) => (&*socket).write(bytes),
+                (Io::Unix(socket), _) => (&**socket).write(bytes),
                 (Io::Tcp(socket), _) => socket.write(bytes),
             };
             match written {
@@ -906,11 +976,22 @@ impl Stream {
     }
 }
 
-/// Begins to connect to another host.
-fn connect(address: std::net::SocketAddr) -> io::Result<TcpStream> {
+/// Connects to a peer on this host. `WouldBlock` if too many callers wait there.
+fn connect_near(name: &str) -> io::Result<UnixStream> {
+    let (family, flags) = (AddressFamily::UNIX, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC);
+    let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
+    Ok(socket.into())
+}
+
+/// Begins to connect to another host, from the same address as the data links.
+fn connect(address: std::net::SocketAddr, from: Option<IpAddr>) -> io::Result<TcpStream> {
     let socket = socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None)?;
     socket.set_nonblocking(true)?;
     socket.set_tcp_nodelay(true)?;
+    if let Some(from) = from {
+        crate::network::bind_without_port(&socket, from)?;
+    }
     match socket.connect(&address.into()) {
         Err(error) if error.raw_os_error() != Some(Errno::INPROGRESS.raw_os_error()) => Err(error),
         _ => Ok(socket.into()),
@@ -959,12 +1040,6 @@ fn is_open(socket: &TcpStream) -> bool {
         Ok(count) => count > 0,
         Err(error) => error.kind() == io::ErrorKind::WouldBlock,
     }
-}
-
-/// Out of descriptors or memory, as opposed to a connection that went away.
-fn is_exhaustion(error: &io::Error) -> bool {
-    let errno = Errno::from_io_error(error);
-    [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM].map(Some).contains(&errno)
 }
 
 /// Lines of the log that strangers can cause: one at a time, then a count.
@@ -1033,6 +1108,42 @@ mod tests {
         caller.read_exact(&mut answer).expect("a peer that says hello is answered");
         // A process without descriptors for them would close the rest of them too.
         silent.clear();
+    }
+
+    /// Two helpers that wait for each other to accept would wait for ever.
+    #[test]
+    fn a_peer_without_room_for_callers_does_not_stop_the_helper_and_is_dialled_again() {
+        let fabric = fabric();
+        let name = format!("tenfold-test/{}/{:032x}", std::process::id(), crate::fabric::random().unwrap());
+        let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+        let full = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        rustix::net::bind(&full, &address).unwrap();
+        rustix::net::listen(&full, 0).unwrap();
+        let callers: Vec<UnixStream> = std::iter::from_fn(|| connect_near(&name).ok()).collect();
+        assert!(!callers.is_empty());
+        let peer = fabric.peer(FabricId(7));
+        let pid = std::process::id();
+        let (host, socket_name) = (String::new(), name);
+        peer.set_whereabouts(crate::fabric::Whereabouts {
+            host,
+            pid,
+            socket_name,
+            near: true,
+            address: None,
+        });
+        fabric.dial(&peer);
+        let (sender, receiver) = std::sync::mpsc::channel();
+        fabric.order(Order::Answer(sender));
+        receiver.recv_timeout(Duration::from_secs(40)).expect("the helper does not wait for the peer");
+        assert_eq!(peer.fate(), None);
+        let listener = UnixListener::from(full);
+        callers.iter().for_each(|_| drop(listener.accept().unwrap()));
+        let (mut dialled, _) = listener.accept().unwrap();
+        dialled.set_read_timeout(Some(Duration::from_secs(40))).unwrap();
+        let mut hello = [0; Hello::LEN];
+        dialled.read_exact(&mut hello).expect("it is dialled again");
+        let hello = Hello::decode(&hello, FabricId(7)).unwrap().unwrap();
+        assert_eq!(hello, Hello { purpose: Purpose::Control, sender: fabric.id, receiver: FabricId(7) });
     }
 
     #[test]

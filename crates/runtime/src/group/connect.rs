@@ -23,6 +23,7 @@ use tenfold_store::{Deadline, Store, StoreCollectives, StoreExt as _};
 use super::stuck::StuckSettings;
 use super::{Options, planner};
 use crate::control;
+use crate::debug_level::{DebugLevel, debug_level};
 use crate::environment::{Environment, TransportChoice};
 use crate::fabric::{FabricHandle, FabricOptions, Whereabouts};
 use crate::fault::{Fault, FaultKind};
@@ -49,9 +50,11 @@ struct Card {
     room: usize,
     /// What decides which plan an operation gets; see [`planner::settings`].
     settings: String,
+    /// Is the rank at debug level DETAIL?
+    detail: bool,
 }
 
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// What a rank knows once it has met the others.
 #[derive(Debug)]
@@ -62,6 +65,8 @@ pub(super) struct Met {
     pub members: Vec<Member>,
     pub topology: Topology,
     pub control: control::Lease,
+    /// All ranks are at debug level DETAIL; see [`planner`].
+    pub confirms_roots: bool,
 }
 
 pub(super) fn meet(
@@ -93,6 +98,7 @@ pub(super) fn meet(
         address: fabric.address(),
         room: room.offset(),
         settings: settings.to_string(),
+        detail: debug_level() == DebugLevel::Detail,
     };
     let exchange =
         Exchange { store, rank, size, prefix: format!("tenfold/{}/{joined}", options.name), deadline };
@@ -133,7 +139,8 @@ pub(super) fn meet(
         let message = "TENFOLD_TRANSPORT=shm, but not all ranks share this host's memory";
         return Err(Fault::new(FaultKind::Connect, message).hint("use `auto`, which takes TCP between hosts"));
     }
-    Ok(Met { fabric, id, room, members, topology: Topology::new(hosts), control })
+    let confirms_roots = cards.iter().all(|card| card.detail);
+    Ok(Met { fabric, id, room, members, topology: Topology::new(hosts), control, confirms_roots })
 }
 
 /// A room for a group of `size`, in this rank's segment.
@@ -177,7 +184,7 @@ fn make_fabric(
     FabricHandle::new(FabricOptions {
         interface: Some(interface),
         ports: environment.ports.clone(),
-        heartbeat: options.heartbeat,
+        heartbeat: options.heartbeat.or(environment.heartbeat).unwrap_or(super::HEARTBEAT),
         in_place: options.in_place,
         stuck: StuckSettings {
             after: options

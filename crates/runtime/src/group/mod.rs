@@ -50,14 +50,14 @@ pub use stuck::{StuckPolicy, StuckReport};
 const TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
 /// Long enough for a process that is stopped for a moment, short enough for a job that is stuck for good.
-const HEARTBEAT: Duration = Duration::from_secs(60);
+const HEARTBEAT: Duration = Duration::from_secs(15);
 
 /// How a group is made.
 #[derive(Clone, Debug)]
 pub struct Options {
     name: String,
     timeout: Duration,
-    heartbeat: Duration,
+    heartbeat: Option<Duration>,
     deterministic: bool,
     transport: Option<TransportChoice>,
     interface: Option<IpAddr>,
@@ -79,7 +79,7 @@ impl Options {
         Options {
             name: name.into(),
             timeout: TIMEOUT,
-            heartbeat: HEARTBEAT,
+            heartbeat: None,
             deterministic: false,
             transport: None,
             interface: None,
@@ -97,11 +97,11 @@ impl Options {
         self
     }
 
-    /// How long a rank may show no sign of life before it is given up. A minute by default. A rank that computes for long
-    /// is alive; one that is stopped, frozen or cut off is not.
+    /// How long a rank may show no sign of life before it is given up. 15 seconds by default, or `TENFOLD_HEARTBEAT`. A rank
+    /// that computes for long is alive; one that is stopped, frozen or cut off is not.
     #[must_use]
     pub fn heartbeat(mut self, limit: Duration) -> Self {
-        self.heartbeat = limit;
+        self.heartbeat = Some(limit);
         self
     }
 
@@ -280,7 +280,8 @@ impl Group {
         let size = members.len();
         let room = connect::new_room(&fabric, size, id)?;
         let control = crate::control::start_if_asked(None, 0)?;
-        let met = Met { fabric, id, room, members, topology: Topology::new((0..size).collect()), control };
+        let topology = Topology::new((0..size).collect());
+        let met = Met { fabric, id, room, members, topology, control, confirms_roots: false };
         Ok(Group::from_met(met, "unmet".into(), 0, Options::default(), Vec::new(), None))
     }
 
@@ -292,7 +293,7 @@ impl Group {
         forced: Vec<&'static Algorithm>,
         global_ranks: Option<Arc<[Rank]>>,
     ) -> Group {
-        let Met { fabric, id, room, members, topology, control } = met;
+        let Met { fabric, id, room, members, topology, control, confirms_roots } = met;
         let crowded = members.iter().filter(|member| member.near).count() > usable_cores();
         let record = recorder::join(Newcomer {
             name: &name,
@@ -304,7 +305,7 @@ impl Group {
         });
         tracing::info!("made group `{name}`: rank {rank} of {}, {}", members.len(), ways(&members, rank));
         let mesh = Mesh::new(rank, id, Arc::clone(&fabric), room, members);
-        let planner = Planner::new(topology.clone(), rank, forced);
+        let planner = Planner::new(topology.clone(), rank, forced, confirms_roots);
         let state = GroupState::new(id, Arc::clone(&name), rank, mesh, planner, Arc::clone(&record));
         let index = fabric.engine.add(state, crowded);
         let children = AtomicU64::new(0);
@@ -417,6 +418,9 @@ impl Group {
     /// Gives the group up, on all ranks: whatever is under way fails with `reason`, and so does every later call.
     pub fn abort(&self, reason: &str) {
         let fabric = &self.inner.fabric;
+        if fabric.check_process().is_err() {
+            return; // the group is the parent's, which goes on with it
+        }
         let message = format!(
             "rank {} (host {}, pid {}) aborted the group: {reason}",
             self.rank(),
@@ -452,12 +456,18 @@ impl Group {
     /// Why the group can no longer be used, if so.
     pub fn failure(&self) -> Option<Error> {
         let fabric = &self.inner.fabric;
-        let fault = fabric.engine.with(|state| state.group(self.inner.index).failed().cloned())?;
+        let fault = match fabric.check_process() {
+            Ok(()) => fabric.engine.with(|state| state.group(self.inner.index).failed().cloned())?,
+            Err(forked) => forked,
+        };
         Some(self.error(Label::new(OpKind::Coalesced, 0), fault))
     }
 
-    /// How many operations of this group have been called on this rank.
+    /// How many operations of this group have been called on this rank. None in a forked child, which can call none.
     pub fn sequence_number(&self) -> u64 {
+        if self.inner.fabric.check_process().is_err() {
+            return 0; // the engine may be locked by a thread that was not forked along
+        }
         self.inner.fabric.engine.with(|state| state.group(self.inner.index).sequence_number())
     }
 

@@ -18,6 +18,8 @@ pub(crate) struct Planner {
     rank: Rank,
     /// Algorithms that the user insists on.
     forced: Vec<&'static Algorithm>,
+    /// No rank finishes an operation with a root before all have called it: for groups whose ranks are all at debug level DETAIL.
+    confirms_roots: bool,
     cache: Vec<(Key, Choice)>,
 }
 
@@ -32,8 +34,13 @@ pub(crate) struct Choice {
 }
 
 impl Planner {
-    pub(crate) fn new(topology: Topology, rank: Rank, forced: Vec<&'static Algorithm>) -> Self {
-        Planner { topology, rank, forced, cache: Vec::new() }
+    pub(crate) fn new(
+        topology: Topology,
+        rank: Rank,
+        forced: Vec<&'static Algorithm>,
+        confirms_roots: bool,
+    ) -> Self {
+        Planner { topology, rank, forced, confirms_roots, cache: Vec::new() }
     }
 
     /// The longest message: what fits a staging slot, and more where there is no shared memory anyway.
@@ -55,17 +62,25 @@ impl Planner {
         let forced =
             self.forced.iter().find(|algorithm| algorithm.kind == kind && algorithm.suits(bytes, needs));
         let algorithm = forced.copied().unwrap_or_else(|| choose(kind, bytes, &self.topology, needs));
-        let choice = Choice {
-            name: algorithm.name,
-            plan: Arc::new((algorithm.plan)(&self.topology, self.rank, root)),
-            in_rank_order: algorithm.in_rank_order,
-        };
+        let mut plan = (algorithm.plan)(&self.topology, self.rank, root);
+        if self.confirms_roots && has_root(kind) {
+            // The messages of a barrier carry the label of this operation, so a rank with another root is found out.
+            let barrier = choose(Kind::Barrier, 0, &self.topology, Needs::default());
+            plan.steps.extend((barrier.plan)(&self.topology, self.rank, 0).steps);
+        }
+        let (name, in_rank_order) = (algorithm.name, algorithm.in_rank_order);
+        let choice = Choice { name, plan: Arc::new(plan), in_rank_order };
         if self.cache.len() == CACHE {
             self.cache.pop();
         }
         self.cache.push((key, choice.clone()));
         choice
     }
+}
+
+/// Can a rank finish an operation of this kind before all ranks have called it?
+fn has_root(kind: Kind) -> bool {
+    matches!(kind, Kind::Broadcast | Kind::Reduce | Kind::Scatter | Kind::Gather)
 }
 
 /// The settings of a rank that decide which plan an operation gets, in words: they must be equal on all ranks.
@@ -141,7 +156,7 @@ mod tests {
     #[test]
     fn what_the_user_insists_on_is_taken_where_it_fits() {
         let forced = look_up(&[("all_reduce".into(), "ring".into())]).unwrap();
-        let mut planner = Planner::new(Topology::one_host(4), 1, forced);
+        let mut planner = Planner::new(Topology::one_host(4), 1, forced, false);
         assert_eq!(planner.plan(Kind::AllReduce, 8, 0, Needs::default()).name, "ring");
         let in_order = Needs { in_rank_order: true, ..Needs::default() };
         assert_ne!(planner.plan(Kind::AllReduce, 8, 0, in_order).name, "ring");

@@ -28,9 +28,9 @@ use crate::fault::{Error, Fault, FaultKind, show_duration, show_ranks};
 use crate::label::Label;
 use crate::recorder::{self, GroupRecord, Stalls, Waited};
 use crate::run::{Buffers, Run};
-use crate::transport::mesh::{Member, Mesh, Remains};
+use crate::transport::mesh::{Lost, Member, Mesh, Remains};
 use crate::transport::{Socket, Wants};
-use crate::wire::FabricId;
+use crate::wire::{ControlFrame, FabricId};
 use crate::work::{Shared, earlier};
 
 /// Calls that are remembered, so that a rank can still say what it called when others find out that they differ.
@@ -41,6 +41,12 @@ const DIALLED_MAX: usize = 64;
 
 /// Ranks whose last deeds an error tells.
 const EVIDENCE: usize = 4;
+
+/// How long after a connection broke the control stream may take to tell what became of its peer.
+const NEWS: Duration = Duration::from_secs(1);
+
+/// How long after a rank left its last words may take.
+const WORD: Duration = Duration::from_millis(200);
 
 /// Turns of polling a short operation before it is looked whether a peer sleeps.
 const LOOK_AFTER: u32 = 16;
@@ -120,6 +126,16 @@ pub(crate) struct GroupState {
     rumours: Vec<Testimony>,
     /// Who left the group, and when we heard of it.
     left: Vec<(Rank, Instant)>,
+    /// A connection that broke, with whom and when, until it is known what became of that rank.
+    broken: Option<Broken>,
+}
+
+/// A connection that broke although its peer seems to live.
+#[derive(Debug)]
+struct Broken {
+    rank: Rank,
+    fault: Fault,
+    since: Instant,
 }
 
 impl GroupState {
@@ -153,6 +169,7 @@ impl GroupState {
             inquest: None,
             rumours: Vec::new(),
             left: Vec::new(),
+            broken: None,
         })
     }
 
@@ -318,13 +335,16 @@ impl GroupState {
         {
             return false; // what came before the call in question is still done
         }
+        if self.broken.is_some() {
+            return false; // `check` finds out what became of the peer
+        }
         let polled = self.try_poll(finished);
         self.mesh.wake_sleepers();
         match polled {
             Ok(moved) => moved,
             Err(fault) => {
                 self.trouble(fabric, fault, finished);
-                true
+                self.broken.is_none()
             }
         }
     }
@@ -386,14 +406,41 @@ impl GroupState {
             return self.start_inquest(fabric, peer, head);
         }
         let peer = fault.peer.and_then(|rank| Some((rank, self.mesh.members()[rank].peer.clone()?)));
-        let fault = match peer {
-            // A connection that breaks is the first sign of a death.
-            Some((rank, peer)) if fault.kind == FaultKind::PeerLost => {
-                peer.fate().unwrap_or(&Fate::Died).fault(rank, &peer)
+        if let Some((rank, _)) = peer
+            && fault.kind == FaultKind::PeerLost
+        {
+            // The first sign of a death, of a departure, or of trouble in the network: the control stream knows which.
+            self.broken = Some(Broken { rank, fault, since: now() });
+            self.check_broken(fabric, now(), finished);
+            return;
+        }
+        self.fail(fabric, fault, finished);
+    }
+
+    /// A connection broke: says why, if that is known, or if it should be by now. True if something changed.
+    #[cold]
+    fn check_broken(&mut self, fabric: &Arc<Fabric>, now: Instant, finished: &mut Vec<Arc<Shared>>) -> bool {
+        let Some(Broken { rank, fault, since }) = &self.broken else { return false };
+        let Some(peer) = &self.mesh.members()[*rank].peer else { return false };
+        let waited = now.saturating_duration_since(*since);
+        let fault = match peer.fate() {
+            // A rank that left because its group failed has said so before, maybe on a stream that is a little later.
+            Some(Fate::Left) if waited < WORD => return false,
+            Some(fate @ Fate::Left) => {
+                let own = self.timed_out(&self.wants());
+                own.unwrap_or_else(|| fate.fault(*rank, peer))
             }
-            _ => fault,
+            Some(fate) => fate.fault(*rank, peer),
+            None if waited < NEWS => return false,
+            None => {
+                let reason = fault.message.rsplit_once("broke: ").map_or("", |(_, reason)| reason);
+                let message = format!("the connection with rank {rank} ({peer}) broke: {reason}");
+                let hint = "that rank is alive; check the network between the hosts, firewalls, and limits of open files";
+                Fault { message, ..fault.clone() }.hint(hint)
+            }
         };
         self.fail(fabric, fault, finished);
+        true
     }
 
     /// Looks for what polling cannot see; true if something changed.
@@ -412,13 +459,21 @@ impl GroupState {
             self.fail(fabric, verdict, finished);
             return true;
         }
+        if self.broken.is_some() {
+            return self.check_broken(fabric, now, finished);
+        }
         let wants = self.wants();
-        if self.lost_among(&wants).is_some() {
+        if self.lost_among(&wants, now).is_some() {
             // What it said before it went still counts: what it sent, and that it has read what it was sent.
             let moved = self.poll(fabric, finished);
-            if !moved && let Some(fault) = self.lost_among(&self.wants()) {
-                self.fail(fabric, fault, finished);
+            if moved || self.broken.is_some() {
+                return moved;
             }
+            let wants = self.wants();
+            let Some(Lost { fault, has_left }) = self.lost_among(&wants, now) else { return false };
+            // Ranks whose time is up leave one after the other; the cause is who was missing, not who left first.
+            let own = if has_left { self.timed_out(&wants) } else { None };
+            self.fail(fabric, own.unwrap_or(fault), finished);
             return true;
         }
         if let Some(job) = self.queue.front() {
@@ -445,19 +500,20 @@ impl GroupState {
         wants
     }
 
-    fn lost_among(&self, wants: &Wants) -> Option<Fault> {
-        if let Some(fault) = self.mesh.lost_among(wants) {
-            return Some(fault);
+    fn lost_among(&mut self, wants: &Wants, now: Instant) -> Option<Lost> {
+        if let Some(lost) = self.mesh.lost_among(wants, now) {
+            return Some(lost);
         }
-        let has_left = |rank: &&Rank| {
-            let member = &self.mesh.members()[**rank];
-            self.left
-                .iter()
-                .any(|(gone, when)| gone == *rank && (member.near || when.elapsed() > Fate::Left.grace()))
-        };
-        let gone = wants.messages.iter().chain(&wants.room).find(has_left)?;
+        let mesh = &mut self.mesh;
+        let (gone, _) = self.left.iter().find(|(gone, when)| {
+            let is_settled =
+                mesh.members()[*gone].near || now.saturating_duration_since(*when) > Fate::Left.grace();
+            let is_awaited = wants.room.contains(gone)
+                || wants.messages.contains(gone) && !(is_settled && mesh.is_arriving(*gone, now));
+            is_settled && is_awaited
+        })?;
         let peer = self.mesh.members()[*gone].peer.as_ref()?;
-        Some(Fate::Left.fault(*gone, peer))
+        Some(Lost { fault: Fate::Left.fault(*gone, peer), has_left: true })
     }
 
     /// The time of an operation is up: says who is waited for, and what they did last.
@@ -516,10 +572,16 @@ impl GroupState {
 
     /// Tells the peers that are waited for that this rank sleeps; until when at most.
     pub(crate) fn prepare_to_sleep(&mut self, sockets: &mut Vec<(Socket, bool)>) -> Option<Instant> {
-        let wants = self.wants();
-        self.mesh.prepare_to_sleep(&wants, sockets);
-        let inquest = self.inquest.as_ref().map(Inquest::until);
-        self.works().fold(inquest, |first, work| earlier(first, work.deadline().at()))
+        let mut until = self.inquest.as_ref().map(Inquest::until);
+        match &self.broken {
+            // Its socket would be no sleep.
+            Some(Broken { since, .. }) => until = earlier(until, Some(*since + NEWS)),
+            None => {
+                let wants = self.wants();
+                self.mesh.prepare_to_sleep(&wants, sockets);
+            }
+        }
+        self.works().fold(until, |first, work| earlier(first, work.deadline().at()))
     }
 
     pub(crate) fn wake_up(&mut self) {
@@ -596,7 +658,9 @@ impl GroupState {
                 if self.inquest.is_none() {
                     // It failed there in a call that may be further on: what is complete here has not failed.
                     while matches!(self.try_poll(finished), Ok(true)) {}
-                    self.fail(fabric, Fault { kind, peer, message, hint }, finished);
+                    // A rank whose own time is up says so in its own words.
+                    let own = if kind == FaultKind::Timeout { self.timed_out(&self.wants()) } else { None };
+                    self.fail(fabric, own.unwrap_or(Fault { kind, peer, message, hint }), finished);
                 }
             }
             Ok(Notice::Called { rank, seq, head, detail, saw })
@@ -614,7 +678,7 @@ impl GroupState {
             }
             Ok(Notice::Called { .. }) => {}
             Ok(Notice::Left { rank }) if rank < size => {
-                if !self.left.iter().any(|(left, _)| *left == rank) {
+                if self.left.iter().all(|(gone, _)| *gone != rank) {
                     self.left.push((rank, now()));
                 }
             }
@@ -680,6 +744,56 @@ fn now() -> Instant {
     Instant::now()
 }
 
+/// A notice as bytes that one control frame holds: a text that is too long is cut, and says so.
 fn encode(notice: &Notice) -> Vec<u8> {
-    serde_json::to_vec(notice).expect("a notice is plain data")
+    let bytes = |notice: &Notice| serde_json::to_vec(notice).expect("a notice is plain data");
+    let mut encoded = bytes(notice);
+    let mut shorter = notice.clone();
+    let mut longest = ControlFrame::TEXT_MAX;
+    while encoded.len() > ControlFrame::TEXT_MAX && longest > 0 {
+        longest /= 2; // a character may take several bytes in JSON
+        match &mut shorter {
+            Notice::Failed { message, hint, .. } => {
+                cut(message, longest);
+                hint.iter_mut().for_each(|hint| cut(hint, longest));
+            }
+            Notice::Called { detail, .. } => *detail = None,
+            Notice::Stuck { late, .. } => late.truncate(longest / 64),
+            Notice::Left { .. } => {}
+        }
+        encoded = bytes(&shorter);
+    }
+    encoded
+}
+
+fn cut(text: &mut String, longest: usize) {
+    if text.len() > longest {
+        let end = (0..=longest).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+        text.truncate(end);
+        text.push_str(" … (cut)");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reason_of_any_length_arrives_as_a_notice_that_can_be_read() {
+        for text in ["disk full; ".repeat(100_000), "ä\u{1}\"\n".repeat(50_000), "short".to_string()] {
+            let (kind, hint) = (FaultKind::Aborted, Some(text.clone()));
+            let notice = Notice::Failed { rank: 3, kind, peer: Some(1), message: text.clone(), hint };
+            let mut stream = Vec::new();
+            ControlFrame::Notice { group: 7, text: encode(&notice) }.encode(&mut stream);
+            let Ok(Some((ControlFrame::Notice { text: arrived, .. }, _))) = ControlFrame::decode(&stream)
+            else {
+                panic!("it is a notice")
+            };
+            let heard: Notice = serde_json::from_slice(&arrived).expect("it can be read");
+            let Notice::Failed { rank: 3, peer: Some(1), message, .. } = heard else { panic!("{heard:?}") };
+            let whole = message == text;
+            assert!(whole || message.ends_with(" … (cut)"), "{}", message.len());
+            assert!(whole || message.len() > 1000 && message[..9] == text[..9]);
+        }
+    }
 }

@@ -8,6 +8,7 @@ use tenfold_plan::{Rank, Topology};
 
 use super::connect::{Met, group_id, new_room};
 use super::{Group, Options, forced_algorithms, planner};
+use crate::debug_level::{DebugLevel, debug_level};
 use crate::fault::{Fault, Result};
 use crate::label::{Label, OpKind};
 use crate::transport::mesh::Member;
@@ -62,7 +63,12 @@ impl Group {
             None => None,
         };
         let settings = planner::settings(options.deterministic, &forced);
-        let own = [room.as_ref().map_or(0, |room| room.offset() as i64), group_id(&settings, 0) as i64];
+        let is_detailed = i64::from(debug_level() == DebugLevel::Detail);
+        let own = [
+            room.as_ref().map_or(0, |room| room.offset() as i64),
+            group_id(&settings, 0) as i64,
+            is_detailed,
+        ];
         let rooms = self.exchange(&own)?;
         // Ranks of other subgroups may have other settings; but all ranks must exchange the same number of times.
         if rooms.iter().any(|other| other[1] != own[1]) {
@@ -78,7 +84,8 @@ impl Group {
         let topology = Topology::new(ranks.iter().map(|rank| inner.topology.host_of(*rank)).collect());
         let name: Arc<str> = options.name.as_str().into();
         let (fabric, control) = (inner.fabric.clone(), inner.control.clone());
-        let met = Met { fabric, id, room, members, topology, control };
+        let confirms_roots = ranks.iter().all(|rank| rooms[*rank][2] == 1);
+        let met = Met { fabric, id, room, members, topology, control, confirms_roots };
         let global_ranks = inner.record.global_ranks_of(ranks);
         Ok(Some(Group::from_met(met, name, place, options, forced, global_ranks)))
     }

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use tenfold_plan::Rank;
@@ -25,6 +25,9 @@ const WRITING_MAX: usize = 64;
 
 /// How many files are being written, and who waits for them.
 static WRITING: (Mutex<usize>, Condvar) = (Mutex::new(0), Condvar::new());
+
+/// The process that writes them.
+static WRITER: AtomicU32 = AtomicU32::new(0);
 
 /// Writes a dump of `rank`; where.
 pub(super) fn write(recorder: &Recorder, rank: Rank, options: &DumpOptions) -> io::Result<PathBuf> {
@@ -168,6 +171,7 @@ impl Place {
             return None;
         }
         *writing += 1;
+        WRITER.store(std::process::id(), Ordering::Relaxed);
         if *writing == 1 {
             tell_launcher(true);
         }
@@ -200,6 +204,10 @@ impl Drop for Place {
 /// Returns when no dump is being written, or when the time for that is up.
 #[cold]
 pub(crate) fn wait_until_dumped() {
+    // What a forked child has of this is its parent's count, and maybe a lock that a thread of the parent held.
+    if WRITER.load(Ordering::Relaxed) != std::process::id() {
+        return;
+    }
     let writing = WRITING.0.lock().unwrap_or_else(PoisonError::into_inner);
     let limit = RECORDER.settings.dump_time;
     let _ = WRITING.1.wait_timeout_while(writing, limit, |writing| *writing > 0);

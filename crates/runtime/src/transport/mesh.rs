@@ -11,6 +11,7 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::task::Poll;
+use std::time::{Duration, Instant};
 
 use tenfold_memory::{
     Bytes, Doing, Head, INLINE, Lane, Lease, Link, Payload, PeerRoom, Room, SLOT, SLOTS_OWN, SLOTS_SHARED,
@@ -18,7 +19,7 @@ use tenfold_memory::{
 };
 use tenfold_plan::Rank;
 
-use crate::fabric::{Fabric, Peer};
+use crate::fabric::{Fabric, Fate, Peer};
 use crate::fault::{Fault, FaultKind};
 use crate::label::{Label, is_same_call};
 use crate::transport::tcp::{TcpIn, TcpOut, Unexpected};
@@ -30,6 +31,17 @@ const REUSE_MIN: usize = 16 * 1024;
 
 /// From this size on, bytes are staged past the caches where that is quicker: below, it took longer.
 const STREAM_MIN: usize = 2048;
+
+/// If no byte of a rank that has left arrives for this long, none will.
+const STALLED: Duration = Duration::from_secs(2);
+
+/// A rank that will never answer.
+#[derive(Debug)]
+pub(crate) struct Lost {
+    pub fault: Fault,
+    /// It left, and may have said why.
+    pub has_left: bool,
+}
 
 /// A member of the group as its links need to know it.
 #[derive(Clone, Debug)]
@@ -98,6 +110,8 @@ struct Far {
     incoming: [Option<TcpIn>; 2],
     /// Nothing more comes on that lane: sleeping on its socket would be no sleep.
     ended: [bool; 2],
+    /// How many bytes had arrived at the last look that found more than before, and when that was.
+    progress: Option<(u64, Instant)>,
 }
 
 /// Which staging slots are in use.
@@ -538,7 +552,10 @@ impl Mesh {
             };
             return match incoming.poll_recv(head, target) {
                 Ok(poll) => Ok(poll),
-                Err(Unexpected::Io(error)) => Err(lost(from, &error)),
+                Err(Unexpected::Io(error)) => {
+                    far.ended[lane as usize] = true;
+                    Err(lost(from, &error))
+                }
                 Err(Unexpected::Other { head: theirs, len }) => {
                     Err(self.unexpected(from, theirs, len, head, target.len()))
                 }
@@ -616,27 +633,58 @@ impl Mesh {
     }
 
     /// Somebody among those that are waited for who will never answer, with the reason.
-    pub(crate) fn lost_among(&self, wants: &Wants) -> Option<Fault> {
-        let flushed = if wants.flush { self.unread() } else { &[] };
-        let mut waited = wants.messages.iter().chain(&wants.room).chain(flushed);
-        if let Some(fault) = waited.find_map(|rank| self.gone(*rank)) {
-            return Some(fault);
+    pub(crate) fn lost_among(&mut self, wants: &Wants, now: Instant) -> Option<Lost> {
+        let flushed = if wants.flush { self.unread().to_vec() } else { Vec::new() };
+        if let Some(lost) = wants.room.iter().chain(&flushed).find_map(|rank| self.gone(*rank)) {
+            return Some(lost);
+        }
+        if let Some(lost) = wants.messages.iter().find_map(|rank| self.ended(*rank, now)) {
+            return Some(lost);
         }
         // Of those who may all send, one is enough.
-        let mut reasons = wants.any_of.iter().map(|rank| self.gone(*rank));
+        let mut reasons = wants.any_of.iter().map(|rank| self.ended(*rank, now));
         let first = reasons.next()??;
         reasons.all(|reason| reason.is_some()).then(|| {
-            let message = format!("every rank that could send is gone; {}", first.message);
-            Fault { message, ..first }
+            let message = format!("every rank that could send is gone; {}", first.fault.message);
+            Lost { fault: Fault { message, ..first.fault }, ..first }
         })
     }
 
-    fn gone(&self, rank: Rank) -> Option<Fault> {
+    fn gone(&self, rank: Rank) -> Option<Lost> {
         let peer = self.members[rank].peer.as_ref()?;
         let (fate, since) = peer.fate_and_age()?;
         // What another host sent before may still be on its way, on another connection than the news of its end.
         let settled = self.members[rank].near || since >= fate.grace();
-        settled.then(|| fate.fault(rank, peer))
+        settled.then(|| Lost { fault: fate.fault(rank, peer), has_left: *fate == Fate::Left })
+    }
+
+    /// Is `rank` gone, with nothing left of it that may still arrive?
+    fn ended(&mut self, rank: Rank, now: Instant) -> Option<Lost> {
+        let lost = self.gone(rank)?;
+        (!self.is_arriving(rank, now)).then_some(lost)
+    }
+
+    /// Do bytes of a rank that has left or died still arrive? As long as they do, the end of its data link is the truth: the
+    /// kernel sends what a process wrote before its end, however long that takes.
+    pub(crate) fn is_arriving(&mut self, rank: Rank, now: Instant) -> bool {
+        let Some(peer) = &self.members[rank].peer else { return false };
+        if matches!(peer.fate(), Some(Fate::Silent(_) | Fate::Unreachable(_))) {
+            return false;
+        }
+        let Route::Far(far) = &mut self.routes[rank] else { return false };
+        let open = far.incoming.iter().zip(far.ended).filter(|(_, ended)| !ended);
+        let mut open = open.filter_map(|(incoming, _)| incoming.as_ref()).peekable();
+        if open.peek().is_none() {
+            return false;
+        }
+        let arrived = open.map(TcpIn::arrived).sum();
+        match far.progress {
+            Some((before, at)) if before == arrived => now.saturating_duration_since(at) < STALLED,
+            _ => {
+                far.progress = Some((arrived, now));
+                true
+            }
+        }
     }
 
     /// Looks for messages that the operation under way, called `head`, will never read: somebody called something else.
@@ -748,7 +796,8 @@ fn open(fabric: &Fabric, peer: &Peer, rank: Rank, hello: &Hello) -> Result<TcpOu
         Fault::new(FaultKind::Connect, format!("rank {rank} ({peer}) has no TCP address")).peer(rank)
     })?;
     TcpOut::connect(address, fabric.interface(), hello).map_err(|error| {
-        Fault::new(FaultKind::Connect, format!("cannot reach rank {rank} ({peer}) at {address}: {error}"))
+        let reason = crate::network::explain(&error);
+        Fault::new(FaultKind::Connect, format!("cannot reach rank {rank} ({peer}) at {address}: {reason}"))
             .peer(rank)
     })
 }

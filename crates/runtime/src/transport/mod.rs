@@ -13,7 +13,7 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::task::Poll;
 
-use tenfold_memory::{Bytes, Head, Span};
+use tenfold_memory::{Bytes, Head, NotInherited, Span};
 use tenfold_plan::Rank;
 
 use crate::fault::Fault;
@@ -60,7 +60,7 @@ pub(crate) trait Transport {
 }
 
 /// A socket that may be slept on without the engine's lock.
-pub(crate) type Socket = Arc<TcpStream>;
+pub(crate) type Socket = Arc<NotInherited<TcpStream>>;
 
 /// A slot in which bytes wait for several readers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

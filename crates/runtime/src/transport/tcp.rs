@@ -25,10 +25,11 @@ use std::task::Poll;
 use std::time::Duration;
 
 use rustix::io::Errno;
-use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
-use tenfold_memory::{Bytes, Head, Span, socket};
+use socket2::{Domain, Protocol, SockRef, TcpKeepalive, Type};
+use tenfold_memory::{Bytes, Head, NotInherited, Span, socket};
 
 use crate::label::is_same_call;
+use crate::transport::Socket;
 use crate::wire::Hello;
 
 /// A host that died without a word is noticed within `TIME + RETRIES × INTERVAL`, if nothing else notices it first.
@@ -47,7 +48,7 @@ const RENEWAL: u32 = 32;
 /// The sending end of a link.
 #[derive(Debug)]
 pub(crate) struct TcpOut {
-    stream: Arc<TcpStream>,
+    stream: Socket,
     connection: Connection,
     /// Goes out before anything else: the hello, later what the socket did not take of a message that was not lent.
     waiting: Vec<u8>,
@@ -72,11 +73,11 @@ impl TcpOut {
         from_interface: Option<IpAddr>,
         hello: &Hello,
     ) -> io::Result<TcpOut> {
-        let socket = Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP))?;
+        let socket = socket2::Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP))?;
         socket.set_nonblocking(true)?;
         set_options(&SockRef::from(&socket))?;
         if let Some(interface) = from_interface {
-            socket.bind(&SocketAddr::new(interface, 0).into())?;
+            crate::network::bind_without_port(&socket, interface)?;
         }
         match socket.connect(&to.into()) {
             Err(error) if !is_in_progress(&error) => return Err(error),
@@ -88,7 +89,7 @@ impl TcpOut {
         }
         let waiting = hello.encode().to_vec();
         Ok(TcpOut {
-            stream: Arc::new(socket.into()),
+            stream: Arc::new(TcpStream::from(socket).into()),
             connection: Connection::Underway,
             waiting,
             waiting_sent: 0,
@@ -188,7 +189,7 @@ impl TcpOut {
     }
 
     /// To be slept on.
-    pub(crate) fn socket(&self) -> Arc<TcpStream> {
+    pub(crate) fn socket(&self) -> Socket {
         Arc::clone(&self.stream)
     }
 }
@@ -196,7 +197,7 @@ impl TcpOut {
 /// The receiving end of a link.
 #[derive(Debug)]
 pub(crate) struct TcpIn {
-    stream: Arc<TcpStream>,
+    stream: Socket,
     len_max: usize,
     within_host: bool,
     /// How many messages were taken, modulo 2³².
@@ -206,6 +207,8 @@ pub(crate) struct TcpIn {
     header_read: usize,
     /// The message under way, once its header was read: what it is and how long.
     message: Option<(Head, usize)>,
+    /// Bytes that have arrived since it was opened.
+    arrived: u64,
     place: Place,
     /// How much of the payload was read.
     payload_read: usize,
@@ -246,7 +249,8 @@ impl From<io::Error> for Unexpected {
 impl TcpIn {
     /// The receiving end of `stream`, of which the hello has been read and nothing else. Longer messages than `len_max`
     /// are refused.
-    pub(crate) fn new(stream: TcpStream, len_max: usize) -> io::Result<TcpIn> {
+    pub(crate) fn new(stream: impl Into<NotInherited<TcpStream>>, len_max: usize) -> io::Result<TcpIn> {
+        let stream = stream.into();
         stream.set_nonblocking(true)?;
         set_options(&SockRef::from(&stream))?;
         let within_host = is_within_host(stream.local_addr()?, stream.peer_addr()?);
@@ -262,6 +266,7 @@ impl TcpIn {
             header: [0; HEADER],
             header_read: 0,
             message: None,
+            arrived: 0,
             place: Place::Buffer,
             payload_read: 0,
             buffer: Vec::new(),
@@ -358,6 +363,11 @@ impl TcpIn {
         Ok(Poll::Ready(()))
     }
 
+    /// Bytes that have arrived so far.
+    pub(crate) fn arrived(&self) -> u64 {
+        self.arrived
+    }
+
     /// What the next message is and how long, without its payload.
     pub(crate) fn peek_head(&mut self) -> io::Result<Poll<(Head, usize)>> {
         if self.message.is_none() && self.poll_header(Span::empty())?.is_pending() {
@@ -367,7 +377,7 @@ impl TcpIn {
     }
 
     /// To be slept on.
-    pub(crate) fn socket(&self) -> Arc<TcpStream> {
+    pub(crate) fn socket(&self) -> Socket {
         Arc::clone(&self.stream)
     }
 
@@ -417,7 +427,10 @@ impl TcpIn {
             return Ok(Poll::Ready(self.read_ahead(header, target)));
         }
         match socket::receive(self.stream.as_fd(), header, target) {
-            Ok(count) => Ok(Poll::Ready(count)),
+            Ok(count) => {
+                self.arrived += count as u64;
+                Ok(Poll::Ready(count))
+            }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(Poll::Pending),
             Err(error) => Err(error),
         }
@@ -511,7 +524,7 @@ fn is_within_host(local: SocketAddr, peer: SocketAddr) -> bool {
 
 /// Within a host there is no congestion, but where BBR is the default it paces all the same. Between hosts the choice stays
 /// with whoever set them up.
-fn unpace(socket: &Socket) {
+fn unpace(socket: &socket2::Socket) {
     #[cfg(target_os = "linux")]
     {
         // Reno needs no privilege where cubic is not the default; a kernel that refuses both is only slower.

@@ -14,7 +14,7 @@ use std::net::TcpStream;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tenfold_memory::Segment;
 
@@ -109,6 +109,8 @@ impl Rank {
         self.watch.streams.clear();
         self.watch.unread.clear();
         self.watch.pulses.clear();
+        self.watch.silences.clear();
+        self.watch.next_tick = Instant::now() + self.watch.tick; // scripts let time pass
         self.watch.processes.clear();
         self.watch.announced = Default::default();
         lock(&self.handle.orders).clear();
@@ -241,7 +243,7 @@ impl<'a> Scene<'a> {
     /// process of the same user can do anything to this one.
     fn tick(&mut self) {
         self.ticks += 1;
-        if self.ticks > self.rank.watch.limit() / 2 {
+        if self.rank.watch.tick * self.ticks > self.rank.handle.options.heartbeat / 2 {
             return;
         }
         let mut pulse = Vec::new();
@@ -289,7 +291,8 @@ fn open(watch: &mut Watch, is_unix: bool) -> (UnixStream, u64) {
     let (near, far) = UnixStream::pair().expect("there are descriptors");
     near.set_nonblocking(true).and_then(|()| far.set_nonblocking(true)).expect("they are sockets");
     // A stream of bytes is one, whatever carries it: only descriptors need a Unix socket.
-    let io = if is_unix { Io::Unix(near) } else { Io::Tcp(TcpStream::from(OwnedFd::from(near))) };
+    let io =
+        if is_unix { Io::Unix(near.into()) } else { Io::Tcp(TcpStream::from(OwnedFd::from(near)).into()) };
     (far, watch.add(io, None, false))
 }
 

@@ -41,7 +41,7 @@ fn link_with(prepare: impl FnOnce(&SockRef<'_>)) -> (TcpOut, TcpIn) {
 fn raw_link() -> (TcpStream, TcpIn) {
     let listener = listener();
     let address = listener.local_addr().unwrap();
-    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    let socket = socket2::Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     socket.connect(&address.into()).expect("somebody listens");
     socket.set_tcp_nodelay(true).unwrap();
     let (stream, _) = listener.accept().unwrap();
@@ -305,7 +305,7 @@ fn a_message_longer_than_allowed_is_refused_before_memory_is_taken_for_it() {
 #[test]
 fn a_caller_that_says_nothing_is_waited_for_without_waiting() {
     let listener = listener();
-    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    let socket = socket2::Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     socket.connect(&listener.local_addr().unwrap().into()).unwrap();
     let (stream, _) = listener.accept().unwrap();
     stream.set_nonblocking(true).unwrap();
