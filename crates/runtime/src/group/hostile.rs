@@ -5,6 +5,7 @@
 
 #![expect(clippy::disallowed_methods, reason = "plays a rank that goes on while others read")]
 
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -94,10 +95,11 @@ fn a_rank_that_writes_nonsense_into_its_memory_is_named_and_nobody_panics_or_han
     for seed in 1..=seeds {
         let size = 2 + seed as usize % 2;
         let options = Options::default().read_in_place().timeout(Duration::from_secs(1));
-        let (stop, done) = (AtomicBool::new(false), AtomicUsize::new(0));
+        let (met, stop, done) = (Barrier::new(size), AtomicBool::new(false), AtomicUsize::new(0));
         let started = std::time::Instant::now();
         let outcomes = Group::threads_with(size, &options, |group| {
             group.with_timeout(HANG).barrier()?.wait()?; // all links are there
+            met.wait();
             let room = group.fabric().engine.with(|state| state.group(group.inner.index).mesh.room());
             std::thread::scope(|scope| {
                 if group.rank() == HOSTILE {
