@@ -225,6 +225,6 @@ def test_a_record_that_pytorch_tore_is_passed_over_and_cut_off(path):
             file.write(b"\x05\0\0\0/k")
         assert tenfold.ask("get k") == "v"
         assert path.read_bytes() != whole
-        assert tenfold.ask("set l w") == "ok"  # the next writer removes it, so that PyTorch's destructor does not hang
+        assert tenfold.ask("set l w") == "ok"  # removes it, so that PyTorch's destructor does not hang
         assert path.read_bytes().startswith(whole + b"\x02\0\0\0/l")
         assert torch_store.get("l") == b"w"

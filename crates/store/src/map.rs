@@ -1,8 +1,8 @@
 //! A map from bytes that can be walked a little at a time.
 //!
 //! `std`'s map cannot go on where a walk stopped. This one has numbered places: a walk looks at some, remembers the
-//! number, and comes back after others have read and written. A key stays in its place until the map makes room by moving
-//! everything; [`Map::moves`] counts these, so that a walk knows that its number means nothing any more.
+//! number, and comes back after others have read and written. A key stays in its place until the map makes room for more
+//! keys; [`Map::moves`] counts these, so that a walk knows that its number means nothing any more.
 //!
 //! Every key has the second of its last write with it.
 
@@ -24,28 +24,49 @@ pub(crate) struct Slot<T> {
 // What a key costs in memory: see `ENTRY` in `table`.
 const _: () = assert!(size_of::<Slot<Value>>() == 56);
 
+/// Tables that the map consists of. A table that is full moves all its keys to a larger one, and everybody waits: with four
+/// million keys in one table that took 0.4 to 2 s.
+const TABLES: usize = 128;
+
 #[derive(Debug)]
 pub(crate) struct Map<T> {
-    table: HashTable<Slot<T>>,
+    tables: Box<[HashTable<Slot<T>>]>,
+    /// The number of the first place of each table, and one beyond the last.
+    starts: Vec<usize>,
+    len: usize,
     hasher: RandomState,
     moves: u64,
 }
 
 impl<T> Default for Map<T> {
     fn default() -> Self {
-        Map { table: HashTable::new(), hasher: RandomState::default(), moves: 0 }
+        Map {
+            tables: (0..TABLES).map(|_| HashTable::new()).collect(),
+            starts: vec![0; TABLES + 1],
+            len: 0,
+            hasher: RandomState::default(),
+            moves: 0,
+        }
     }
+}
+
+/// Which table has keys with this hash. A table looks at the lowest bits and at the seven highest.
+#[inline]
+fn table_of(hash: u64) -> usize {
+    (hash >> 32) as usize % TABLES
 }
 
 impl<T> Map<T> {
     #[inline]
     pub(crate) fn get(&self, key: &[u8]) -> Option<&T> {
-        self.table.find(self.hasher.hash_one(key), |slot| *slot.key == *key).map(|slot| &slot.held)
+        let hash = self.hasher.hash_one(key);
+        self.tables[table_of(hash)].find(hash, |slot| *slot.key == *key).map(|slot| &slot.held)
     }
 
     #[inline]
     pub(crate) fn get_mut(&mut self, key: &[u8]) -> Option<&mut Slot<T>> {
-        self.table.find_mut(self.hasher.hash_one(key), |slot| *slot.key == *key)
+        let hash = self.hasher.hash_one(key);
+        self.tables[table_of(hash)].find_mut(hash, |slot| *slot.key == *key)
     }
 
     pub(crate) fn contains(&self, key: &[u8]) -> bool {
@@ -54,53 +75,73 @@ impl<T> Map<T> {
 
     /// Adds a key that is not there.
     pub(crate) fn insert(&mut self, key: &[u8], held: T, written: u32) {
-        if self.table.len() == self.table.capacity() {
-            // Now rather than inside of the insertion, so that it is known. All keys are hashed again, so with another seed: who
-            // has found out keys that are slow to look up has to begin again.
-            self.hasher = RandomState::default();
-            self.table.reserve(1, |slot| self.hasher.hash_one(&*slot.key));
-            self.moves += 1;
-        }
+        let hash = self.hasher.hash_one(key);
         let rehash = |slot: &Slot<T>| self.hasher.hash_one(&*slot.key);
+        let table = &mut self.tables[table_of(hash)];
+        let is_full = table.len() == table.capacity();
+        if is_full {
+            // Now rather than inside of the insertion, so that it is known.
+            table.reserve(1, rehash);
+        }
         let slot = Slot { key: key.into(), held, written };
-        self.table.insert_unique(self.hasher.hash_one(key), slot, rehash);
+        table.insert_unique(hash, slot, rehash);
+        self.len += 1;
+        if is_full {
+            self.number_places();
+        }
     }
 
     /// Removes a key; its name as it was held, and what was under it.
     pub(crate) fn remove(&mut self, key: &[u8]) -> Option<(Value, T)> {
-        let entry = self.table.find_entry(self.hasher.hash_one(key), |slot| *slot.key == *key).ok()?;
+        let hash = self.hasher.hash_one(key);
+        let entry = self.tables[table_of(hash)].find_entry(hash, |slot| *slot.key == *key).ok()?;
         let slot = entry.remove().0;
+        self.len -= 1;
         Some((slot.key, slot.held))
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.table.len()
+        self.len
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.table.is_empty()
+        self.len == 0
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Slot<T>> {
-        self.table.iter()
+        self.tables.iter().flat_map(HashTable::iter)
     }
 
     // ── walking ────────────────────────────────────────────────────────────────────────────────────────
 
     /// Numbers of places are below this.
     pub(crate) fn places(&self) -> usize {
-        self.table.num_buckets()
+        self.starts[TABLES]
     }
 
     /// What is at a place; most often nothing, if the map was larger once.
     #[inline]
     pub(crate) fn place(&self, number: usize) -> Option<&Slot<T>> {
-        self.table.get_bucket(number)
+        let after = self.starts.partition_point(|start| *start <= number);
+        let table = after.checked_sub(1)?;
+        self.tables.get(table)?.get_bucket(number - self.starts[table])
     }
 
-    /// How often everything has been moved to another place.
+    /// How often keys have been moved to other places.
     pub(crate) fn moves(&self) -> u64 {
         self.moves
+    }
+
+    /// A table has grown, and the places of those after it have other numbers.
+    #[cold]
+    fn number_places(&mut self) {
+        let mut next = 0;
+        for (start, table) in self.starts.iter_mut().zip(&self.tables) {
+            *start = next;
+            next += table.num_buckets();
+        }
+        self.starts[TABLES] = next;
+        self.moves += 1;
     }
 }
 
@@ -109,6 +150,17 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use std::collections::HashMap;
+
+    /// Who waits while a table grows waits for a small part of all keys.
+    #[test]
+    fn keys_are_spread_over_all_tables() {
+        let mut map = Map::default();
+        for number in 0..100 * TABLES {
+            map.insert(number.to_string().as_bytes(), (), 0);
+        }
+        let largest = map.tables.iter().map(HashTable::len).max();
+        assert!(largest.is_some_and(|largest| largest < 200), "{largest:?} of {} keys", map.len());
+    }
 
     proptest! {
         #[test]
