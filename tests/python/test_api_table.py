@@ -21,7 +21,6 @@ from torch.distributed import _functional_collectives
 NVIDIA = "for NVIDIA's GPUs only; tenfold works on the CPU"
 GPU_MEMORY = "memory that GPUs share; tenfold's shared memory is `Group.shared_memory`"
 OTHER_BACKEND = "another backend; tenfold's own is `ProcessGroupTenfold`"
-COMPILER = "for torch.compile's graphs, which need PyTorch"
 PROFILER = "a title in PyTorch's profiler, which knows only operations of PyTorch's groups"
 INTERNAL = "a switch or test of PyTorch's C++ runtime"
 
@@ -40,14 +39,10 @@ ABSENT = {
     "_get_intra_node_comm_usage_counter": GPU_MEMORY,
     "Window": "one-sided access, which no backend on the CPU has; `supports_window` is False",
     "ProcessGroupGloo": OTHER_BACKEND,
-    "_allow_inflight_collective_as_graph_input": COMPILER,
-    "_set_allow_inflight_collective_as_graph_input": COMPILER,
     "_get_comm_profiling_name": PROFILER,
     "_set_comm_profiling_name": PROFILER,
     "_hash_tensors": INTERNAL,
     "_set_global_rank": INTERNAL,
-    "_set_thread_isolation_mode": INTERNAL,
-    "_test_python_store": INTERNAL,
 }
 
 DIFFERENT = {

@@ -62,6 +62,24 @@ pub(crate) fn store_error(py: Python<'_>, error: &tenfold_store::Error) -> PyErr
     }
 }
 
+/// A caller's mistake in a call of a group, found before the group saw it; in the words and with the facts of the group's own.
+pub(crate) fn refused(py: Python<'_>, group: &tenfold::Group, operation: &str, reason: &str) -> PyErr {
+    let fields = PyDict::new(py);
+    let (name, rank, size) = (group.name(), group.rank(), group.size());
+    let filled = (|| {
+        fields.set_item("operation", operation)?;
+        fields.set_item("group", name)?;
+        fields.set_item("rank", rank)?;
+        fields.set_item("world_size", size)?;
+        fields.set_item("reason", reason)
+    })();
+    let text = format!("{operation} in group `{name}` failed on rank {rank} of {size}: {reason}");
+    match filled {
+        Ok(()) => make(py, "Argument", text, &fields),
+        Err(error) => error,
+    }
+}
+
 /// A caller's mistake that was found here, before any group saw it.
 pub(crate) fn argument(py: Python<'_>, text: String) -> PyErr {
     make(py, "Argument", text, &PyDict::new(py))

@@ -1,13 +1,105 @@
 //! Several tensors or several calls as one.
 
-use tenfold_memory::{ReduceOp, Tensor, TensorView};
+use tenfold_memory::{ReduceOp, Reduction, Tensor, TensorView};
+use tenfold_plan::{Kind, Rank};
 
 use super::Group;
+use super::call::Request;
 use crate::fault::Result;
 use crate::label::{Label, OpKind};
+use crate::run::Buffers;
 use crate::work::Work;
 
 impl Group {
+    /// Several tensors of this rank as if each belonged to a rank of its own: all tensors of all ranks are combined, and the
+    /// result is in each of them. AVG divides by the number of ranks.
+    ///
+    /// ```
+    /// # use tenfold::{Group, ReduceOp, Tensor};
+    /// # Group::threads(2, |group| {
+    /// let (mut one, mut two) = (Tensor::from_slice(&[1.0_f32]), Tensor::from_slice(&[10.0_f32]));
+    /// group.all_reduce_several(vec![one.lend(), two.lend()], ReduceOp::Sum)?.wait()?;
+    /// assert_eq!((one.as_slice::<f32>(), two.as_slice::<f32>()), (&[22.0_f32][..], &[22.0_f32][..]));
+    /// # Ok(()) }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    /// If there is no tensor, dtypes or lengths differ, the dtype has no such reduction, or the group has failed.
+    pub fn all_reduce_several(&self, tensors: Vec<TensorView>, op: ReduceOp) -> Result<Work> {
+        let label = Label::new(OpKind::AllReduce, 0).reduction(&op);
+        let first = self.check_alike(&label, &tensors)?;
+        let (dtype, elements) = (first.dtype(), first.elements());
+        if self.inner.checks_numbers {
+            self.check_tensors(&label, tensors.iter())?; // while they can still be told apart
+        }
+        // Factors and division are for the call between ranks; before it, tensors are only summed.
+        let local = match &op {
+            ReduceOp::Avg | ReduceOp::PremulSum(_) => ReduceOp::Sum,
+            other => other.clone(),
+        };
+        let reduction: Reduction = self.reduction(&label, &local, dtype)?;
+        let (mut flat, mut next) = (Tensor::zeros(dtype, elements), Tensor::zeros(dtype, elements));
+        let (view, packed) = (flat.lend(), next.lend());
+        first.pack(view.span());
+        for tensor in &tensors[1..] {
+            tensor.pack(packed.span());
+            reduction.combine(view.span(), &[view.span().bytes(), packed.span().bytes()], false);
+        }
+        let finish = move |flat: TensorView| copy_to_all(&flat, &tensors);
+        self.all_reduce_packed(OpKind::AllReduce, view, &op, finish)
+    }
+
+    /// Tensor `root_tensor` of the root, in every tensor of every rank.
+    ///
+    /// # Errors
+    /// If `root` or `root_tensor` is out of range, dtypes or lengths differ, or the group has failed.
+    pub fn broadcast_several(
+        &self,
+        tensors: Vec<TensorView>,
+        root: Rank,
+        root_tensor: usize,
+    ) -> Result<Work> {
+        let label = Label::new(OpKind::Broadcast, 0).root(root);
+        let first = self.check_alike(&label, &tensors)?;
+        let label = label.elements(first.dtype(), first.elements());
+        if root >= self.size() {
+            let last = self.size() - 1;
+            return self.refuse(&label, format!("root {root} is out of range: ranks are 0 to {last}"));
+        }
+        if root_tensor >= tensors.len() {
+            let last = tensors.len() - 1;
+            return self
+                .refuse(&label, format!("root tensor {root_tensor} is out of range: tensors are 0 to {last}"));
+        }
+        let mut others = tensors;
+        let sent = others.swap_remove(root_tensor);
+        let bytes = sent.byte_len();
+        let mut request =
+            Request::new(label, Kind::Broadcast, self.rank(), bytes, Buffers::of(sent), None);
+        (request.in_place, request.root) = (true, root);
+        request.finish = Some(Box::new(move |buffers| copy_to_all(&buffers.into_first(), &others)));
+        self.submit(label, request)
+    }
+
+    /// The first of tensors that have one dtype and one length.
+    fn check_alike<'a>(&self, label: &Label, tensors: &'a [TensorView]) -> Result<&'a TensorView> {
+        let Some(first) = tensors.first() else {
+            return self.refuse(label, "there are no tensors".to_string());
+        };
+        let (dtype, elements) = (first.dtype(), first.elements());
+        let differs = |tensor: &TensorView| tensor.dtype() != dtype || tensor.elements() != elements;
+        match tensors.iter().position(differs) {
+            None => Ok(first),
+            Some(place) => {
+                let (other, count) = (tensors[place].dtype(), tensors[place].elements());
+                let message = format!(
+                    "tensor {place} has {count} elements of {other}, but tensor 0 has {elements} of {dtype}"
+                );
+                self.refuse(label, message)
+            }
+        }
+    }
+
     /// As if the tensors were one: combined on all ranks, in place. They have one dtype.
     ///
     /// # Errors
@@ -53,8 +145,8 @@ impl Group {
         outputs: Vec<TensorView>,
         inputs: Vec<TensorView>,
     ) -> Result<Work> {
-        self.check_pairs(OpKind::AllGatherCoalesced, outputs.len(), inputs.len())?;
-        self.coalesce(|group| {
+        self.check_pairs(OpKind::AllGatherIntoCoalesced, outputs.len(), inputs.len())?;
+        self.coalesce_as(OpKind::AllGatherIntoCoalesced, |group| {
             outputs
                 .into_iter()
                 .zip(inputs)
@@ -73,7 +165,7 @@ impl Group {
         inputs: Vec<TensorView>,
     ) -> Result<Work> {
         self.check_pairs(OpKind::AllGatherCoalesced, outputs.len(), inputs.len())?;
-        self.coalesce(|group| {
+        self.coalesce_as(OpKind::AllGatherCoalesced, |group| {
             let pairs = outputs.into_iter().zip(inputs);
             pairs
                 .map(|(outputs, input)| group.all_gather_as(OpKind::AllGatherCoalesced, outputs, input))
@@ -91,8 +183,8 @@ impl Group {
         inputs: Vec<TensorView>,
         op: ReduceOp,
     ) -> Result<Work> {
-        self.check_pairs(OpKind::ReduceScatterInto, outputs.len(), inputs.len())?;
-        self.coalesce(|group| {
+        self.check_pairs(OpKind::ReduceScatterIntoCoalesced, outputs.len(), inputs.len())?;
+        self.coalesce_as(OpKind::ReduceScatterIntoCoalesced, |group| {
             let pairs = outputs.into_iter().zip(inputs);
             pairs.map(|(output, input)| group.reduce_scatter_into(output, input, op.clone())).collect()
         })
@@ -121,8 +213,18 @@ impl Group {
     /// # Errors
     /// The first call that was refused; those before it go on.
     pub fn coalesce(&self, calls: impl FnOnce(&Group) -> Result<Vec<Work>>) -> Result<Work> {
+        self.coalesce_as(OpKind::Coalesced, calls)
+    }
+
+    fn coalesce_as(&self, kind: OpKind, calls: impl FnOnce(&Group) -> Result<Vec<Work>>) -> Result<Work> {
         let works = calls(self)?;
-        let label = Label::new(OpKind::Coalesced, works.last().map_or(0, Work::sequence_number));
+        let label = Label::new(kind, works.last().map_or(0, Work::sequence_number));
         Ok(Work::join(label, works))
+    }
+}
+
+fn copy_to_all(source: &TensorView, tensors: &[TensorView]) {
+    for tensor in tensors {
+        tensor.unpack(source.span().bytes());
     }
 }
