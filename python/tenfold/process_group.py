@@ -13,6 +13,7 @@ from tenfold import enums, work_registry
 from tenfold._tenfold import PrefixStore
 from tenfold.backend import Backend, ProcessGroupTenfold
 from tenfold.enums import HookOpName
+from tenfold.exceptions import DistArgumentError
 from tenfold.operations import Operations
 from tenfold.options import _DEFAULT_PG_TIMEOUT, Fields, PostHookArgs, PreHookArgs, ReconfigureOptions
 from tenfold.overloads import Tensor
@@ -299,10 +300,10 @@ class ProcessGroup(Operations):
         if device_types is not None and "cpu" not in map(_device_type, device_types):
             return None
         parent = self._backend()
-        name = group_name or f"{self._name or 'default'}:split:{'_'.join(map(str, ranks))}"
+        name = group_name or f"{self._name or 'default'}:split:{ranks}"
         if group_desc is None:
             group_desc = f"{self._description}:split:{self._splits}"
-        self._splits += 1
+            self._splits += 1
         given = parent.options if opts is None else opts
         options = Backend.Options(given.backend, given._timeout if timeout is None else timeout)
         options.group_name, options.enable_reconfigure = name, given.enable_reconfigure
@@ -322,13 +323,13 @@ class ProcessGroup(Operations):
         name = group_name or f"{self._name or 'default'}:merge"
         options = Backend.Options("tenfold", timeout)
         options.group_name = name
-        own = PrefixStore(f"{name}/", store)
-        rank = own.add("mergeGroupRank", 1) - 1
+        rank = store.add("mergeGroupRank", 1) - 1
         if rank >= size:
-            hint = "have all ranks give the same size, and each merge a name or a store of its own"
-            raise RuntimeError(f"merge_remote_group: {rank + 1} ranks came to a group of {size}; {hint}")
-        whole = self._backend().merge(own, options, rank, size)
-        return ProcessGroup._around(whole, own, name, group_desc)
+            hint = "have all ranks give the same size, and give each merge a store or a prefix of its own"
+            raise RuntimeError(f"merge_remote_group: {rank + 1} ranks joined a group of {size}; {hint}")
+        whole = self._backend().merge(store, options, rank, size)
+        desc = f"{self._description}:merge" if group_desc is None else group_desc
+        return ProcessGroup._around(whole, store, name, desc)
 
     @property
     def supports_reconfigure(self) -> bool:
@@ -368,18 +369,22 @@ def _device_type(device: Any) -> str:
 
 
 def _check_split(ranks: list[int], size: int) -> None:
-    """In c10d's words."""
     if not ranks:
-        raise ValueError("Split ranks cannot be empty")
+        raise DistArgumentError(
+            "Split ranks cannot be empty. Please provide a non-empty list of ranks to split the group."
+        )
     if len(ranks) > size:
-        raise ValueError(
+        raise DistArgumentError(
             f"{len(ranks)} ranks of a group of {size}: the split group's size should be no larger than the "
             "world_size set by init_process_group"
         )
     if len(set(ranks)) != len(ranks):
-        raise ValueError(f"Split ranks should not have duplicates: {ranks}")
+        raise DistArgumentError(
+            f"ranks are {ranks}: Split ranks should not have duplicates. Please provide a list of unique ranks to "
+            "split the group."
+        )
     if not all(0 <= rank < size for rank in ranks):
-        raise ValueError(f"ranks {ranks} are out of range: ranks are 0 to {size - 1}")
+        raise DistArgumentError(f"ranks are {ranks}, but the group has ranks 0 to {size - 1}")
 
 
 def _flat(tensors: Any) -> list[Any]:

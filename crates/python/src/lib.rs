@@ -14,6 +14,7 @@ mod exceptions;
 mod foreign_store;
 mod group;
 mod log;
+mod phrases;
 mod recorder;
 mod registration;
 mod shared_memory;

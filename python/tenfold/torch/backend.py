@@ -80,6 +80,13 @@ def _options(timeout: timedelta, name: str, global_ranks: Sequence[int]) -> Any:
     return options
 
 
+def _list(lists: list[list[torch.Tensor]], what: str) -> list[torch.Tensor]:
+    """The list that the root gives, and the other ranks leave out."""
+    if len(lists) > 1:
+        raise DistArgumentError(f"{what} must be one list of tensors, not {len(lists)}")
+    return lists[0] if lists else []
+
+
 def _op(op: Any) -> int | tuple[int, float]:
     code = op.op.value
     return code if code != _PREMUL_SUM else (code, float(op.factor))
@@ -238,6 +245,8 @@ class Backend(_Base):
 
     def reduce(self, tensors: list[torch.Tensor], opts: Any) -> Work | None:
         tensor = _one(tensors, "tensors")
+        if opts.rootTensor != 0:
+            raise DistArgumentError(f"there is one tensor, which is number 0, not {opts.rootTensor}")
         if opts.rootRank != self.rank():
             tensor = tensor.clone()  # only the root's tensor is to change
         op, limit = _op(opts.reduceOp), self._limit(opts)
@@ -289,7 +298,7 @@ class Backend(_Base):
     def gather(
         self, output_tensors: list[list[torch.Tensor]], input_tensors: list[torch.Tensor], opts: Any
     ) -> Work | None:
-        outputs = output_tensors[0] if output_tensors else []
+        outputs = _list(output_tensors, "output_tensors")
         tensor = _one(input_tensors, "input_tensors")
         work = self.group.gather(outputs, tensor, opts.rootRank, self._is_async(opts), self._limit(opts))
         return self._finish(work, outputs)
@@ -302,7 +311,7 @@ class Backend(_Base):
     def scatter(
         self, output_tensors: list[torch.Tensor], input_tensors: list[list[torch.Tensor]], opts: Any
     ) -> Work | None:
-        inputs = input_tensors[0] if input_tensors else []
+        inputs = _list(input_tensors, "input_tensors")
         output = _one(output_tensors, "output_tensors")
         work = self.group.scatter(output, inputs, opts.rootRank, self._is_async(opts), self._limit(opts))
         return self._finish(work, output_tensors)
@@ -312,7 +321,7 @@ class Backend(_Base):
     ) -> Work | None:
         output, op = _one(output_tensors, "output_tensors"), _op(opts.reduceOp)
         work = self.group.reduce_scatter(
-            output, input_tensors[0], op, self._is_async(opts), self._limit(opts)
+            output, _list(input_tensors, "input_tensors"), op, self._is_async(opts), self._limit(opts)
         )
         return self._finish(work, output_tensors)
 

@@ -141,6 +141,8 @@ def splits(tensor: torch.Tensor, sizes: Sequence[int], ranks: int) -> str | None
         return "Tensor's dim 0 does not divide equally across group size" if rows % ranks else None
     if len(sizes) != ranks:
         return "Number of tensor splits not equal to group size"
+    if min(sizes) < 0:
+        return "Split sizes must be non-negative"
     return None if sum(sizes) == rows else "Split sizes doesn't match total dim 0 size"
 
 
