@@ -67,7 +67,7 @@ class DistQueueEmptyError(DistStoreError):
 
 
 class DistStoreArgumentError(DistStoreError, ValueError):
-    """The caller's mistake in a call of a store: lists of different lengths, a counter that is not a number."""
+    """The caller's mistake with a store: lists of different lengths, a counter that is not a number."""
 
 
 class DistArgumentError(DistBackendError, ValueError):

@@ -380,8 +380,8 @@ def _check_split(ranks: list[int], size: int) -> None:
         )
     if len(set(ranks)) != len(ranks):
         raise DistArgumentError(
-            f"ranks are {ranks}: Split ranks should not have duplicates. Please provide a list of unique ranks to "
-            "split the group."
+            f"ranks are {ranks}: Split ranks should not have duplicates. Please provide a list of unique "
+            "ranks to split the group."
         )
     if not all(0 <= rank < size for rank in ranks):
         raise DistArgumentError(f"ranks are {ranks}, but the group has ranks 0 to {size - 1}")
@@ -415,8 +415,8 @@ def _broadcast_coalesced(
 ) -> None:
     """The root's tensors for all ranks, in place; they travel in flat pieces of about `buffer_size` bytes.
 
-    A backend of another kind, or hooks, get one broadcast for each tensor; `buffer_size` bounds the bytes that
-    are under way.
+    A backend of another kind, or hooks, get one broadcast for each tensor; `buffer_size` bounds the bytes
+    that are under way.
     """
     backend = process_group._backend() if isinstance(process_group, ProcessGroup) else None
     if isinstance(backend, ProcessGroupTenfold) and not process_group._has_hooks():

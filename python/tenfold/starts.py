@@ -1,8 +1,8 @@
 """How each operation of c10d is started on a group of the extension module.
 
 A function per operation: it is given the group, the arguments of the operation's first form, its options, and
-`how`, which is `async_op` and `timeout`. c10d's lists "of several devices", which mostly have one element, are
-opened here. What is over when it returns gives no work.
+`how`, which is `async_op` and `timeout`. c10d's lists "of several devices", which mostly have one element,
+are opened here. What is over when it returns gives no work.
 """
 
 from collections.abc import Callable, Sequence

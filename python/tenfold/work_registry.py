@@ -72,7 +72,7 @@ def _register_work(tensor: Any, work: Any) -> None:
 
 
 def _reference(owner: Any, works: _Works, key: int) -> Any:
-    """An array that nobody keeps cannot be waited for: its works go with it. What cannot tell that is kept."""
+    """An array that nobody keeps cannot be waited for: its works go with it. What cannot tell is kept."""
 
     def gone(_: Any) -> None:
         with _lock:

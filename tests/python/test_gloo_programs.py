@@ -180,7 +180,10 @@ def hook_everything(me: Rank) -> Any:
     told: list[Any] = []
 
     def before(call: Any) -> None:
-        shapes = [[list(tensor.shape) for tensor in tensors] for tensors in (call.input_tensors, call.output_tensors)]
+        shapes = [
+            [list(tensor.shape) for tensor in tensors]
+            for tensors in (call.input_tensors, call.output_tensors)
+        ]
         told.append(("before", call.name.name, call.async_op, *shapes, call.root))
 
     def after(call: Any) -> None:
@@ -338,7 +341,11 @@ def profiled(me: Rank) -> Any:
             dist.recv(torch.zeros(2), 0)
             dist.recv(torch.zeros(2))
     prefix = f"{me.backend}:"
-    rows = {row.key.removeprefix(prefix): row.count for row in profile.key_averages() if row.key.startswith(prefix)}
+    rows = {
+        row.key.removeprefix(prefix): row.count
+        for row in profile.key_averages()
+        if row.key.startswith(prefix)
+    }
     return dict(sorted(rows.items()))
 
 

@@ -81,7 +81,9 @@ MISUSES = {
         lambda me: everybody().broadcast(ones() + ones(1, 3), with_root("BroadcastOptions", 0)),
         "invalid tensor size",
     ),
-    "reduce no tensor": Misuse(lambda me: backend().allreduce([], c10d.AllreduceOptions()), "requires non-empty tensor list"),
+    "reduce no tensor": Misuse(
+        lambda me: backend().allreduce([], c10d.AllreduceOptions()), "requires non-empty tensor list"
+    ),
     "reduce tensors of two dtypes": Misuse(
         lambda me: everybody().allreduce([*ones(), LONGS]), "invalid tensor type"
     ),
@@ -117,17 +119,20 @@ MISUSES = {
         "requires a single-element tensor list",
     ),
     "gather nothing for all": Misuse(
-        lambda me: backend().allgather([], [], c10d.AllgatherOptions()), "requires non-empty input tensor list"
+        lambda me: backend().allgather([], [], c10d.AllgatherOptions()),
+        "requires non-empty input tensor list",
     ),
     "gather for all without outputs": Misuse(
         lambda me: everybody().allgather([], ones()),
         "requires input/output tensor lists to have the same length",
     ),
     "gather for all into too few": Misuse(
-        lambda me: everybody().allgather([ones(me.world - 1)], ones()), "invalid output tensor list at index 0"
+        lambda me: everybody().allgather([ones(me.world - 1)], ones()),
+        "invalid output tensor list at index 0",
     ),
     "gather for all into too many": Misuse(
-        lambda me: everybody().allgather([ones(me.world + 1)], ones()), "invalid output tensor list at index 0"
+        lambda me: everybody().allgather([ones(me.world + 1)], ones()),
+        "invalid output tensor list at index 0",
     ),
     "gather for all into another dtype": Misuse(
         lambda me: everybody().allgather([[LONGS, LONGS]], ones()), "invalid tensor type"
@@ -136,7 +141,8 @@ MISUSES = {
         lambda me: everybody().allgather([ones(me.world, 5)], ones()), "invalid tensor size"
     ),
     "gather coalesced without inputs": Misuse(
-        lambda me: backend().allgather_coalesced([], [], c10d.AllgatherOptions()), "requires non-empty input tensor list"
+        lambda me: backend().allgather_coalesced([], [], c10d.AllgatherOptions()),
+        "requires non-empty input tensor list",
     ),
     "gather coalesced into too few lists": Misuse(
         lambda me: everybody().allgather_coalesced([ones()], ones()),
@@ -150,7 +156,8 @@ MISUSES = {
         lambda me: everybody().gather([], ones(), with_root("GatherOptions", -1)), "invalid root rank: -1"
     ),
     "gather at a root that is too large": Misuse(
-        lambda me: everybody().gather([], ones(), with_root("GatherOptions", me.world)), "invalid root rank: 2"
+        lambda me: everybody().gather([], ones(), with_root("GatherOptions", me.world)),
+        "invalid root rank: 2",
     ),
     "gather no tensor": Misuse(
         lambda me: backend().gather([], [], with_root("GatherOptions", 0)),
@@ -239,9 +246,7 @@ MISUSES = {
         lambda me: everybody().alltoall(ones(1), ones(2), c10d.AllToAllOptions()),
         "output tensor list size 1 does not match world size 2",
     ),
-    "send two tensors": Misuse(
-        lambda me: everybody().send(ones(2), other(me), 0), "takes a single tensor"
-    ),
+    "send two tensors": Misuse(lambda me: everybody().send(ones(2), other(me), 0), "takes a single tensor"),
     "send no tensor": Misuse(lambda me: backend().send([], other(me), 0), "takes a single tensor"),
     "send with a negative tag": Misuse(
         lambda me: everybody().send(ones(), other(me), -1), "Tag must be nonnegative"
@@ -270,7 +275,7 @@ MISUSES = {
 
 
 def misuse(me: Rank, names: list[str]) -> Any:
-    """{name: (the classes and the text of the error)}; for Gloo each in a group of its own, which may break."""
+    """{name: (the classes and the text of the error)}; each in a group of its own, which may break."""
     results = {}
     for name in names:
         print(f"misuse: {name}", flush=True)
@@ -281,6 +286,10 @@ def misuse(me: Rank, names: list[str]) -> Any:
             results[name] = None
         except Exception as error:
             results[name] = [each.__name__ for each in type(error).__mro__], str(error)
+        me.tell(f"{name} on {me.rank}")
+        me.until_told(
+            *(f"{name} on {rank}" for rank in range(me.world))
+        )  # no rank leaves before all have tried
         me.join()
     return results
 
@@ -289,7 +298,9 @@ def misuse(me: Rank, names: list[str]) -> Any:
 def misused(ranks: RankServer) -> dict[str, Any]:
     names = list(MISUSES)
     return {
-        backend: [outcome.returned for outcome in ranks.run(misuse, names, backend=backend, timeout=60, limit=120)]
+        backend: [
+            outcome.returned for outcome in ranks.run(misuse, names, backend=backend, timeout=60, limit=120)
+        ]
         for backend in ("gloo", "tenfold")
     }
 
@@ -376,7 +387,10 @@ STORE_MISUSES: dict[str, tuple[Callable[[Any, Path], Any], str]] = {
         lambda library, _: tcp(library, timeout=MOMENT).multi_get(["one", "two"]),
         r"wait timeout after 100ms, keys: /one, /two",
     ),
-    "take from an empty queue": (lambda library, _: tcp(library).queue_pop("queue", False), r"queue is empty"),
+    "take from an empty queue": (
+        lambda library, _: tcp(library).queue_pop("queue", False),
+        r"queue is empty",
+    ),
     "wait for an empty queue": (
         lambda library, _: tcp(library, timeout=MOMENT).queue_pop("queue"),
         r"wait timeout after 100ms, keys: /queue",
@@ -427,7 +441,9 @@ def raised_by(call: Callable[[Any, Path], Any], library: Any, folder: Path) -> E
 
 
 @pytest.mark.parametrize("name", STORE_MISUSES)
-def test_what_pytorchs_stores_refuse_is_refused_with_their_class_and_phrase(name: str, tmp_path: Path) -> None:
+def test_what_pytorchs_stores_refuse_is_refused_with_their_class_and_phrase(
+    name: str, tmp_path: Path
+) -> None:
     call, phrase = STORE_MISUSES[name]
     theirs, ours = raised_by(call, dist, tmp_path), raised_by(call, tenfold, tmp_path)
     assert re.search(phrase, str(theirs)), "not what PyTorch says"

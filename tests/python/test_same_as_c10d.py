@@ -369,7 +369,9 @@ def test_a_group_is_split_as_c10ds_is(monkeypatch):
         for ranks in [[], [0, 0], [0, 1]]:
             with pytest.raises(RuntimeError) as refused:
                 group.split_group(ranks)
-            refusals.append("cannot be empty" in str(refused.value) or "should be no larger" in str(refused.value))
+            refusals.append(
+                "cannot be empty" in str(refused.value) or "should be no larger" in str(refused.value)
+            )
         keys = [key for key in store.list_keys() if "of the part" in key]
         answers.append(([told_of(part) for part in parts], told_of(group)[:3], refusals, keys))
     assert answers[0] == answers[1]
@@ -633,7 +635,7 @@ def test_sparse_tensors_are_reduced_by_a_group_of_the_package():
         backend.allreduce_sparse([bytearray(4)])
     options = tenfold.AllreduceOptions()
     options.reduceOp = tenfold.ReduceOp.MAX
-    with pytest.raises(ValueError, match="works with ReduceOp.SUM"):
+    with pytest.raises(ValueError, match=r"works with ReduceOp\.SUM"):
         backend.allreduce_sparse([sparse(0, 1.0)], options)
 
 
@@ -646,7 +648,9 @@ def test_coalesced_operations_have_c10ds_kinds():
         tenfold.OpType.ALLGATHER_INTO_TENSOR_COALESCED: group.all_gather_single_coalesced(one, two),
         tenfold.OpType.REDUCE_SCATTER_TENSOR_COALESCED: group.reduce_scatter_single_coalesced(one, two),
     }
-    assert {kind: tenfold.OpType(work._get_op_type()) for kind, work in works.items()} == {kind: kind for kind in works}
+    assert {kind: tenfold.OpType(work._get_op_type()) for kind, work in works.items()} == {
+        kind: kind for kind in works
+    }
 
 
 def test_many_tensors_are_broadcast_in_a_few_pieces():
@@ -679,3 +683,37 @@ def test_works_of_completion_hooks_are_timed_by_a_clock_that_does_not_jump():
     group._wait_for_pending_works()
     after = timedelta(seconds=time.monotonic())
     assert before <= told[0].time_started <= told[0].time_finished <= after
+
+
+def of_an_embedding(names: dict[int, str]) -> tuple[Any, Any]:
+    """A table of five rows whose gradients are sparse, and its reducer, of one rank."""
+    table = torch.nn.Embedding(5, 2, sparse=True)
+    params = list(table.parameters())
+    group = tenfold.ProcessGroup(tenfold.HashStore(), 0, 1)
+    return table, tenfold.Reducer(params, [[0]], [1000], group, [True], param_to_name_mapping=names)
+
+
+def step(table: Any, reducer: Any, rows: list[int]) -> Any:
+    table.weight.grad = None
+    reducer.prepare_for_forward()
+    loss = table(torch.tensor(rows)).sum()
+    reducer.prepare_for_backward(loss)
+    loss.backward()
+    return table.weight.grad.coalesce().indices()[0].tolist()
+
+
+def test_rows_that_are_known_in_advance_change_no_gradient_and_others_are_refused():
+    table, reducer = of_an_embedding({0: "table"})
+    assert step(table, reducer, [1, 3]) == [1, 3]
+    reducer._set_sparse_metadata({"table": torch.tensor([1, 3, 4])})
+    assert step(table, reducer, [3, 1, 3]) == [1, 3]
+    with pytest.raises(RuntimeError, match=r"the gradient of table has rows \[0\]"):
+        step(table, reducer, [0, 4])
+    table, reducer = of_an_embedding({0: "table"})
+    reducer._set_sparse_metadata({"another": torch.tensor([1])})
+    with pytest.raises(RuntimeError, match="param: table not found in sparse metadata"):
+        step(table, reducer, [1])
+    table, reducer = of_an_embedding({})
+    reducer._set_sparse_metadata({"table": torch.tensor([1])})
+    with pytest.raises(RuntimeError, match="No parameter names were found"):
+        step(table, reducer, [1])

@@ -81,10 +81,8 @@ pub(crate) fn of_group(
     }
     let waited = waited.filter(|_| error.message().starts_with(GOES_ON));
     let kind = error.scene().label.kind;
-    let is_message = matches!(
-        kind,
-        tenfold::OpKind::Send | tenfold::OpKind::Recv | tenfold::OpKind::RecvAnySource
-    );
+    let is_message =
+        matches!(kind, tenfold::OpKind::Send | tenfold::OpKind::Recv | tenfold::OpKind::RecvAnySource);
     let direction = if kind == tenfold::OpKind::Send { "send" } else { "recv" };
     match (waited, limit) {
         (Some(_), _) if !is_message => Some("Operation timed out!".to_string()),

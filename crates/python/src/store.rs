@@ -392,6 +392,7 @@ pub(crate) fn from_python(object: &Bound<'_, PyAny>) -> PyResult<Arc<dyn tenfold
 pub(crate) fn test_python_store(py: Python<'_>, store: &Bound<'_, PyAny>) -> PyResult<()> {
     let store = from_python(store)?;
     let wrong = calling(py, || {
+        store.try_clone()?.set("foo", "bar")?;
         for number in 1..=3 {
             store.add("key", number)?;
         }
@@ -401,8 +402,14 @@ pub(crate) fn test_python_store(py: Python<'_>, store: &Bound<'_, PyAny>) -> PyR
         for number in 1..=5 {
             store.add("key3", number)?;
         }
-        let expected =
-            [("key", "6"), ("key0", "value0"), ("key1", "value1"), ("key2", "value2"), ("key3", "15")];
+        let expected = [
+            ("key", "6"),
+            ("key0", "value0"),
+            ("key1", "value1"),
+            ("key2", "value2"),
+            ("key3", "15"),
+            ("foo", "bar"),
+        ];
         for (key, expected) in expected {
             let value = store.get(key)?;
             if &*value != expected.as_bytes() {
@@ -414,7 +421,9 @@ pub(crate) fn test_python_store(py: Python<'_>, store: &Bound<'_, PyAny>) -> PyR
     })?;
     match wrong {
         None => Ok(()),
-        Some(text) => Err(PyRuntimeError::new_err(format!("the store does not keep what it is given: {text}"))),
+        Some(text) => {
+            Err(PyRuntimeError::new_err(format!("the store does not keep what it is given: {text}")))
+        }
     }
 }
 

@@ -424,8 +424,9 @@ class Backend(_Base):
         if self.rank() not in ranks:
             if self.is_beside_others:
                 raise RuntimeError(
-                    f"split in group `{self._name}` failed on rank {self.rank()} of {self.size()}: this rank is not "
-                    "among those of the new group, and PyTorch's groups of several devices crash then; use `new_group`"
+                    f"split in group `{self._name}` failed on rank {self.rank()} of {self.size()}: this "
+                    "rank is not among those of the new group, and PyTorch's groups of several devices crash "
+                    "then; use `new_group`"
                 )
             return None
         timeout = getattr(opts, "_timeout", None) or self.options._timeout
@@ -475,7 +476,7 @@ class Backend(_Base):
         return isinstance(self.group, _Left)
 
 
-# For each operation: c10d's words for what is wrong with its arguments. `allreduce` needs none with one tensor.
+# For each operation: c10d's words for what is wrong with its arguments. `allreduce` of one tensor needs none.
 _WORDS = {
     "allreduce_coalesced": lambda self, tensors, opts: refusals.allreduce_coalesced(tensors),
     "broadcast": lambda self, tensors, opts: refusals.broadcast(

@@ -1,4 +1,4 @@
-"""Rows for PyTorch's profiler, such as `tenfold:all_reduce`: open from the call to the end of the operation."""
+"""Rows for PyTorch's profiler, such as `tenfold:all_reduce`: from the call to the end of the operation."""
 
 from torch.autograd.profiler import record_function
 

@@ -20,8 +20,8 @@ def all_reduce(group: _tenfold.Group, tensors: list[torch.Tensor], op: Any, time
         raise DistArgumentError(f"tensor has layout {tensor.layout}; all_reduce takes strided and sparse_coo")
     if op.op.value != _SUM:
         raise DistArgumentError(
-            f"sparse tensors can be reduced with SUM only, not with {op.op.name} (unsupported reduction operation "
-            "(allreduce of sparse tensors only works with ReduceOp.SUM))"
+            f"sparse tensors can be reduced with SUM only, not with {op.op.name} (unsupported reduction "
+            "operation (allreduce of sparse tensors only works with ReduceOp.SUM))"
         )
     own = sum(tensors[1:], tensor).coalesce()
     shapes = _gather_shapes(group, own, timeout)

@@ -22,7 +22,6 @@ _OP_TYPES = {int(kind): kind for kind in _c10d.OpType.__members__.values()}
 _UNKNOWN = _c10d.OpType.UNKNOWN
 
 
-
 class _Forgetting(threading.local):
     """While a thread has PyTorch's registry forget a work: the works that it was told to wait for."""
 
@@ -67,8 +66,8 @@ class Work(dist.Work):
     def _forget(self) -> None:
         """Has PyTorch's registry forget this work, and no other one.
 
-        PyTorch can only be asked to wait for all works of a tensor, which it forgets meanwhile. So it is asked
-        that while `wait` does not wait, and the others are registered again.
+        PyTorch can only be asked to wait for all works of a tensor, which it forgets meanwhile. So it is
+        asked that while `wait` does not wait, and the others are registered again.
         """
         self.is_registered = False
         for tensor in self._flat():

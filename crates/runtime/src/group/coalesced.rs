@@ -68,14 +68,15 @@ impl Group {
         }
         if root_tensor >= tensors.len() {
             let last = tensors.len() - 1;
-            return self
-                .refuse(&label, format!("root tensor {root_tensor} is out of range: tensors are 0 to {last}"));
+            return self.refuse(
+                &label,
+                format!("root tensor {root_tensor} is out of range: tensors are 0 to {last}"),
+            );
         }
         let mut others = tensors;
         let sent = others.swap_remove(root_tensor);
         let bytes = sent.byte_len();
-        let mut request =
-            Request::new(label, Kind::Broadcast, self.rank(), bytes, Buffers::of(sent), None);
+        let mut request = Request::new(label, Kind::Broadcast, self.rank(), bytes, Buffers::of(sent), None);
         (request.in_place, request.root) = (true, root);
         request.finish = Some(Box::new(move |buffers| copy_to_all(&buffers.into_first(), &others)));
         self.submit(label, request)
