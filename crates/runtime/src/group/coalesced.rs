@@ -229,3 +229,100 @@ fn copy_to_all(source: &TensorView, tensors: &[TensorView]) {
         tensor.unpack(source.span().bytes());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn several_tensors_are_reduced_as_if_each_had_a_rank_of_its_own() {
+        let cases = [
+            (ReduceOp::Sum, 2.0 + 3.0 + 4.0 + 5.0),
+            (ReduceOp::Product, 2.0 * 3.0 * 4.0 * 5.0),
+            (ReduceOp::Min, 2.0),
+            (ReduceOp::Avg, (2.0 + 3.0 + 4.0 + 5.0) / 2.0),
+            (ReduceOp::PremulSum(0.5), (2.0 + 3.0 + 4.0 + 5.0) / 2.0),
+        ];
+        for (op, expected) in cases {
+            let all = Group::threads(2, |group| {
+                let first = (2 + 2 * group.rank()) as f32;
+                let mut one = Tensor::from_slice(&[first, -1.0, first]);
+                let mut two = Tensor::from_slice(&[first + 1.0; 2]);
+                let views = vec![one.lend_strided(0, &[2], &[2]), two.lend()];
+                group.all_reduce_several(views, op.clone())?.wait()?;
+                assert_eq!(one.as_slice::<f32>(), [expected, -1.0, expected], "{op:?}");
+                assert_eq!(two.as_slice::<f32>(), [expected; 2], "{op:?}");
+                Ok(())
+            });
+            all.unwrap();
+        }
+    }
+
+    #[test]
+    fn one_tensor_of_the_root_is_broadcast_to_every_tensor() {
+        for root_tensor in 0..3 {
+            let all = Group::threads(3, |group| {
+                let mut tensors: Vec<Tensor> = (0..3)
+                    .map(|number| Tensor::from_slice(&[(10 * group.rank() + number) as i64, 7]))
+                    .collect();
+                let views = tensors.iter_mut().map(Tensor::lend).collect();
+                group.broadcast_several(views, 1, root_tensor)?.wait()?;
+                for tensor in &tensors {
+                    assert_eq!(tensor.as_slice::<i64>(), [10 + root_tensor as i64, 7]);
+                }
+                Ok(())
+            });
+            all.unwrap();
+        }
+    }
+
+    #[test]
+    fn tensors_that_differ_and_roots_that_do_not_exist_are_refused() {
+        let said = |call: fn(&Group, Vec<TensorView>) -> Result<Work>, lengths: &[usize]| {
+            let outcome = Group::threads(1, |group| {
+                let mut tensors: Vec<Tensor> =
+                    lengths.iter().map(|length| Tensor::from_slice(&vec![1.0_f32; *length])).collect();
+                call(&group, tensors.iter_mut().map(Tensor::lend).collect())?.wait()
+            });
+            outcome.unwrap_err().message().to_string()
+        };
+        assert_eq!(
+            said(|group, views| group.all_reduce_several(views, ReduceOp::Sum), &[]),
+            "there are no tensors"
+        );
+        assert_eq!(
+            said(|group, views| group.all_reduce_several(views, ReduceOp::Sum), &[2, 3]),
+            "tensor 1 has 3 elements of float32, but tensor 0 has 2 of float32"
+        );
+        assert_eq!(
+            said(|group, views| group.broadcast_several(views, 0, 2), &[2, 2]),
+            "root tensor 2 is out of range: tensors are 0 to 1"
+        );
+        assert_eq!(
+            said(|group, views| group.broadcast_several(views, 3, 0), &[2, 2]),
+            "root 3 is out of range: ranks are 0 to 0"
+        );
+    }
+
+    #[test]
+    fn coalesced_works_say_which_operation_they_are() {
+        let all = Group::threads(2, |group| {
+            let mut tensors: Vec<Tensor> = (0..4).map(|_| Tensor::from_slice(&[1.0_f32; 4])).collect();
+            let (mut small, mut wide) =
+                (Tensor::from_slice(&[1.0_f32; 2]), Tensor::from_slice(&[1.0_f32; 8]));
+            let mut views = tensors.iter_mut().map(Tensor::lend);
+            let mut next = || views.next().expect("there are four");
+            let works = [
+                group.all_gather_into_coalesced(vec![wide.lend()], vec![next()])?,
+                group.reduce_scatter_into_coalesced(vec![small.lend()], vec![next()], ReduceOp::Sum)?,
+            ];
+            let kinds = [OpKind::AllGatherIntoCoalesced, OpKind::ReduceScatterIntoCoalesced];
+            for (work, kind) in works.iter().zip(kinds) {
+                assert_eq!(work.op_type(), kind);
+                work.wait()?;
+            }
+            Ok(())
+        });
+        all.unwrap();
+    }
+}
