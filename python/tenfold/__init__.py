@@ -16,6 +16,7 @@ from tenfold._tenfold import (
     __version__,
     _ControlCollectives,
     _StoreCollectives,
+    _test_python_store,
 )
 from tenfold.api import Group, init
 from tenfold.backend import Backend, ProcessGroupTenfold
@@ -51,7 +52,6 @@ from tenfold.exceptions import (
     DistTimeoutError,
 )
 from tenfold.fake import FakeProcessGroup
-from tenfold.functional import _get_work_registry_size, _register_work
 from tenfold.hooks import FlightRecorderHook, HealthCheckHook, NanCheckHook
 from tenfold.options import (
     _DEFAULT_FIRST_BUCKET_BYTES,
@@ -100,10 +100,17 @@ from tenfold.registry import (
     _register_process_group,
     _resolve_process_group,
     _set_process_group,
+    _set_thread_isolation_mode,
     _unregister_all_process_groups,
     _unregister_process_group,
 )
 from tenfold.work import FakeWork, Future, PythonCallbackWork, Work, WorkInfo, _create_work_from_future
+from tenfold.work_registry import (
+    _allow_inflight_collective_as_graph_input,
+    _get_work_registry_size,
+    _register_work,
+    _set_allow_inflight_collective_as_graph_input,
+)
 from tenfold.wrapper import _ProcessGroupWrapper
 
 __all__ = [
@@ -177,6 +184,7 @@ __all__ = [
     "_StoreCollectives",
     "_WorkerServer",
     "__version__",
+    "_allow_inflight_collective_as_graph_input",
     "_broadcast_coalesced",
     "_compute_bucket_assignment_by_size",
     "_create_work_from_future",
@@ -200,7 +208,10 @@ __all__ = [
     "_reset_fr_recording_nccl",
     "_reset_fr_trace",
     "_resolve_process_group",
+    "_set_allow_inflight_collective_as_graph_input",
     "_set_process_group",
+    "_set_thread_isolation_mode",
+    "_test_python_store",
     "_unregister_all_process_groups",
     "_unregister_process_group",
     "_verify_params_across_processes",

@@ -27,6 +27,7 @@ __all__ = [
     "_ControlCollectives",
     "_StoreCollectives",
     "__version__",
+    "_test_python_store",
     "assign_by_size",
     "command",
     "control_answer",
@@ -187,6 +188,8 @@ class FakeStore(Store):
     def __new__(cls) -> Self: ...
     def clone(self) -> Self: ...
 
+def _test_python_store(store: _AnyStore, /) -> None: ...
+
 @disjoint_base
 class _ControlCollectives:
     def barrier(self, key: _Text, timeout: timedelta = ..., block: bool = True) -> None: ...
@@ -292,12 +295,24 @@ class Group:
     def all_reduce_coalesced(
         self, tensors: Sequence[_Tensor], op: _ReduceOp, async_op: bool = False, timeout: float | None = None
     ) -> Work | None: ...
+    def all_reduce_several(
+        self, tensors: Sequence[_Tensor], op: _ReduceOp, async_op: bool = False, timeout: float | None = None
+    ) -> Work | None: ...
     def reduce(
         self, tensor: _Tensor, root: int, op: _ReduceOp, async_op: bool = False, timeout: float | None = None
     ) -> Work | None: ...
     def broadcast(
         self, tensor: _Tensor, root: int, async_op: bool = False, timeout: float | None = None
     ) -> Work | None: ...
+    def broadcast_several(
+        self,
+        tensors: Sequence[_Tensor],
+        root: int,
+        root_tensor: int,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Work | None: ...
+    def broadcast_coalesced(self, tensors: Sequence[_Tensor], root: int, buffer_size: int) -> None: ...
     def all_gather(
         self,
         outputs: Sequence[_Tensor],

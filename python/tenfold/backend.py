@@ -293,7 +293,12 @@ class ProcessGroupTenfold(Backend):
         name = opts.group_name or f"{self.group().name}:{','.join(map(str, ranks))}"
         seconds = opts._timeout.total_seconds()
         part = self.group().split(colour, key, name=name, timeout=seconds)
-        return None if part is None else ProcessGroupTenfold._of(part, opts._timeout)
+        if part is None:
+            return None
+        backend = ProcessGroupTenfold._of(part, opts._timeout)
+        own = self._options.global_ranks_in_group or list(range(self._size))
+        backend._options.global_ranks_in_group = [own[rank] for rank in ranks]
+        return backend
 
     def merge(self, store: Any, opts: Any, rank: int, size: int) -> "Backend":
         """A backend of all ranks that meet at `store`."""
@@ -320,7 +325,8 @@ class ProcessGroupTenfold(Backend):
         timeout = getattr(options, "timeout", UNSET_TIMEOUT)
         limit = (self._options._timeout if timeout < timedelta(0) else timeout).total_seconds()
         part = start(self.group(), *arguments, options, async_op=True, timeout=limit)
-        assert part is not None, "an operation that is not waited for has a work"
+        if part is None:
+            return Work((), list(arguments[0]))
         if self._coalesced is not None:
             self._coalesced.append(part)
         if self._completion_hook is not None:
@@ -346,12 +352,12 @@ class ProcessGroupTenfold(Backend):
             self._hook_was_called.wait_for(lambda: self._hooks_pending == 0)
 
     def _call_when_over(self, hook: Callable[[WorkInfo], None], part: _tenfold.Work) -> None:
-        started = timedelta(seconds=time.time())
+        started = timedelta(seconds=time.monotonic())
         with self._hook_was_called:
             self._hooks_pending += 1
 
         def over() -> None:
-            finished = timedelta(seconds=time.time())
+            finished = timedelta(seconds=time.monotonic())
             try:
                 times = (started, finished, timedelta(seconds=part.duration() or 0.0))
                 hook(WorkInfo(OpType(part.op_type()), part.sequence_number(), *times))

@@ -156,6 +156,7 @@ class Reducer:
         self._forward_pass: tuple[Any, bool] | None = None
         self._divisor = 1
         self._divisor_sparse = 1
+        self._rows: dict[str, set[int]] | None = None  # which may have gradients, by name
         self._state = _IDLE
         self._unused: list[int] = []
         self._used_without_sync: set[int] = set()
@@ -280,7 +281,7 @@ class Reducer:
         """What a gradient has from before goes along, though the parameter gets none."""
         used = index in self._used_without_sync
         if self._sparse[index]:
-            self._native.keep_sparse(index, used, *self._gradients.sparse(index, self._divisor_sparse))
+            self._native.keep_sparse(index, used, *self._sparse_gradient(index))
         else:
             self._gradients.load(index, self._divisor)
             self._native.keep(index, used)
@@ -297,8 +298,7 @@ class Reducer:
         if self._find_unused and not self._is_static and self._gradients.is_absent(index):
             return self._logged(self._native.ready_without_gradient, index)
         if self._sparse[index]:
-            sparse = self._gradients.sparse(index, self._divisor_sparse)
-            return self._logged(self._native.grad_ready_sparse, index, *sparse)
+            return self._logged(self._native.grad_ready_sparse, index, *self._sparse_gradient(index))
         self._gradients.load(index, self._divisor)
         return self._logged(self._native.grad_ready, index)
 
@@ -510,7 +510,24 @@ class Reducer:
         self._gradients.narrow_dtype = dtype
 
     def _set_sparse_metadata(self, metadata: Mapping[str, Any], /) -> None:
-        raise NotImplementedError("rows that all ranks have are not known in advance here")
+        """Says which rows of each sparse parameter may have gradients, by its name.
+
+        c10d then sends values without their rows. Here rows travel along in any case, so the average is the
+        same; a gradient with other rows is an error, as is a parameter that is not in `metadata`.
+        """
+        self._rows = {name: {int(row) for row in rows} for name, rows in metadata.items()}
+
+    def _sparse_gradient(self, index: int) -> tuple[list[int], Any]:
+        rows, values = self._gradients.sparse(index, self._divisor_sparse)
+        if self._rows is not None and rows:
+            name = self._names.get(index)
+            if name is None:
+                raise RuntimeError(f"No parameter names were found: parameter {index} has none")
+            if name not in self._rows:
+                raise RuntimeError(f"param: {name} not found in sparse metadata")
+            if unknown := sorted(set(rows) - self._rows[name]):
+                raise RuntimeError(f"the gradient of {name} has rows {unknown}, which its metadata lacks")
+        return rows, values
 
     def __repr__(self) -> str:
         return repr(self._native)

@@ -16,6 +16,7 @@ __all__ = [
     "DistError",
     "DistNetworkError",
     "DistQueueEmptyError",
+    "DistStoreArgumentError",
     "DistStoreError",
     "DistStoreTimeoutError",
     "DistTimeoutError",
@@ -65,6 +66,10 @@ class DistQueueEmptyError(DistStoreError):
     """`queue_pop` found nothing."""
 
 
+class DistStoreArgumentError(DistStoreError, ValueError):
+    """The caller's mistake with a store: lists of different lengths, a counter that is not a number."""
+
+
 class DistArgumentError(DistBackendError, ValueError):
     """The caller's mistake: lengths that do not fit, a rank out of range, a dtype that cannot be reduced."""
 
@@ -84,7 +89,7 @@ _CLASSES: dict[str, type[BaseException]] = {
     "PeerSilent": DistTimeoutError,
     "Store": DistStoreError,
     "Timeout": DistTimeoutError,
-    "StoreArgument": ValueError,
+    "StoreArgument": DistStoreArgumentError,
     "StoreConnect": DistNetworkError,
     "StoreLost": DistNetworkError,
     "StoreQueueEmpty": DistQueueEmptyError,

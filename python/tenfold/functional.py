@@ -5,8 +5,6 @@ operation until `wait_tensor` was called with it. `group` is a group of any kind
 registered.
 """
 
-import threading
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +15,7 @@ from tenfold.overloads import Reduction, Tensor
 from tenfold.reduce_op import as_reduce_op
 from tenfold.registry import _resolve_process_group
 from tenfold.work import Work
+from tenfold.work_registry import _register_work, take_works
 
 __all__ = [
     "all_gather_into_tensor_coalesced",
@@ -30,10 +29,6 @@ __all__ = [
     "reduce_scatter_tensor_coalesced",
     "wait_tensor",
 ]
-
-# Works of arrays that nobody has waited for, by the identity of the array.
-_works: dict[int, tuple[weakref.ref, Work]] = {}
-_lock = threading.Lock()
 
 
 def all_reduce(tensor: Tensor, op: Reduction, group: Any, *, wait: bool = True) -> Tensor:
@@ -140,26 +135,10 @@ def permute_tensor(tensor: Tensor, src_dst: Sequence[int], group: Any, *, wait: 
 
 
 def wait_tensor(tensor: Tensor) -> Tensor:
-    """Waits until the operation that makes `tensor` is over."""
-    with _lock:
-        registered = _works.pop(id(tensor), None)
-    if registered is not None:
-        _, work = registered
+    """Waits until the operations that fill the memory of `tensor` are over."""
+    for work in take_works(tensor):
         work.wait()
     return tensor
-
-
-def _register_work(tensor: Tensor, work: Work) -> None:
-    """`wait_tensor(tensor)` waits for `work`."""
-    key = id(tensor)
-    with _lock:
-        # An array that nobody keeps cannot be waited for; its memory is the operation's until that is over.
-        _works[key] = (weakref.ref(tensor, lambda _: _works.pop(key, None)), work)
-
-
-def _get_work_registry_size() -> int:
-    with _lock:
-        return len(_works)
 
 
 def _finished(tensor: Tensor, work: Work, wait: bool) -> Tensor:

@@ -9,13 +9,16 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeAlias, overload
 
-from tenfold import enums
+from tenfold import enums, work_registry
+from tenfold._tenfold import PrefixStore
 from tenfold.backend import Backend, ProcessGroupTenfold
 from tenfold.enums import HookOpName
+from tenfold.exceptions import DistArgumentError
 from tenfold.operations import Operations
 from tenfold.options import _DEFAULT_PG_TIMEOUT, Fields, PostHookArgs, PreHookArgs, ReconfigureOptions
 from tenfold.overloads import Tensor
 from tenfold.work import Work
+from tenfold.work_registry import _register_work
 
 __all__ = ["ProcessGroup", "_broadcast_coalesced"]
 
@@ -64,6 +67,7 @@ class ProcessGroup(Operations):
         self._pre_hooks: dict[int, Callable[[PreHookArgs], None]] = {}
         self._post_hooks: dict[int, Callable[[PostHookArgs], None]] = {}
         self._op_ids = itertools.count(1)
+        self._splits = 0
         if store is not None:
             backend = ProcessGroupTenfold(store, self._rank, self._size)
             self._register_backend("cpu", enums.BackendType.CUSTOM, backend)
@@ -170,7 +174,8 @@ class ProcessGroup(Operations):
             raise RuntimeError("No backend type associated with device type cpu")
         backend = self._backend()
         if not self._has_hooks():
-            return _perform_by(backend, name, arguments, options)
+            work = _perform_by(backend, name, arguments, options)
+            return self._registered(work, arguments) if work_registry._allowed else work
         op_id, told = next(self._op_ids), _hook_name(name)
         is_async = getattr(options, "asyncOp", True)
         self._tell_pre_hooks(told, is_async, name, arguments, options, op_id)
@@ -179,6 +184,13 @@ class ProcessGroup(Operations):
         after.name, after.async_op, after.work, after.op_id = told, is_async, work, op_id
         for hook in list(self._post_hooks.values()):
             hook(after)
+        return self._registered(work, arguments) if work_registry._allowed else work
+
+    def _registered(self, work: Any, arguments: list[Any]) -> Any:
+        """Has `wait_tensor` wait for it, see `_set_allow_inflight_collective_as_graph_input`."""
+        if work is not None and arguments:
+            for tensor in _flat(arguments[0]):
+                _register_work(tensor, work)
         return work
 
     def _tell_pre_hooks(
@@ -278,13 +290,26 @@ class ProcessGroup(Operations):
         group_desc: str | None = None,
         device_types: Sequence[Any] | None = None,
     ) -> "ProcessGroup | None":
-        """A group of some of the ranks, which all ranks must ask for; None for the others."""
-        options = opts or Backend.Options("tenfold", timeout or _DEFAULT_PG_TIMEOUT)
-        options.group_name = group_name or options.group_name or f"{self._name or 'default'}:{_listed(ranks)}"
-        part = self._backend().split(self._store, ranks, options)
-        if part is None:
+        """A group of some of the ranks, which all ranks must ask for; None for the others.
+
+        What is not given is as in this group, but the name. It has a store of its own: keys of this group's
+        store that begin with its name.
+        """
+        ranks = list(ranks)
+        _check_split(ranks, self._size)
+        if device_types is not None and "cpu" not in map(_device_type, device_types):
             return None
-        return ProcessGroup._around(part, self._store, options.group_name, group_desc)
+        parent = self._backend()
+        name = group_name or f"{self._name or 'default'}:split:{ranks}"
+        if group_desc is None:
+            group_desc = f"{self._description}:split:{self._splits}"
+            self._splits += 1
+        given = parent.options if opts is None else opts
+        options = Backend.Options(given.backend, given._timeout if timeout is None else timeout)
+        options.group_name, options.enable_reconfigure = name, given.enable_reconfigure
+        store = None if self._store is None else PrefixStore(f"{name}/", self._store)
+        part = parent.split(store, ranks, options)
+        return None if part is None else ProcessGroup._around(part, store, name, group_desc)
 
     def merge_remote_group(
         self,
@@ -294,11 +319,17 @@ class ProcessGroup(Operations):
         group_name: str | None = None,
         group_desc: str | None = None,
     ) -> "ProcessGroup":
-        """A group of `size` ranks that meet at `store`, in which this one has the rank it has here."""
+        """A group of `size` ranks of any groups, which meet at `store` and are numbered as they come."""
+        name = group_name or f"{self._name or 'default'}:merge"
         options = Backend.Options("tenfold", timeout)
-        options.group_name = group_name or "merged"
-        whole = self._backend().merge(store, options, self._rank, size)
-        return ProcessGroup._around(whole, store, options.group_name, group_desc)
+        options.group_name = name
+        rank = store.add("mergeGroupRank", 1) - 1
+        if rank >= size:
+            hint = "have all ranks give the same size, and give each merge a store or a prefix of its own"
+            raise RuntimeError(f"merge_remote_group: {rank + 1} ranks joined a group of {size}; {hint}")
+        whole = self._backend().merge(store, options, rank, size)
+        desc = f"{self._description}:merge" if group_desc is None else group_desc
+        return ProcessGroup._around(whole, store, name, desc)
 
     @property
     def supports_reconfigure(self) -> bool:
@@ -337,8 +368,23 @@ def _device_type(device: Any) -> str:
     return getattr(device, "type", None) or str(device).split(":")[0]
 
 
-def _listed(ranks: Sequence[int]) -> str:
-    return ",".join(map(str, ranks))
+def _check_split(ranks: list[int], size: int) -> None:
+    if not ranks:
+        raise DistArgumentError(
+            "Split ranks cannot be empty. Please provide a non-empty list of ranks to split the group."
+        )
+    if len(ranks) > size:
+        raise DistArgumentError(
+            f"{len(ranks)} ranks of a group of {size}: the split group's size should be no larger than the "
+            "world_size set by init_process_group"
+        )
+    if len(set(ranks)) != len(ranks):
+        raise DistArgumentError(
+            f"ranks are {ranks}: Split ranks should not have duplicates. Please provide a list of unique "
+            "ranks to split the group."
+        )
+    if not all(0 <= rank < size for rank in ranks):
+        raise DistArgumentError(f"ranks are {ranks}, but the group has ranks 0 to {size - 1}")
 
 
 def _flat(tensors: Any) -> list[Any]:
@@ -367,10 +413,15 @@ def _hook_name(operation: str) -> HookOpName:
 def _broadcast_coalesced(
     process_group: ProcessGroup, tensors: Sequence[Tensor], buffer_size: int, src: int = 0
 ) -> None:
-    """The root's tensors for everybody, in place.
+    """The root's tensors for all ranks, in place; they travel in flat pieces of about `buffer_size` bytes.
 
-    Tensors are lent as they are, so none is copied into a buffer; `buffer_size` bounds the bytes under way.
+    A backend of another kind, or hooks, get one broadcast for each tensor; `buffer_size` bounds the bytes
+    that are under way.
     """
+    backend = process_group._backend() if isinstance(process_group, ProcessGroup) else None
+    if isinstance(backend, ProcessGroupTenfold) and not process_group._has_hooks():
+        backend.group().broadcast_coalesced(list(tensors), src, buffer_size)
+        return
     under_way: list[Work] = []
     bytes_under_way = 0
     for tensor in tensors:

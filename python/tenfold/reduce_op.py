@@ -13,7 +13,14 @@ from tenfold.enums import Numbered
 __all__ = ["ReduceOp", "_make_nccl_premul_sum", "_make_premul_sum", "as_reduce_op", "code_of"]
 
 
-class ReduceOp:
+class _ReduceOpMeta(type):
+    """Makes the members instances of `ReduceOp` as c10d's are: `isinstance(ReduceOp.SUM, ReduceOp)`."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return issubclass(type(instance), cls) or isinstance(instance, cls.RedOpType)
+
+
+class ReduceOp(metaclass=_ReduceOpMeta):
     """A reduction, for options and for operations.
 
     >>> ReduceOp.SUM
@@ -22,6 +29,8 @@ class ReduceOp:
     True
     >>> ReduceOp.PREMUL_SUM(0.5).factor
     0.5
+    >>> isinstance(ReduceOp.SUM, ReduceOp)
+    True
     """
 
     class RedOpType(Numbered):
@@ -92,9 +101,7 @@ class ReduceOp:
 
     def __eq__(self, other: object) -> bool:
         # The factor does not count, as in c10d.
-        if isinstance(other, ReduceOp):
-            return self.op is other.op
-        return self.op is other
+        return self.op is getattr(other, "op", other)
 
     def __hash__(self) -> int:
         return hash(self.op)
@@ -108,10 +115,13 @@ class ReduceOp:
         return self.__copy__()
 
     def __getstate__(self) -> tuple[RedOpType, Any]:
+        if self.op is ReduceOp.PREMUL_SUM and self._factor is None:
+            raise RuntimeError("Invalid PREMUL_SUM ReduceOp: it has no factor, and cannot be pickled")
         return self.op, self._factor
 
     def __setstate__(self, state: tuple[RedOpType, Any]) -> None:
-        self.op, self._factor = state
+        op, self._factor = state
+        self.op = ReduceOp.RedOpType(op)
 
     def __reduce__(self) -> tuple:
         return ReduceOp, (self.op,), self.__getstate__()
@@ -155,7 +165,7 @@ def code_of(op: Any) -> int | tuple[int, float] | str:
 
 def as_reduce_op(op: Any) -> ReduceOp:
     """Whatever stands for a reduction, PyTorch's or ours, as a `ReduceOp` of ours."""
-    if isinstance(op, ReduceOp):
+    if type(op) is ReduceOp:
         return op
     if isinstance(op, str):
         if op.upper() not in ReduceOp.RedOpType.__members__:

@@ -1,7 +1,13 @@
-"""Groups by name, for those who can pass a name around but not a group; and the group meant by default."""
+"""Groups by name, for those who can pass a name around but not a group; and the group meant by default.
+
+The default group is one for each thread, as ranks may be threads. Names are the same for all threads, unless
+`_set_thread_isolation_mode` is on.
+"""
 
 import threading
 from typing import Any
+
+from tenfold import work_registry
 
 __all__ = [
     "_current_process_group",
@@ -9,13 +15,42 @@ __all__ = [
     "_register_process_group",
     "_resolve_process_group",
     "_set_process_group",
+    "_set_thread_isolation_mode",
     "_unregister_all_process_groups",
     "_unregister_process_group",
 ]
 
 _lock = threading.Lock()
-_groups: dict[str, Any] = {}
-_current: Any = None
+_shared: dict[str, Any] = {}
+
+
+class _OfThread(threading.local):
+    def __init__(self) -> None:
+        self.current: Any = None
+        self.groups: dict[str, Any] = {}
+
+
+_thread = _OfThread()
+_is_isolated = False
+
+
+def _groups() -> dict[str, Any]:
+    return _thread.groups if _is_isolated else _shared
+
+
+def _set_thread_isolation_mode(enable: bool) -> None:
+    """With True, each thread has names of groups and works of its own: for ranks that are threads.
+
+    >>> _set_thread_isolation_mode(True)
+    >>> from tenfold import ProcessGroup
+    >>> _register_process_group("of this thread", ProcessGroup(0, 1))
+    >>> _set_thread_isolation_mode(False)
+    >>> _is_process_group_registered("of this thread")
+    False
+    """
+    global _is_isolated
+    _is_isolated = enable
+    work_registry.isolate(enable)
 
 
 def _register_process_group(group_name: str, group: Any) -> None:
@@ -29,40 +64,40 @@ def _register_process_group(group_name: str, group: Any) -> None:
     >>> _unregister_process_group("trainers")
     """
     with _lock:
-        if group_name in _groups:
+        if group_name in _groups():
             raise RuntimeError(f"A process group is already registered under the name {group_name}")
-        _groups[group_name] = group
+        _groups()[group_name] = group
 
 
 def _resolve_process_group(group_name: str) -> Any:
     """The group with a name."""
     with _lock:
-        if group_name not in _groups:
+        if group_name not in _groups():
             text = "Could not resolve the process group registered under the name"
             raise RuntimeError(f"{text} {group_name}")
-        return _groups[group_name]
+        return _groups()[group_name]
 
 
 def _is_process_group_registered(group_name: str) -> bool:
     with _lock:
-        return group_name in _groups
+        return group_name in _groups()
 
 
 def _unregister_process_group(group_name: str) -> None:
     with _lock:
-        _groups.pop(group_name, None)
+        _groups().pop(group_name, None)
 
 
 def _unregister_all_process_groups() -> None:
     with _lock:
-        _groups.clear()
+        _groups().clear()
 
 
 def _current_process_group() -> Any:
-    """The group that is meant when none is named, or None."""
-    return _current
+    """The group that this thread means when it names none, or None."""
+    return _thread.current
 
 
 def _set_process_group(group: Any, /) -> None:
-    global _current
-    _current = group
+    """Sets the group that this thread means when it names none."""
+    _thread.current = group

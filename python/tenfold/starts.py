@@ -1,20 +1,21 @@
 """How each operation of c10d is started on a group of the extension module.
 
 A function per operation: it is given the group, the arguments of the operation's first form, its options, and
-`how`, which is `async_op` and `timeout`. c10d's lists "of several devices", which have one element each, are
-opened here.
+`how`, which is `async_op` and `timeout`. c10d's lists "of several devices", which mostly have one element,
+are opened here. What is over when it returns gives no work.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from tenfold._tenfold import Group, Work
+from tenfold.arrays import is_torch
 from tenfold.exceptions import DistArgumentError
-from tenfold.reduce_op import code_of
+from tenfold.reduce_op import as_reduce_op, code_of
 
 __all__ = ["STARTS"]
 
-# With `async_op`, always a work.
+# With `async_op` always a work, but for what cannot be done in the background.
 Started: TypeAlias = Work | None
 
 
@@ -36,14 +37,32 @@ def _at_root(group: Group, options: Any, lists: Sequence[Any], what: str) -> Seq
 
 
 def _broadcast(group: Group, tensors: Sequence[Any], options: Any, **how: Any) -> Started:
-    return group.broadcast(_only(tensors, "tensors"), options.rootRank, **how)
+    root, root_tensor = options.rootRank, options.rootTensor
+    if len(tensors) == 1 and root_tensor == 0:
+        return group.broadcast(tensors[0], root, **how)
+    if not 0 <= root_tensor < len(tensors):
+        raise DistArgumentError(f"invalid root tensor: {root_tensor}: there are {len(tensors)} tensors")
+    return group.broadcast_several(tensors, root, root_tensor, **how)
 
 
 def _allreduce(group: Group, tensors: Sequence[Any], options: Any, **how: Any) -> Started:
     op = code_of(options.reduceOp)
     if len(tensors) == 1:
         return group.all_reduce(tensors[0], op, **how)
-    return group.all_reduce_coalesced(tensors, op, **how)
+    if not tensors:
+        raise DistArgumentError("tensors is empty: allreduce requires non-empty tensor list")
+    return group.all_reduce_several(tensors, op, **how)
+
+
+def _allreduce_sparse(group: Group, tensors: Sequence[Any], options: Any, **how: Any) -> Started:
+    if not tensors:
+        raise DistArgumentError("tensors is empty: allreduce_sparse requires non-empty tensor list")
+    if not all(is_torch(tensor) for tensor in tensors):
+        raise DistArgumentError("allreduce_sparse takes sparse tensors of PyTorch")
+    from tenfold.torch import sparse
+
+    sparse.all_reduce(group, list(tensors), as_reduce_op(options.reduceOp), how["timeout"])
+    return None
 
 
 def _allreduce_coalesced(group: Group, tensors: Sequence[Any], options: Any, **how: Any) -> Started:
@@ -57,7 +76,21 @@ def _reduce(group: Group, tensors: Sequence[Any], options: Any, **how: Any) -> S
 def _allgather(
     group: Group, outputs: Sequence[Any], inputs: Sequence[Any], options: Any, **how: Any
 ) -> Started:
-    return group.all_gather(_only(outputs, "output_tensors"), _only(inputs, "input_tensors"), **how)
+    if len(inputs) == 1 and len(outputs) == 1:
+        return group.all_gather(outputs[0], inputs[0], **how)
+    if not inputs:
+        raise DistArgumentError("input_tensors is empty: allgather requires non-empty input tensor list")
+    count, expected = len(inputs), len(inputs) * group.size
+    if len(outputs) != count:
+        lengths = f"{len(outputs)} lists of outputs for {count} inputs"
+        raise DistArgumentError(f"{lengths}: requires input/output tensor lists to have the same length")
+    for place, targets in enumerate(outputs):
+        if len(targets) != expected:
+            lengths = f"(expected length {expected}, got {len(targets)})"
+            raise DistArgumentError(f"invalid output tensor list at index {place} {lengths}")
+    # Ordered by rank: each list gets all inputs of all ranks.
+    targets = [list(outputs[which][place::count]) for which in range(count) for place in range(count)]
+    return group.all_gather_coalesced(targets, list(inputs) * count, **how)
 
 
 def _all_gather_single(group: Group, output: Any, source: Any, options: Any, **how: Any) -> Started:
@@ -154,6 +187,7 @@ STARTS: dict[str, Callable[..., Started]] = {
     "broadcast": _broadcast,
     "allreduce": _allreduce,
     "allreduce_coalesced": _allreduce_coalesced,
+    "allreduce_sparse": _allreduce_sparse,
     "reduce": _reduce,
     "allgather": _allgather,
     "all_gather_single": _all_gather_single,

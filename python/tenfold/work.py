@@ -18,6 +18,7 @@ from tenfold import _tenfold
 from tenfold.completions import notify
 from tenfold.enums import OpType, WorkResult
 from tenfold.exceptions import DistTimeoutError
+from tenfold.work_registry import unregister_work
 
 __all__ = ["FakeWork", "Future", "PythonCallbackWork", "Work", "WorkInfo", "_create_work_from_future"]
 
@@ -80,6 +81,7 @@ class Work:
         self._lock = threading.Lock()
         self._future: Future | None = None
         self._future_result: Future | None = None
+        self.is_registered = False  # as a work that `wait_tensor` waits for
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Waits until it is over; with a timeout at most so long, and the operation goes on."""
@@ -91,6 +93,8 @@ class Work:
         finally:
             if self._future is not None and self.is_completed():
                 self._complete(self._future)
+        if self.is_registered:
+            unregister_work(self)
         return True
 
     def is_completed(self) -> bool:
@@ -259,9 +263,11 @@ class PythonCallbackWork(Work):
         super().__init__()
         self._callback = callback
         self._over: Future = Future()
+        # Of its own, and may be taken again: what waits for the future may ask the work for more.
+        self._calling = threading.RLock()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        with self._lock:
+        with self._calling:
             if not self._over.done():
                 try:
                     self._over.set_result(self._callback(timeout))
@@ -280,6 +286,9 @@ class PythonCallbackWork(Work):
 
     def get_future(self) -> Future:
         return self._over
+
+    def notify(self, callback: Callable[[], None]) -> None:
+        self._over.add_done_callback(lambda _: callback())
 
 
 class _FutureWork(Work):
@@ -317,6 +326,12 @@ class _FutureWork(Work):
 
     def get_future(self) -> Any:
         return self._over
+
+    def notify(self, callback: Callable[[], None]) -> None:
+        self._over.add_done_callback(lambda _: callback())
+
+    def abort(self) -> None:
+        raise RuntimeError("a work made from a future cannot be aborted: fail the future instead")
 
 
 def _create_work_from_future(future: Any) -> Work:

@@ -107,3 +107,8 @@ def test_init_meets_where_the_environment_says(monkeypatch):
     with tenfold.init(timeout=20) as group:
         assert (group.rank, group.size) == (0, 1)
     assert any(key.startswith("/worker/attempt_3/") for key in server.list_keys())
+
+
+def test_other_threads_run_while_a_group_is_dropped(tmp_path):
+    environment = {"TENFOLD_PROGRESS": str(tmp_path)}
+    run_together([strictly("drop_group.py", tmp_path)], tmp_path, [environment], timeout=60, cold=True)

@@ -5,10 +5,14 @@ Each list is of expressions in the names of c10d; the answers, or the classes of
 
 import copy
 import pickle
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import pytest
 import tenfold
 import torch
@@ -28,6 +32,13 @@ REDUCE_OPS = """
     ReduceOp(ReduceOp.SUM) == ReduceOp.SUM
     ReduceOp(ReduceOp.SUM) == ReduceOp(ReduceOp.SUM)
     ReduceOp(ReduceOp.SUM) != ReduceOp.MAX
+    isinstance(ReduceOp.SUM, ReduceOp)
+    isinstance(ReduceOp(ReduceOp.SUM), ReduceOp)
+    isinstance(PREMUL, ReduceOp)
+    isinstance('SUM', ReduceOp)
+    isinstance(0, ReduceOp)
+    isinstance(ReduceOp(ReduceOp.SUM), ReduceOp.RedOpType)
+    pickle.dumps(ReduceOp(ReduceOp.PREMUL_SUM))
     ReduceOp(ReduceOp.SUM) == 0
     ReduceOp.SUM == 0
     ReduceOp.SUM == 'SUM'
@@ -313,3 +324,396 @@ def test_a_work_of_a_future_is_over_when_the_future_is():
         assert work.is_completed()
         assert work.wait()
         assert work.get_future().value()[0].item() == 1
+
+
+def with_a_backend(library: Any) -> Any:
+    """A group of one rank, in c10d with Gloo."""
+    store = library.HashStore()
+    if library is tenfold:
+        group = tenfold.ProcessGroup(0, 1)
+        backend = tenfold.ProcessGroupTenfold(store, 0, 1, timedelta(seconds=50), name="whole")
+        group._register_backend("cpu", group.CUSTOM, backend)
+        group._store = store
+    else:
+        group = c10d.ProcessGroup(store, 0, 1)
+        group._set_default_backend(c10d.ProcessGroup.BackendType.GLOO)
+        backend = c10d.ProcessGroupGloo(c10d.PrefixStore("gloo", store), 0, 1, timedelta(seconds=50))
+        group._register_backend(torch.device("cpu"), c10d.ProcessGroup.BackendType.GLOO, backend)
+    group._set_group_name("whole")
+    group._set_group_desc("of one rank")
+    return group, store
+
+
+def told_of(group: Any) -> list[Any]:
+    options = group._get_backend(torch.device("cpu")).options
+    return [group.group_name, group.group_desc, options._timeout, options.group_name]
+
+
+SPLITS: list[dict[str, Any]] = [
+    {},
+    {"timeout": timedelta(seconds=7)},
+    {"group_name": "part"},
+    {"group_desc": "described"},
+    {"timeout": timedelta(seconds=8), "group_name": "last"},
+]
+
+
+def test_a_group_is_split_as_c10ds_is(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    answers = []
+    for library in [c10d, tenfold]:
+        group, store = with_a_backend(library)
+        parts = [group.split_group([0], **options) for options in SPLITS]
+        parts[-1].get_group_store().set("of the part", "")
+        refusals = []
+        for ranks in [[], [0, 0], [0, 1]]:
+            with pytest.raises(RuntimeError) as refused:
+                group.split_group(ranks)
+            refusals.append(
+                "cannot be empty" in str(refused.value) or "should be no larger" in str(refused.value)
+            )
+        keys = [key for key in store.list_keys() if "of the part" in key]
+        answers.append(([told_of(part) for part in parts], told_of(group)[:3], refusals, keys))
+    assert answers[0] == answers[1]
+
+
+def test_options_given_to_a_split_have_their_timeout_unless_one_is_given():
+    group, _ = with_a_backend(tenfold)
+    options = tenfold.Backend.Options("tenfold", timedelta(seconds=9))
+    assert told_of(group.split_group([0], opts=options))[2] == timedelta(seconds=9)
+    part = group.split_group([0], opts=options, timeout=timedelta(seconds=8), group_name="other")
+    assert told_of(part)[2] == timedelta(seconds=8)
+    assert (options._timeout, options.group_name) == (timedelta(seconds=9), ""), "options are not written to"
+
+
+def test_groups_merge_into_one_whose_ranks_are_drawn(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    for library in [c10d, tenfold]:
+        store, ranks = library.HashStore(), []
+
+        def merge(library=library, store=store, ranks=ranks) -> None:
+            group, _ = with_a_backend(library)
+            whole = group.merge_remote_group(store, 3, timedelta(seconds=60), "merged")
+            tensor = torch.tensor([1 << whole.rank()])
+            whole.allreduce([tensor]).wait()
+            ranks.append((whole.rank(), whole.size(), tensor.item(), whole.group_name, whole.group_desc))
+
+        threads = [threading.Thread(target=merge) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(ranks) == [(rank, 3, 7, "merged", "of one rank:merge") for rank in range(3)]
+
+
+def test_a_rank_too_many_is_told_so_when_groups_merge():
+    group, _ = with_a_backend(tenfold)
+    store = tenfold.HashStore()
+    group.merge_remote_group(store, 1)
+    with pytest.raises(RuntimeError, match="2 ranks joined a group of 1"):
+        group.merge_remote_group(store, 1)
+
+
+def in_a_thread(call: Any) -> Any:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result()
+
+
+def test_the_current_group_is_one_of_each_thread():
+    for library in [c10d, tenfold]:
+        mine, theirs = library.ProcessGroup(0, 1), library.ProcessGroup(0, 1)
+        before = library._current_process_group()
+        library._set_process_group(mine)
+
+        def other(library=library, group=theirs) -> Any:
+            first = library._current_process_group()
+            library._set_process_group(group)
+            return first, library._current_process_group()
+
+        assert in_a_thread(other) == (None, theirs)
+        assert library._current_process_group() is mine
+        library._set_process_group(before)
+
+
+def test_threads_that_are_isolated_have_names_of_their_own():
+    for library in [c10d, tenfold]:
+        first, second = library.ProcessGroup(0, 1), library.ProcessGroup(1, 2)  # c10d does not keep them
+        library._set_thread_isolation_mode(True)
+        try:
+            library._register_process_group("of this thread", first)
+            assert library._resolve_process_group("of this thread").rank() == 0
+
+            def other(library=library, group=second) -> Any:
+                known = library._is_process_group_registered("of this thread")
+                library._register_process_group("of this thread", group)
+                return known, library._resolve_process_group("of this thread").rank()
+
+            assert in_a_thread(other) == (False, 1)
+            assert library._resolve_process_group("of this thread").rank() == 0
+            library._unregister_process_group("of this thread")
+        finally:
+            library._set_thread_isolation_mode(False)
+
+
+class Counted(tenfold.Work):
+    """A work that counts how often it was waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits = 0
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        self.waits += 1
+        return True
+
+
+class CountedByC10d(c10d.Work):
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits = 0
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        self.waits += 1
+        return True
+
+
+def test_memory_has_all_works_that_were_registered_for_views_of_it():
+    answers = []
+    for library, kind, wait in [
+        (c10d, CountedByC10d, torch.ops._c10d_functional.wait_tensor),
+        (tenfold, Counted, tenfold.functional.wait_tensor),
+    ]:
+        before = library._get_work_registry_size()
+        whole, other, works = torch.ones(4), torch.ones(4), [kind(), kind(), kind()]
+        library._register_work(whole, works[0])
+        library._register_work(whole[2:], works[1])
+        library._register_work(other, works[2])
+        sizes = [library._get_work_registry_size() - before]
+        wait(whole[:2])
+        sizes.append(library._get_work_registry_size() - before)
+        wait(whole)
+        counts = [work.waits for work in works]
+        wait(other)
+        sizes.append(library._get_work_registry_size() - before)
+        answers.append((sizes, counts, [work.waits for work in works]))
+    assert answers[0] == answers[1] == ([3, 1, 0], [1, 1, 0], [1, 1, 1])
+
+
+def test_works_are_registered_for_buffers_of_every_kind_and_forgotten_with_them():
+    before = tenfold._get_work_registry_size()
+    buffer, array = bytearray(8), numpy.zeros(4)
+    works = [Counted() for _ in range(4)]
+    tenfold._register_work(buffer, works[0])
+    tenfold._register_work(memoryview(buffer)[2:], works[1])
+    tenfold._register_work(array, works[2])
+    tenfold._register_work(array.reshape(2, 2)[1], works[3])
+    assert tenfold._get_work_registry_size() == before + 4
+    tenfold.functional.wait_tensor(buffer)
+    tenfold.functional.wait_tensor(array[1:])
+    assert [work.waits for work in works] == [1, 1, 1, 1]
+    tenfold._register_work(array, Counted())
+    del array
+    assert tenfold._get_work_registry_size() == before
+
+
+def test_operations_are_registered_while_that_is_allowed():
+    group = tenfold.ProcessGroup(tenfold.HashStore(), 0, 1)
+    before = tenfold._get_work_registry_size()
+    assert tenfold._allow_inflight_collective_as_graph_input() is False
+    tenfold._set_allow_inflight_collective_as_graph_input(True)
+    try:
+        first, second = torch.ones(2), torch.ones(2)
+        works = [group.allreduce(first), group.broadcast(second, 0)]
+        sizes = [tenfold._get_work_registry_size() - before]
+        works[0].wait()
+        sizes.append(tenfold._get_work_registry_size() - before)
+        tenfold.functional.wait_tensor(second)
+        sizes.append(tenfold._get_work_registry_size() - before)
+    finally:
+        tenfold._set_allow_inflight_collective_as_graph_input(False)
+    assert sizes == [2, 1, 0]
+    group.allreduce(first).wait()
+    assert tenfold._get_work_registry_size() == before
+
+
+def test_works_without_parts_tell_when_they_are_over():
+    future = tenfold.Future()
+    of_future = tenfold._create_work_from_future(future)
+    of_callback = tenfold.PythonCallbackWork(lambda timeout: True)
+    failing = tenfold.PythonCallbackWork(lambda timeout: 1 / 0)
+    of_torch = torch.futures.Future()
+    works = [of_future, of_callback, failing, tenfold._create_work_from_future(of_torch)]
+    told: list[int] = []
+    results = [work.get_future_result() for work in works]
+    for number, work in enumerate(works):
+        work.notify(lambda number=number: told.append(number))
+    assert told == []
+    future.set_result([torch.ones(1)])
+    of_callback.wait()
+    with pytest.raises(ZeroDivisionError):
+        failing.wait()
+    of_torch.set_result(torch.ones(1))
+    assert sorted(told) == [0, 1, 2, 3]
+    outcomes = [tenfold.WorkResult(result.value()) for result in results]
+    ok = tenfold.WorkResult.SUCCESS
+    assert outcomes == [ok, ok, tenfold.WorkResult.COMM_ERROR, ok]
+    with pytest.raises(RuntimeError, match="cannot be aborted"):
+        of_future.abort()
+
+
+class Remembering:
+    """The methods of a store, in a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: dict[str, bytes] = {}
+        self.waited: list[list[str]] = []
+
+    def set(self, key, value):
+        self.kept[key] = value
+
+    def get(self, key):
+        return self.kept[key]
+
+    def add(self, key, value):
+        now = int(self.kept.get(key, b"0")) + value
+        self.kept[key] = str(now).encode()
+        return now
+
+    def check(self, keys):
+        return all(key in self.kept for key in keys)
+
+    def clone(self):
+        return self
+
+    def wait(self, keys):
+        """Without a timeout, which c10d does not ask for."""
+        self.waited.append(list(keys))
+
+
+def test_a_store_written_in_python_is_checked_as_by_c10d():
+    kept = []
+    for library in [c10d, tenfold]:
+        store = type("Kept", (Remembering, library.Store), {})()
+        library._test_python_store(store)
+        kept.append(store.kept)
+        forgetful = type("Forgetful", (Remembering, library.Store), {"get": lambda self, key: b"nothing"})()
+        with pytest.raises(RuntimeError):
+            library._test_python_store(forgetful)
+    assert kept[0] == kept[1]
+
+
+def test_a_store_whose_wait_takes_no_timeout_is_waited_for():
+    for library in [c10d, tenfold]:
+        store = type("Kept", (Remembering, library.Store), {})()
+        library.PrefixStore("below", store).wait(["key"])
+        assert store.waited == [["below/key"]], library.__name__
+
+
+def sparse(place: int, value: float) -> torch.Tensor:
+    return torch.sparse_coo_tensor([[place]], [value], (3,), check_invariants=True)
+
+
+def test_sparse_tensors_are_reduced_by_a_group_of_the_package():
+    store, sums = tenfold.HashStore(), {}
+
+    def reduce(rank: int) -> None:
+        group = tenfold.ProcessGroup(store, rank, 2)
+        tensors = [sparse(rank, 1.0 + rank), sparse(2, 5.0)]
+        work = group._get_backend("cpu").allreduce_sparse(tensors)
+        assert work.wait()
+        sums[rank] = [tensor.to_dense().tolist() for tensor in work.result()]
+
+    threads = [threading.Thread(target=reduce, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sums == {rank: [[1.0, 2.0, 10.0]] * 2 for rank in range(2)}
+    backend = tenfold.ProcessGroupTenfold(tenfold.HashStore(), 0, 1)
+    with pytest.raises(ValueError, match="sparse tensors of PyTorch"):
+        backend.allreduce_sparse([bytearray(4)])
+    options = tenfold.AllreduceOptions()
+    options.reduceOp = tenfold.ReduceOp.MAX
+    with pytest.raises(ValueError, match=r"works with ReduceOp\.SUM"):
+        backend.allreduce_sparse([sparse(0, 1.0)], options)
+
+
+def test_coalesced_operations_have_c10ds_kinds():
+    group = tenfold.ProcessGroup(tenfold.HashStore(), 0, 1)
+    one, two = [torch.ones(2)], [torch.ones(2)]
+    works = {
+        tenfold.OpType.ALLREDUCE_COALESCED: group.allreduce_coalesced([torch.ones(2), torch.ones(3)]),
+        tenfold.OpType.ALLGATHER_COALESCED: group.allgather_coalesced([one], two),
+        tenfold.OpType.ALLGATHER_INTO_TENSOR_COALESCED: group.all_gather_single_coalesced(one, two),
+        tenfold.OpType.REDUCE_SCATTER_TENSOR_COALESCED: group.reduce_scatter_single_coalesced(one, two),
+    }
+    assert {kind: tenfold.OpType(work._get_op_type()) for kind, work in works.items()} == {
+        kind: kind for kind in works
+    }
+
+
+def test_many_tensors_are_broadcast_in_a_few_pieces():
+    store, calls, values = tenfold.HashStore(), {}, {}
+
+    def broadcast(rank: int) -> None:
+        group = tenfold.ProcessGroup(store, rank, 2)
+        tensors = [torch.full((3,), float(10 * rank + number)) for number in range(40)]
+        tensors.append(torch.tensor([rank]))
+        before = group._get_sequence_number_for_group()
+        tenfold._broadcast_coalesced(group, tensors, 1000, 1)
+        calls[rank] = group._get_sequence_number_for_group() - before
+        values[rank] = [tensor.tolist() for tensor in tensors]
+
+    threads = [threading.Thread(target=broadcast, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert values[0] == values[1] == [[10.0 + number] * 3 for number in range(40)] + [[1]]
+    assert calls[0] == calls[1] <= 3, "one for each dtype, and no more than one is not full"
+
+
+def test_works_of_completion_hooks_are_timed_by_a_clock_that_does_not_jump():
+    group = tenfold.ProcessGroup(tenfold.HashStore(), 0, 1)
+    told: list[Any] = []
+    group._register_on_completion_hook(told.append)
+    before = timedelta(seconds=time.monotonic())
+    group.allreduce(torch.ones(2)).wait()
+    group._wait_for_pending_works()
+    after = timedelta(seconds=time.monotonic())
+    assert before <= told[0].time_started <= told[0].time_finished <= after
+
+
+def of_an_embedding(names: dict[int, str]) -> tuple[Any, Any]:
+    """A table of five rows whose gradients are sparse, and its reducer, of one rank."""
+    table = torch.nn.Embedding(5, 2, sparse=True)
+    params = list(table.parameters())
+    group = tenfold.ProcessGroup(tenfold.HashStore(), 0, 1)
+    return table, tenfold.Reducer(params, [[0]], [1000], group, [True], param_to_name_mapping=names)
+
+
+def step(table: Any, reducer: Any, rows: list[int]) -> Any:
+    table.weight.grad = None
+    reducer.prepare_for_forward()
+    loss = table(torch.tensor(rows)).sum()
+    reducer.prepare_for_backward(loss)
+    loss.backward()
+    return table.weight.grad.coalesce().indices()[0].tolist()
+
+
+def test_rows_that_are_known_in_advance_change_no_gradient_and_others_are_refused():
+    table, reducer = of_an_embedding({0: "table"})
+    assert step(table, reducer, [1, 3]) == [1, 3]
+    reducer._set_sparse_metadata({"table": torch.tensor([1, 3, 4])})
+    assert step(table, reducer, [3, 1, 3]) == [1, 3]
+    with pytest.raises(RuntimeError, match=r"the gradient of table has rows \[0\]"):
+        step(table, reducer, [0, 4])
+    table, reducer = of_an_embedding({0: "table"})
+    reducer._set_sparse_metadata({"another": torch.tensor([1])})
+    with pytest.raises(RuntimeError, match="param: table not found in sparse metadata"):
+        step(table, reducer, [1])
+    table, reducer = of_an_embedding({})
+    reducer._set_sparse_metadata({"table": torch.tensor([1])})
+    with pytest.raises(RuntimeError, match="No parameter names were found"):
+        step(table, reducer, [1])

@@ -322,7 +322,7 @@ impl Reducer {
 
     /// The reducer's own group, in which all ranks call the same.
     fn group(&self, py: Python<'_>) -> PyResult<Group> {
-        self.call(py, |reducer| Ok(Group { inner: reducer.group().clone() }))
+        self.call(py, |reducer| Ok(Group { inner: reducer.group().clone().into() }))
     }
 
     /// c10d's logging data: strings and integers.

@@ -3,10 +3,14 @@
 //! The classes are Python's (`tenfold.exceptions`), so that they can be imported without PyTorch, and so that the plug-in
 //! can put PyTorch's own in their place. Here is only what an error says of itself.
 
+use std::time::Duration;
+
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyDict;
 use tenfold_store::FaultKind;
+
+use crate::phrases::{self, with_words};
 
 static MAKE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
@@ -21,6 +25,20 @@ fn make(py: Python<'_>, kind: &str, text: String, fields: &Bound<'_, PyDict>) ->
 
 /// A group's error.
 pub(crate) fn group_error(py: Python<'_>, error: &tenfold::Error) -> PyErr {
+    group_error_saying(py, error, None)
+}
+
+/// The same of an operation that was waited for: at most for `waited`, and it may take `limit` in all.
+pub(crate) fn wait_error(
+    py: Python<'_>,
+    error: &tenfold::Error,
+    waited: Option<Duration>,
+    limit: Option<Duration>,
+) -> PyErr {
+    group_error_saying(py, error, phrases::of_group(error, waited, limit))
+}
+
+fn group_error_saying(py: Python<'_>, error: &tenfold::Error, words: Option<String>) -> PyErr {
     let fields = PyDict::new(py);
     let scene = error.scene();
     let filled = (|| {
@@ -35,7 +53,10 @@ pub(crate) fn group_error(py: Python<'_>, error: &tenfold::Error) -> PyErr {
         fields.set_item("reason", error.message())
     })();
     match filled {
-        Ok(()) => make(py, &format!("{:?}", error.kind()), error.to_string(), &fields),
+        Ok(()) => {
+            let text = with_words(&error.to_string(), words);
+            make(py, &format!("{:?}", error.kind()), text, &fields)
+        }
         Err(error) => error,
     }
 }
@@ -57,7 +78,28 @@ pub(crate) fn store_error(py: Python<'_>, error: &tenfold_store::Error) -> PyErr
         other => other,
     };
     match filled {
-        Ok(()) => make(py, &format!("Store{kind:?}"), error.to_string(), &fields),
+        Ok(()) => {
+            let text = with_words(&error.to_string(), phrases::of_store(error));
+            make(py, &format!("Store{kind:?}"), text, &fields)
+        }
+        Err(error) => error,
+    }
+}
+
+/// A caller's mistake in a call of a group, found before the group saw it; in the words and with the facts of the group's own.
+pub(crate) fn refused(py: Python<'_>, group: &tenfold::Group, operation: &str, reason: &str) -> PyErr {
+    let fields = PyDict::new(py);
+    let (name, rank, size) = (group.name(), group.rank(), group.size());
+    let filled = (|| {
+        fields.set_item("operation", operation)?;
+        fields.set_item("group", name)?;
+        fields.set_item("rank", rank)?;
+        fields.set_item("world_size", size)?;
+        fields.set_item("reason", reason)
+    })();
+    let text = format!("{operation} in group `{name}` failed on rank {rank} of {size}: {reason}");
+    match filled {
+        Ok(()) => make(py, "Argument", text, &fields),
         Err(error) => error,
     }
 }

@@ -11,9 +11,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pyo3::PyTypeInfo;
-use pyo3::exceptions::PyNotImplementedError;
+use pyo3::exceptions::{PyNotImplementedError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDelta, PyString};
+use pyo3::types::{PyBytes, PyDelta, PyString, PyTuple};
 use tenfold_store::{Deadline, Fault, FaultKind, Operation, Request, Response, Store, Value};
 
 use crate::store::{self, Text};
@@ -188,13 +188,25 @@ fn serve<'py>(
         Request::Wait { keys } => {
             let keys = texts(py, keys);
             match deadline.left() {
-                Some(left) => method.call1((keys, delta(py, left)?))?,
-                None => method.call1((keys,))?,
+                Some(left) if takes(method, 2)? => method.call1((keys, delta(py, left)?))?,
+                _ => method.call1((keys,))?,
             };
             Response::Ready
         }
         _ => return Err(PyNotImplementedError::new_err("this operation")),
     })
+}
+
+/// Can a method be called with so many arguments? One that does not tell, because it is not written in Python, can.
+fn takes(method: &Bound<'_, PyAny>, arguments: usize) -> PyResult<bool> {
+    let py = method.py();
+    let Ok(signature) = py.import("inspect")?.call_method1("signature", (method,)) else { return Ok(true) };
+    let nothing = PyTuple::new(py, (0..arguments).map(|_| py.None()).collect::<Vec<_>>())?;
+    match signature.call_method1("bind", nothing) {
+        Ok(_) => Ok(true),
+        Err(error) if error.is_instance_of::<PyTypeError>(py) => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 /// c10d's stores take keys as text, and take bytes for text that is none.

@@ -5,6 +5,7 @@
 
 #![expect(clippy::too_many_arguments, reason = "Python's keyword arguments")]
 
+use std::ops::Deref;
 use std::time::Duration;
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -12,7 +13,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyInt, PyTuple};
 use tenfold::{DType, Options, ReduceOp, StuckPolicy, TensorView, UnknownOp};
 
-use crate::exceptions::{argument, group_error};
+use crate::exceptions::{argument, group_error, refused};
 use crate::recorder::{Shapes, noted};
 use crate::registration::Registration;
 use crate::shared_memory::SharedMemory;
@@ -24,7 +25,32 @@ use crate::work::{Work, duration, wait};
 /// Ranks that communicate.
 #[pyclass(module = "tenfold._tenfold", frozen, subclass)]
 pub(crate) struct Group {
-    pub(crate) inner: tenfold::Group,
+    pub(crate) inner: Member,
+}
+
+/// The group, which is left without the interpreter: it says goodbye to its peers and may wait for a dump to be on disk.
+pub(crate) struct Member(Option<tenfold::Group>);
+
+impl From<tenfold::Group> for Member {
+    fn from(group: tenfold::Group) -> Self {
+        Member(Some(group))
+    }
+}
+
+impl Deref for Member {
+    type Target = tenfold::Group;
+
+    #[inline]
+    fn deref(&self) -> &tenfold::Group {
+        self.0.as_ref().expect("it is taken when it is dropped")
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        // At the end of the interpreter there is none to let go of; the group is then dropped as any field is.
+        Python::try_attach(|py| py.detach(|| drop(self.0.take())));
+    }
 }
 
 type Object<'py> = Bound<'py, PyAny>;
@@ -132,6 +158,28 @@ fn each(
     list.iter().enumerate().map(|(place, object)| lend(object, &format!("{what}[{place}]"), access)).collect()
 }
 
+impl Group {
+    /// A root as a caller gave it, which must be a rank.
+    fn root(&self, py: Python<'_>, operation: &str, root: i64) -> PyResult<usize> {
+        let size = self.inner.size();
+        usize::try_from(root).ok().filter(|root| *root < size).ok_or_else(|| {
+            let last = size - 1;
+            let reason =
+                format!("invalid root rank: {root}: root {root} is out of range: ranks are 0 to {last}");
+            refused(py, &self.inner, operation, &reason)
+        })
+    }
+
+    /// A peer as a caller gave it; the group looks whether there is one of that number.
+    fn peer(&self, py: Python<'_>, operation: &str, peer: i64) -> PyResult<usize> {
+        usize::try_from(peer).map_err(|_| {
+            let last = self.inner.size() - 1;
+            let reason = format!("rank {peer} is out of range: ranks are 0 to {last}");
+            refused(py, &self.inner, operation, &reason)
+        })
+    }
+}
+
 /// A tag that c10d's protocol can carry; the group refuses those that are its own.
 fn checked_tag(py: Python<'_>, tag: i64) -> PyResult<u32> {
     u32::try_from(tag)
@@ -198,7 +246,7 @@ impl Group {
         }
         let connect = move || tenfold::Group::connect(store, rank, size, options);
         let connected = waiting::on_a_thread(py, "tenfold-connect", connect)?;
-        Ok(Group { inner: connected.map_err(|error| group_error(py, &error))? })
+        Ok(Group { inner: connected.map_err(|error| group_error(py, &error))?.into() })
     }
 
     #[getter]
@@ -263,7 +311,7 @@ impl Group {
         let options = options(name, timeout, None, None, deterministic)?;
         let group = self.inner.clone();
         let made = waiting::on_a_thread(py, "tenfold-connect", move || group.subgroup(&ranks, options))?;
-        Ok(made.map_err(|error| group_error(py, &error))?.map(|inner| Group { inner }))
+        Ok(made.map_err(|error| group_error(py, &error))?.map(|inner| Group { inner: inner.into() }))
     }
 
     /// Ranks with the same colour form a group, in the order of their keys; None for a rank without a colour.
@@ -280,7 +328,7 @@ impl Group {
         let options = options(name, timeout, None, None, deterministic)?;
         let group = self.inner.clone();
         let made = waiting::on_a_thread(py, "tenfold-connect", move || group.split(colour, key, options))?;
-        Ok(made.map_err(|error| group_error(py, &error))?.map(|inner| Group { inner }))
+        Ok(made.map_err(|error| group_error(py, &error))?.map(|inner| Group { inner: inner.into() }))
     }
 
     /// `bytes` zeroed bytes that peers on this host read in place.
@@ -323,16 +371,32 @@ impl Group {
         self.run(py, shapes, tensors, async_op, timeout, |group| group.all_reduce_coalesced(views, op))
     }
 
+    /// All tensors of all ranks reduced, for each of them.
+    #[pyo3(signature = (tensors, op, async_op=false, timeout=None))]
+    fn all_reduce_several<'py>(
+        &self,
+        py: Python<'py>,
+        tensors: Vec<Object<'py>>,
+        op: &Object<'py>,
+        async_op: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Option<Work>> {
+        let shapes = Shapes::of(&tensors, &tensors);
+        let (views, op) = (each(&tensors, "tensors", Access::Write, reduced)?, reduce_op(op)?);
+        self.run(py, shapes, tensors, async_op, timeout, |group| group.all_reduce_several(views, op))
+    }
+
     #[pyo3(signature = (tensor, root, op, async_op=false, timeout=None))]
     fn reduce<'py>(
         &self,
         py: Python<'py>,
         tensor: Object<'py>,
-        root: usize,
+        root: i64,
         op: &Object<'py>,
         async_op: bool,
         timeout: Option<f64>,
     ) -> PyResult<Option<Work>> {
+        let root = self.root(py, "reduce", root)?;
         let shapes = Shapes::of([&tensor], [&tensor]);
         let (view, op) = (reduced(&tensor, "tensor", Access::Write)?, reduce_op(op)?);
         self.run(py, shapes, vec![tensor], async_op, timeout, |group| group.reduce(view, op, root))
@@ -343,14 +407,51 @@ impl Group {
         &self,
         py: Python<'py>,
         tensor: Object<'py>,
-        root: usize,
+        root: i64,
         async_op: bool,
         timeout: Option<f64>,
     ) -> PyResult<Option<Work>> {
+        let root = self.root(py, "broadcast", root)?;
         let shapes = Shapes::of([&tensor], [&tensor]);
         let access = if root == self.inner.rank() { Access::Read } else { Access::Write };
         let view = moved(&tensor, "tensor", access)?;
         self.run(py, shapes, vec![tensor], async_op, timeout, |group| group.broadcast(view, root))
+    }
+
+    /// One of the root's tensors for every tensor of every rank.
+    #[pyo3(signature = (tensors, root, root_tensor, async_op=false, timeout=None))]
+    fn broadcast_several<'py>(
+        &self,
+        py: Python<'py>,
+        tensors: Vec<Object<'py>>,
+        root: i64,
+        root_tensor: usize,
+        async_op: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Option<Work>> {
+        let root = self.root(py, "broadcast", root)?;
+        let shapes = Shapes::of(&tensors, &tensors);
+        let views = each(&tensors, "tensors", Access::Write, moved)?;
+        self.run(py, shapes, tensors, async_op, timeout, |group| {
+            group.broadcast_several(views, root, root_tensor)
+        })
+    }
+
+    /// Many tensors of the root for all ranks, in flat pieces of about `buffer_size` bytes; waits for all of them.
+    fn broadcast_coalesced<'py>(
+        &self,
+        py: Python<'py>,
+        tensors: Vec<Object<'py>>,
+        root: i64,
+        buffer_size: usize,
+    ) -> PyResult<()> {
+        let root = self.root(py, "broadcast", root)?;
+        let access = if root == self.inner.rank() { Access::Read } else { Access::Write };
+        let views = each(&tensors, "tensors", access, moved)?;
+        let group = self.inner.clone();
+        let send = move || tenfold::ddp::broadcast_coalesced(&group, views, root, buffer_size);
+        let outcome = waiting::on_a_thread(py, "tenfold-broadcast", send)?;
+        outcome.map_err(|error| group_error(py, &error))
     }
 
     #[pyo3(signature = (outputs, input, async_op=false, timeout=None))]
@@ -426,10 +527,11 @@ impl Group {
         py: Python<'py>,
         outputs: Vec<Object<'py>>,
         input: Object<'py>,
-        root: usize,
+        root: i64,
         async_op: bool,
         timeout: Option<f64>,
     ) -> PyResult<Option<Work>> {
+        let root = self.root(py, "gather", root)?;
         let shapes = Shapes::of([&input], &outputs);
         let view = moved(&input, "input", Access::Read)?;
         let views = each(&outputs, "outputs", Access::Write, moved)?;
@@ -442,10 +544,11 @@ impl Group {
         py: Python<'py>,
         output: Option<Object<'py>>,
         input: Object<'py>,
-        root: usize,
+        root: i64,
         async_op: bool,
         timeout: Option<f64>,
     ) -> PyResult<Option<Work>> {
+        let root = self.root(py, "gather", root)?;
         let shapes = Shapes::of([&input], &output);
         let view = moved(&input, "input", Access::Read)?;
         let target = output.as_ref().map(|output| moved(output, "output", Access::Write)).transpose()?;
@@ -459,10 +562,11 @@ impl Group {
         py: Python<'py>,
         output: Object<'py>,
         inputs: Vec<Object<'py>>,
-        root: usize,
+        root: i64,
         async_op: bool,
         timeout: Option<f64>,
     ) -> PyResult<Option<Work>> {
+        let root = self.root(py, "scatter", root)?;
         let shapes = Shapes::of(&inputs, [&output]);
         let views = each(&inputs, "inputs", Access::Read, moved)?;
         let target = moved(&output, "output", Access::Write)?;
@@ -563,11 +667,12 @@ impl Group {
         &self,
         py: Python<'py>,
         tensor: Object<'py>,
-        to: usize,
+        to: i64,
         tag: i64,
         async_op: bool,
         timeout: Option<f64>,
     ) -> PyResult<Option<Work>> {
+        let to = self.peer(py, "send", to)?;
         let shapes = Shapes::of([&tensor], NOTHING);
         let (view, tag) = (moved(&tensor, "tensor", Access::Read)?, checked_tag(py, tag)?);
         self.run(py, shapes, vec![tensor], async_op, timeout, |group| group.send(view, to, tag))
@@ -578,11 +683,12 @@ impl Group {
         &self,
         py: Python<'py>,
         tensor: Object<'py>,
-        source: usize,
+        source: i64,
         tag: i64,
         async_op: bool,
         timeout: Option<f64>,
     ) -> PyResult<Option<Work>> {
+        let source = self.peer(py, "recv", source)?;
         let shapes = Shapes::of(NOTHING, [&tensor]);
         let (view, tag) = (moved(&tensor, "tensor", Access::Write)?, checked_tag(py, tag)?);
         self.run(py, shapes, vec![tensor], async_op, timeout, |group| group.recv(view, source, tag))
@@ -618,6 +724,6 @@ impl Group {
     }
 
     fn __repr__(&self) -> String {
-        format!("{:?}", self.inner)
+        format!("{:?}", *self.inner)
     }
 }

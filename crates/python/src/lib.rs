@@ -14,6 +14,7 @@ mod exceptions;
 mod foreign_store;
 mod group;
 mod log;
+mod phrases;
 mod recorder;
 mod registration;
 mod shared_memory;
@@ -57,6 +58,7 @@ fn _tenfold(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<group::Group>()?;
     module.add_class::<registration::Registration>()?;
     module.add_class::<shared_memory::SharedMemory>()?;
+    module.add_function(wrap_pyfunction!(store::test_python_store, module)?)?;
     module.add_class::<store::Store>()?;
     module.add_class::<store::tcp::TcpStore>()?;
     module.add_class::<store::kinds::FakeStore>()?;

@@ -15,7 +15,7 @@ pub(crate) mod tcp;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use pyo3::exceptions::{PyNotImplementedError, PyTypeError};
+use pyo3::exceptions::{PyNotImplementedError, PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
 use tenfold_store::{DEFAULT_TIMEOUT, Operation, StoreExt, Value};
@@ -384,6 +384,47 @@ pub(crate) fn from_python(object: &Bound<'_, PyAny>) -> PyResult<Arc<dyn tenfold
         }
     }
     Ok(Arc::new(ForeignStore::new(object)))
+}
+
+/// c10d's check of a store that is written in Python: calls it as Rust code does, and looks at what comes back.
+#[pyfunction]
+#[pyo3(name = "_test_python_store", signature = (store, /))]
+pub(crate) fn test_python_store(py: Python<'_>, store: &Bound<'_, PyAny>) -> PyResult<()> {
+    let store = from_python(store)?;
+    let wrong = calling(py, || {
+        store.try_clone()?.set("foo", "bar")?;
+        for number in 1..=3 {
+            store.add("key", number)?;
+        }
+        for (number, value) in ["value0", "value1", "value2"].into_iter().enumerate() {
+            store.set(format!("key{number}"), value)?;
+        }
+        for number in 1..=5 {
+            store.add("key3", number)?;
+        }
+        let expected = [
+            ("key", "6"),
+            ("key0", "value0"),
+            ("key1", "value1"),
+            ("key2", "value2"),
+            ("key3", "15"),
+            ("foo", "bar"),
+        ];
+        for (key, expected) in expected {
+            let value = store.get(key)?;
+            if &*value != expected.as_bytes() {
+                let value = String::from_utf8_lossy(&value).into_owned();
+                return Ok(Some(format!("`{key}` is `{value}`, but `{expected}` was written")));
+            }
+        }
+        Ok(None)
+    })?;
+    match wrong {
+        None => Ok(()),
+        Some(text) => {
+            Err(PyRuntimeError::new_err(format!("the store does not keep what it is given: {text}")))
+        }
+    }
 }
 
 /// The store inside an object of one of our classes, for what a subclass has not overridden.

@@ -9,7 +9,7 @@ use pyo3::types::PyList;
 use tenfold::FaultKind;
 use tenfold_store::Deadline;
 
-use crate::exceptions::group_error;
+use crate::exceptions::wait_error;
 use crate::waiting;
 
 /// An operation under way. Its tensors belong to it until it is over.
@@ -43,7 +43,7 @@ pub(crate) fn wait(py: Python<'_>, work: &tenfold::Work, limit: Option<Duration>
             outcome => Some(outcome),
         }
     })?;
-    outcome.map_err(|error| group_error(py, &error))
+    outcome.map_err(|error| wait_error(py, &error, limit, work.timeout()))
 }
 
 #[pymethods]
@@ -67,7 +67,7 @@ impl Work {
 
     /// What made it fail, or None.
     fn exception(&self, py: Python<'_>) -> Option<PyErr> {
-        self.inner.exception().map(|error| group_error(py, &error))
+        self.inner.exception().map(|error| wait_error(py, &error, None, self.inner.timeout()))
     }
 
     /// The tensors it was called with.

@@ -35,6 +35,8 @@ pub enum OpKind {
     ReduceScatterInto = 16,
     Coalesced = 17,
     AllReduceSparse = 18,
+    ReduceScatterIntoCoalesced = 19,
+    AllGatherIntoCoalesced = 20,
     MonitoredBarrier = 101,
     Split = 102,
     Connect = 103,
@@ -43,7 +45,7 @@ pub enum OpKind {
 }
 
 impl OpKind {
-    pub const ALL: [OpKind; 24] = [
+    pub const ALL: [OpKind; 26] = [
         OpKind::Broadcast,
         OpKind::AllReduce,
         OpKind::AllReduceCoalesced,
@@ -63,6 +65,8 @@ impl OpKind {
         OpKind::ReduceScatterInto,
         OpKind::Coalesced,
         OpKind::AllReduceSparse,
+        OpKind::ReduceScatterIntoCoalesced,
+        OpKind::AllGatherIntoCoalesced,
         OpKind::MonitoredBarrier,
         OpKind::Split,
         OpKind::Connect,
@@ -92,6 +96,8 @@ impl OpKind {
             OpKind::ReduceScatterInto => "reduce_scatter_into",
             OpKind::Coalesced => "coalesced",
             OpKind::AllReduceSparse => "all_reduce_sparse",
+            OpKind::ReduceScatterIntoCoalesced => "reduce_scatter_into_coalesced",
+            OpKind::AllGatherIntoCoalesced => "all_gather_into_coalesced",
             OpKind::MonitoredBarrier => "monitored_barrier",
             OpKind::Split => "split",
             OpKind::Connect => "connect",

@@ -112,6 +112,8 @@ pub struct Scene {
     pub store: String,
     /// How long the operation had been under way.
     pub elapsed: Duration,
+    /// How long it was allowed to take.
+    pub limit: Option<Duration>,
 }
 
 /// A store operation that failed: what, where, for how long, and what to do next.
@@ -205,6 +207,7 @@ mod tests {
             request: "get `rank0/addr`".into(),
             store: "10.0.0.1:29500".into(),
             elapsed: Duration::from_secs(300),
+            limit: Some(Duration::from_secs(300)),
         };
         let error = Error::new(scene, Fault::timeout("no such key").hint("nobody set it"));
         assert_eq!(

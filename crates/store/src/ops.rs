@@ -433,7 +433,8 @@ impl<'a, S: Store + ?Sized> Op<'a, S> {
             true => self.name.to_string(),
             false => format!("{} {}", self.name, show_keys(&self.keys)),
         };
-        let scene = Scene { request, store: self.store.name(), elapsed: self.deadline.elapsed() };
+        let (elapsed, limit) = (self.deadline.elapsed(), self.deadline.limit());
+        let scene = Scene { request, store: self.store.name(), elapsed, limit };
         Error::new(scene, fault)
     }
 }
@@ -445,6 +446,7 @@ pub(crate) const NO_SUCH_KEY_HINT: &str =
 /// An error of something that is no operation of a store: opening one, serving one.
 #[cold]
 pub(crate) fn failure(what: &str, store: &str, deadline: Deadline, fault: Fault) -> Error {
-    let scene = Scene { request: what.into(), store: store.into(), elapsed: deadline.elapsed() };
+    let (elapsed, limit) = (deadline.elapsed(), deadline.limit());
+    let scene = Scene { request: what.into(), store: store.into(), elapsed, limit };
     Error::new(scene, fault)
 }

@@ -1,9 +1,9 @@
 """The backend `tenfold` of `torch.distributed`, for CPU tensors.
 
 `Backend` does the operations: each turns c10d's arguments into those of a tenfold group. PyTorch calls it
-through its dispatcher, so that its flight recorder, its hooks and its debug modes see every collective.
-`ProcessGroup` is what users hold; it does point-to-point itself, because a `Work` that went through the
-dispatcher has forgotten whom it received from.
+through its dispatcher, so that its flight recorder, its hooks and its debug modes see every operation.
+`ProcessGroup` is what users hold; it hands out the `Work` that `Backend` made, because the one that comes out
+of the dispatcher can only be waited for.
 
 In a group of several devices, such as "cpu:tenfold,cuda:nccl", PyTorch's own process group holds the backends
 of all of them, and only `Backend` is ours.
@@ -12,6 +12,7 @@ A call whose caller waits at once (`async_op=False`) is over when it returns, an
 be made to be waited for costs more than a small collective.
 """
 
+import functools
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -21,12 +22,14 @@ from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
+from torch.autograd import _profiler_enabled
 
 from tenfold import _tenfold
 from tenfold.exceptions import DistError
-from tenfold.torch import sparse
+from tenfold.torch import refusals, sparse
 from tenfold.torch.exceptions import DistArgumentError, DistBackendError
 from tenfold.torch.memory import WORTH_SHARING, SharedStorages
+from tenfold.torch.profiling import ProfiledCall
 from tenfold.torch.work import Work
 
 _c10d = torch._C._distributed_c10d
@@ -59,6 +62,7 @@ def create(options: Any, backend_options: Any = None) -> "Backend | ProcessGroup
     # PyTorch's.
     group = options.process_group
     if group is not None and group.name() != "custom":
+        backend.is_beside_others = True
         _in_groups_of_pytorch.setdefault(group, []).append(backend)
         return backend
     return ProcessGroup(options.store, backend)
@@ -68,6 +72,19 @@ def _one(tensors: list[torch.Tensor], what: str) -> torch.Tensor:
     if len(tensors) != 1:
         raise DistArgumentError(f"{what} must be a list of one tensor, not of {len(tensors)}")
     return tensors[0]
+
+
+def _options(timeout: timedelta, name: str, global_ranks: Sequence[int]) -> Any:
+    options = _c10d.Backend.Options("tenfold", timeout)
+    options.group_name, options.global_ranks_in_group = name, list(global_ranks)
+    return options
+
+
+def _list(lists: list[list[torch.Tensor]], what: str) -> list[torch.Tensor]:
+    """The list that the root gives, and the other ranks leave out."""
+    if len(lists) > 1:
+        raise DistArgumentError(f"{what} must be one list of tensors, not {len(lists)}")
+    return lists[0] if lists else []
 
 
 def _op(op: Any) -> int | tuple[int, float]:
@@ -103,9 +120,10 @@ class Backend(_Base):
             message = "tenfold needs a PyTorch with backends written in Python: 2.14 or newer"
             raise RuntimeError(message) from error
         self._name = name
-        self._timeout = timeout
+        self._options = _options(timeout, name, global_ranks)
         self._seconds: float | None = None  # unless the group was given another timeout since
         self._coalescing: list[Work] | None = None
+        self.is_beside_others = False  # in a group of several devices
         self.shared_storages = SharedStorages()
         # PyTorch's DDP keeps only the C++ half of a handle on a single number (how many ranks have data left)
         # and waits for it in backward, which takes the Python half: such small ones live a while longer.
@@ -124,7 +142,7 @@ class Backend(_Base):
     supports_shrinking = property(lambda self: False)
     supports_reconfigure = property(lambda self: False)
     supports_window = property(lambda self: False)
-    options = property(lambda self: _c10d.Backend.Options("tenfold", self._timeout))
+    options = property(lambda self: self._options)
 
     def supports_tensor_alloc(self, device_index: int) -> bool:
         return False  # `tenfold.torch.empty` is for that
@@ -156,6 +174,10 @@ class Backend(_Base):
         if tensor.numel() >= WORTH_SHARING:
             self.shared_storages.note(self.group, tensor)
 
+    def _refuse(self, operation: str, mistake: str | None) -> None:
+        if mistake is not None:
+            raise refusals.error(self.group, operation, mistake)
+
     def _is_async(self, options: Any) -> bool:
         return options.asyncOp or self._coalescing is not None
 
@@ -163,8 +185,8 @@ class Backend(_Base):
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any) -> Work | None:
         # Written out, unlike the others: it is the operation that is called most, with the least in it.
-        if len(tensors) > 1:
-            return self._each(tensors, lambda tensor: self.allreduce([tensor], opts))
+        if len(tensors) != 1:
+            return self._allreduce_several(tensors, opts)
         (tensor,) = tensors
         if tensor.numel() >= WORTH_SHARING:
             self.shared_storages.note(self.group, tensor)
@@ -184,9 +206,18 @@ class Backend(_Base):
             self._small.append(handle)
         return handle
 
+    def _allreduce_several(self, tensors: list[torch.Tensor], opts: Any) -> Work | None:
+        """Reduces over ranks and tensors, and leaves the result in each tensor."""
+        self._refuse("all_reduce", refusals.allreduce(tensors))
+        if tensors[0].layout is not torch.strided:
+            return self.allreduce_sparse(tensors, opts)
+        op, limit = _op(opts.reduceOp), self._limit(opts)
+        work = self.group.all_reduce_several(tensors, op, self._is_async(opts), limit)
+        return self._finish(work, tensors)
+
     def allreduce_sparse(self, tensors: list[torch.Tensor], opts: Any) -> Work | None:
-        for tensor in tensors:
-            sparse.all_reduce(self.group, tensor, opts.reduceOp, self._limit(opts))
+        self._refuse("all_reduce", refusals.allreduce(tensors))
+        sparse.all_reduce(self.group, tensors, opts.reduceOp, self._limit(opts))
         return self._finished(tensors)
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any) -> Work | None:
@@ -196,15 +227,26 @@ class Backend(_Base):
         )
 
     def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> Work | None:
-        if len(tensors) > 1:
-            return self._each(tensors, lambda tensor: self.broadcast([tensor], opts))
-        tensor = _one(tensors, "tensors")
+        if len(tensors) != 1 or opts.rootTensor != 0:
+            return self._broadcast_several(tensors, opts)
+        (tensor,) = tensors
         self._note(tensor)
         work = self.group.broadcast(tensor, opts.rootRank, self._is_async(opts), self._limit(opts))
         return self._finish(work, tensors)
 
+    def _broadcast_several(self, tensors: list[torch.Tensor], opts: Any) -> Work | None:
+        """One tensor of the root, in each tensor of each rank."""
+        root, root_tensor = opts.rootRank, opts.rootTensor
+        self._refuse("broadcast", refusals.broadcast(tensors, root, root_tensor, self.size()))
+        work = self.group.broadcast_several(
+            tensors, root, root_tensor, self._is_async(opts), self._limit(opts)
+        )
+        return self._finish(work, tensors)
+
     def reduce(self, tensors: list[torch.Tensor], opts: Any) -> Work | None:
         tensor = _one(tensors, "tensors")
+        if opts.rootTensor != 0:
+            raise DistArgumentError(f"there is one tensor, which is number 0, not {opts.rootTensor}")
         if opts.rootRank != self.rank():
             tensor = tensor.clone()  # only the root's tensor is to change
         op, limit = _op(opts.reduceOp), self._limit(opts)
@@ -215,11 +257,23 @@ class Backend(_Base):
     def allgather(
         self, output_tensors: list[list[torch.Tensor]], input_tensors: list[torch.Tensor], opts: Any
     ) -> Work | None:
-        if len(output_tensors) != len(input_tensors):
-            raise DistArgumentError(f"{len(output_tensors)} lists of outputs for {len(input_tensors)} inputs")
-        tensor, outputs = _one(input_tensors, "input_tensors"), output_tensors[0]
+        if len(input_tensors) != 1 or len(output_tensors) != 1:
+            return self._allgather_several(output_tensors, input_tensors, opts)
+        (tensor,), (outputs,) = input_tensors, output_tensors
         work = self.group.all_gather(outputs, tensor, self._is_async(opts), self._limit(opts))
         return self._finish(work, outputs)
+
+    def _allgather_several(
+        self, output_tensors: list[list[torch.Tensor]], input_tensors: list[torch.Tensor], opts: Any
+    ) -> Work | None:
+        """All inputs of all ranks, ordered by rank, in each list of outputs."""
+        self._refuse("all_gather", refusals.allgather(output_tensors, input_tensors, self.size()))
+        count = len(input_tensors)
+        outputs = [targets[place::count] for targets in output_tensors for place in range(count)]
+        work = self.group.all_gather_coalesced(
+            outputs, input_tensors * count, self._is_async(opts), self._limit(opts)
+        )
+        return self._finish(work, output_tensors)
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Work | None:
         self._note(input)
@@ -239,12 +293,12 @@ class Backend(_Base):
             raise DistArgumentError(f"{len(output_lists)} lists of outputs for {self.size()} ranks")
         per_input = [list(outputs) for outputs in zip(*output_lists, strict=True)]
         work = self.group.all_gather_coalesced(per_input, inputs, self._is_async(opts), self._limit(opts))
-        return self._finish(work, [tensor for outputs in output_lists for tensor in outputs])
+        return self._finish(work, output_lists)
 
     def gather(
         self, output_tensors: list[list[torch.Tensor]], input_tensors: list[torch.Tensor], opts: Any
     ) -> Work | None:
-        outputs = output_tensors[0] if output_tensors else []
+        outputs = _list(output_tensors, "output_tensors")
         tensor = _one(input_tensors, "input_tensors")
         work = self.group.gather(outputs, tensor, opts.rootRank, self._is_async(opts), self._limit(opts))
         return self._finish(work, outputs)
@@ -257,7 +311,7 @@ class Backend(_Base):
     def scatter(
         self, output_tensors: list[torch.Tensor], input_tensors: list[list[torch.Tensor]], opts: Any
     ) -> Work | None:
-        inputs = input_tensors[0] if input_tensors else []
+        inputs = _list(input_tensors, "input_tensors")
         output = _one(output_tensors, "output_tensors")
         work = self.group.scatter(output, inputs, opts.rootRank, self._is_async(opts), self._limit(opts))
         return self._finish(work, output_tensors)
@@ -267,7 +321,7 @@ class Backend(_Base):
     ) -> Work | None:
         output, op = _one(output_tensors, "output_tensors"), _op(opts.reduceOp)
         work = self.group.reduce_scatter(
-            output, input_tensors[0], op, self._is_async(opts), self._limit(opts)
+            output, _list(input_tensors, "input_tensors"), op, self._is_async(opts), self._limit(opts)
         )
         return self._finish(work, output_tensors)
 
@@ -306,10 +360,18 @@ class Backend(_Base):
     def barrier(self, opts: Any) -> Work | None:
         return self._finish(self.group.barrier(self._is_async(opts), self._limit(opts)), [])
 
-    def monitored_barrier(self, opts: Any, wait_all_ranks: bool = False) -> None:
-        """In c10d's words, which programs look for."""
-        limit = self._limit(opts)
-        seconds = self._timeout.total_seconds() if limit is None else limit
+    def monitored_barrier(
+        self, opts: Any = None, wait_all_ranks: bool = False, *, timeout: timedelta | None = None
+    ) -> None:
+        """In c10d's words, which programs look for.
+
+        PyTorch's groups pass `BarrierOptions`; a program that holds the backend passes a timeout.
+        """
+        if timeout is None:
+            timeout = opts if opts is None or isinstance(opts, timedelta) else opts.timeout
+        if timeout is None or timeout == _UNSET:
+            timeout = self.options._timeout
+        seconds = timeout.total_seconds()
         try:
             self.group.monitored_barrier(seconds, wait_all_ranks)
         except DistError as error:
@@ -349,9 +411,6 @@ class Backend(_Base):
         works, self._coalescing = self._coalescing or [], None
         return self._joined(works)
 
-    def _each(self, tensors: list[torch.Tensor], call: Any) -> Work | None:
-        return self._joined([work for work in map(call, tensors) if work is not None])
-
     def _joined(self, works: list[Work]) -> Work:
         parts = [part for work in works for part in work._parts]
         return self._made(Work(parts, [tensor for work in works for tensor in work._tensors]))
@@ -363,14 +422,27 @@ class Backend(_Base):
 
     def split(self, store: Any, ranks: list[int], opts: Any) -> "Backend | None":
         if self.rank() not in ranks:
+            if self.is_beside_others:
+                raise RuntimeError(
+                    f"split in group `{self._name}` failed on rank {self.rank()} of {self.size()}: this "
+                    "rank is not among those of the new group, and PyTorch's groups of several devices crash "
+                    "then; use `new_group`"
+                )
             return None
-        timeout = getattr(opts, "_timeout", None) or self._timeout
+        timeout = getattr(opts, "_timeout", None) or self.options._timeout
         name = getattr(opts, "group_name", "") or f"{self._name}:split"
         global_ranks = [self._global_ranks[rank] for rank in ranks]
         return Backend(store, ranks.index(self.rank()), len(ranks), timeout, name, global_ranks)
 
+    def merge(self, store: Any, opts: Any, rank: int, size: int) -> "Backend":
+        timeout = getattr(opts, "_timeout", None) or self.options._timeout
+        name = getattr(opts, "group_name", "") or f"{self._name}:merged"
+        return Backend(store, rank, size, timeout, name)
+
     def set_timeout(self, timeout: timedelta) -> None:
-        self._timeout, self._seconds = timeout, timeout.total_seconds()
+        self._options._timeout, self._seconds = timeout, timeout.total_seconds()
+
+    _set_default_timeout = set_timeout
 
     def _get_sequence_number_for_group(self) -> int:
         return self.group.sequence_number()
@@ -404,6 +476,59 @@ class Backend(_Base):
         return isinstance(self.group, _Left)
 
 
+# For each operation: c10d's words for what is wrong with its arguments. `allreduce` of one tensor needs none.
+_WORDS = {
+    "allreduce_coalesced": lambda self, tensors, opts: refusals.allreduce_coalesced(tensors),
+    "broadcast": lambda self, tensors, opts: refusals.broadcast(
+        tensors, opts.rootRank, opts.rootTensor, self.size()
+    ),
+    "reduce": lambda self, tensors, opts: refusals.reduce(
+        tensors, opts.rootRank, opts.rootTensor, self.size()
+    ),
+    "allgather": lambda self, output_tensors, input_tensors, opts: refusals.allgather(
+        output_tensors, input_tensors, self.size()
+    ),
+    "all_gather_single": lambda self, output, input, opts: refusals.all_gather_single(
+        output, input, self.size()
+    ),
+    "allgather_coalesced": lambda self, output_lists, inputs, opts: refusals.allgather_coalesced(
+        output_lists, inputs, self.size()
+    ),
+    "gather": lambda self, output_tensors, input_tensors, opts: refusals.gather(
+        output_tensors, input_tensors, opts.rootRank, self.rank(), self.size()
+    ),
+    "scatter": lambda self, output_tensors, input_tensors, opts: refusals.scatter(
+        output_tensors, input_tensors, opts.rootRank, self.rank(), self.size()
+    ),
+    "alltoall": lambda self, outputs, inputs, opts: refusals.alltoall(outputs, inputs, self.size()),
+    "all_to_all_single": lambda self, output, input, output_splits, input_splits, opts: (
+        refusals.splits(input, input_splits, self.size())
+        or refusals.splits(output, output_splits, self.size())
+    ),
+    "send": lambda self, tensors, dst, tag: refusals.message(tensors, tag),
+    "recv": lambda self, tensors, src, tag: refusals.message(tensors, tag),
+    "recv_anysource": lambda self, tensors, tag: refusals.message(tensors, tag),
+}
+
+
+def _explaining(name: str, words: Any) -> Any:
+    """The operation `name`, which gives c10d's words too when it refuses its arguments."""
+    operation = getattr(Backend, name)
+
+    @functools.wraps(operation)
+    def explaining(self: Backend, *arguments: Any, **named: Any) -> Any:
+        try:
+            return operation(self, *arguments, **named)
+        except DistArgumentError as error:
+            raise refusals.explained(error, words(self, *arguments, **named)) from error.__cause__
+
+    return explaining
+
+
+for _name, _words in _WORDS.items():
+    setattr(Backend, _name, _explaining(_name, _words))
+
+
 class ProcessGroup(dist.ProcessGroup):
     """A group of ranks whose CPU tensors tenfold moves."""
 
@@ -421,17 +546,25 @@ class ProcessGroup(dist.ProcessGroup):
         super()._set_group_desc(desc)
         self._backend.group.describe(desc)
 
-    def send(self, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> Work | None:
-        return self._backend.send(tensors, dst, tag)
-
-    def recv(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> Work | None:
-        return self._backend.recv(tensors, src, tag)
-
-    def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Work | None:
-        return self._backend.recv_anysource(tensors, tag)
-
     def gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Work | None:
         return self._backend.gather_single(output, input, opts)  # no way leads through the dispatcher yet
+
+    def split_group(self, ranks: list[int], *arguments: Any, **options: Any) -> "ProcessGroup | None":
+        if ranks and self.rank() not in ranks:
+            return None  # PyTorch's own way does not survive a backend in Python that says so
+        return self._ours(super().split_group(ranks, *arguments, **options))
+
+    def merge_remote_group(self, *arguments: Any, **options: Any) -> "ProcessGroup | None":
+        return self._ours(super().merge_remote_group(*arguments, **options))
+
+    def _ours(self, made: dist.ProcessGroup | None) -> "ProcessGroup | None":
+        """A group as this one in the place of PyTorch's, which was made from our backend."""
+        if made is None:
+            return None
+        group = ProcessGroup(made.get_group_store(), made._get_backend(_CPU))
+        group._set_group_name(made.group_name)
+        group._set_group_desc(made.group_desc)
+        return group
 
 
 def _hide_from_compiler(function: Any) -> None:
@@ -445,6 +578,38 @@ def _hide_from_compiler(function: Any) -> None:
         frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
 
 
+# What Gloo calls its operations in PyTorch's profiler, where that is not the name of the method.
+_TITLES = {
+    "allreduce": "all_reduce",
+    "allreduce_coalesced": "all_reduce",
+    "allgather": "all_gather",
+    "all_gather_single": "all_gather",
+    "all_gather_single_coalesced": "all_gather",
+    "allgather_coalesced": "all_gather",
+    "reduce_scatter_single": "reduce_scatter",
+    "reduce_scatter_single_coalesced": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "all_to_all_single": "all_to_all",
+    "recv_anysource": "recvAnySource",
+}
+
+_MESSAGES = {"send", "recv", "recv_anysource"}
+_INT_MAX = (1 << 31) - 1  # of the ranks and tags that PyTorch takes
+
+# Are asynchronous operations kept in PyTorch's registry of works, for `wait_tensor`?
+_is_registered = _c10d._allow_inflight_collective_as_graph_input
+
+
+def _is_for_dispatcher(arguments: tuple, options: dict[str, Any]) -> bool:
+    """Has PyTorch's dispatcher a way to `Backend` for a message? If not, `Backend` says what is wrong."""
+    tensors = arguments[0] if arguments else options.get("tensors", ())
+    numbers = (*arguments[1:], *options.values())
+    return all(
+        isinstance(tensor, torch.Tensor) and tensor.is_cpu and tensor.layout is torch.strided
+        for tensor in tensors
+    ) and not any(isinstance(number, int) and abs(number) > _INT_MAX for number in numbers)
+
+
 def _dispatched(name: str) -> Any:
     """The collective `name` of PyTorch's group, which goes through the dispatcher into `Backend`.
 
@@ -452,13 +617,28 @@ def _dispatched(name: str) -> Any:
     `Backend` made: it also knows whether it is over, and what went wrong.
     """
     inherited = getattr(dist.ProcessGroup, name)
+    title = f"tenfold:{_TITLES.get(name, name)}"
+    is_message = name in _MESSAGES
 
     def collective(self: ProcessGroup, *arguments: Any, **options: Any) -> Any:
+        if is_message and not _is_for_dispatcher(arguments, options):
+            return getattr(self._backend, name)(*arguments, **options)
         made = self._backend.made
         made.work = None
-        work = inherited(self, *arguments, **options)
+        if _profiler_enabled():
+            record = ProfiledCall(title)
+            try:
+                work = inherited(self, *arguments, **options)
+            finally:
+                record.end_with(made.work)
+        else:
+            work = inherited(self, *arguments, **options)
         ours, made.work = made.work, None  # its tensors are not to live until the next call
-        return ours or work
+        if ours is None:
+            return work
+        if _is_registered():
+            ours.is_registered = True
+        return ours
 
     # PyTorch tells a call to the inherited method from one to this one by the name of the caller.
     collective.__code__ = collective.__code__.replace(co_name=name)
@@ -485,6 +665,9 @@ for _name in (
     "alltoall",
     "all_to_all_single",
     "barrier",
+    "send",
+    "recv",
+    "recv_anysource",
 ):
     if hasattr(dist.ProcessGroup, _name):
         setattr(ProcessGroup, _name, _dispatched(_name))

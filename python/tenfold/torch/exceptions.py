@@ -23,6 +23,10 @@ class DistQueueEmptyError(_plain.DistQueueEmptyError, dist.QueueEmptyError):
     pass
 
 
+class DistStoreArgumentError(_plain.DistStoreArgumentError, DistStoreError):
+    pass
+
+
 class DistArgumentError(_plain.DistArgumentError, DistBackendError):
     pass
 
@@ -40,6 +44,7 @@ _BOTH = {
     _plain.DistNetworkError: DistNetworkError,
     _plain.DistStoreError: DistStoreError,
     _plain.DistQueueEmptyError: DistQueueEmptyError,
+    _plain.DistStoreArgumentError: DistStoreArgumentError,
     _plain.DistArgumentError: DistArgumentError,
     _plain.DistTimeoutError: DistTimeoutError,
     _plain.DistStoreTimeoutError: DistStoreTimeoutError,

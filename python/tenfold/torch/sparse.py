@@ -10,20 +10,27 @@ import torch.distributed as dist
 from tenfold import _tenfold
 from tenfold.torch.exceptions import DistArgumentError
 
+_SUM = dist.ReduceOp.RedOpType.SUM.value  # of our own ReduceOp, too
 
-def all_reduce(group: _tenfold.Group, tensor: torch.Tensor, op: Any, timeout: float | None) -> None:
-    """Replaces `tensor`, in COO layout, by the sum of all ranks' tensors; blocks."""
+
+def all_reduce(group: _tenfold.Group, tensors: list[torch.Tensor], op: Any, timeout: float | None) -> None:
+    """Replaces each tensor, in COO layout, by the sum of all tensors of all ranks; blocks."""
+    tensor = tensors[0]
     if tensor.layout is not torch.sparse_coo:
         raise DistArgumentError(f"tensor has layout {tensor.layout}; all_reduce takes strided and sparse_coo")
-    if op.op != dist.ReduceOp.RedOpType.SUM:
-        raise DistArgumentError(f"sparse tensors can be reduced with SUM only, not with {op.op.name}")
-    own = tensor.coalesce()
+    if op.op.value != _SUM:
+        raise DistArgumentError(
+            f"sparse tensors can be reduced with SUM only, not with {op.op.name} (unsupported reduction "
+            "operation (allreduce of sparse tensors only works with ReduceOp.SUM))"
+        )
+    own = sum(tensors[1:], tensor).coalesce()
     shapes = _gather_shapes(group, own, timeout)
     for rank, shape in enumerate(shapes):
         if shape[1:] != shapes[group.rank][1:]:
             raise DistArgumentError(
                 f"rank {rank} has a sparse tensor of shape {shape[3:]} with {shape[1]} sparse dimensions, "
-                f"rank {group.rank} one of {shapes[group.rank][3:]} with {shapes[group.rank][1]}"
+                f"rank {group.rank} one of {shapes[group.rank][3:]} with {shapes[group.rank][1]} (Sparse "
+                "dimensions do not match)"
             )
     counts = [shape[0] for shape in shapes]
     indices = [own.indices().new_empty((own.sparse_dim(), count)) for count in counts]
@@ -31,7 +38,8 @@ def all_reduce(group: _tenfold.Group, tensor: torch.Tensor, op: Any, timeout: fl
     group.all_gather(indices, own.indices().contiguous(), False, timeout)
     group.all_gather(values, own.values().contiguous(), False, timeout)
     total = torch.sparse_coo_tensor(torch.cat(indices, dim=1), torch.cat(values), own.shape).coalesce()
-    tensor.copy_(total)
+    for tensor in tensors:
+        tensor.copy_(total)
 
 
 def _gather_shapes(group: _tenfold.Group, own: torch.Tensor, timeout: float | None) -> list[list[int]]:

@@ -7,6 +7,7 @@ reducer reads it then.
 
 import threading
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -16,32 +17,72 @@ import torch.distributed as dist
 from tenfold import _tenfold
 from tenfold.completions import notify
 
-_OP_TYPES = {int(kind): kind for kind in torch._C._distributed_c10d.OpType.__members__.values()}
-_UNKNOWN = torch._C._distributed_c10d.OpType.UNKNOWN
+_c10d = torch._C._distributed_c10d
+_OP_TYPES = {int(kind): kind for kind in _c10d.OpType.__members__.values()}
+_UNKNOWN = _c10d.OpType.UNKNOWN
+
+
+class _Forgetting(threading.local):
+    """While a thread has PyTorch's registry forget a work: the works that it was told to wait for."""
+
+    works: "list[Work] | None" = None
+
+
+_forgetting = _Forgetting()
 
 
 class Work(dist.Work):
-    """One operation, or several as one."""
+    """One operation, or several as one.
 
-    def __init__(self, parts: list[_tenfold.Work], tensors: list[torch.Tensor]) -> None:
+    `tensors` are what its future gives; of an operation with several lists of outputs these are the lists.
+    """
+
+    def __init__(self, parts: list[_tenfold.Work], tensors: list[Any]) -> None:
         super().__init__()
         self._parts = parts
         self._tensors = tensors
         self._future: torch.futures.Future[Any] | None = None
         self._promise: torch.futures.Future[Any] | None = None
         self._lock = threading.Lock()
+        self.is_registered = False  # in PyTorch's registry of works, under each of its tensors
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Waits until it is over. With a timeout at most so long; the operation goes on, and can be waited
         for again.
         """
+        if _forgetting.works is not None:
+            _forgetting.works.append(self)
+            return True
         seconds = timeout.total_seconds()
         deadline = time.monotonic() + seconds if seconds > 0 else None
         for part in self._parts:
             part.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
         if self._future is not None:
             self._settle()
+        if self.is_registered:
+            self._forget()
         return True
+
+    def _forget(self) -> None:
+        """Has PyTorch's registry forget this work, and no other one.
+
+        PyTorch can only be asked to wait for all works of a tensor, which it forgets meanwhile. So it is
+        asked that while `wait` does not wait, and the others are registered again.
+        """
+        self.is_registered = False
+        for tensor in self._flat():
+            _forgetting.works = []
+            try:
+                torch.ops._c10d_functional.wait_tensor(tensor)
+            finally:
+                works, _forgetting.works = _forgetting.works, None
+            for work in works:
+                if work is not self:
+                    _c10d._register_work(tensor, work)
+
+    def _flat(self) -> Iterator[torch.Tensor]:
+        for item in self._tensors:
+            yield from item if isinstance(item, list) else [item]
 
     def synchronize(self) -> None:
         self.wait()
@@ -56,6 +97,13 @@ class Work(dist.Work):
         return next((error for part in self._parts if (error := part.exception()) is not None), None)
 
     def result(self) -> list[torch.Tensor]:
+        if not self.is_completed():
+            raise RuntimeError(
+                "the operation is under way: Work needs to be completed before calling result(). "
+                "Should call wait() before result()."
+            )
+        if self._tensors and isinstance(self._tensors[0], list):
+            raise RuntimeError("work result does not support list of lists, use .getFuture() and value()")
         return self._tensors
 
     def source_rank(self) -> int:
@@ -84,7 +132,7 @@ class Work(dist.Work):
         return self.get_future().then(lambda _: self._verdict())
 
     def _verdict(self) -> Any:
-        kinds = torch._C._distributed_c10d.WorkResult
+        kinds = _c10d.WorkResult
         error = self.exception()
         if error is None:
             return kinds.SUCCESS
@@ -108,6 +156,12 @@ class Work(dist.Work):
         if error is not None:
             raise error
         return self._tensors
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long it may take."""
+        limits = [limit for part in self._parts if (limit := part.timeout()) is not None]
+        return timedelta(seconds=max(limits, default=0.0))
 
     def _get_op_type(self) -> Any:
         return _OP_TYPES.get(self._parts[-1].op_type(), _UNKNOWN) if self._parts else _UNKNOWN

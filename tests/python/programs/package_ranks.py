@@ -303,6 +303,22 @@ def tensors_are_broadcast_in_bunches(group: Group) -> None:
 
 
 @case
+def several_arrays_of_a_rank_are_as_those_of_several_ranks(group: Group) -> None:
+    process_group = group.process_group
+    first, second = mine(group), 10 * mine(group)
+    process_group.allreduce([first, second]).wait()
+    assert first.tolist() == second.tolist() == [33.0] * 4
+    options = tenfold.BroadcastOptions()
+    options.rootRank, options.rootTensor = 1, 1
+    arrays = [mine(group), 10 * mine(group), 100 * mine(group)]
+    process_group.broadcast(arrays, options).wait()
+    assert [array.tolist() for array in arrays] == [[20.0] * 4] * 3
+    outputs = [[np.zeros(2) for _ in range(4)] for _ in range(2)]
+    process_group.allgather(outputs, [mine(group, 2), 10 * mine(group, 2)]).wait()
+    assert [[array[0] for array in each] for each in outputs] == [[1.0, 10.0, 2.0, 20.0]] * 2
+
+
+@case
 def wrong_arguments_are_named_before_anything_is_sent(group: Group) -> None:
     error = tenfold.DistArgumentError
     read_only = np.ones(3)
@@ -314,7 +330,16 @@ def wrong_arguments_are_named_before_anything_is_sent(group: Group) -> None:
         ValueError, "PREMUL_SUM needs a factor", lambda: group.all_reduce(np.ones(1), ReduceOp.PREMUL_SUM)
     )
     process_group = group.process_group
-    refused(error, "one element", lambda: process_group.broadcast([np.ones(1), np.ones(1)]))
+    refused(error, "one element", lambda: process_group.reduce([np.ones(1), np.ones(1)]))
+    refused(error, "requires non-empty tensor list", lambda: process_group.allreduce([]))
+    refused(error, "has 2 elements", lambda: process_group.allreduce([np.ones(1), np.ones(2)]))
+    refused(error, "same length", lambda: process_group.allgather([], [np.ones(1)]))
+    refused(error, "at index 0", lambda: process_group.allgather([[np.ones(1)]] * 2, [np.ones(1)] * 2))
+    refused(error, "invalid root rank: -1", lambda: process_group.broadcast(np.ones(1), -1))
+    refused(error, "rank -1 is out of range", lambda: process_group.send([np.ones(1)], -1, 0))
+    options = tenfold.BroadcastOptions()
+    options.rootTensor = 2
+    refused(error, "invalid root tensor: 2", lambda: process_group.broadcast([np.ones(1)] * 2, options))
     not_root = 1 - group.rank
     outputs = [np.zeros(1), np.zeros(1)]
     refused(error, "must be empty", lambda: process_group.gather(outputs, np.ones(1), not_root))

@@ -44,7 +44,7 @@ pub fn broadcast_coalesced(
         if under_way.len() == UNDER_WAY
             && let Some(first) = under_way.pop_front()
         {
-            unpack(first, &tensors)?;
+            unpack(first, &tensors, group.rank() == root)?;
         }
         let elements = piece.params.iter().map(|number| tensors[*number].elements()).sum();
         let mut flat = allocate(group, params[piece.params[0]].dtype, elements);
@@ -54,11 +54,19 @@ pub fn broadcast_coalesced(
         }
         under_way.push_back((group.background().broadcast(view, root)?, flat, piece));
     }
-    under_way.into_iter().try_for_each(|piece| unpack(piece, &tensors))
+    under_way.into_iter().try_for_each(|piece| unpack(piece, &tensors, group.rank() == root))
 }
 
-fn unpack((work, mut flat, piece): (Work, Tensor, Assignment), tensors: &[TensorView]) -> Result<()> {
+/// Waits for a piece, and copies it to its tensors; the root's have been there from the start, and may be read-only.
+fn unpack(
+    (work, mut flat, piece): (Work, Tensor, Assignment),
+    tensors: &[TensorView],
+    is_root: bool,
+) -> Result<()> {
     work.wait()?;
+    if is_root {
+        return Ok(());
+    }
     let view = flat.lend();
     each_part(&piece, tensors, |tensor, from, to| tensor.unpack(view.span().part(from, to).bytes()));
     Ok(())
