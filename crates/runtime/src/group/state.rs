@@ -750,7 +750,8 @@ fn encode(notice: &Notice) -> Vec<u8> {
 
 fn cut(text: &mut String, longest: usize) {
     if text.len() > longest {
-        text.truncate(text.floor_char_boundary(longest));
+        let end = (0..=longest).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+        text.truncate(end);
         text.push_str(" … (cut)");
     }
 }
