@@ -21,6 +21,7 @@ use tenfold::{
     DType, Error, FaultKind, Group, OpKind, Options, ReduceOp, Result, SparseTensor, Tensor, Work,
 };
 use tenfold_plan::{Kind, names};
+use tenfold_store::{Deadline, HashStore, Request, Response, Store};
 
 const JOBS: Jobs = &[("make_and_drop", make_and_drop)];
 
@@ -106,6 +107,53 @@ fn a_call_that_is_refused_leaves_the_tensor_as_it_was() {
         Ok(())
     });
     outcome.unwrap();
+}
+
+// ── joining ────────────────────────────────────────────────────────────────────────────────────────────────
+
+/// A store that keeps what it is asked to remove, as some do.
+struct Keeping(HashStore);
+
+impl Store for Keeping {
+    fn call(
+        &self,
+        request: Request<'_>,
+        deadline: Deadline,
+    ) -> std::result::Result<Response, tenfold_store::Fault> {
+        match request {
+            Request::Delete { .. } => Ok(Response::Deleted(false)),
+            other => self.0.call(other, deadline),
+        }
+    }
+}
+
+fn join(store: &Arc<dyn Store>, rank: usize, timeout: Duration) -> Result<Group> {
+    Group::connect(Arc::clone(store), rank, 2, Options::new("again").timeout(timeout))
+}
+
+#[test]
+fn a_rank_that_failed_to_join_and_tries_again_meets_one_that_comes_late() {
+    let stores: [Arc<dyn Store>; 2] = [Arc::new(HashStore::new()), Arc::new(Keeping(HashStore::new()))];
+    for store in stores {
+        for failures in [[1, 0], [0, 2], [2, 1]] {
+            for (rank, count) in failures.into_iter().enumerate() {
+                for _ in 0..count {
+                    let error = join(&store, rank, Duration::from_millis(50)).expect_err("it is alone");
+                    assert_eq!(error.kind(), FaultKind::Timeout, "{error}");
+                }
+            }
+            std::thread::scope(|threads| {
+                let ranks = [0, 1].map(|rank| {
+                    let store = &store;
+                    threads.spawn(move || {
+                        let group = join(store, rank, LIMIT).unwrap();
+                        assert_eq!(sum(&group, rank as i64 + 1).unwrap(), 3);
+                    })
+                });
+                ranks.into_iter().for_each(|rank| rank.join().unwrap());
+            });
+        }
+    }
 }
 
 // ── works ──────────────────────────────────────────────────────────────────────────────────────────────────

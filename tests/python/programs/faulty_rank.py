@@ -132,6 +132,7 @@ def load() -> None:
         range(64), batch_size=4, num_workers=2, persistent_workers=True, multiprocessing_context="fork"
     )
     values = torch.zeros(1 << 16)
+    dist.all_reduce(values)  # so that the workers, which are forked now, inherit streams
     for _ in loader:
         dist.all_reduce(values)
     say("loaded")

@@ -5,6 +5,10 @@
 //! and maps its memory. What it found goes into the store too, so that all ranks have the same idea of who is near whom,
 //! for they must all choose the same plans.
 //!
+//! Cards are kept apart by the number of groups of the same name that were made before. A rank that fails to join and tries again
+//! writes another card under the same number, so with its place each rank says which cards it has read; while these differ,
+//! all read them again.
+//!
 //! A rank listens on the address from which it reaches the store. That is loopback if the store is on the same host, or is
 //! no server at all. If the cards then show ranks on other hosts, the ranks with loopback choose another address, and all
 //! exchange cards once more: no rank advertises loopback to another host.
@@ -54,7 +58,16 @@ struct Card {
     detail: bool,
 }
 
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
+
+/// What a rank found out about its place.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Found {
+    /// The first rank of its host.
+    host: Rank,
+    /// A number made of the cards that it has read.
+    cards: u64,
+}
 
 /// What a rank knows once it has met the others.
 #[derive(Debug)]
@@ -81,8 +94,11 @@ pub(super) fn meet(
     let control = control::start_if_asked(environment.worker_server.as_deref(), rank)?;
     let deadline = Deadline::after(options.timeout.min(store.timeout()));
     let transport = options.transport.unwrap_or(environment.transport);
-    let joined = store.add(format!("tenfold/{}/joined/{rank}", options.name), 1).map_err(store_fault)?;
-    let id = group_id(&options.name, joined as u64);
+    // Groups of this name that were made before. An attempt that failed does not count, so a rank that tries again and one
+    // that comes late find each other.
+    let made = format!("tenfold/{}/made", options.name);
+    let generation = 1 + store.add(&made, 0).map_err(store_fault)?;
+    let id = group_id(&options.name, generation as u64);
     let interface = first_interface(store, options, &environment)?;
     let mut fabric = make_fabric(interface, options, &environment)?;
     let mut room = new_room(&fabric, size, id)?;
@@ -101,31 +117,50 @@ pub(super) fn meet(
         detail: debug_level() == DebugLevel::Detail,
     };
     let exchange =
-        Exchange { store, rank, size, prefix: format!("tenfold/{}/{joined}", options.name), deadline };
-    let mut cards: Vec<Card> = exchange.all("card", &introduction(&fabric, &room))?;
-    check(&cards, rank, size)?;
-    if (0..size).any(|rank| is_stranded(&cards, rank)) {
-        let chosen = options.interface.is_some() || environment.interfaces.is_some();
-        if is_stranded(&cards, rank) && !chosen {
-            let loopback = &cards[rank].loopback;
-            let others = cards.iter().filter(|card| card.loopback != *loopback && !is_on_loopback(card));
-            if let Some(address) = crate::network::address_for_others(others.filter_map(|card| card.address))
-            {
-                fabric = make_fabric(address, options, &environment)?;
-                room = new_room(&fabric, size, id)?;
-            }
-        }
-        cards = exchange.all("second_card", &introduction(&fabric, &room))?;
+        Exchange { store, rank, size, prefix: format!("tenfold/{}/{generation}", options.name), deadline };
+    let (cards, peers, hosts) = loop {
+        let mut cards: Vec<Card> = exchange.all("card", &introduction(&fabric, &room))?;
         check(&cards, rank, size)?;
-        refuse_stranded(&cards)?;
-    }
-    let mut peers = introduce(&fabric, &cards, rank)?;
-    let host = find_host(&fabric, &cards, &mut peers, rank, transport)?;
-    let hosts: Vec<usize> = exchange.all("host", &host)?;
+        if (0..size).any(|rank| is_stranded(&cards, rank)) {
+            let chosen = options.interface.is_some() || environment.interfaces.is_some();
+            if is_stranded(&cards, rank) && !chosen {
+                let loopback = &cards[rank].loopback;
+                let others = cards.iter().filter(|card| card.loopback != *loopback && !is_on_loopback(card));
+                if let Some(address) =
+                    crate::network::address_for_others(others.filter_map(|card| card.address))
+                {
+                    fabric = make_fabric(address, options, &environment)?;
+                    room = new_room(&fabric, size, id)?;
+                }
+            }
+            cards = exchange.all("second_card", &introduction(&fabric, &room))?;
+            check(&cards, rank, size)?;
+            refuse_stranded(&cards)?;
+        }
+        let mut peers = introduce(&fabric, &cards, rank)?;
+        let host = find_host(&fabric, &cards, &mut peers, rank, transport)?;
+        let own = Found { host, cards: digest(&cards) };
+        let found: Vec<Found> = exchange.all("host", &own)?;
+        let others = found.iter().position(|other| other.cards != own.cards);
+        let Some(other) = others else {
+            break (cards, peers, found.into_iter().map(|found| found.host).collect::<Vec<usize>>());
+        };
+        // One of us has read the card of an attempt that failed: that rank has written another since, or will.
+        if deadline.passed() {
+            let message = format!(
+                "rank {other} ({}, pid {}) has not joined again after it failed to",
+                cards[other].host, cards[other].pid
+            );
+            return Err(Fault::new(FaultKind::Timeout, message).peer(other).hint("see that rank's log"));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
     if hosts.iter().any(|host| *host >= size) {
         return Err(Fault::new(FaultKind::Protocol, "a rank names a host that nobody is on"));
     }
-    exchange.forget_earlier(joined, &options.name);
+    // The store may have ended with the rank that hosts it; then no group is made through it again.
+    let _ = store.set(&made, generation.to_string());
+    exchange.forget(generation - 1, &options.name);
     let members = peers.into_iter().zip(&cards).zip(&hosts);
     let members =
         members.map(|((peer, card), host)| Member { peer, near: *host == hosts[rank], room: card.room });
@@ -141,6 +176,12 @@ pub(super) fn meet(
     }
     let confirms_roots = cards.iter().all(|card| card.detail);
     Ok(Met { fabric, id, room, members, topology: Topology::new(hosts), control, confirms_roots })
+}
+
+/// The same number on ranks that have read the same cards.
+fn digest(cards: &[Card]) -> u64 {
+    let ids: Vec<&str> = cards.iter().map(|card| card.fabric.as_str()).collect();
+    group_id(&ids.join(" "), 0)
 }
 
 /// A room for a group of `size`, in this rank's segment.
@@ -324,11 +365,11 @@ impl Exchange<'_> {
         values.iter().enumerate().map(parse).collect()
     }
 
-    /// Everybody is here, so everybody has read what was left for the last time: it can go.
-    fn forget_earlier(&self, joined: i64, name: &str) {
+    /// Removes what this rank left for others, which all have read: those who are here have joined since.
+    fn forget(&self, generation: i64, name: &str) {
         for what in ["card", "second_card", "host"] {
-            let key = format!("tenfold/{name}/{}/{what}/{}", joined - 1, self.rank);
-            if joined > 1 {
+            let key = format!("tenfold/{name}/{generation}/{what}/{}", self.rank);
+            if generation > 0 {
                 let _ = self.store.delete_key(key); // only to save memory; not every store can delete
             }
         }
