@@ -43,6 +43,12 @@ def with_root(kind: str, root: int, root_tensor: int = 0) -> Any:
     return options
 
 
+def reducing(kind: str, op: Any) -> Any:
+    options = getattr(c10d, kind)()
+    options.reduceOp = op
+    return options
+
+
 def backend() -> Any:
     """Without PyTorch's dispatcher before it, which refuses a call without tensors by itself."""
     return everybody()._get_backend(torch.device("cpu"))
@@ -245,6 +251,75 @@ MISUSES = {
     "exchange into too few tensors": Misuse(
         lambda me: everybody().alltoall(ones(1), ones(2), c10d.AllToAllOptions()),
         "output tensor list size 1 does not match world size 2",
+    ),
+    "exchange tensors of two dtypes": Misuse(
+        lambda me: everybody().alltoall([LONGS, LONGS], ones(2), c10d.AllToAllOptions()),
+        "input and output tensors must have the same type",
+    ),
+    "combine the bits of floats": Misuse(
+        lambda me: everybody().allreduce(ones(), dist.ReduceOp.BAND),
+        "Cannot use ReduceOp.BAND with non-integral dtype",
+    ),
+    "combine the bits of floats for a root": Misuse(
+        lambda me: everybody().reduce(ones(), reducing("ReduceOptions", dist.ReduceOp.BXOR)),
+        "Cannot use ReduceOp.BXOR with non-integral dtype",
+    ),
+    "combine the bits of several floats": Misuse(
+        lambda me: everybody().allreduce_coalesced(
+            ones(2), reducing("AllreduceCoalescedOptions", dist.ReduceOp.BOR)
+        ),
+        "Cannot use ReduceOp.BOR with non-integral dtype",
+    ),
+    "combine the bits of floats for each rank": Misuse(
+        lambda me: everybody().reduce_scatter(
+            ones(), [ones(2)], reducing("ReduceScatterOptions", dist.ReduceOp.BOR)
+        ),
+        "Cannot use ReduceOp.BOR with non-integral dtype",
+    ),
+    "reduce and scatter into two tensors": Misuse(
+        lambda me: everybody().reduce_scatter(ones(2), [ones(2), ones(2)]),
+        "reduce_scatter only supports 1 output",
+    ),
+    "reduce and scatter too few": Misuse(
+        lambda me: everybody().reduce_scatter(ones(), [ones()]),
+        "invalid input tensor list size, must be world size",
+    ),
+    "reduce and scatter pairs that are none": Misuse(
+        lambda me: everybody().reduce_scatter_tensor_coalesced(ones(2), ones()),
+        "requires input/output tensor lists to have the same length",
+    ),
+    "gather for all into a tensor that is too short": Misuse(
+        lambda me: dist.all_gather_into_tensor(torch.zeros(5), torch.ones(3)),
+        "invalid tensor size at index 1",
+    ),
+    "gather for all into a tensor of another dtype": Misuse(
+        lambda me: dist.all_gather_into_tensor(torch.zeros(4, dtype=torch.int64), torch.ones(2)),
+        "invalid tensor type at index 0",
+    ),
+    "broadcast a sparse tensor": Misuse(
+        lambda me: backend().broadcast([sparse()], with_root("BroadcastOptions", 0)),
+        "only supports dense tensors",
+    ),
+    "gather sparse tensors for all": Misuse(
+        lambda me: backend().allgather([[sparse(), sparse()]], [sparse()], c10d.AllgatherOptions()),
+        "only supports dense tensors",
+    ),
+    "reduce a sparse tensor to a root": Misuse(
+        lambda me: backend().reduce([sparse()], with_root("ReduceOptions", 0)), "only supports dense tensors"
+    ),
+    "reduce a compressed sparse tensor": Misuse(
+        lambda me: backend().allreduce([torch.eye(3).to_sparse_csr()], c10d.AllreduceOptions()),
+        "unsupported layout",
+    ),
+    "ask a collective for its source": Misuse(
+        lambda me: everybody().allreduce(ones()).source_rank(),
+        "sourceRank() may only be called on work objects that correspond to a recv or recv-from-any call.",
+    ),
+    "receive two tensors from any rank": Misuse(
+        lambda me: everybody().recv_anysource(ones(2), 0), "takes a single tensor"
+    ),
+    "receive from any rank with a negative tag": Misuse(
+        lambda me: everybody().recv_anysource(ones(), -1), "Tag must be nonnegative"
     ),
     "send two tensors": Misuse(lambda me: everybody().send(ones(2), other(me), 0), "takes a single tensor"),
     "send no tensor": Misuse(lambda me: backend().send([], other(me), 0), "takes a single tensor"),

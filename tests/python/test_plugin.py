@@ -204,6 +204,30 @@ def record(me: Rank) -> Any:
     ]
 
 
+def configured(me: Rank) -> Any:
+    """What PyTorch's flight recorder, asked by the backend's name, knows of groups and messages."""
+    part = dist.new_group([0, me.world - 1], group_desc="the ends")
+    if me.rank == 0:
+        dist.send(torch.ones(2), me.world - 1)
+    elif me.rank == me.world - 1:
+        dist.recv(torch.ones(2), 0)
+    dist.barrier()
+    trace = json.loads(torch._C._distributed_c10d._dump_fr_trace_json(backend="tenfold"))
+    groups = {config["desc"]: json.loads(config["ranks"]) for config in trace["pg_config"].values()}
+    messages = [entry["profiling_name"] for entry in trace["entries"] if entry["is_p2p"]]
+    me.tell(f"{me.rank} has asked")
+    me.until_told(*(f"{rank} has asked" for rank in range(me.world)))
+    return groups, messages, part != dist.GroupMember.NON_GROUP_MEMBER
+
+
+def test_pytorchs_own_flight_recorder_knows_groups_and_messages(ranks: RankServer) -> None:
+    for outcome in ranks.run(configured, world=3):
+        groups, messages, is_member = outcome.returned
+        assert groups["default_pg"] == [0, 1, 2]
+        assert groups.get("the ends") == ([0, 2] if is_member else None)
+        assert len(messages) == (1 if outcome.rank in (0, 2) else 0), messages
+
+
 def test_pytorchs_own_flight_recorder_sees_every_collective(ranks: RankServer) -> None:
     for outcome in ranks.run(record):
         seen = [(name.split(":")[-1], sizes) for name, sizes, _ in outcome.returned]

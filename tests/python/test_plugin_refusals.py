@@ -123,6 +123,16 @@ REFUSALS = {
     "rows that cannot be split evenly": Refusal(
         lambda me: dist.all_to_all_single(torch.zeros(5), torch.ones(5)), "ValueError", ["5", "2"]
     ),
+    "an output that does not fit the input to exchange": Refusal(
+        lambda me: dist.all_to_all_single(torch.zeros(6), torch.ones(4)), "RuntimeError", ["input", "output"]
+    ),
+    "splits that disagree about this rank's own part": Refusal(
+        lambda me: dist.all_to_all_single(
+            torch.zeros(4), torch.ones(4), [1, 3] if me.rank == 0 else [3, 1], [2, 2]
+        ),
+        "RuntimeError",
+        ["input", "output"],
+    ),
     "negative splits": Refusal(
         lambda me: dist.all_to_all_single(torch.zeros(4), torch.ones(4), [2, 2], [5, -1]),
         "ValueError",

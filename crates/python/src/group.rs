@@ -170,6 +170,25 @@ impl Group {
         })
     }
 
+    /// What a rank sends to itself has a place of that length. Splits that make no sense are the group's to refuse.
+    fn check_own_part(
+        &self,
+        (from, sent): (&[usize], usize),
+        (to, received): (&[usize], usize),
+    ) -> Result<(), String> {
+        let (rank, size) = (self.inner.rank(), self.inner.size());
+        let part = |splits: &[usize], elements: usize| match splits {
+            [] => elements.is_multiple_of(size).then_some(elements / size),
+            _ => splits.get(rank).copied().filter(|_| splits.len() == size),
+        };
+        match (part(from, sent), part(to, received)) {
+            (Some(sent), Some(received)) if sent != received => Err(format!(
+                "this rank's part of the input has {sent} elements, but its place in the output has {received}"
+            )),
+            _ => Ok(()),
+        }
+    }
+
     /// A peer as a caller gave it; the group looks whether there is one of that number.
     fn peer(&self, py: Python<'_>, operation: &str, peer: i64) -> PyResult<usize> {
         usize::try_from(peer).map_err(|_| {
@@ -657,6 +676,8 @@ impl Group {
         let target = moved(&output, "output", Access::Write)?;
         let from = in_elements(&input, "input", &view, &input_splits.unwrap_or_default())?;
         let to = in_elements(&output, "output", &target, &output_splits.unwrap_or_default())?;
+        self.check_own_part((&from, view.elements()), (&to, target.elements()))
+            .map_err(|reason| refused(py, &self.inner, "all_to_all_single", &reason))?;
         self.run(py, shapes, vec![output], async_op, timeout, |group| {
             group.all_to_all_single(target, view, &to, &from)
         })

@@ -195,9 +195,10 @@ class Backend(_Base):
         is_async = opts.asyncOp or self._coalescing is not None
         try:
             work = self.group.all_reduce(tensor, _op(opts.reduceOp), is_async, limit)
-        except DistArgumentError:
+        except DistArgumentError as error:
             if tensor.layout is torch.strided:
-                raise
+                words = refusals.reduction(tensors, opts.reduceOp)
+                raise refusals.explained(error, words) from error.__cause__
             return self.allreduce_sparse(tensors, opts)
         if not is_async:
             return None
@@ -478,13 +479,25 @@ class Backend(_Base):
 
 # For each operation: c10d's words for what is wrong with its arguments. `allreduce` of one tensor needs none.
 _WORDS = {
-    "allreduce_coalesced": lambda self, tensors, opts: refusals.allreduce_coalesced(tensors),
+    "allreduce_coalesced": lambda self, tensors, opts: (
+        refusals.allreduce_coalesced(tensors) or refusals.reduction(tensors, opts.reduceOp)
+    ),
     "broadcast": lambda self, tensors, opts: refusals.broadcast(
         tensors, opts.rootRank, opts.rootTensor, self.size()
     ),
-    "reduce": lambda self, tensors, opts: refusals.reduce(
-        tensors, opts.rootRank, opts.rootTensor, self.size()
+    "reduce": lambda self, tensors, opts: (
+        refusals.reduce(tensors, opts.rootRank, opts.rootTensor, self.size())
+        or refusals.reduction(tensors, opts.reduceOp)
     ),
+    "reduce_scatter": lambda self, output_tensors, input_tensors, opts: (
+        refusals.reduce_scatter(output_tensors, input_tensors, self.size())
+        or refusals.reduction(output_tensors, opts.reduceOp)
+    ),
+    "reduce_scatter_single": lambda self, output, input, opts: refusals.reduction([input], opts.reduceOp),
+    "reduce_scatter_single_coalesced": lambda self, outputs, inputs, opts: (
+        refusals.pairs(outputs, inputs) or refusals.reduction(inputs, opts.reduceOp)
+    ),
+    "all_gather_single_coalesced": lambda self, outputs, inputs, opts: refusals.pairs(outputs, inputs),
     "allgather": lambda self, output_tensors, input_tensors, opts: refusals.allgather(
         output_tensors, input_tensors, self.size()
     ),

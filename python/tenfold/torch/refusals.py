@@ -131,6 +131,8 @@ def alltoall(outputs: Tensors, inputs: Tensors, size: int) -> str | None:
     for what, tensors in [("input", inputs), ("output", outputs)]:
         if len(tensors) != size:
             return f"{what} tensor list size {len(tensors)} does not match world size {size}"
+    if any(tensor.dtype != inputs[0].dtype for tensor in (*outputs, *inputs)):
+        return "input and output tensors must have the same type"
     return None
 
 
@@ -144,6 +146,32 @@ def splits(tensor: torch.Tensor, sizes: Sequence[int], ranks: int) -> str | None
     if min(sizes) < 0:
         return "Split sizes must be non-negative"
     return None if sum(sizes) == rows else "Split sizes doesn't match total dim 0 size"
+
+
+def reduction(tensors: Tensors, op: Any) -> str | None:
+    """Of all operations that combine elements."""
+    is_bitwise = op.op.name in ("BAND", "BOR", "BXOR")
+    is_integral = all(not tensor.is_floating_point() and not tensor.is_complex() for tensor in tensors)
+    return (
+        f"Cannot use ReduceOp.{op.op.name} with non-integral dtype"
+        if is_bitwise and not is_integral
+        else None
+    )
+
+
+def reduce_scatter(outputs: Tensors, inputs: Lists, size: int) -> str | None:
+    if len(outputs) != 1:
+        return "reduce_scatter only supports 1 output"
+    if len(inputs) != 1 or len(inputs[0]) != size:
+        return "invalid input tensor list size, must be world size"
+    return None
+
+
+def pairs(outputs: Tensors, inputs: Tensors) -> str | None:
+    """Of operations that take an output for each input."""
+    if len(outputs) == len(inputs):
+        return None
+    return "requires input/output tensor lists to have the same length"
 
 
 def message(tensors: Tensors, tag: int) -> str | None:

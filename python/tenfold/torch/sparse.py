@@ -17,7 +17,8 @@ def all_reduce(group: _tenfold.Group, tensors: list[torch.Tensor], op: Any, time
     """Replaces each tensor, in COO layout, by the sum of all tensors of all ranks; blocks."""
     tensor = tensors[0]
     if tensor.layout is not torch.sparse_coo:
-        raise DistArgumentError(f"tensor has layout {tensor.layout}; all_reduce takes strided and sparse_coo")
+        takes = "all_reduce takes strided and sparse_coo"
+        raise DistArgumentError(f"tensor has layout {tensor.layout}; {takes} (unsupported layout)")
     if op.op.value != _SUM:
         raise DistArgumentError(
             f"sparse tensors can be reduced with SUM only, not with {op.op.name} (unsupported reduction "

@@ -109,7 +109,10 @@ class Work(dist.Work):
     def source_rank(self) -> int:
         rank = self._parts[0].source_rank() if len(self._parts) == 1 else None
         if rank is None:
-            raise RuntimeError("only a receive that is over has a source rank")
+            raise RuntimeError(
+                "only a receive that is over has a source rank: sourceRank() may only be called on work "
+                "objects that correspond to a recv or recv-from-any call."
+            )
         return rank
 
     _source_rank = source_rank
