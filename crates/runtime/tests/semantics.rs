@@ -767,7 +767,7 @@ fn lists_that_do_not_fit_are_refused() {
         );
         refused(
             group.all_gather_into_coalesced(list(&[3]), list(&[1, 1])),
-            "all_gather_coalesced",
+            "all_gather_into_coalesced",
             "there are 1 outputs for 2 inputs",
         );
     });
