@@ -1,6 +1,6 @@
-"""Ranks that fork, are killed beside their children, or lose each other: what the others see, through every door.
+"""Ranks that fork, are killed beside their children, or lose each other: what the others see.
 
-Tests wait for what ranks say, and tell causes apart by the words of errors: whatever is not noticed as it should
+Tests wait for what ranks say, and tell causes apart by the words of errors: what is not noticed as it should
 be is noticed by a timeout, in other words.
 """
 
@@ -104,7 +104,7 @@ def test_a_forked_child_that_exits_neither_hangs_nor_disturbs_its_parent(way: st
             slowest, usual = map(float, processes[0].until("children took ").split()[2:])
             assert [process.ended() for process in processes] == [0, 0], "\n".join(map(str, processes))
         took.append((slowest, usual))
-        # On a machine with nothing else to do it takes far less; on a busy one, so does a child without groups.
+        # It takes far less, unless the machine is busy; then a child without groups takes long, too.
         if slowest < 2.0 + 4 * usual:
             return
     raise AssertionError(f"children with groups took too long: {took}")
@@ -138,7 +138,7 @@ def test_the_same_is_known_on_another_host(hosts: list[Host], tmp_path: Path) ->
 
 @contextmanager
 def cut(hosts: list[Host]) -> Iterator[None]:  # noqa: F811
-    """No packet reaches a host, and no host is told; ARP passes, as if the network were broken in the middle."""
+    """No packet reaches a host, and no host is told. ARP passes: the network is broken in the middle."""
     rules = (
         "table netdev cut {\nchain arriving {\ntype filter hook ingress device eth0 priority 0\n"
         "meta protocol ip drop\n}\n}\n"

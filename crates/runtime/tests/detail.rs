@@ -56,6 +56,29 @@ fn shapes_that_differ_are_a_mismatch_even_where_sizes_agree() {
 }
 
 #[test]
+fn roots_that_differ_fail_the_call_itself_on_every_rank_also_in_subgroups() {
+    let options = Options::new("roots").timeout(Duration::from_secs(100));
+    for roots in [[0, 0, 0, 1], [0, 0, 2, 2], [1, 0, 3, 2]] {
+        for in_subgroup in [false, true] {
+            let call = |group: &Group| {
+                let sub =
+                    group.subgroup(&[0, 1, 2, 3], Options::new("sub").timeout(Duration::from_secs(100)))?;
+                let sub = sub.expect("all are members");
+                let group = if in_subgroup { &sub } else { group };
+                let mut tensor = Tensor::from_slice(&[1.0_f32; 500]);
+                group.broadcast(tensor.lend(), 2)?.wait()?; // what all agree about goes well
+                group.broadcast(tensor.lend(), roots[group.rank()])?.wait()
+            };
+            for outcome in outcomes(4, &options, call) {
+                let error = outcome.expect_err("roots differ");
+                assert_eq!(error.kind(), FaultKind::Mismatch, "{error}");
+                assert_eq!(error.scene().label.kind, OpKind::Broadcast, "{error}");
+            }
+        }
+    }
+}
+
+#[test]
 fn ranks_that_do_not_know_their_shapes_agree_with_all_that_do() {
     for options in [Options::new("shm"), Options::new("tcp").only_tcp()] {
         let call = |group: &Group| match group.rank() {

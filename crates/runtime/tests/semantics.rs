@@ -156,6 +156,24 @@ fn a_rank_that_failed_to_join_and_tries_again_meets_one_that_comes_late() {
     }
 }
 
+// ── roots ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+#[test]
+fn roots_that_differ_fail_the_next_call_on_every_rank_at_the_latest() {
+    for roots in [[0, 0, 0, 1], [0, 0, 2, 2], [1, 0, 3, 2]] {
+        let outcomes = Group::threads_with(4, &Options::default().timeout(LIMIT), |group| {
+            let root = roots[group.rank()];
+            let first = group.broadcast(number(1).lend(), root).and_then(|work| work.wait());
+            Ok(first.and_then(|()| sum(&group, 1)).map(drop))
+        });
+        for outcome in outcomes.unwrap() {
+            let error = outcome.expect_err("roots differ");
+            assert_eq!(error.kind(), FaultKind::Mismatch, "{error}");
+            assert!(error.message().starts_with("ranks called different operations as #1: "), "{error}");
+        }
+    }
+}
+
 // ── works ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 #[test]

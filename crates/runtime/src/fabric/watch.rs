@@ -81,6 +81,9 @@ const ACCEPT_REST: Duration = Duration::from_millis(50);
 /// After how long a peer is dialled again that has no room for another caller.
 const DIAL_REST: Duration = Duration::from_millis(10);
 
+/// How often a peer is dialled again that closes before it says hello.
+const TRIES_MAX: u32 = 5;
+
 /// Between two lines of the log about strangers; those in between are counted.
 const COMPLAINT_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -111,6 +114,7 @@ fn prepare(fabric: Arc<Fabric>, unix: UnixListener, tcp: TcpListener) -> io::Res
         complaints: Complaints::default(),
         to_dial: Vec::new(),
         dial_at: None,
+        tries: HashMap::new(),
         streams: HashMap::new(),
         next_token: FIRST_STREAM,
         unread: Vec::new(),
@@ -192,6 +196,8 @@ struct Watch {
     /// Peers on this host to dial again, and when.
     to_dial: Vec<Arc<Peer>>,
     dial_at: Option<Instant>,
+    /// How often a peer has closed before it said hello.
+    tries: HashMap<FabricId, u32>,
     streams: HashMap<u64, Stream>,
     next_token: u64,
     /// Streams with more to read than one turn allows.
@@ -417,8 +423,7 @@ impl Watch {
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => self.end(peer, Fate::Died),
             // As many callers wait there as may. This thread must not wait, too: it lets in those who call this rank.
             Err(error) if peer.is_near() && error.kind() == io::ErrorKind::WouldBlock => {
-                self.to_dial.push(Arc::clone(peer));
-                self.dial_at = Some(Instant::now() + DIAL_REST);
+                self.dial_later(peer);
             }
             Err(error) => self.end(peer, Fate::Unreachable(explain(&error))),
         }
@@ -461,6 +466,8 @@ impl Watch {
                 }
                 Err(error) => self.lose(&stream, &error),
             },
+            // It let us in and closed before it said hello, as a rank does that too many strangers call.
+            Ok(After::Close(Fate::Died)) if stream.is_unanswered() && self.dials_again(&stream) => {}
             Ok(After::Close(fate)) => {
                 if let Some(peer) = &stream.peer {
                     self.serve_all_of(&Arc::clone(peer)); // its last words may be on another stream
@@ -473,7 +480,30 @@ impl Watch {
         }
     }
 
+    /// Dials a peer again whose stream ended, unless that was tried too often.
+    fn dials_again(&mut self, stream: &Stream) -> bool {
+        let Some(peer) = &stream.peer else { return false };
+        let tries = self.tries.entry(peer.id()).or_default();
+        *tries += 1;
+        if *tries > TRIES_MAX || peer.fate().is_some() {
+            return false;
+        }
+        self.dial_later(peer);
+        true
+    }
+
+    fn dial_later(&mut self, peer: &Arc<Peer>) {
+        self.to_dial.push(Arc::clone(peer));
+        self.dial_at = Some(Instant::now() + DIAL_REST);
+    }
+
     fn lose(&mut self, stream: &Stream, error: &io::Error) {
+        if error.kind() == io::ErrorKind::ConnectionReset
+            && stream.is_unanswered()
+            && self.dials_again(stream)
+        {
+            return;
+        }
         match &stream.peer {
             Some(_) => {
                 let refused = error.kind() == io::ErrorKind::ConnectionRefused;
@@ -931,6 +961,11 @@ impl Stream {
         self.peer.as_ref().is_some_and(|peer| peer.id() == id)
     }
 
+    /// We have said hello, and the peer has not.
+    fn is_unanswered(&self) -> bool {
+        self.ours && self.probe.is_none()
+    }
+
     /// Maps a region of the peer's, whose descriptor has come with the announcement.
     fn map_region(&mut self, offset: u64, len: u64, file: FileIdentity) -> io::Result<()> {
         let descriptor = (!self.descriptors.is_empty()).then(|| self.descriptors.remove(0));
@@ -1144,6 +1179,32 @@ mod tests {
         dialled.read_exact(&mut hello).expect("it is dialled again");
         let hello = Hello::decode(&hello, FabricId(7)).unwrap().unwrap();
         assert_eq!(hello, Hello { purpose: Purpose::Control, sender: fabric.id, receiver: FabricId(7) });
+    }
+
+    /// A rank closes the oldest of too many callers, and that may be a peer.
+    #[test]
+    fn a_peer_that_closes_before_its_hello_is_dialled_again_and_not_for_ever() {
+        let fabric = fabric();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let peer = fabric.peer(FabricId(7));
+        let (host, socket_name, address) = (String::new(), String::new(), listener.local_addr().ok());
+        let pid = std::process::id();
+        peer.set_whereabouts(crate::fabric::Whereabouts { host, pid, socket_name, near: false, address });
+        fabric.dial(&peer);
+        for _ in 0..TRIES_MAX {
+            drop(listener.accept().unwrap());
+        }
+        let (mut dialled, _) = listener.accept().unwrap();
+        dialled.set_read_timeout(Some(Duration::from_secs(40))).unwrap();
+        dialled.read_exact(&mut [0; Hello::LEN]).expect("it says hello again");
+        assert_eq!(peer.fate(), None);
+        drop(dialled);
+        let start = Instant::now();
+        while peer.fate().is_none() {
+            assert!(start.elapsed() < Duration::from_secs(40), "it is given up at last");
+            std::thread::yield_now();
+        }
+        assert_eq!(peer.fate(), Some(&Fate::Died));
     }
 
     #[test]

@@ -110,6 +110,7 @@ impl Rank {
         self.watch.unread.clear();
         self.watch.pulses.clear();
         self.watch.silences.clear();
+        self.watch.tries.clear();
         self.watch.next_tick = Instant::now() + self.watch.tick; // scripts let time pass
         self.watch.processes.clear();
         self.watch.announced = Default::default();
