@@ -2,9 +2,9 @@
 
     flaky.py [--rounds N] [--busy N] [--only rust|python|wheel] [-- FILTER]
 
-Runs round after round until Ctrl-C, or N rounds. --busy says how many processes keep the machine busy: one per
-core, or 0 where other work does. FILTER is a part of the names of the tests; without it all
-tests run. The table at the end lists the tests that failed at least once, or all of them if they are few.
+Runs round after round until Ctrl-C, or N rounds. --busy says how many processes keep the machine busy: one
+per core, or 0 where other work does. FILTER is a part of the names of the tests; without it all tests run.
+The table at the end lists the tests that failed at least once, or all of them if they are few.
 """
 
 import argparse

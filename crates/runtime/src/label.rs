@@ -5,6 +5,10 @@
 //!
 //! At debug level DETAIL a label also has a hash of the tensors' shapes, in bits that are zero otherwise. Ranks may run at
 //! different levels, so a label without one is equal to any that says the same otherwise ([`is_same_call`]).
+//!
+//! A collective's label also has a number made of the roots of all calls before it. A rank that got its data from a root that
+//! meant the same has finished that call, even if another rank named another root; but then no later call that needs both
+//! ranks can succeed, whichever ranks exchange messages in it.
 
 use std::fmt;
 
@@ -144,7 +148,34 @@ pub struct Label {
     pub count: u64,
     /// What [`Label::shape`] made of the shapes; 0 if they are not known.
     shape: u32,
+    /// The roots of the calls before; see [`Roots`].
+    roots: u32,
 }
+
+/// A number made of the roots of all calls so far: equal on ranks that named the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Roots(u32);
+
+impl Roots {
+    /// Another collective was called: its label gets what came before.
+    #[inline]
+    pub(crate) fn follow(&mut self, label: &mut Label) {
+        let is_rooted = label.root_of().is_some();
+        label.roots = self.0 & if is_rooted { ROOTS_BESIDE_ROOT } else { ROOTS_ALONE };
+        if is_rooted {
+            let mixed = (self.0 ^ label.root_or_tag.wrapping_add(1)).wrapping_mul(0x9e37_79b1);
+            self.0 = mixed ^ mixed >> 15;
+        }
+    }
+}
+
+/// In the half word of the root: set if there is none, and all other bits are of the roots before.
+const ROOTLESS: u32 = 1 << 31;
+const ROOTS_ALONE: u32 = ROOTLESS - 1;
+
+/// Bits of a root, and of the roots before it, which are above.
+const ROOT_BITS: u32 = 20;
+const ROOTS_BESIDE_ROOT: u32 = (1 << (31 - ROOT_BITS)) - 1;
 
 /// Where the shape's hash begins in the word of the count, which has room for it: no tensor has 2^48 elements.
 const COUNT_BITS: u32 = 48;
@@ -154,7 +185,16 @@ const SHAPE_START: u32 = 24;
 
 impl Label {
     pub fn new(kind: OpKind, seq: u64) -> Self {
-        Label { kind, dtype: None, reduction: NO_REDUCTION, root_or_tag: NONE, seq, count: 0, shape: 0 }
+        Label {
+            kind,
+            dtype: None,
+            reduction: NO_REDUCTION,
+            root_or_tag: NONE,
+            seq,
+            count: 0,
+            shape: 0,
+            roots: 0,
+        }
     }
 
     #[must_use]
@@ -215,20 +255,29 @@ impl Label {
         let first =
             u64::from_le_bytes([self.kind as u8, dtype, self.reduction, self.shape as u8, 0, 0, 0, 0]);
         let count = self.count | u64::from(self.shape >> 8) << COUNT_BITS;
-        [first | u64::from(self.root_or_tag) << 32, self.seq, count]
+        let root_or_tag = match self.root_or_tag {
+            tag if self.kind.is_message() => tag,
+            NONE => ROOTLESS | self.roots,
+            root => root | self.roots << ROOT_BITS,
+        };
+        [first | u64::from(root_or_tag) << 32, self.seq, count]
     }
 
     /// What a head says; nothing if it is none.
     pub fn from_head(head: &Head) -> Option<Self> {
         let [kind, dtype, reduction, ..] = head[0].to_le_bytes();
         let dtype = if dtype == NO_REDUCTION { None } else { Some(DType::from_code(dtype)?) };
-        let root_or_tag = (head[0] >> 32) as u32;
         let kind = OpKind::from_code(kind)?;
+        let (root_or_tag, roots) = match (head[0] >> 32) as u32 {
+            tag if kind.is_message() => (tag, 0),
+            word if word & ROOTLESS != 0 => (NONE, word & ROOTS_ALONE),
+            word => (word & ((1 << ROOT_BITS) - 1), word >> ROOT_BITS),
+        };
         let (shape, count) = match shape_of(head) {
             0 => (0, head[2]),
             shape => (shape, head[2] & ((1 << COUNT_BITS) - 1)),
         };
-        Some(Label { kind, dtype, reduction, root_or_tag, seq: head[1], count, shape })
+        Some(Label { kind, dtype, reduction, root_or_tag, seq: head[1], count, shape, roots })
     }
 }
 
@@ -253,6 +302,16 @@ fn is_same_but_for_shape(one: &Head, other: &Head) -> bool {
         _ => [head[0] & !(0xff << SHAPE_START), head[1], head[2] & ((1 << COUNT_BITS) - 1)],
     };
     (shape_of(one) == 0 || shape_of(other) == 0) && bare(one) == bare(other)
+}
+
+/// Are these the same call, made by ranks that named different roots before it?
+pub(crate) fn differ_in_earlier_roots(one: &Head, other: &Head) -> bool {
+    let (Some(mut one), Some(other)) = (Label::from_head(one), Label::from_head(other)) else { return false };
+    if one.roots == other.roots {
+        return false;
+    }
+    one.roots = other.roots;
+    is_same_call(&one.head(), &other.head())
 }
 
 /// Nothing if there is no reduction.
@@ -300,6 +359,34 @@ mod tests {
                 assert_eq!(Label::from_head(&label.head()), Some(label));
             }
         }
+    }
+
+    #[test]
+    fn a_label_tells_whether_earlier_roots_were_the_same_and_nothing_else_of_them() {
+        let reduce =
+            |seq| Label::new(OpKind::AllReduce, seq).elements(DType::F32, 5).reduction(&ReduceOp::Sum);
+        let calls = |roots: &[usize]| -> Vec<Label> {
+            let mut so_far = Roots::default();
+            let rooted = |(seq, root): (usize, &usize)| Label::new(OpKind::Broadcast, seq as u64).root(*root);
+            let mut labels: Vec<Label> =
+                roots.iter().enumerate().map(rooted).chain([reduce(9), reduce(10)]).collect();
+            labels.iter_mut().for_each(|label| so_far.follow(label));
+            labels
+        };
+        let usual = calls(&[0, 3, 1]);
+        for label in &usual {
+            assert_eq!(Label::from_head(&label.head()), Some(*label));
+        }
+        assert_eq!(usual, calls(&[0, 3, 1]));
+        assert_eq!(usual[4].to_string(), "all_reduce(sum, float32 × 5)");
+        for other in [&[0, 3, 2][..], &[1, 3, 1], &[3, 0, 1], &[0, 0, 1], &[0, 3]] {
+            let other = calls(other);
+            let (one, other) = (usual[3].head(), other[other.len() - 2].head());
+            assert!(!is_same_call(&one, &other) && differ_in_earlier_roots(&one, &other));
+            assert!(!differ_in_earlier_roots(&one, &usual[4].head()), "another call");
+        }
+        let message = Label::new(OpKind::Send, 1).tag(u32::MAX - 3);
+        assert_eq!(Label::from_head(&message.head()), Some(message), "a tag has all bits for itself");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use tenfold_memory::{Bytes, Head, Reduction, Span, Tensor, TensorView};
 use tenfold_plan::{Buffer, Chunk, Plan, Rank, Step};
 
 use crate::fault::Fault;
-use crate::label::Label;
+use crate::label::{Label, Roots};
 use crate::recorder::Sizes;
 use crate::transport::{Stage, Transport, Wants};
 
@@ -325,6 +325,12 @@ impl Run {
         } else {
             self.buffers.prepare_inputs(reduction);
         }
+    }
+
+    /// Has its label tell which roots calls before it had.
+    #[inline]
+    pub(crate) fn follow(&mut self, roots: &mut Roots) {
+        roots.follow(&mut self.label);
     }
 
     /// Gives it its number and its plan.

@@ -802,9 +802,9 @@ fn different_roots_are_told() {
 }
 
 /// Roots by rank, and what every rank must hear of them.
-fn different_roots(roots: &str, told: &str, level: &str) -> Vec<String> {
+fn different_roots(roots: &str, told: &str, level: &str, transport: &str) -> Vec<String> {
     let store = local_store();
-    let job = Job::new("name_different_roots", 4).argument(roots);
+    let job = Job::new("name_different_roots", 4).argument(roots).environment("TENFOLD_TRANSPORT", transport);
     let mut ranks = job.environment("TORCH_DISTRIBUTED_DEBUG", level).start(store.address());
     let first = ranks.wait_for_all("first ", SOON).into_iter().map(|event| event.text).collect();
     for Raised { rank, kind, text, .. } in raised(&mut ranks, 0..4, Instant::now()) {
@@ -835,14 +835,18 @@ const ROOTS: [(&str, &str); 3] = [
 #[test]
 fn different_roots_fail_the_next_call_on_every_rank_at_the_latest() {
     for (roots, told) in ROOTS {
-        different_roots(roots, told, "OFF");
+        different_roots(roots, told, "OFF", "auto");
+        different_roots(roots, told, "OFF", "tcp");
     }
 }
 
 #[test]
 fn in_detail_different_roots_fail_the_call_itself_on_every_rank() {
     for (roots, told) in ROOTS {
-        assert_eq!(different_roots(roots, told, "DETAIL"), ["first failed"; 4], "{roots}");
+        for transport in ["auto", "tcp"] {
+            let first = different_roots(roots, told, "DETAIL", transport);
+            assert_eq!(first, ["first failed"; 4], "{roots} by {transport}");
+        }
     }
 }
 

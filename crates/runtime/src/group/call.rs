@@ -172,6 +172,7 @@ impl Group {
                 let part = cut(run.buffers().view(0), choice.plan.output);
                 run.buffers().set(Buffer::Output, Parts::Equal { view: 0, part });
             }
+            run.follow(&mut state.roots);
             run.assign(state.next_sequence_number(), choice.name, choice.plan, state.planner.piece());
             if let Some(detail) = &detail {
                 state.keep_detail(run.label().seq, detail);

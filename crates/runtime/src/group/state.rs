@@ -25,7 +25,7 @@ use super::point_to_point::PointToPoint;
 use super::stuck::{self, Told};
 use crate::fabric::{Fabric, Fate, GroupProgress, Peer};
 use crate::fault::{Error, Fault, FaultKind, show_duration, show_ranks};
-use crate::label::Label;
+use crate::label::{Label, Roots, differ_in_earlier_roots};
 use crate::recorder::{self, GroupRecord, Stalls, Waited};
 use crate::run::{Buffers, Run};
 use crate::transport::mesh::{Lost, Member, Mesh, Remains};
@@ -110,6 +110,8 @@ pub(crate) struct GroupState {
     /// Collectives and messages that were called.
     calls: u64,
     collectives: u64,
+    /// Of the collectives.
+    pub(super) roots: Roots,
     doing: Doing,
     arrivals: Arrivals,
     /// What was said about ranks that keep others waiting.
@@ -159,6 +161,7 @@ impl GroupState {
             record,
             calls: 0,
             collectives: 0,
+            roots: Roots::default(),
             doing: Doing::default(),
             arrivals: Arrivals::new(size),
             stuck: Told::default(),
@@ -701,12 +704,23 @@ impl GroupState {
 
     /// `peer` called something else than we did: everybody says what they called.
     fn start_inquest(&mut self, fabric: &Arc<Fabric>, peer: Rank, head: Head) {
-        self.join_inquest(fabric, head[1].min(self.doing.current[1]), Some(peer));
+        let seq = head[1].min(self.doing.current[1]);
+        let seq = self.earlier_root(seq, &head).unwrap_or(seq);
+        self.join_inquest(fabric, seq, Some(peer));
         if let Some(inquest) = &mut self.inquest
             && head[1] == inquest.seq()
         {
             inquest.deduce(peer, head);
         }
+    }
+
+    /// If a peer made the same call as this rank but named another root before: the last call with a root.
+    fn earlier_root(&self, seq: u64, theirs: &Head) -> Option<u64> {
+        let own = self.history.iter().find(|head| head[1] == seq)?;
+        let is_rooted = |head: &Head| Label::from_head(head).is_some_and(|label| label.root_of().is_some());
+        let mut before = self.history.iter().rev().filter(|head| head[1] < seq);
+        let rooted = before.find(|head| is_rooted(head))?;
+        differ_in_earlier_roots(own, theirs).then_some(rooted[1])
     }
 
     /// Others disagree about a call. If this rank has made it, it says what it called; if not, it first goes on.
