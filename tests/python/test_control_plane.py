@@ -119,7 +119,6 @@ SAME = [
     ("POST", "/handler/nope", None),
     ("POST", "/handler/nope%20%3Cb%3E", None),
     ("POST", "/handler/c10d_health_check", None),
-    ("POST", "/handler/fr_dump_file", None),  # no group yet
     ("POST", "/handler/dump_nccl_trace_json", None),
     ("POST", "/handler/dump_nccl_trace_json?onlyactive=true", None),
     ("POST", "/handler/dump_nccl_trace_json?onlyactive=maybe", None),
@@ -134,6 +133,30 @@ SAME = [
     ("POST", "/handler/test_give_bytes", None),
     ("POST", "/handler/test_inject", None),
 ]
+
+# Other tests may have made groups in this process, so this one asks a process of its own.
+ASK_WITHOUT_A_GROUP = """
+import sys
+import tenfold
+from test_control_plane import c10d, post
+for number, library in enumerate([tenfold, c10d]):
+    path = f"{sys.argv[1]}/{number}"
+    server = library._WorkerServer(path)
+    print(post(path, "fr_dump_file"))
+    server.shutdown()
+"""
+
+
+def test_without_a_group_the_dump_is_refused_alike(tmp_path):
+    command = [sys.executable, "-c", ASK_WITHOUT_A_GROUP, str(tmp_path)]
+    folder = Path(__file__).parent
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 0, done.stderr
+    ours, theirs = done.stdout.splitlines()
+    assert ours == theirs
+    assert "status=503" in ours
+    assert "no process group has registered" in ours
+
 
 # Where we say more, or something else: the reason, and what is the same all the same.
 SAME_STATUS = {
