@@ -7,13 +7,14 @@
 //! Every step of the first round sends its message even if there is nothing in it: an empty message still says who
 //! called what. In later rounds both sides skip parts that have ended.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::Poll;
 
 use tenfold_memory::{Bytes, Head, Reduction, Span, Tensor, TensorView};
 use tenfold_plan::{Buffer, Chunk, Plan, Rank, Step};
 
-use crate::fault::Fault;
+use crate::fault::{Fault, FaultKind};
 use crate::label::{Label, Roots};
 use crate::recorder::Sizes;
 use crate::transport::{Stage, Transport, Wants};
@@ -469,7 +470,7 @@ impl Run {
                     return Ok(Poll::Pending);
                 }
                 let reduction = self.reduction.as_ref().expect("a plan that reduces has a reduction");
-                combine(reduction, transport, self.rank, from, own, target, *finish);
+                combine(reduction, transport, self.rank, from, own, target, *finish)?;
                 for source in from {
                     transport.take(*source)?;
                 }
@@ -563,7 +564,7 @@ fn combine<T: Transport>(
     own: Span<'_>,
     target: Span<'_>,
     finish: bool,
-) {
+) -> Result<(), Fault> {
     // A verified plan lists them in ascending order.
     let place = from.iter().take_while(|source| **source < rank).count();
     let mut few = [own.bytes(); SOURCES];
@@ -577,5 +578,20 @@ fn combine<T: Transport>(
     for (index, source) in from.iter().enumerate() {
         sources[index + usize::from(index >= place)] = transport.peek(*source);
     }
+    if reduction.must_keep_order() {
+        return combine_by_user(rank, || reduction.combine(target, sources, finish));
+    }
     reduction.combine(target, sources, finish);
+    Ok(())
+}
+
+/// Runs a function of the user's, which may panic: the thread may be the helper, on which the whole rank depends.
+#[cold]
+fn combine_by_user(rank: Rank, combine: impl FnOnce()) -> Result<(), Fault> {
+    catch_unwind(AssertUnwindSafe(combine)).map_err(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+        let message = format!("the custom reduce operation of rank {rank} panicked: {text}");
+        Fault::new(FaultKind::Aborted, message).peer(rank)
+    })
 }

@@ -11,7 +11,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Barrier, Mutex};
 use std::time::Duration;
 
-use tenfold::{DType, Group, Options, ReduceOp, Result, Tensor, Work};
+use tenfold::{CustomOp, DType, FaultKind, Group, Options, ReduceOp, Result, Tensor, Work};
 
 /// Nothing here takes this long unless it hangs.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -184,6 +184,28 @@ fn a_callback_that_panics_in_the_background_does_not_lose_later_ones() {
         }
         Ok(())
     });
+}
+
+#[test]
+fn a_reduce_operation_that_panics_fails_its_call_on_all_ranks_and_stops_nothing_else() {
+    for size in [8, 1 << 20] {
+        ranks(3, |group| {
+            let other = group.subgroup(&[0, 1, 2], Options::new("other").timeout(LIMIT))?.unwrap();
+            let op = ReduceOp::Custom(CustomOp::new("fragile", |_, _, _| panic!("it broke")));
+            let mut tensor = bytes(size);
+            let called = group.background().all_reduce(tensor.lend(), op);
+            let error = called.and_then(|work| work.wait()).expect_err("it panics");
+            assert_eq!(error.kind(), FaultKind::Aborted, "{error}");
+            assert!(error.to_string().contains("panicked: it broke"), "{error}");
+            // The helper is alive: it drives what no thread waits for.
+            let done = Event::new();
+            let signal = done.0.clone();
+            let work = other.background().all_reduce(tensor.lend(), ReduceOp::Sum)?;
+            work.on_done(move |_| signal.send(()).unwrap());
+            done.wait();
+            Ok(())
+        });
+    }
 }
 
 #[test]
