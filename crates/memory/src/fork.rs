@@ -4,7 +4,7 @@
 //!
 //! A child that keeps copies of its parent's streams hides the parent's death from the peers: a stream ends with its last
 //! copy. [`NotInherited`] marks a descriptor in a static bitmap, and in every forked child a handler replaces what is marked by a
-//! descriptor that leads nowhere. The numbers stay taken, so whoever owns them in the child may close them as usual.
+//! descriptor that leads nowhere. The numbers stay in use, so their owners in the child can close them as usual.
 
 use std::io;
 use std::ops::{Deref, DerefMut};

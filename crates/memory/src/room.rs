@@ -43,7 +43,7 @@ pub fn slots(places: usize) -> [usize; 2] {
 #[repr(C, align(4096))]
 struct Board {
     key: AtomicU64,
-    /// Not zero once memory that was lent in place is no longer what it was.
+    /// Not zero after the owner has taken back memory that it lent in place.
     withdrawn: AtomicU64,
     /// Odd while the words below are being written.
     version: AtomicU64,

@@ -336,8 +336,8 @@ impl Fabric {
         Arc::clone(peers.entry(id).or_insert_with(|| Arc::new(Peer::new(id))))
     }
 
-    /// The peer that says hello as `id`. Nothing if there are too many of whom no group knows: those who ended are forgotten
-    /// first.
+    /// The peer that says hello as `id`. Nothing if too many peers have said hello that are in no group; those that have ended
+    /// are forgotten first.
     fn visitor(&self, id: FabricId) -> Option<Arc<Peer>> {
         let mut peers = lock(&self.peers);
         if peers.len() >= UNMET_MAX && !peers.contains_key(&id) {
