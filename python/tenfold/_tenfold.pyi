@@ -29,7 +29,6 @@ __all__ = [
     "__version__",
     "_test_python_store",
     "assign_by_size",
-    "command",
     "control_answer",
     "control_call",
     "control_close",
@@ -59,8 +58,6 @@ __all__ = [
 _Spec: TypeAlias = tuple[str, Sequence[int], str, bool]
 
 __version__: str
-
-def command(words: Sequence[str], python: str) -> int: ...
 
 # ── the control plane ──────────────────────────────────────────────────────────────────────────────────────
 

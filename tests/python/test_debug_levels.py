@@ -78,7 +78,7 @@ def test_the_level_can_be_changed_while_a_group_lives():
 
 def test_a_filter_that_is_none_is_refused():
     said = told(ONE_RANK, TENFOLD_LOG="a=b=c")
-    assert said[-2].startswith("ValueError: TENFOLD_LOG=`a=b=c` is no log filter: ")
+    assert said[-2].startswith("ValueError: invalid log filter TENFOLD_LOG=`a=b=c`: ")
     assert said[-1] == "  hint: try `info` or `tenfold_store=debug`"
 
 

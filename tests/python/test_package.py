@@ -1,5 +1,8 @@
 """The package without PyTorch: two ranks in two processes, and how programs that use it end."""
 
+import os
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +73,52 @@ def test_init_says_what_is_missing_in_the_environment(monkeypatch):
     monkeypatch.setenv("RANK", "first")
     with pytest.raises(ValueError, match="RANK is `first`, which is not a number"):
         tenfold.init()
+
+
+def command(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tenfold", *words],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def test_the_package_brings_the_command_as_a_native_program(tmp_path):
+    assert command("--version").stdout == f"tenfold {tenfold.__version__}\n"
+    ran = command("bench", "--ops", "barrier")
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert ran.stderr.startswith("error: this build of tenfold has no benchmarks\n")
+    # Ranks are run by the Python that started the command, or by the one that the user chose.
+    program = tmp_path / "who.py"
+    program.write_text("import sys\nprint(sys.executable)\n")
+    assert command("run", "-n", "1", str(program)).stdout == f"{sys.executable}\n"
+    chosen = tmp_path / "python"
+    chosen.symlink_to(Path(sys.executable).resolve())
+    assert command("run", "-n", "1", str(program), PYTHON_EXEC=str(chosen)).stdout == f"{chosen}\n"
+    # Python ignores SIGPIPE and SIGXFSZ; other programs must not inherit that.
+    ignored = command("run", "-n", "1", "grep", "SigIgn", "/proc/self/status").stdout.split()[-1]
+    assert int(ignored, 16) & (1 << signal.SIGPIPE - 1 | 1 << signal.SIGXFSZ - 1) == 0
+
+
+def test_a_script_of_an_older_package_is_not_taken_for_the_command(tmp_path):
+    # The script would call the module, and the module the script, without end.
+    package = Path(tenfold.__file__).parent
+    (tmp_path / "tenfold").mkdir()
+    for file in package.glob("*"):
+        (tmp_path / "tenfold" / file.name).symlink_to(file)
+    (tmp_path / "tenfold" / "__main__.py").unlink()
+    shutil.copy(package / "__main__.py", tmp_path / "tenfold")
+    script = tmp_path / "bin" / "tenfold"
+    script.parent.mkdir()
+    script.write_text(f"#!{sys.executable}\nfrom tenfold.__main__ import main\nmain()\n")
+    script.chmod(0o755)
+    ran = command("--version", PYTHONPATH=str(tmp_path))
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("error: the command `tenfold` is not installed; looked for ")
+    assert str(script) in ran.stderr
 
 
 def test_init_joins_the_ranks_that_tenfold_run_started():

@@ -24,8 +24,8 @@ use std::time::{Duration, Instant};
 
 use tenfold_store::{Server, ServerOptions};
 
-use crate::{Outcome, SUCCESS};
 use progress::{Progress, Screen};
+use tenfold_console::{Outcome, SUCCESS};
 use worker::Report;
 use workers::Workers;
 

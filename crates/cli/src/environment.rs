@@ -8,7 +8,7 @@ use std::io::{self, Write as _};
 
 use serde_json::json;
 
-use crate::Outcome;
+use tenfold_console::Outcome;
 
 /// Lists the environment variables that tenfold reads, and what they are set to
 #[derive(clap::Args)]

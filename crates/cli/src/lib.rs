@@ -1,21 +1,13 @@
 //! The command `tenfold`, as a function.
 //!
-//! The binary of that name calls [`main`], and so does the entry point of the Python package, which carries this code in
-//! its extension module. Each subcommand has a file of its own, named after it. This one knows only how to choose among
-//! them and how an error reads at the end.
+//! The binary of that name calls [`main`]. Each subcommand has a file or a crate of its own, named after it. This file only
+//! chooses among them and prints the error at the end.
 
-mod bench;
-mod dashboard;
 mod demo;
 mod environment;
-mod log;
-mod program;
-mod run;
 mod serve;
 mod store;
-mod top;
 mod trace;
-mod units;
 mod worker;
 
 use std::ffi::OsString;
@@ -26,8 +18,10 @@ use clap::{Parser, Subcommand};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-pub use log::LogWriter;
-pub use program::Program;
+pub use tenfold_console::Program;
+use tenfold_console::{FAILURE, LogWriter, SUCCESS, log_filter};
+use tenfold_dashboard::top;
+use tenfold_launch as run;
 
 /// Collective communication for machine learning.
 #[derive(Parser)]
@@ -40,7 +34,14 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    Bench(bench::Args),
+    #[cfg(feature = "bench")]
+    Bench(tenfold_bench::Args),
+    #[cfg(not(feature = "bench"))]
+    #[command(hide = true, disable_help_flag = true)]
+    Bench {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        _ignored: Vec<OsString>,
+    },
     Demo(demo::Args),
     #[command(hide = true)]
     DemoWorker(demo::WorkerArgs),
@@ -57,12 +58,6 @@ enum Command {
 
 /// For log lines that are still to be written when the command ends.
 const LAST_LINES: Duration = Duration::from_secs(1);
-
-const SUCCESS: u8 = 0;
-const FAILURE: u8 = 1;
-
-/// What a subcommand ends with: the exit code, or an error for the user.
-type Outcome = Result<u8, Box<dyn std::error::Error>>;
 
 /// Does what the words after `tenfold` say, and returns the exit code. `program` starts this command again.
 ///
@@ -93,7 +88,12 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>, program: Program) -> 
     }
     program.make_own();
     let outcome = match cli.command {
-        Command::Bench(args) => bench::run(args).map(|()| SUCCESS).map_err(Into::into),
+        #[cfg(feature = "bench")]
+        Command::Bench(args) => tenfold_bench::run(args).map(|()| SUCCESS).map_err(Into::into),
+        #[cfg(not(feature = "bench"))]
+        Command::Bench { .. } => Err("this build of tenfold has no benchmarks\n  \
+             hint: run `cargo run --release -- bench` in a checkout, or `python -m tenfold.bench` for PyTorch"
+            .into()),
         Command::Demo(args) => demo::run(&args),
         Command::DemoWorker(args) => demo::run_worker(&args),
         Command::Environment(args) => environment::run(&args),
@@ -112,19 +112,6 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>, program: Program) -> 
         Err(error) if is_broken_pipe(&*error) => SUCCESS,
         Err(error) => complain(&error.to_string()),
     }
-}
-
-/// What `TENFOLD_LOG` lets through; `default` if it is not set.
-///
-/// # Errors
-/// If it is no filter; the text says what would be one.
-pub fn log_filter(default: &str) -> Result<tracing_subscriber::filter::Targets, String> {
-    let filter = std::env::var("TENFOLD_LOG").unwrap_or_else(|_| default.into());
-    filter.parse().map_err(|error| {
-        format!(
-            "TENFOLD_LOG=`{filter}` is no log filter: {error}\n  hint: try `info` or `tenfold_store=debug`"
-        )
-    })
 }
 
 fn start_log() -> Result<(), String> {

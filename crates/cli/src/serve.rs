@@ -5,14 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tenfold_store::{Limits, Server, ServerOptions};
 
-use crate::dashboard::{self, Dashboard};
-use crate::units::{parse_duration, parse_size, show_size};
-use crate::{LogWriter, Outcome, SUCCESS};
+use tenfold_console::{LogWriter, Outcome, SUCCESS, parse_duration, parse_size, raise_open_files, show_size};
+use tenfold_dashboard::{self as dashboard, Dashboard};
 
 /// Runs a store server that PyTorch's TCPStore and tenfold's clients can use.
 ///
@@ -151,7 +149,7 @@ fn limits(args: &Args) -> Limits {
     limits.table.queue_items = args.max_queue_items;
     let is_shown = args.dashboard.options(DASHBOARD_PORT).is_some();
     let kept = DESCRIPTORS_KEPT + if is_shown { dashboard::DESCRIPTORS } else { 0 };
-    limits = limits.with_connections(args.max_connections.min(descriptors().saturating_sub(kept)));
+    limits = limits.with_connections(args.max_connections.min(raise_open_files().saturating_sub(kept)));
     limits.other_users = args.allow_other_users;
     limits.output = args.max_output;
     limits.handshake_timeout = args.handshake_timeout;
@@ -165,11 +163,3 @@ const DASHBOARD_PORT: u16 = 29580;
 
 /// Descriptors that are not clients: standard streams, the poll, listeners, and room to turn somebody away.
 const DESCRIPTORS_KEPT: usize = 64;
-
-/// Raises the limit of open files as far as the system lets us, and returns it.
-pub(crate) fn descriptors() -> usize {
-    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
-    let raised = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
-    let limit = if raised.is_ok() { maximum } else { current };
-    limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX))
-}

@@ -4,10 +4,10 @@ use std::io::{IsTerminal, Read as _, Write as _};
 use std::time::Duration;
 
 use serde_json::{Value as Json, json};
-use tenfold_store::{FaultKind, StoreExt, TcpStore, TcpStoreOptions, Value};
+use tenfold_store::{StoreExt, TcpStore, TcpStoreOptions, Value};
 
-use crate::units::{parse_duration, show_size};
-use crate::{FAILURE, Outcome, SUCCESS};
+use tenfold_console::{Address, FAILURE, Outcome, SUCCESS, parse_address, parse_duration};
+use tenfold_dashboard::print_stats;
 
 /// Reads and writes a running store: tenfold's, or one inside a PyTorch job.
 #[derive(clap::Args, Debug)]
@@ -83,33 +83,6 @@ enum Command {
     Len { queue: String },
     /// Print what the server tells about itself
     Stats,
-}
-
-#[derive(Clone, Debug)]
-pub(crate) struct Address {
-    pub(crate) host: String,
-    pub(crate) port: u16,
-}
-
-impl std::fmt::Display for Address {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        if self.host.contains(':') {
-            write!(f, "[{}]:{}", self.host, self.port)
-        } else {
-            write!(f, "{}:{}", self.host, self.port)
-        }
-    }
-}
-
-pub(crate) fn parse_address(text: &str) -> Result<Address, String> {
-    let bad = || format!("`{text}` is no HOST:PORT, such as 127.0.0.1:29500");
-    let (host, port) = text.rsplit_once(':').ok_or_else(bad)?;
-    let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-    let port = port.parse().ok().filter(|port| *port != 0).ok_or_else(bad)?;
-    if host.is_empty() {
-        return Err(bad());
-    }
-    Ok(Address { host: host.into(), port })
 }
 
 pub(crate) fn run(args: Args) -> Outcome {
@@ -209,65 +182,6 @@ fn print_keys(keys: Vec<Value>, prefix: &str, json: bool) -> std::io::Result<()>
     Ok(())
 }
 
-pub(crate) fn print_stats(store: &TcpStore, json: bool) -> Result<(), Box<dyn std::error::Error>> {
-    let round_trip = store.ping()?;
-    let facts = match store.server_facts() {
-        Ok(facts) => facts,
-        Err(error) if error.kind() == FaultKind::Unsupported => return print_little(store, round_trip, json),
-        Err(error) => return Err(error.into()),
-    };
-    let mut out = std::io::stdout().lock();
-    if json {
-        writeln!(out, "{}", serde_json::to_string_pretty(&facts)?)?;
-        return Ok(());
-    }
-    writeln!(
-        out,
-        "tenfold store at {}, up {:.1} s, round trip {} µs",
-        printable(&facts.address),
-        facts.uptime_seconds,
-        round_trip.as_micros()
-    )?;
-    writeln!(
-        out,
-        "connections  {} of {} ({} accepted)",
-        facts.connections, facts.connections_max, facts.accepted
-    )?;
-    let (held, limit) = (facts.table_bytes + facts.buffer_bytes, facts.memory_max);
-    writeln!(out, "memory       {} of {}", show_size(held), show_size(limit))?;
-    writeln!(out, "keys         {}, queue items {}", facts.keys, facts.queue_items)?;
-    writeln!(
-        out,
-        "traffic      {} in, {} out",
-        show_size(facts.bytes_in as usize),
-        show_size(facts.bytes_out as usize)
-    )?;
-    let list =
-        facts.operations.iter().map(|(name, count)| format!("{name} {count}")).collect::<Vec<_>>().join(", ");
-    writeln!(out, "operations   {}", if list.is_empty() { "none yet".into() } else { printable(&list) })?;
-    for (reason, count) in &facts.closed {
-        writeln!(out, "closed       {count} × {}", json!(reason).as_str().unwrap_or_default())?;
-    }
-    writeln!(out, "waiting      {}", facts.waiters_count)?;
-    for waiter in &facts.waiters {
-        writeln!(
-            out,
-            "  {} in {} for {} ({} keys), {:.1} s",
-            printable(&waiter.peer),
-            printable(&waiter.operation),
-            printable(&waiter.keys),
-            waiter.keys_count,
-            waiter.seconds
-        )?;
-    }
-    Ok(())
-}
-
-/// What a server tells, without what a terminal would obey: the server may be anybody's.
-fn printable(text: &str) -> String {
-    text.chars().map(|character| if character.is_control() { '\u{fffd}' } else { character }).collect()
-}
-
 /// A value as a terminal shows it: its lines and tabs, and nothing else that a terminal obeys.
 fn for_terminal(value: &[u8]) -> String {
     let keep = |character: char| match character {
@@ -276,23 +190,6 @@ fn for_terminal(value: &[u8]) -> String {
         character => character,
     };
     String::from_utf8_lossy(value).chars().map(keep).collect()
-}
-
-/// What any TCPStore server tells.
-fn print_little(
-    store: &TcpStore,
-    round_trip: Duration,
-    json: bool,
-) -> Result<(), Box<dyn std::error::Error>> {
-    let keys = store.num_keys()?;
-    let mut out = std::io::stdout().lock();
-    if json {
-        writeln!(out, "{}", json!({ "keys": keys, "round_trip_us": round_trip.as_micros() as u64 }))?;
-    } else {
-        writeln!(out, "a TCPStore that is not tenfold's, round trip {} µs", round_trip.as_micros())?;
-        writeln!(out, "keys         {keys}")?;
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -1,34 +1,12 @@
-//! `tenfold trace`: what went wrong, from the flight-recorder dumps of all ranks.
-//!
-//! [`read`] makes dumps from files, ours or PyTorch's, [`align`] lays them side by side, [`verdict`] says what is wrong with that;
-//! [`report`] writes it down, [`timeline`] and [`html`] draw it. All but the first are pure.
-
-mod align;
-mod arrivals;
-mod compare;
-mod dump;
-mod html;
-mod json;
-mod pickle;
-mod plain;
-mod read;
-mod report;
-mod timeline;
-#[cfg(test)]
-mod trace_events;
-mod verdict;
-mod words;
+//! `tenfold trace`: what went wrong, from the flight-recorder dumps of all ranks. All of the analysis is in `tenfold-trace`.
 
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{BufWriter, ErrorKind, IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 
-use crate::{FAILURE, Outcome, SUCCESS};
-
-use align::{Filter, Job};
-use report::Report;
-use timeline::Timeline;
+use tenfold_console::{FAILURE, Outcome, SUCCESS};
+use tenfold_trace::{Analysis, Filter};
 
 /// Says what went wrong, from the flight-recorder dumps of all ranks: who is behind, who called something else.
 #[derive(clap::Args, Debug)]
@@ -77,30 +55,29 @@ const RANKS_MAX: u32 = 1 << 20;
 pub(crate) fn run(args: &Args) -> Outcome {
     let filter =
         Filter { ranks: args.ranks.as_deref().cloned().unwrap_or_default(), groups: args.group.clone() };
-    let mut found = read::read_all(&args.files);
-    for refusal in &found.refusals {
-        eprintln!("error: {}: {}", words::clean(&refusal.file), clean_lines(&refusal.problem));
+    let mut dumps = tenfold_trace::read(&args.files);
+    for refusal in dumps.refusals() {
+        eprintln!("error: {refusal}");
     }
-    if found.dumps.is_empty() {
-        if found.refusals.is_empty() {
+    let was_all_read = dumps.refusals().is_empty();
+    if dumps.is_empty() {
+        if was_all_read {
             eprintln!("error: no dump was found");
         }
         return Ok(UNSURE);
     }
-    found.dumps.retain(|dump| filter.has_rank(dump.rank));
-    let job = Job::new(&found.dumps, &found.ranks_mentioned, &filter);
-    if let Some(problem) = nothing_left(&job, &filter) {
+    let analysis = match dumps.analyse(&filter) {
+        Ok(analysis) => analysis,
+        Err(problem) => {
+            eprintln!("error: {problem}");
+            return Ok(UNSURE);
+        }
+    };
+    if let Err(problem) = draw(args, &analysis) {
         eprintln!("error: {problem}");
         return Ok(UNSURE);
     }
-    let findings = verdict::findings(&job, &found.refusals);
-    let report =
-        Report { job: &job, findings: &findings, refusals: &found.refusals, left_out: found.left_out };
-    if let Err(problem) = draw(args, &report) {
-        eprintln!("error: {problem}");
-        return Ok(UNSURE);
-    }
-    match say(args, &report) {
+    match say(args, &analysis) {
         Ok(()) => {}
         Err(error) if error.kind() == ErrorKind::BrokenPipe => return Err(error.into()),
         Err(error) => {
@@ -108,61 +85,31 @@ pub(crate) fn run(args: &Args) -> Outcome {
             return Ok(UNSURE);
         }
     }
-    Ok(match (report.is_bad(), found.refusals.is_empty()) {
+    Ok(match (analysis.is_bad(), was_all_read) {
         (true, _) => FAILURE,
         (false, true) => SUCCESS,
         (false, false) => UNSURE,
     })
 }
 
-fn say(args: &Args, report: &Report<'_>) -> std::io::Result<()> {
+fn say(args: &Args, analysis: &Analysis<'_>) -> std::io::Result<()> {
     let mut out = std::io::stdout();
     match args.json {
-        true => writeln!(out, "{:#}", report.json())?,
-        false => out.write_all(report.text(args.limit, out.is_terminal()).as_bytes())?,
+        true => writeln!(out, "{:#}", analysis.json())?,
+        false => out.write_all(analysis.text(args.limit, out.is_terminal()).as_bytes())?,
     }
     out.flush()
 }
 
 /// Writes the pictures that were asked for.
-fn draw(args: &Args, report: &Report<'_>) -> Result<(), String> {
-    if args.timeline.is_none() && args.html.is_none() {
-        return Ok(());
-    }
-    let timeline = Timeline::new(report.job);
+fn draw(args: &Args, analysis: &Analysis<'_>) -> Result<(), String> {
     if let Some(file) = &args.timeline {
-        write(file, timeline.to_chrome().to_string().as_bytes())?;
+        write(file, analysis.trace_events().to_string().as_bytes())?;
     }
     if let Some(file) = &args.html {
-        write(file, html::page(report, &timeline).as_bytes())?;
+        write(file, analysis.html().as_bytes())?;
     }
     Ok(())
-}
-
-/// What was asked for and is not there.
-fn nothing_left(job: &Job<'_>, filter: &Filter) -> Option<String> {
-    if job.dumps.is_empty() {
-        let ranks: Vec<u32> = filter.ranks.iter().copied().collect();
-        return Some(format!("there is no dump of {}", words::ranks(&ranks)));
-    }
-    if job.groups.is_empty() && !filter.groups.is_empty() {
-        let names: BTreeSet<String> = job
-            .dumps
-            .iter()
-            .flat_map(|dump| &dump.records)
-            .map(|record| if record.description.is_empty() { &record.group } else { &record.description })
-            .map(|name| words::clean(name))
-            .collect();
-        let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        let wanted = filter.groups.join("`, `");
-        return Some(format!("no group is called `{wanted}`\n  hint: there are {}", names.join(", ")));
-    }
-    None
-}
-
-/// Hints are on lines of their own.
-fn clean_lines(text: &str) -> String {
-    text.lines().map(words::clean).collect::<Vec<_>>().join("\n")
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Result<(), String> {
@@ -176,7 +123,7 @@ fn write(path: &Path, bytes: &[u8]) -> Result<(), String> {
 
 /// `0,2,4-7`
 fn parse_ranks(text: &str) -> Result<Ranks, String> {
-    let bad = || format!("`{text}` is no list of ranks: write such as 0,2,4-7");
+    let bad = || format!("invalid list of ranks `{text}`: expected numbers and ranges, such as 0,2,4-7");
     let mut ranks = BTreeSet::new();
     for part in text.split(',') {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -199,7 +146,7 @@ mod tests {
         let ranks: Vec<u32> = parse_ranks("0,2,4-6").unwrap().iter().copied().collect();
         assert_eq!(ranks, [0, 2, 4, 5, 6]);
         for wrong in ["", "a", "3-1", "1,,2", "0-4294967295"] {
-            assert!(parse_ranks(wrong).unwrap_err().contains("is no list of ranks"), "{wrong}");
+            assert!(parse_ranks(wrong).unwrap_err().contains("invalid list of ranks"), "{wrong}");
         }
     }
 }

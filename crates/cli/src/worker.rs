@@ -11,8 +11,8 @@ use std::time::Duration;
 use tenfold::control::{Endpoint, EndpointError};
 use tenfold_store::Deadline;
 
-use crate::units::parse_duration;
-use crate::{Outcome, SUCCESS};
+use tenfold_console::parse_duration;
+use tenfold_console::{Outcome, SUCCESS};
 
 /// The longest answer that is read; a profile of a minute may have some hundred megabytes.
 const ANSWER_MAX: u64 = 1 << 30;

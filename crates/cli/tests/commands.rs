@@ -203,5 +203,5 @@ fn a_peer_that_cannot_start_is_told_with_what_it_said() {
 fn a_wrong_log_filter_says_what_is_right() {
     let output = Command::new(TENFOLD).args(["demo"]).env("TENFOLD_LOG", "a=b=c").output().unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("TENFOLD_LOG=`a=b=c` is no log filter: "));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("invalid log filter TENFOLD_LOG=`a=b=c`: "));
 }

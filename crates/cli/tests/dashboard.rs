@@ -6,7 +6,7 @@
     reason = "tests: a client on its own thread, a limit for waiting, and helpers that may fail"
 )]
 
-#[path = "../src/dashboard/metrics/grammar.rs"]
+#[path = "../../dashboard/src/metrics/grammar.rs"]
 mod grammar;
 mod serving;
 
@@ -465,7 +465,7 @@ fn a_taken_port_names_who_holds_it_and_a_wrong_address_what_is_right() {
     );
     assert_eq!(code, Some(1));
     let (code, text) = fails("here");
-    assert!(text.contains("`here` is no address: write HOST:PORT, such as 127.0.0.1:29580"), "{text}");
+    assert!(text.contains("invalid address `here`: expected HOST:PORT, such as 127.0.0.1:29500"), "{text}");
     assert_eq!(code, Some(2));
     let alone = Command::new(TENFOLD).args(["serve", "--dashboard-values"]).output().unwrap();
     assert_eq!(alone.status.code(), Some(2), "values of no dashboard");

@@ -330,8 +330,8 @@ fn wrong_arguments_end_with_status_two_and_say_what_is_wrong() {
     let cases: [(&[&str], &str); 7] = [
         (
             &["serve", "--max-memory", "banana"],
-            "error: invalid value 'banana' for '--max-memory <MAX_MEMORY>': `banana` is no size: write a number of \
-             bytes, or one with K, M, G or T behind it, such as 64K\n\nFor more information, try '--help'.\n",
+            "error: invalid value 'banana' for '--max-memory <MAX_MEMORY>': invalid size `banana`: expected \
+             a number with an optional unit, such as 65536, 64K or 2G\n\nFor more information, try '--help'.\n",
         ),
         (
             &["serve", "--wat"],
@@ -345,23 +345,23 @@ fn wrong_arguments_end_with_status_two_and_say_what_is_wrong() {
         ),
         (
             &["store", "localhost", "get", "k"],
-            "error: invalid value 'localhost' for '<SERVER>': `localhost` is no HOST:PORT, such as \
-             127.0.0.1:29500\n\nFor more information, try '--help'.\n",
+            "error: invalid value 'localhost' for '<SERVER>': invalid address `localhost`: expected \
+             HOST:PORT, such as 127.0.0.1:29500\n\nFor more information, try '--help'.\n",
         ),
         (
             &["store", "127.0.0.1:0", "get", "k"],
-            "error: invalid value '127.0.0.1:0' for '<SERVER>': `127.0.0.1:0` is no HOST:PORT, such as \
-             127.0.0.1:29500\n\nFor more information, try '--help'.\n",
+            "error: invalid value '127.0.0.1:0' for '<SERVER>': invalid address `127.0.0.1:0`: a \
+             server does not listen on port 0\n\nFor more information, try '--help'.\n",
         ),
         (
             &["store", ":1", "get", "k"],
-            "error: invalid value ':1' for '<SERVER>': `:1` is no HOST:PORT, such as 127.0.0.1:29500\n\nFor more \
-             information, try '--help'.\n",
+            "error: invalid value ':1' for '<SERVER>': invalid address `:1`: expected HOST:PORT, such as \
+             127.0.0.1:29500\n\nFor more information, try '--help'.\n",
         ),
         (
             &["store", "127.0.0.1:1", "--timeout", "soon", "get", "k"],
-            "error: invalid value 'soon' for '--timeout <TIMEOUT>': `soon` is no time: write seconds, or a number with \
-             ms, s, m or h behind it, such as 500ms\n\nFor more information, try '--help'.\n",
+            "error: invalid value 'soon' for '--timeout <TIMEOUT>': invalid duration `soon`: expected \
+             seconds, or a number followed by ms, s, m or h, such as 500ms\n\nFor more information, try '--help'.\n",
         ),
     ];
     for (arguments, text) in cases {

@@ -15,7 +15,7 @@ const TENFOLD: &str = env!("CARGO_BIN_EXE_tenfold");
 /// A copy of recorded dumps. A file's time tells when its dump was written; a checkout's tells nothing, so there is none here.
 fn copy(case: &str) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/dumps").join(case);
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../trace/tests/dumps").join(case);
     for entry in fs::read_dir(source).unwrap() {
         let entry = entry.unwrap();
         let file = folder.path().join(entry.file_name());

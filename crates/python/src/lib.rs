@@ -1,12 +1,11 @@
 //! The extension module `tenfold._tenfold`: what the Python package cannot do in Python.
 //!
-//! Groups, works, stores and the command, as classes without much polish; names and habits of c10d are put around them
+//! Groups, works and stores, as classes without much polish; names and habits of c10d are put around them
 //! by `python/tenfold`. The rules here: whatever waits lets go of the interpreter and looks for Ctrl-C now and then
 //! ([`waiting`]); memory comes in through one door ([`tensor`]); errors go out through one ([`exceptions`]); and no Python
 //! object is touched from a thread of the engine: what an operation keeps alive is given back to PyO3's pool, which the next
 //! call into this module empties.
 
-mod command;
 mod control;
 mod ddp;
 mod dlpack;
@@ -28,7 +27,6 @@ use pyo3::prelude::*;
 #[pymodule(gil_used = false)]
 fn _tenfold(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
-    module.add_function(wrap_pyfunction!(command::command, module)?)?;
     module.add_function(wrap_pyfunction!(ddp::assign_by_size, module)?)?;
     module.add_function(wrap_pyfunction!(ddp::verify_params, module)?)?;
     module.add_class::<control::WorkerServer>()?;

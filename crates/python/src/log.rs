@@ -4,7 +4,7 @@
 //! A line begins with `tenfold: rank 3: `. Most are written by threads of the engine, so nothing here touches Python: they do
 //! not go through `logging`, and are there even while the interpreter ends.
 //!
-//! The command shows its own log (`tenfold_cli`), so this one begins with the first store or group that Python makes.
+//! The log begins with the first store or group that Python makes.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -35,7 +35,7 @@ pub(crate) fn start() -> PyResult<()> {
         let lines = tracing_subscriber::fmt::layer()
             .event_format(Line)
             .with_ansi(false)
-            .with_writer(tenfold_cli::LogWriter::new)
+            .with_writer(tenfold_console::LogWriter::new)
             .log_internal_errors(false); // it would panic where standard error is closed
         tracing_subscriber::registry().with(filter).with(lines).try_init().ok().map(|()| handle)
     });
@@ -44,7 +44,7 @@ pub(crate) fn start() -> PyResult<()> {
 
 fn filter() -> PyResult<Targets> {
     let default = if tenfold::debug_level() >= DebugLevel::Info { "info" } else { "warn" };
-    tenfold_cli::log_filter(default).map_err(PyValueError::new_err)
+    tenfold_console::log_filter(default).map_err(PyValueError::new_err)
 }
 
 fn set(level: DebugLevel) -> PyResult<()> {

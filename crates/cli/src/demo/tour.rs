@@ -10,7 +10,7 @@ use tenfold::{DType, Group, ReduceOp, Tensor, Work};
 use tenfold_store::{StoreCollectives, StoreExt, TcpStore};
 
 use super::progress::Screen;
-use crate::units::show_size;
+use tenfold_console::show_size;
 
 /// What one worker has seen.
 #[derive(Debug, Serialize, Deserialize)]

@@ -15,7 +15,7 @@ use tenfold_store::{StoreExt, TcpStore, TcpStoreOptions};
 use super::tour::{self, Length, Tour};
 use super::train::{self, Training};
 use super::{LIMIT, keys};
-use crate::{FAILURE, Outcome, SUCCESS};
+use tenfold_console::{FAILURE, Outcome, SUCCESS};
 
 /// One worker of `tenfold demo`.
 #[derive(clap::Args, Debug)]

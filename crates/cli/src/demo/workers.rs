@@ -10,7 +10,7 @@ use tenfold_store::{FaultKind, Server, StoreExt, TcpStore, TcpStoreOptions, Valu
 
 use super::progress::Progress;
 use super::{Args, LIMIT, keys};
-use crate::{FAILURE, Program};
+use tenfold_console::{FAILURE, Program};
 
 /// How often it is looked whether all are alive.
 const SLICE: Duration = Duration::from_millis(100);

@@ -1,0 +1,445 @@
+//! `tenfold bench all_reduce …`: collectives on one machine, alone or beside Gloo and MPI.
+//!
+//! For each number of ranks every implementation has a team of processes that stay for all cases ([`team`]). A case is
+//! checked, paced and then measured round after round; whoever is not measured sleeps in a read. Operations follow each
+//! other without a barrier between them, as in nccl-tests, and a time is that of the slowest rank.
+//!
+//! `operation` is what can be measured, `peer` who and how to start it, `protocol` what is said to ranks, `rank` one of
+//! ours, `values` how results are checked, `figures` what comes of it.
+#![expect(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
+
+mod figures;
+mod operation;
+mod peer;
+mod protocol;
+pub(crate) mod rank;
+mod team;
+mod values;
+
+use std::io::{IsTerminal as _, Write as _};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use super::store::create;
+use super::{Failure, Interrupt};
+use figures::{Column, Row, Sample, Subject};
+use operation::{Dtype, Memory, Operation, Point, Transport};
+pub(crate) use peer::python_with_torch;
+use peer::{Implementation, PeerName, Recipe, core_count};
+use protocol::{Order, Pace};
+use team::{Coordinator, Outcome, Team};
+use tenfold_console::parse_size;
+
+/// Beyond this the known values would no longer be exact in every dtype, see `peers/`.
+const RANKS_MAX: usize = 64;
+const SIZE_MAX: usize = 1 << 30;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct CollectiveArgs {
+    /// What to measure
+    #[arg(value_name = "OP", default_value = "all_reduce")]
+    operations: Vec<Operation>,
+
+    /// How many ranks, all on this machine
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "2", value_parser = parse_ranks)]
+    ranks: Vec<usize>,
+
+    /// Bytes of the larger buffer of a rank
+    #[arg(long, value_name = "SIZE,…", value_delimiter = ',', default_value = SIZES, value_parser = parse_bytes)]
+    sizes: Vec<usize>,
+
+    /// The elements
+    #[arg(long, default_value = "f32")]
+    dtype: Dtype,
+
+    /// What carries the bytes
+    #[arg(long, default_value = "shm")]
+    transport: Transport,
+
+    /// Also measure these, in the same rounds
+    #[arg(long, value_name = "PEER,…", value_delimiter = ',')]
+    against: Vec<PeerName>,
+
+    /// Where tenfold's tensors lie [default: private,shared; private alone with --transport tcp]
+    #[arg(long, value_name = "MEMORY,…", value_delimiter = ',')]
+    memory: Vec<Memory>,
+
+    /// How often each case is measured; the table shows the median
+    #[arg(long, value_name = "N", default_value = "7", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: u32,
+
+    /// The Python that has PyTorch [default: the one that ./test set up, else python3]
+    #[arg(long, value_name = "PATH", env = "TENFOLD_PYTHON")]
+    python: Option<PathBuf>,
+
+    /// Also write the figures to this file, as a list of rows
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+const SIZES: &str = "8,512,4K,32K,256K,2M,16M,64M";
+
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  tenfold bench                                            all_reduce, 2 ranks, 8 B to 64 MiB
+  tenfold bench --against gloo,openmpi,mpich,intelmpi      beside whoever else can do it
+  tenfold bench all_gather barrier --ranks 2,4,8 --sizes 8,64K,1M
+  tenfold bench send_recv --transport tcp --against gloo,mpi --json rows.json
+  tenfold bench store --against torch --quick              the store server, see `bench store --help`
+  tenfold bench launch --against torchrun                  the launcher, see `bench launch --help`";
+
+fn parse_ranks(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(ranks @ 1..=RANKS_MAX) => Ok(ranks),
+        _ => Err(format!("from 1 to {RANKS_MAX} ranks")),
+    }
+}
+
+fn parse_bytes(text: &str) -> Result<usize, String> {
+    match parse_size(text)? {
+        bytes if bytes <= SIZE_MAX => Ok(bytes),
+        _ => Err("at most 1G".into()),
+    }
+}
+
+pub(crate) fn run(args: &CollectiveArgs) -> Result<(), Failure> {
+    if args.operations.contains(&Operation::SendRecv) && args.ranks.contains(&1) {
+        return Err(Failure::new("`send_recv` needs two ranks").hint("leave 1 out of `--ranks`"));
+    }
+    let interrupt = Interrupt::install()?;
+    let mut json = args.json.as_ref().map(|path| create(path)).transpose()?;
+    let coordinator = Coordinator::start(interrupt.clone())?;
+    let load = load_average();
+    let mut bench = Bench { args, interrupt, load, rows: Vec::new(), remarks: Vec::new() };
+    let recipes = bench.recipes(&coordinator)?;
+    for &ranks in &args.ranks {
+        bench.measure_teams(ranks, &recipes, &coordinator)?;
+    }
+    bench.erase_progress();
+
+    if let Some((path, file)) = &mut json {
+        file.write_all(figures::json(&bench.rows).as_bytes())
+            .map_err(|error| Failure::new(format!("cannot write `{}`: {error}", path.display())))?;
+    }
+    match std::io::stdout().write_all(bench.report().as_bytes()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(Failure::new(format!("cannot print: {error}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+const NOTES: &str = "\
+A time is one operation's, of the slowest rank, in a loop without barriers; results were checked first. The size is
+that of a rank's larger buffer. A ratio above 1 means that tenfold is faster than the best peer.
+";
+
+/// How long one measurement should last: far above the cost of waking all ranks, and short enough for many rounds.
+const WINDOW: Duration = Duration::from_millis(30);
+/// From here on an inner loop says how long an operation takes.
+const PACED: Duration = Duration::from_millis(2);
+const TURNS_LEAST: u64 = 3;
+const BATCHES_MAX: u64 = 10;
+/// A case that has taken this long gets no further round, if it had enough for a median.
+const POINT_MAX: Duration = Duration::from_secs(10);
+const ROUNDS_LEAST: u32 = 3;
+
+struct Bench<'a> {
+    args: &'a CollectiveArgs,
+    interrupt: Interrupt,
+    /// Processes that wanted to run in the minute before we began, where the system tells.
+    load: Option<f64>,
+    rows: Vec<Row>,
+    /// What the reader should know, each once.
+    remarks: Vec<String>,
+}
+
+/// A column in the making.
+struct Contender {
+    team: usize,
+    column: Column,
+    pace: Pace,
+}
+
+impl Bench<'_> {
+    fn recipes(&self, coordinator: &Coordinator) -> Result<Vec<Recipe>, Failure> {
+        let mut recipes = vec![Recipe::tenfold()];
+        for peer in &self.args.against {
+            let recipe = match peer {
+                PeerName::Gloo => Recipe::gloo(self.args.python.as_deref()),
+                PeerName::OpenMpi => Recipe::mpi(Implementation::OpenMpi, coordinator.folder())?,
+                PeerName::Mpich => Recipe::mpi(Implementation::Mpich, coordinator.folder())?,
+                PeerName::IntelMpi => Recipe::mpi(Implementation::IntelMpi, coordinator.folder())?,
+                PeerName::Mpi => Recipe::first_mpi(coordinator.folder())?,
+            };
+            if !recipes.iter().any(|known| known.implementation == recipe.implementation) {
+                recipes.push(recipe);
+            }
+        }
+        Ok(recipes)
+    }
+
+    fn measure_teams(
+        &mut self,
+        ranks: usize,
+        recipes: &[Recipe],
+        coordinator: &Coordinator,
+    ) -> Result<(), Failure> {
+        self.show_progress(format_args!("starting {ranks} ranks of each"));
+        let mut teams = Vec::new();
+        for recipe in recipes {
+            let team = Team::start(recipe, ranks, self.args.transport, coordinator)?;
+            let ranks_max = self.args.ranks.iter().copied().max().unwrap_or(1);
+            let setting = recipe.remark(self.args.transport, ranks_max);
+            self.remark(format!("{}: {}; {setting}.", recipe.implementation, team.version));
+            teams.push(team);
+        }
+        for point in self.points(ranks) {
+            self.measure_point(point, &mut teams)?;
+        }
+        Ok(())
+    }
+
+    /// Every case of this many ranks; sizes that come to the same bytes are measured once.
+    fn points(&self, ranks: usize) -> Vec<Point> {
+        let dtype = self.args.dtype;
+        let mut points: Vec<Point> = Vec::new();
+        for &operation in &self.args.operations {
+            let bytes = self.args.sizes.iter().map(|&size| operation.bytes(size, dtype, ranks));
+            for point in bytes.map(|bytes| Point { operation, dtype, ranks, bytes }) {
+                if !points.contains(&point) {
+                    points.push(point);
+                }
+            }
+        }
+        points
+    }
+
+    /// Checks and paces everybody, then measures in rounds, each beginning with another one.
+    fn measure_point(&mut self, point: Point, teams: &mut [Team<'_>]) -> Result<(), Failure> {
+        self.show_progress(point);
+        let mut contenders = Vec::new();
+        let mut columns_without = Vec::new();
+        for (index, team) in teams.iter_mut().enumerate() {
+            for subject in self.subjects(team) {
+                let during =
+                    |failure: Failure| failure.during(format_args!("{point} on {}", subject.implementation));
+                let mut column = Column { subject, algorithm: None, samples: Vec::new() };
+                match calibrate(point, subject.memory, team).map_err(during)? {
+                    Calibration::Paced { algorithm, pace } => {
+                        column.algorithm = algorithm;
+                        contenders.push(Contender { team: index, column, pace });
+                    }
+                    Calibration::Cannot(reason) => {
+                        self.remark(format!("{} cannot {point}: {reason}.", subject.implementation));
+                        columns_without.push((contenders.len() + columns_without.len(), column));
+                    }
+                }
+            }
+        }
+        self.rounds(point, &mut contenders, teams)?;
+        let mut columns: Vec<Column> = contenders.into_iter().map(|contender| contender.column).collect();
+        for (place, column) in columns_without {
+            columns.insert(place, column);
+        }
+        self.rows.push(Row { point, columns });
+        Ok(())
+    }
+
+    fn rounds(
+        &self,
+        point: Point,
+        contenders: &mut [Contender],
+        teams: &mut [Team<'_>],
+    ) -> Result<(), Failure> {
+        let start = Instant::now();
+        for round in 0..self.args.rounds {
+            if round >= ROUNDS_LEAST && start.elapsed() > POINT_MAX {
+                break;
+            }
+            for step in 0..contenders.len() {
+                self.interrupt.check()?;
+                let index = (round as usize + step) % contenders.len();
+                let Contender { team, column, pace } = &mut contenders[index];
+                let subject = column.subject;
+                let order = Order::new(point, subject.memory, false, *pace);
+                let outcome = teams[*team].measure(order);
+                match outcome.map_err(|failure| {
+                    failure.during(format_args!("{point} on {}", subject.implementation))
+                })? {
+                    Outcome::Done { batches, .. } => {
+                        let operations = pace.iterations * point.operation.operations_per_turn();
+                        column.samples.push(Sample::new(&batches, operations));
+                    }
+                    Outcome::Cannot(reason) => {
+                        return Err(Failure::new(format!(
+                            "{} could, and now cannot: {reason}",
+                            subject.implementation
+                        )));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn subjects(&self, team: &Team<'_>) -> Vec<Subject> {
+        let Team { implementation, transport, .. } = *team;
+        let memories: &[Memory] = match implementation {
+            Implementation::Tenfold if !self.args.memory.is_empty() => &self.args.memory,
+            Implementation::Tenfold if transport == Transport::Shm => &[Memory::Private, Memory::Shared],
+            _ => &[Memory::Private],
+        };
+        memories.iter().map(|&memory| Subject { implementation, memory, transport }).collect()
+    }
+
+    fn remark(&mut self, remark: String) {
+        if !self.remarks.contains(&remark) {
+            self.remarks.push(remark);
+        }
+    }
+
+    fn report(&self) -> String {
+        let (tables, cores) = (figures::tables(&self.rows), core_count());
+        let load = self.load.map_or(String::new(), |load| format!(", load {load} before the run"));
+        let (rounds, window) = (self.args.rounds, WINDOW.as_millis());
+        let head = format!(
+            "{tables}\nCores: {cores}{load}; up to {rounds} rounds of about {window} ms; medians.\n{NOTES}"
+        );
+        self.remarks.iter().fold(head, |text, remark| text + remark + "\n")
+    }
+
+    fn show_progress(&self, what: impl std::fmt::Display) {
+        if std::io::stderr().is_terminal() {
+            eprint!("\r\x1b[2K[{}] {what}", self.rows.len() + 1);
+        }
+    }
+
+    fn erase_progress(&self) {
+        if std::io::stderr().is_terminal() {
+            eprint!("\r\x1b[2K");
+        }
+    }
+}
+
+fn load_average() -> Option<f64> {
+    parse_load(&std::fs::read_to_string("/proc/loadavg").ok()?)
+}
+
+fn parse_load(text: &str) -> Option<f64> {
+    text.split(' ').next()?.parse().ok()
+}
+
+enum Calibration {
+    Paced { algorithm: Option<String>, pace: Pace },
+    Cannot(String),
+}
+
+/// Checks the result once, then lengthens the loop until it says how long an operation takes.
+fn calibrate(point: Point, memory: Memory, team: &mut Team<'_>) -> Result<Calibration, Failure> {
+    let mut pace = Pace { warmup: 1, batches: 1, iterations: 1 };
+    let mut check = true;
+    loop {
+        match team.measure(Order::new(point, memory, check, pace))? {
+            Outcome::Cannot(reason) => return Ok(Calibration::Cannot(reason)),
+            Outcome::Done { algorithm, batches } => {
+                let elapsed = Duration::from_nanos(batches.iter().sum::<u64>().max(1));
+                if elapsed >= PACED {
+                    let pace = pace_for(elapsed.as_secs_f64() / pace.iterations as f64);
+                    return Ok(Calibration::Paced { algorithm, pace });
+                }
+                pace.iterations = longer(pace.iterations, elapsed);
+                pace.warmup = pace.iterations / 10 + 1;
+            }
+        }
+        check = false;
+    }
+}
+
+/// More turns, so that the next loop is likely to be long enough; the first few turns say little about the rest.
+fn longer(iterations: u64, elapsed: Duration) -> u64 {
+    let factor = PACED.as_secs_f64() * 1.5 / elapsed.as_secs_f64();
+    (iterations as f64 * factor.clamp(2.0, 100.0)).ceil() as u64
+}
+
+/// The loop of a measurement, for an operation that takes this long.
+fn pace_for(seconds: f64) -> Pace {
+    let turns = ((WINDOW.as_secs_f64() / seconds) as u64).max(TURNS_LEAST);
+    let batches = turns.min(BATCHES_MAX);
+    Pace { warmup: turns / 20 + 1, batches, iterations: turns / batches }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: CollectiveArgs,
+    }
+
+    fn points(line: &[&str]) -> Vec<(Operation, usize)> {
+        let args = Line::try_parse_from([&["bench"], line].concat()).unwrap().args;
+        let bench = Bench {
+            args: &args,
+            interrupt: Interrupt::default(),
+            load: None,
+            rows: Vec::new(),
+            remarks: Vec::new(),
+        };
+        let points = args.ranks.iter().flat_map(|&ranks| bench.points(ranks));
+        points.map(|point| (point.operation, point.bytes)).collect()
+    }
+
+    #[test]
+    fn without_arguments_it_is_all_reduce_over_many_sizes() {
+        let points = points(&[]);
+        assert_eq!(points.len(), 8);
+        assert_eq!((points[0], points[7]), ((Operation::AllReduce, 8), (Operation::AllReduce, 64 << 20)));
+    }
+
+    #[test]
+    fn sizes_that_come_to_the_same_bytes_are_measured_once() {
+        assert_eq!(points(&["barrier", "--sizes", "8,64K"]), [(Operation::Barrier, 0)]);
+        assert_eq!(
+            points(&["all_gather", "broadcast", "--sizes", "1,8", "--dtype", "f64", "--ranks", "2"]),
+            [(Operation::AllGather, 16), (Operation::Broadcast, 8)]
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_measured_is_refused_at_once() {
+        for (line, reason) in [
+            (["--ranks", "0"], "from 1 to 64 ranks"),
+            (["--ranks", "2,65"], "from 1 to 64 ranks"),
+            (["--sizes", "2G"], "at most 1G"),
+            (["--sizes", "many"], "invalid size"),
+            (["--against", "nccl"], "possible values: gloo, openmpi, mpich, intelmpi, mpi"),
+        ] {
+            let error = Line::try_parse_from(["bench"].iter().chain(&line)).err().unwrap().to_string();
+            assert!(error.contains(reason), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_measurement_lasts_about_its_window_whatever_the_operation_takes() {
+        assert_eq!(pace_for(0.1), Pace { warmup: 1, batches: 3, iterations: 1 });
+        assert_eq!(pace_for(0.001), Pace { warmup: 2, batches: 10, iterations: 3 });
+        assert_eq!(pace_for(1e-6), Pace { warmup: 1501, batches: 10, iterations: 3000 });
+    }
+
+    #[test]
+    fn a_report_says_how_busy_the_machine_was() {
+        assert_eq!(parse_load("4.87 5.17 3.90 2/241 13328\n"), Some(4.87));
+        assert_eq!(parse_load(""), None);
+    }
+
+    #[test]
+    fn the_loop_gets_longer_until_it_is_long_enough() {
+        assert_eq!(longer(1, Duration::from_nanos(500)), 100);
+        assert_eq!(longer(100, Duration::from_micros(50)), 6000);
+        assert_eq!(longer(6000, Duration::from_micros(1900)), 12_000);
+    }
+}

@@ -1,0 +1,22 @@
+//! What tenfold's commands share: exit codes, how sizes, times and addresses are written, log lines, limits, and how a
+//! command starts itself again.
+
+mod address;
+mod limits;
+mod log;
+mod program;
+mod units;
+
+pub use address::{Address, parse_address};
+pub use limits::raise_open_files;
+pub use log::{LogWriter, log_filter};
+pub use program::Program;
+pub use units::{parse_duration, parse_size, show_size};
+
+/// Exit code of a command that did what was asked.
+pub const SUCCESS: u8 = 0;
+/// Exit code of a command that failed.
+pub const FAILURE: u8 = 1;
+
+/// What a subcommand ends with: the exit code, or an error for the user.
+pub type Outcome = Result<u8, Box<dyn std::error::Error>>;

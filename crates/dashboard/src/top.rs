@@ -1,0 +1,204 @@
+//! `tenfold top`: what the dashboard shows, in a terminal.
+//!
+//! A thread asks the dashboard's API again and again; this one draws what came last and listens to keys, so that a slow
+//! server never makes the screen deaf. What is shown is made in [`facts`] as tables of text, which [`screen`] draws and
+//! `--once` prints: both say the same.
+//!
+//! The terminal is given back as it was however this ends: by a key, an error, SIGTERM or a panic.
+
+#![expect(clippy::disallowed_methods, reason = "the thread that asks, and how long ago it got an answer")]
+
+mod ask;
+mod facts;
+mod screen;
+
+use std::io::{IsTerminal as _, Write as _};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, TryRecvError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+use signal_hook::consts::SIGTERM;
+use tenfold_store::{TcpStore, TcpStoreOptions};
+
+use crate::print_stats;
+use tenfold_console::{Address, Outcome, SUCCESS, parse_address, parse_duration};
+
+use ask::{Dashboard, Trouble};
+use facts::Facts;
+use screen::Screen;
+
+/// Shows a store and its jobs in the terminal: what hangs, who waits for what, how busy it is.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Examples:
+  tenfold top 127.0.0.1:29580             the dashboard that `tenfold serve --dashboard` opened
+  tenfold top 127.0.0.1:29580 --once      print it once, for a log or a bug report
+  tenfold top 127.0.0.1:29580 --json      the same facts for a program
+
+Keys: Tab and Shift-Tab switch panes, arrows, PgUp, PgDn, Home and End scroll, q, Esc or Ctrl-C quit.")]
+pub struct Args {
+    /// HOST:PORT of a dashboard: what `serve --dashboard` and `run --dashboard` print
+    #[arg(value_parser = parse_address)]
+    dashboard: Address,
+    /// Print one snapshot and end; so it is too if standard output is no terminal
+    #[arg(long)]
+    once: bool,
+    /// Print the facts of one moment as JSON and end
+    #[arg(long)]
+    json: bool,
+    /// From one look to the next
+    #[arg(long, default_value = "1s", value_parser = parse_duration)]
+    interval: Duration,
+    /// For one answer of the dashboard
+    #[arg(long, default_value = "10s", value_parser = parse_duration)]
+    timeout: Duration,
+}
+
+/// How soon a key, a signal or new facts are noticed.
+const GLANCE: Duration = Duration::from_millis(100);
+const INTERVAL_MIN: Duration = Duration::from_millis(100);
+
+/// Shows the dashboard at the given address until the user quits.
+///
+/// # Errors
+/// If the address does not answer, or the terminal cannot be used.
+pub fn run(args: Args) -> Outcome {
+    let dashboard = Dashboard::new(&args.dashboard.host, args.dashboard.port, args.timeout);
+    // The first look is made before the screen is taken: what is wrong with the address is said in plain words.
+    let first = match Facts::ask(&dashboard) {
+        Ok(facts) => facts,
+        Err(Trouble::NotHttp) => return show_store(&args),
+        Err(trouble) => return Err(trouble.told(&args.dashboard.to_string()).into()),
+    };
+    let mut out = std::io::stdout();
+    if args.json {
+        writeln!(out, "{}", first.to_json())?;
+        return Ok(SUCCESS);
+    }
+    if args.once || !out.is_terminal() {
+        out.write_all(first.to_text(&args.dashboard.to_string()).as_bytes())?;
+        return Ok(SUCCESS);
+    }
+    watch(&args, dashboard, first)
+}
+
+/// Somebody answers who speaks no HTTP: a store, perhaps, which can tell a part of it.
+fn show_store(args: &Args) -> Outcome {
+    let Address { host, port } = &args.dashboard;
+    let options = TcpStoreOptions::new(host.clone(), *port).timeout(args.timeout);
+    let Ok(store) = TcpStore::open(options) else {
+        return Err(Trouble::NotHttp.told(&args.dashboard.to_string()).into());
+    };
+    eprintln!(
+        "note: {} is a store, not a dashboard: this is what the store itself tells, once\n  \
+         hint: start it with `tenfold serve --dashboard` and give `top` the address that it prints",
+        args.dashboard
+    );
+    print_stats(&store, args.json)?;
+    Ok(SUCCESS)
+}
+
+fn watch(args: &Args, dashboard: Dashboard, first: Facts) -> Outcome {
+    let ended = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register(SIGTERM, ended.clone())?;
+    let answers = ask_again_and_again(dashboard, args.interval.max(INTERVAL_MIN))?;
+    let mut screen = Screen::new(args.dashboard.to_string(), first);
+    let mut terminal = ratatui::try_init()?; // its panic hook gives the terminal back
+    let _restore = Restore;
+    let mut answered = Instant::now();
+    let mut problem = None;
+    loop {
+        match answers.try_recv() {
+            Ok(Ok(facts)) => {
+                screen.update(facts);
+                (answered, problem) = (Instant::now(), None);
+            }
+            Ok(Err(trouble)) => problem = Some(trouble.to_string()),
+            Err(TryRecvError::Empty) => {}
+            Err(TryRecvError::Disconnected) => problem = Some("the asking thread has ended".into()),
+        }
+        let silence = problem.as_ref().map(|problem| (answered.elapsed(), problem.as_str()));
+        terminal.draw(|frame| screen.draw(frame, silence))?;
+        if ended.load(Ordering::SeqCst) {
+            return Ok(128 + SIGTERM as u8);
+        }
+        if event::poll(GLANCE)? && !react(&mut screen, &event::read()?) {
+            return Ok(SUCCESS);
+        }
+    }
+}
+
+/// Gives the terminal back on every way out but a panic, which has its hook.
+struct Restore;
+
+impl Drop for Restore {
+    fn drop(&mut self) {
+        let _nothing_to_do_about_it = ratatui::try_restore();
+    }
+}
+
+/// One question at a time: the next waits for the last answer and then for the interval.
+fn ask_again_and_again(
+    dashboard: Dashboard,
+    interval: Duration,
+) -> std::io::Result<mpsc::Receiver<Result<Facts, Trouble>>> {
+    let (sender, answers) = mpsc::sync_channel(1);
+    let look = move || {
+        loop {
+            thread::park_timeout(interval); // nobody unparks it: an early wake-up only asks early
+            if sender.send(Facts::ask(&dashboard)).is_err() {
+                return; // the screen is gone
+            }
+        }
+    };
+    thread::Builder::new().name("tenfold-top".into()).spawn(look)?;
+    Ok(answers)
+}
+
+/// Does what the key says; false if it says that this is enough.
+fn react(screen: &mut Screen, event: &Event) -> bool {
+    let Event::Key(key) = event else { return true };
+    if key.kind == KeyEventKind::Release {
+        return true;
+    }
+    match key.code {
+        KeyCode::Char('q') | KeyCode::Esc => return false,
+        KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return false,
+        KeyCode::Tab | KeyCode::Right => screen.next_pane(),
+        KeyCode::BackTab | KeyCode::Left => screen.previous_pane(),
+        KeyCode::Up | KeyCode::Char('k') => screen.scroll(-1),
+        KeyCode::Down | KeyCode::Char('j') => screen.scroll(1),
+        KeyCode::PageUp => screen.scroll(-screen.page()),
+        KeyCode::PageDown | KeyCode::Char(' ') => screen.scroll(screen.page()),
+        KeyCode::Home => screen.scroll(isize::MIN),
+        KeyCode::End => screen.scroll(isize::MAX),
+        _ => {}
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ratatui::crossterm::event::KeyEvent;
+
+    #[test]
+    fn q_escape_and_control_c_quit_and_nothing_else_does() {
+        let mut screen = Screen::new("here".into(), Facts::default());
+        let mut press = |code, modifiers| react(&mut screen, &Event::Key(KeyEvent::new(code, modifiers)));
+        let none = KeyModifiers::NONE;
+        assert!(!press(KeyCode::Char('q'), none));
+        assert!(!press(KeyCode::Esc, none));
+        assert!(!press(KeyCode::Char('c'), KeyModifiers::CONTROL));
+        let others =
+            [KeyCode::Char('c'), KeyCode::Tab, KeyCode::BackTab, KeyCode::Up, KeyCode::Down, KeyCode::Home];
+        for code in
+            others.into_iter().chain([KeyCode::End, KeyCode::PageUp, KeyCode::PageDown, KeyCode::F(1)])
+        {
+            assert!(press(code, none), "{code}");
+        }
+        assert!(react(&mut screen, &Event::Resize(1, 1)));
+    }
+}

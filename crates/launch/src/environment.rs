@@ -1,0 +1,246 @@
+//! What a rank finds in its environment: torchrun's variables, with torchrun's meaning.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use super::guard;
+use super::progress;
+use super::rendezvous::Assignment;
+use super::worker_sockets;
+
+/// A number that grows from round to round and from job to job: a program that stores something for the next round (a checkpoint) can
+/// refuse one that is lower than the last it has seen, which comes from ranks that should have ended.
+const FENCE: &str = "TENFOLD_FENCE";
+
+/// What all ranks of one node have in common, in all rounds.
+#[derive(Clone, Debug)]
+pub(super) struct Job {
+    pub(super) run_id: String,
+    pub(super) role: String,
+    pub(super) max_restarts: u64,
+    /// As torchrun tells it: the names, with commas.
+    pub(super) signals: String,
+    pub(super) virtual_local_rank: bool,
+    /// What the guard looks for.
+    pub(super) mark: String,
+}
+
+/// The place of one rank in one round.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place<'a> {
+    pub(super) local_rank: usize,
+    pub(super) assignment: &'a Assignment,
+    /// Host and port of the ranks' store.
+    pub(super) store: (&'a str, u16),
+    /// Where PyTorch's `record` writes what went wrong.
+    pub(super) error_file: Option<&'a Path>,
+    /// Where tenfold's runtime tells how far the rank is.
+    pub(super) progress: Option<&'a Path>,
+    /// Where the rank can be asked what it does.
+    pub(super) worker_server: Option<&'a Path>,
+}
+
+/// The variables of one rank; `inherited` is what the launcher itself was given, which some of them respect.
+pub(super) fn environment(
+    job: &Job,
+    place: Place<'_>,
+    inherited: impl Fn(&str) -> Option<OsString>,
+) -> Result<Vec<(&'static str, OsString)>, String> {
+    let Place { local_rank, assignment, store, error_file, progress, worker_server } = place;
+    let local_ranks = assignment.nodes[assignment.node_rank].ranks;
+    let mut variables: Vec<(&'static str, OsString)> = Vec::new();
+    let mut set = |name: &'static str, value: String| variables.push((name, value.into()));
+    set("RANK", (assignment.first_rank() + local_rank).to_string());
+    set("LOCAL_RANK", if job.virtual_local_rank { 0 } else { local_rank }.to_string());
+    set("WORLD_SIZE", assignment.world_size().to_string());
+    set("LOCAL_WORLD_SIZE", local_ranks.to_string());
+    set("GROUP_RANK", assignment.node_rank.to_string());
+    set("GROUP_WORLD_SIZE", assignment.nodes.len().to_string());
+    set("ROLE_NAME", job.role.clone());
+    set("ROLE_RANK", (assignment.first_role_rank() + local_rank).to_string());
+    set("ROLE_WORLD_SIZE", assignment.role_world_size().to_string());
+    set("MASTER_ADDR", store.0.to_string());
+    set("MASTER_PORT", store.1.to_string());
+    // Else PyTorch's rank 0 would host a store itself, on a port that is taken.
+    set("TORCHELASTIC_USE_AGENT_STORE", "True".to_string());
+    set("TORCHELASTIC_RUN_ID", job.run_id.clone());
+    // PyTorch puts it before all keys of a round; so it grows with every round, also without a failure.
+    set("TORCHELASTIC_RESTART_COUNT", assignment.round.to_string());
+    set(FENCE, assignment.fence().to_string());
+    set("TORCHELASTIC_MAX_RESTARTS", job.max_restarts.to_string());
+    set("TORCHELASTIC_SIGNALS_TO_HANDLE", job.signals.clone());
+    set(guard::VARIABLE, job.mark.clone());
+    let mut defaults = vec![("PYTHONUNBUFFERED", "1"), ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")];
+    if local_ranks > 1 {
+        // Ranks with a thread for every core each would fight for them; Rust programs (candle) ask rayon's variable.
+        defaults.extend([("OMP_NUM_THREADS", "1"), ("RAYON_NUM_THREADS", "1")]);
+    }
+    for (name, value) in defaults {
+        if inherited(name).is_none() {
+            set(name, value.to_string());
+        }
+    }
+    variables.extend(error_file.map(|file| ("TORCHELASTIC_ERROR_FILE", file.into())));
+    variables.extend(progress.map(|folder| (progress::VARIABLE, folder.into())));
+    variables.extend(worker_server.map(|socket| (worker_sockets::VARIABLE, socket.into())));
+    if job.virtual_local_rank {
+        variables.extend(own_device(local_rank, inherited)?);
+    }
+    Ok(variables)
+}
+
+/// The one device that a rank sees; AMD's variable comes first where it is set, as PyTorch has it.
+fn own_device(
+    local_rank: usize,
+    inherited: impl Fn(&str) -> Option<OsString>,
+) -> Result<Vec<(&'static str, OsString)>, String> {
+    const NVIDIA: &str = "CUDA_VISIBLE_DEVICES";
+    const AMD: &str = "HIP_VISIBLE_DEVICES";
+    let amd = inherited(AMD).filter(|devices| !devices.is_empty());
+    let (name, visible) = if amd.is_some() { (AMD, amd.clone()) } else { (NVIDIA, inherited(NVIDIA)) };
+    let device = match &visible {
+        None => local_rank.to_string(),
+        Some(devices) => {
+            let devices = devices.to_string_lossy();
+            let device = devices.split(',').nth(local_rank).map(|device| device.trim().to_string());
+            device.ok_or_else(|| {
+                format!(
+                    "--virtual-local-rank: there is no device for local rank {local_rank} in {name}={devices}"
+                )
+            })?
+        }
+    };
+    let names = [NVIDIA].into_iter().chain(amd.map(|_| AMD));
+    Ok(names.map(|name| (name, OsString::from(&device))).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rendezvous::NodeInfo;
+
+    fn node(ranks: usize, role: &str) -> NodeInfo {
+        NodeInfo {
+            id: "id".into(),
+            host: "host".into(),
+            ranks,
+            role: role.into(),
+            fixed_rank: None,
+            worker_store: None,
+        }
+    }
+
+    fn job(virtual_local_rank: bool) -> Job {
+        Job {
+            run_id: "job".into(),
+            role: "trainer".into(),
+            max_restarts: 3,
+            signals: "SIGTERM".into(),
+            virtual_local_rank,
+            mark: "mark".into(),
+        }
+    }
+
+    fn variables(
+        local_rank: usize,
+        ranks: usize,
+        job: &Job,
+        inherited: &[(&str, &str)],
+    ) -> Result<Vec<(&'static str, OsString)>, String> {
+        let nodes = vec![node(3, "trainer"), node(2, "reader"), node(ranks, "trainer")];
+        let assignment = Assignment { job: 2, round: 4, restarts_used: 0, node_rank: 2, nodes };
+        let place = Place {
+            local_rank,
+            assignment: &assignment,
+            store: ("a", 7),
+            error_file: Some(Path::new("/e.json")),
+            progress: Some(Path::new("/p")),
+            worker_server: Some(Path::new("/w.sock")),
+        };
+        let inherited =
+            |name: &str| inherited.iter().find(|(other, _)| *other == name).map(|(_, value)| value.into());
+        environment(job, place, inherited)
+    }
+
+    #[test]
+    fn a_rank_is_told_its_place_among_nodes_and_roles() {
+        let mut found: Vec<(&str, String)> = variables(1, 2, &job(false), &[])
+            .unwrap()
+            .into_iter()
+            .map(|(name, value)| (name, value.into_string().unwrap()))
+            .collect();
+        found.sort();
+        let expected = [
+            ("GROUP_RANK", "2"),
+            ("GROUP_WORLD_SIZE", "3"),
+            ("LOCAL_RANK", "1"),
+            ("LOCAL_WORLD_SIZE", "2"),
+            ("MASTER_ADDR", "a"),
+            ("MASTER_PORT", "7"),
+            ("OMP_NUM_THREADS", "1"),
+            ("PYTHONUNBUFFERED", "1"),
+            ("RANK", "6"),
+            ("RAYON_NUM_THREADS", "1"),
+            ("ROLE_NAME", "trainer"),
+            ("ROLE_RANK", "4"),
+            ("ROLE_WORLD_SIZE", "5"),
+            ("TENFOLD_FENCE", "8589934596"),
+            ("TENFOLD_PROGRESS", "/p"),
+            ("TENFOLD_RUN_MARK", "mark"),
+            ("TENFOLD_WORKER_SERVER", "/w.sock"),
+            ("TORCHELASTIC_ERROR_FILE", "/e.json"),
+            ("TORCHELASTIC_MAX_RESTARTS", "3"),
+            ("TORCHELASTIC_RESTART_COUNT", "4"),
+            ("TORCHELASTIC_RUN_ID", "job"),
+            ("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM"),
+            ("TORCHELASTIC_USE_AGENT_STORE", "True"),
+            ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+            ("WORLD_SIZE", "7"),
+        ];
+        assert_eq!(found, expected.map(|(name, value)| (name, value.to_string())));
+    }
+
+    fn names(ranks: usize, inherited: &[(&str, &str)]) -> Vec<&'static str> {
+        variables(0, ranks, &job(false), inherited).unwrap().into_iter().map(|(name, _)| name).collect()
+    }
+
+    #[test]
+    fn what_the_user_chose_is_kept() {
+        let threads = ["OMP_NUM_THREADS", "RAYON_NUM_THREADS"];
+        for name in threads.into_iter().chain(["PYTHONUNBUFFERED", "TORCH_NCCL_ASYNC_ERROR_HANDLING"]) {
+            assert!(names(2, &[]).contains(&name));
+            assert!(!names(2, &[(name, "7")]).contains(&name));
+        }
+        let alone = names(1, &[]);
+        assert!(!threads.iter().any(|name| alone.contains(name)), "a rank that is alone may use every core");
+    }
+
+    #[test]
+    fn who_runs_under_a_launcher_within_a_rank_gets_the_inner_ones_place() {
+        assert!(names(2, &[("RANK", "1"), ("MASTER_PORT", "1")]).contains(&"RANK"));
+        assert!(names(2, &[("RANK", "1"), ("MASTER_PORT", "1")]).contains(&"MASTER_PORT"));
+    }
+
+    #[test]
+    fn a_virtual_local_rank_sees_one_device() {
+        let device = |inherited: &[(&str, &str)]| {
+            let variables = variables(1, 2, &job(true), inherited)?;
+            let of = |name: &str| {
+                variables
+                    .iter()
+                    .find(|(other, _)| *other == name)
+                    .map(|(_, value)| value.to_str().unwrap().to_string())
+            };
+            Ok::<_, String>((of("LOCAL_RANK"), of("CUDA_VISIBLE_DEVICES"), of("HIP_VISIBLE_DEVICES")))
+        };
+        let some = |text: &str| Some(text.to_string());
+        assert_eq!(device(&[]), Ok((some("0"), some("1"), None)));
+        assert_eq!(device(&[("CUDA_VISIBLE_DEVICES", "4, 6")]), Ok((some("0"), some("6"), None)));
+        let both = [("CUDA_VISIBLE_DEVICES", "4,6"), ("HIP_VISIBLE_DEVICES", "2,3")];
+        assert_eq!(device(&both), Ok((some("0"), some("3"), some("3"))));
+        assert_eq!(
+            device(&[("CUDA_VISIBLE_DEVICES", "4")]),
+            Err("--virtual-local-rank: there is no device for local rank 1 in CUDA_VISIBLE_DEVICES=4".into())
+        );
+    }
+}
