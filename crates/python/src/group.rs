@@ -1,7 +1,7 @@
 //! `Group`: the ranks, and every operation on any kind of tensor.
 //!
-//! Every operation is the same three lines: lend the memory of the arguments, call the group without the interpreter, and
-//! either wait or hand out a `Work`. A call with `async_op` goes on in the background.
+//! Every operation does the same: it lends the memory of its arguments and makes a `Call`. `Group::run` submits all of them
+//! without the interpreter, and either waits or returns a `Work`. A call with `async_op` goes on in the background.
 
 #![expect(clippy::too_many_arguments, reason = "Python's keyword arguments")]
 
@@ -11,7 +11,7 @@ use std::time::Duration;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyInt, PyTuple};
-use tenfold::{DType, Options, ReduceOp, StuckPolicy, TensorView, UnknownOp};
+use tenfold::{Call, DType, Options, ReduceOp, StuckPolicy, TensorView, UnknownOp};
 
 use crate::exceptions::{argument, group_error, refused};
 use crate::recorder::{Shapes, noted};
@@ -67,7 +67,7 @@ impl Group {
         tensors: Vec<Object<'py>>,
         async_op: bool,
         timeout: Option<f64>,
-        call: impl FnOnce(&tenfold::Group) -> tenfold::Result<tenfold::Work> + Send,
+        call: Call,
     ) -> PyResult<Option<Work>> {
         let mut group = self.inner.clone();
         if let Some(timeout) = timeout {
@@ -76,7 +76,7 @@ impl Group {
         if async_op {
             group = group.background();
         }
-        let work = noted(py, shapes, || call(&group))?.map_err(|error| group_error(py, &error))?;
+        let work = noted(py, shapes, || group.submit(call))?.map_err(|error| group_error(py, &error))?;
         if async_op {
             return Work::new(py, work, tensors).map(Some);
         }
@@ -373,7 +373,8 @@ impl Group {
     ) -> PyResult<Option<Work>> {
         let shapes = Shapes::of([&tensor], [&tensor]);
         let (view, op) = (reduced(&tensor, "tensor", Access::Write)?, reduce_op(op)?);
-        self.run(py, shapes, vec![tensor], async_op, timeout, |group| group.all_reduce(view, op))
+        let call = Call::AllReduce { tensor: view, op };
+        self.run(py, shapes, vec![tensor], async_op, timeout, call)
     }
 
     #[pyo3(signature = (tensors, op, async_op=false, timeout=None))]
@@ -387,7 +388,8 @@ impl Group {
     ) -> PyResult<Option<Work>> {
         let shapes = Shapes::of(&tensors, &tensors);
         let (views, op) = (each(&tensors, "tensors", Access::Write, reduced)?, reduce_op(op)?);
-        self.run(py, shapes, tensors, async_op, timeout, |group| group.all_reduce_coalesced(views, op))
+        let call = Call::AllReduceCoalesced { tensors: views, op };
+        self.run(py, shapes, tensors, async_op, timeout, call)
     }
 
     /// All tensors of all ranks reduced, for each of them.
@@ -402,7 +404,8 @@ impl Group {
     ) -> PyResult<Option<Work>> {
         let shapes = Shapes::of(&tensors, &tensors);
         let (views, op) = (each(&tensors, "tensors", Access::Write, reduced)?, reduce_op(op)?);
-        self.run(py, shapes, tensors, async_op, timeout, |group| group.all_reduce_several(views, op))
+        let call = Call::AllReduceSeveral { tensors: views, op };
+        self.run(py, shapes, tensors, async_op, timeout, call)
     }
 
     #[pyo3(signature = (tensor, root, op, async_op=false, timeout=None))]
@@ -418,7 +421,8 @@ impl Group {
         let root = self.root(py, "reduce", root)?;
         let shapes = Shapes::of([&tensor], [&tensor]);
         let (view, op) = (reduced(&tensor, "tensor", Access::Write)?, reduce_op(op)?);
-        self.run(py, shapes, vec![tensor], async_op, timeout, |group| group.reduce(view, op, root))
+        let call = Call::Reduce { tensor: view, op, root };
+        self.run(py, shapes, vec![tensor], async_op, timeout, call)
     }
 
     #[pyo3(signature = (tensor, root, async_op=false, timeout=None))]
@@ -434,7 +438,8 @@ impl Group {
         let shapes = Shapes::of([&tensor], [&tensor]);
         let access = if root == self.inner.rank() { Access::Read } else { Access::Write };
         let view = moved(&tensor, "tensor", access)?;
-        self.run(py, shapes, vec![tensor], async_op, timeout, |group| group.broadcast(view, root))
+        let call = Call::Broadcast { tensor: view, root };
+        self.run(py, shapes, vec![tensor], async_op, timeout, call)
     }
 
     /// One of the root's tensors for every tensor of every rank.
@@ -451,9 +456,8 @@ impl Group {
         let root = self.root(py, "broadcast", root)?;
         let shapes = Shapes::of(&tensors, &tensors);
         let views = each(&tensors, "tensors", Access::Write, moved)?;
-        self.run(py, shapes, tensors, async_op, timeout, |group| {
-            group.broadcast_several(views, root, root_tensor)
-        })
+        let call = Call::BroadcastSeveral { tensors: views, root, root_tensor };
+        self.run(py, shapes, tensors, async_op, timeout, call)
     }
 
     /// Many tensors of the root for all ranks, in flat pieces of about `buffer_size` bytes; waits for all of them.
@@ -485,7 +489,8 @@ impl Group {
         let shapes = Shapes::of([&input], &outputs);
         let view = moved(&input, "input", Access::Read)?;
         let views = each(&outputs, "outputs", Access::Write, moved)?;
-        self.run(py, shapes, outputs, async_op, timeout, |group| group.all_gather(views, view))
+        let call = Call::AllGather { outputs: views, input: view };
+        self.run(py, shapes, outputs, async_op, timeout, call)
     }
 
     #[pyo3(signature = (output, input, async_op=false, timeout=None))]
@@ -500,7 +505,8 @@ impl Group {
         let shapes = Shapes::of([&input], [&output]);
         let view = moved(&input, "input", Access::Read)?;
         let target = moved(&output, "output", Access::Write)?;
-        self.run(py, shapes, vec![output], async_op, timeout, |group| group.all_gather_into(target, view))
+        let call = Call::AllGatherInto { output: target, input: view };
+        self.run(py, shapes, vec![output], async_op, timeout, call)
     }
 
     #[pyo3(signature = (outputs, inputs, async_op=false, timeout=None))]
@@ -515,9 +521,8 @@ impl Group {
         let shapes = Shapes::of(&inputs, &outputs);
         let views = each(&inputs, "inputs", Access::Read, moved)?;
         let targets = each(&outputs, "outputs", Access::Write, moved)?;
-        self.run(py, shapes, outputs, async_op, timeout, |group| {
-            group.all_gather_into_coalesced(targets, views)
-        })
+        let call = Call::AllGatherIntoCoalesced { outputs: targets, inputs: views };
+        self.run(py, shapes, outputs, async_op, timeout, call)
     }
 
     /// For every input a list of outputs, one per rank.
@@ -537,7 +542,8 @@ impl Group {
             .map(|(place, list)| each(list, &format!("outputs[{place}]"), Access::Write, moved))
             .collect::<PyResult<_>>()?;
         let tensors = outputs.into_iter().flatten().collect();
-        self.run(py, shapes, tensors, async_op, timeout, |group| group.all_gather_coalesced(targets, views))
+        let call = Call::AllGatherCoalesced { outputs: targets, inputs: views };
+        self.run(py, shapes, tensors, async_op, timeout, call)
     }
 
     #[pyo3(signature = (outputs, input, root, async_op=false, timeout=None))]
@@ -554,7 +560,8 @@ impl Group {
         let shapes = Shapes::of([&input], &outputs);
         let view = moved(&input, "input", Access::Read)?;
         let views = each(&outputs, "outputs", Access::Write, moved)?;
-        self.run(py, shapes, outputs, async_op, timeout, |group| group.gather(views, view, root))
+        let call = Call::Gather { outputs: views, input: view, root };
+        self.run(py, shapes, outputs, async_op, timeout, call)
     }
 
     #[pyo3(signature = (output, input, root, async_op=false, timeout=None))]
@@ -572,7 +579,8 @@ impl Group {
         let view = moved(&input, "input", Access::Read)?;
         let target = output.as_ref().map(|output| moved(output, "output", Access::Write)).transpose()?;
         let tensors = output.into_iter().collect();
-        self.run(py, shapes, tensors, async_op, timeout, |group| group.gather_into(target, view, root))
+        let call = Call::GatherInto { output: target, input: view, root };
+        self.run(py, shapes, tensors, async_op, timeout, call)
     }
 
     #[pyo3(signature = (output, inputs, root, async_op=false, timeout=None))]
@@ -589,7 +597,8 @@ impl Group {
         let shapes = Shapes::of(&inputs, [&output]);
         let views = each(&inputs, "inputs", Access::Read, moved)?;
         let target = moved(&output, "output", Access::Write)?;
-        self.run(py, shapes, vec![output], async_op, timeout, |group| group.scatter(target, views, root))
+        let call = Call::Scatter { output: target, inputs: views, root };
+        self.run(py, shapes, vec![output], async_op, timeout, call)
     }
 
     #[pyo3(signature = (output, inputs, op, async_op=false, timeout=None))]
@@ -605,7 +614,8 @@ impl Group {
         let shapes = Shapes::of(&inputs, [&output]);
         let (views, op) = (each(&inputs, "inputs", Access::Read, reduced)?, reduce_op(op)?);
         let target = reduced(&output, "output", Access::Write)?;
-        self.run(py, shapes, vec![output], async_op, timeout, |group| group.reduce_scatter(target, views, op))
+        let call = Call::ReduceScatter { output: target, inputs: views, op };
+        self.run(py, shapes, vec![output], async_op, timeout, call)
     }
 
     #[pyo3(signature = (output, input, op, async_op=false, timeout=None))]
@@ -621,9 +631,8 @@ impl Group {
         let shapes = Shapes::of([&input], [&output]);
         let (view, op) = (reduced(&input, "input", Access::Read)?, reduce_op(op)?);
         let target = reduced(&output, "output", Access::Write)?;
-        self.run(py, shapes, vec![output], async_op, timeout, |group| {
-            group.reduce_scatter_into(target, view, op)
-        })
+        let call = Call::ReduceScatterInto { output: target, input: view, op };
+        self.run(py, shapes, vec![output], async_op, timeout, call)
     }
 
     #[pyo3(signature = (outputs, inputs, op, async_op=false, timeout=None))]
@@ -639,9 +648,8 @@ impl Group {
         let shapes = Shapes::of(&inputs, &outputs);
         let (views, op) = (each(&inputs, "inputs", Access::Read, reduced)?, reduce_op(op)?);
         let targets = each(&outputs, "outputs", Access::Write, reduced)?;
-        self.run(py, shapes, outputs, async_op, timeout, |group| {
-            group.reduce_scatter_into_coalesced(targets, views, op)
-        })
+        let call = Call::ReduceScatterIntoCoalesced { outputs: targets, inputs: views, op };
+        self.run(py, shapes, outputs, async_op, timeout, call)
     }
 
     #[pyo3(signature = (outputs, inputs, async_op=false, timeout=None))]
@@ -656,7 +664,8 @@ impl Group {
         let shapes = Shapes::of(&inputs, &outputs);
         let views = each(&inputs, "inputs", Access::Read, moved)?;
         let targets = each(&outputs, "outputs", Access::Write, moved)?;
-        self.run(py, shapes, outputs, async_op, timeout, |group| group.all_to_all(targets, views))
+        let call = Call::AllToAll { outputs: targets, inputs: views };
+        self.run(py, shapes, outputs, async_op, timeout, call)
     }
 
     /// Splits are counted in rows; without them both tensors are cut equally.
@@ -678,9 +687,9 @@ impl Group {
         let to = in_elements(&output, "output", &target, &output_splits.unwrap_or_default())?;
         self.check_own_part((&from, view.elements()), (&to, target.elements()))
             .map_err(|reason| refused(py, &self.inner, "all_to_all_single", &reason))?;
-        self.run(py, shapes, vec![output], async_op, timeout, |group| {
-            group.all_to_all_single(target, view, &to, &from)
-        })
+        let call =
+            Call::AllToAllSingle { output: target, input: view, output_splits: to, input_splits: from };
+        self.run(py, shapes, vec![output], async_op, timeout, call)
     }
 
     #[pyo3(signature = (tensor, to, tag=0, async_op=false, timeout=None))]
@@ -696,7 +705,8 @@ impl Group {
         let to = self.peer(py, "send", to)?;
         let shapes = Shapes::of([&tensor], NOTHING);
         let (view, tag) = (moved(&tensor, "tensor", Access::Read)?, checked_tag(py, tag)?);
-        self.run(py, shapes, vec![tensor], async_op, timeout, |group| group.send(view, to, tag))
+        let call = Call::Send { tensor: view, to, tag };
+        self.run(py, shapes, vec![tensor], async_op, timeout, call)
     }
 
     #[pyo3(signature = (tensor, source, tag=0, async_op=false, timeout=None))]
@@ -712,7 +722,8 @@ impl Group {
         let source = self.peer(py, "recv", source)?;
         let shapes = Shapes::of(NOTHING, [&tensor]);
         let (view, tag) = (moved(&tensor, "tensor", Access::Write)?, checked_tag(py, tag)?);
-        self.run(py, shapes, vec![tensor], async_op, timeout, |group| group.recv(view, source, tag))
+        let call = Call::Recv { tensor: view, from: source, tag };
+        self.run(py, shapes, vec![tensor], async_op, timeout, call)
     }
 
     /// Receives from anybody: the `Work`, always, because it knows who it was.
@@ -726,13 +737,14 @@ impl Group {
     ) -> PyResult<Option<Work>> {
         let shapes = Shapes::of(NOTHING, [&tensor]);
         let (view, tag) = (moved(&tensor, "tensor", Access::Write)?, checked_tag(py, tag)?);
-        self.run(py, shapes, vec![tensor], true, timeout, |group| group.recv_any(view, tag))
+        let call = Call::RecvAny { tensor: view, tag };
+        self.run(py, shapes, vec![tensor], true, timeout, call)
     }
 
     #[pyo3(signature = (async_op=false, timeout=None))]
     fn barrier(&self, py: Python<'_>, async_op: bool, timeout: Option<f64>) -> PyResult<Option<Work>> {
         let shapes = Shapes::of(NOTHING, NOTHING);
-        self.run(py, shapes, Vec::new(), async_op, timeout, tenfold::Group::barrier)
+        self.run(py, shapes, Vec::new(), async_op, timeout, Call::Barrier {})
     }
 
     /// A barrier in which rank 0 finds out who is missing.

@@ -22,7 +22,7 @@
 //!
 //! Not here: algorithms (`tenfold-plan`), memory and arithmetic (`tenfold-memory`), rendezvous (`tenfold-store`).
 
-mod collectives;
+mod call;
 #[cfg(feature = "control")]
 pub mod control;
 #[cfg(not(feature = "control"))]
@@ -33,6 +33,7 @@ mod debug_level;
 mod engine;
 mod environment;
 mod fabric;
+mod fake;
 mod fault;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
@@ -49,10 +50,11 @@ mod transport;
 mod wire;
 mod work;
 
-pub use collectives::{Collectives, FakeGroup};
+pub use call::{Backend, Call};
 pub use debug_level::{DebugLevel, debug_level, set_debug_level, set_debug_level_from_env};
 pub use environment::{KnownVariable, VARIABLES};
 pub use fabric::{ProgressEntry, Registration};
+pub use fake::FakeGroup;
 pub use fault::{Error, Fault, FaultKind, Result, Scene};
 pub use group::{Group, Options, Place, SparseTensor, StuckPolicy, StuckReport, find_nan};
 pub use label::{Label, OpKind};

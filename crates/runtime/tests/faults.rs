@@ -245,7 +245,7 @@ fn time_out_and_leave(rank: &Rank) {
     let mut tensor = ones(DType::F32, 1000);
     // So that all have streams to each other, dialled by both sides.
     let all = group.with_timeout(SOON);
-    all.all_to_all_single(ones(DType::F32, 400).lend(), ones(DType::F32, 400).lend(), &[], &[])
+    all.all_to_all_single(ones(DType::F32, 400).lend(), ones(DType::F32, 400).lend(), vec![], vec![])
         .unwrap()
         .wait()
         .unwrap();

@@ -734,7 +734,7 @@ fn lengths_and_dtypes_that_do_not_fit_are_refused() {
         refused(group.all_gather_into(i64s(12), f32s(4)), "all_gather_into", dtypes);
         let dtypes = "the input has dtype int64, the output float32";
         refused(group.reduce_scatter_into(f32s(4), i64s(12), ReduceOp::Sum), "reduce_scatter_into", dtypes);
-        refused(group.all_to_all_single(f32s(3), i64s(3), &[], &[]), "all_to_all_single", dtypes);
+        refused(group.all_to_all_single(f32s(3), i64s(3), vec![], vec![]), "all_to_all_single", dtypes);
         refused(
             group.all_reduce_coalesced(vec![f32s(1), i64s(1)], ReduceOp::Sum),
             "all_reduce_coalesced",
@@ -797,8 +797,9 @@ fn lists_that_do_not_fit_are_refused() {
 #[test]
 fn splits_that_do_not_add_up_are_refused() {
     on_rank_0_of_3(|group| {
-        let split =
-            |output: &[usize], input: &[usize]| group.all_to_all_single(f32s(6), f32s(7), output, input);
+        let split = |output: &[usize], input: &[usize]| {
+            group.all_to_all_single(f32s(6), f32s(7), output.to_vec(), input.to_vec())
+        };
         let single = "all_to_all_single";
         refused(
             split(&[2, 2, 2], &[]),

@@ -158,7 +158,7 @@ impl Session {
             Operation::Reduce => group.reduce(input.lend(), ReduceOp::Sum, ROOT),
             Operation::ReduceScatter => group.reduce_scatter_into(output(), input.lend(), ReduceOp::Sum),
             Operation::AllGather => group.all_gather_into(output(), input.lend()),
-            Operation::AllToAll => group.all_to_all_single(output(), input.lend(), &[], &[]),
+            Operation::AllToAll => group.all_to_all_single(output(), input.lend(), vec![], vec![]),
             Operation::Gather => group.gather_into(is_root.then(output), input.lend(), ROOT),
             Operation::Scatter => group.scatter_from(output(), is_root.then(|| input.lend()), ROOT),
             Operation::Barrier => group.barrier(),

@@ -4,36 +4,22 @@ use tenfold_memory::{ReduceOp, Reduction, Tensor, TensorView};
 use tenfold_plan::{Kind, Rank};
 
 use super::Group;
-use super::call::Request;
+use super::submit::Request;
 use crate::fault::Result;
 use crate::label::{Label, OpKind};
 use crate::run::Buffers;
 use crate::work::Work;
 
 impl Group {
-    /// Several tensors of this rank as if each belonged to a rank of its own: all tensors of all ranks are combined, and the
-    /// result is in each of them. AVG divides by the number of ranks.
-    ///
-    /// ```
-    /// # use tenfold::{Group, ReduceOp, Tensor};
-    /// # Group::threads(2, |group| {
-    /// let (mut one, mut two) = (Tensor::from_slice(&[1.0_f32]), Tensor::from_slice(&[10.0_f32]));
-    /// group.all_reduce_several(vec![one.lend(), two.lend()], ReduceOp::Sum)?.wait()?;
-    /// assert_eq!((one.as_slice::<f32>(), two.as_slice::<f32>()), (&[22.0_f32][..], &[22.0_f32][..]));
-    /// # Ok(()) }).unwrap();
-    /// ```
-    ///
-    /// # Errors
-    /// If there is no tensor, dtypes or lengths differ, the dtype has no such reduction, or the group has failed.
-    pub fn all_reduce_several(&self, tensors: Vec<TensorView>, op: ReduceOp) -> Result<Work> {
-        let label = Label::new(OpKind::AllReduce, 0).reduction(&op);
+    pub(crate) fn start_all_reduce_several(&self, tensors: Vec<TensorView>, op: &ReduceOp) -> Result<Work> {
+        let label = Label::new(OpKind::AllReduce, 0).reduction(op);
         let first = self.check_alike(&label, &tensors)?;
         let (dtype, elements) = (first.dtype(), first.elements());
         if self.inner.checks_numbers {
             self.check_tensors(&label, tensors.iter())?; // while they can still be told apart
         }
         // Factors and division are for the call between ranks; before it, tensors are only summed.
-        let local = match &op {
+        let local = match op {
             ReduceOp::Avg | ReduceOp::PremulSum(_) => ReduceOp::Sum,
             other => other.clone(),
         };
@@ -46,14 +32,10 @@ impl Group {
             reduction.combine(view.span(), &[view.span().bytes(), packed.span().bytes()], false);
         }
         let finish = move |flat: TensorView| copy_to_all(&flat, &tensors);
-        self.all_reduce_packed(OpKind::AllReduce, view, &op, finish)
+        self.all_reduce_packed(OpKind::AllReduce, view, op, finish)
     }
 
-    /// Tensor `root_tensor` of the root, in every tensor of every rank.
-    ///
-    /// # Errors
-    /// If `root` or `root_tensor` is out of range, dtypes or lengths differ, or the group has failed.
-    pub fn broadcast_several(
+    pub(crate) fn start_broadcast_several(
         &self,
         tensors: Vec<TensorView>,
         root: Rank,
@@ -79,7 +61,7 @@ impl Group {
         let mut request = Request::new(label, Kind::Broadcast, self.rank(), bytes, Buffers::of(sent), None);
         (request.in_place, request.root) = (true, root);
         request.finish = Some(Box::new(move |buffers| copy_to_all(&buffers.into_first(), &others)));
-        self.submit(label, request)
+        self.submit_request(label, request)
     }
 
     /// The first of tensors that have one dtype and one length.
@@ -101,12 +83,8 @@ impl Group {
         }
     }
 
-    /// As if the tensors were one: combined on all ranks, in place. They have one dtype.
-    ///
-    /// # Errors
-    /// If dtypes differ, or the dtype has no such reduction, or the group has failed.
-    pub fn all_reduce_coalesced(&self, tensors: Vec<TensorView>, op: ReduceOp) -> Result<Work> {
-        let label = Label::new(OpKind::AllReduceCoalesced, 0).reduction(&op);
+    pub(crate) fn start_all_reduce_coalesced(&self, tensors: Vec<TensorView>, op: &ReduceOp) -> Result<Work> {
+        let label = Label::new(OpKind::AllReduceCoalesced, 0).reduction(op);
         let Some(dtype) = tensors.first().map(TensorView::dtype) else {
             return self.refuse(&label, "there are no tensors".to_string());
         };
@@ -134,14 +112,10 @@ impl Group {
                 tensor.unpack(flat.span().part(end - tensor.byte_len(), end).bytes());
             }
         });
-        self.all_reduce_packed(OpKind::AllReduceCoalesced, view, &op, finish)
+        self.all_reduce_packed(OpKind::AllReduceCoalesced, view, op, finish)
     }
 
-    /// Several [`Group::all_gather_into`] as one work.
-    ///
-    /// # Errors
-    /// See there.
-    pub fn all_gather_into_coalesced(
+    pub(crate) fn start_all_gather_into_coalesced(
         &self,
         outputs: Vec<TensorView>,
         inputs: Vec<TensorView>,
@@ -156,11 +130,7 @@ impl Group {
         })
     }
 
-    /// Several [`Group::all_gather`] as one work: for every input a list of outputs, one per rank.
-    ///
-    /// # Errors
-    /// See there.
-    pub fn all_gather_coalesced(
+    pub(crate) fn start_all_gather_coalesced(
         &self,
         outputs: Vec<Vec<TensorView>>,
         inputs: Vec<TensorView>,
@@ -174,15 +144,11 @@ impl Group {
         })
     }
 
-    /// Several [`Group::reduce_scatter_into`] as one work.
-    ///
-    /// # Errors
-    /// See there.
-    pub fn reduce_scatter_into_coalesced(
+    pub(crate) fn start_reduce_scatter_into_coalesced(
         &self,
         outputs: Vec<TensorView>,
         inputs: Vec<TensorView>,
-        op: ReduceOp,
+        op: &ReduceOp,
     ) -> Result<Work> {
         self.check_pairs(OpKind::ReduceScatterIntoCoalesced, outputs.len(), inputs.len())?;
         self.coalesce_as(OpKind::ReduceScatterIntoCoalesced, |group| {

@@ -4,14 +4,15 @@
 //! by a plan (see `planner`), how it is done by the engine. A call that makes no sense is refused before anything was sent.
 
 pub(crate) mod arrivals;
-mod call;
 mod coalesced;
+mod collectives;
 pub(crate) mod connect;
 pub(crate) mod detail;
 pub(crate) mod from_environment;
 #[cfg(test)]
 mod hostile;
 mod inquest;
+mod messages;
 mod nan;
 mod planner;
 mod point_to_point;
@@ -19,6 +20,7 @@ mod sparse;
 pub(crate) mod state;
 pub(crate) mod stuck;
 mod subgroup;
+mod submit;
 
 use std::fmt;
 use std::net::IpAddr;

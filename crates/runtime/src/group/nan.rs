@@ -7,7 +7,7 @@ use tenfold_memory::{Bytes, DType, Span, Tensor, TensorView};
 use tenfold_plan::{Buffer, Kind};
 
 use super::Group;
-use super::call::Request;
+use super::submit::Request;
 use crate::fault::{Fault, Result};
 use crate::label::Label;
 

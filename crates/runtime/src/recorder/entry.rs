@@ -82,7 +82,7 @@ impl Sizes {
 
 /// An operation that is being called.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Call {
+pub(crate) struct Called {
     pub kind: OpKind,
     pub dtype: Option<DType>,
     /// The label's code for its reduce operation.
@@ -135,9 +135,19 @@ pub(super) struct Record {
 
 impl Record {
     #[inline]
-    pub(super) fn new(call: &Call, group: u32, thread: u32, has_site: bool, now: u64) -> Self {
-        let &Call { kind, dtype, reduction, collectives, messages, input, output, peer, timeout_ms, starts } =
-            call;
+    pub(super) fn new(call: &Called, group: u32, thread: u32, has_site: bool, now: u64) -> Self {
+        let &Called {
+            kind,
+            dtype,
+            reduction,
+            collectives,
+            messages,
+            input,
+            output,
+            peer,
+            timeout_ms,
+            starts,
+        } = call;
         Record {
             kind,
             dtype,

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tenfold_plan::Rank;
 
-use super::entry::{COMPLETED, Call, RETIRED, Record, STARTED};
+use super::entry::{COMPLETED, Called, RETIRED, Record, STARTED};
 use super::ring::Ring;
 use super::{Recorder, clock, site};
 use crate::fault::Fault;
@@ -134,7 +134,7 @@ pub(super) struct GroupFacts {
 impl GroupRecord {
     /// An operation was called. It is counted even if nothing is recorded.
     #[inline]
-    pub(crate) fn called(&self, call: &Call) -> Ticket {
+    pub(crate) fn called(&self, call: &Called) -> Ticket {
         let now = clock::now();
         let id = match &self.recorder.ring {
             Some(ring) => self.write(ring, call, now),
@@ -155,7 +155,7 @@ impl GroupRecord {
 
     /// The number of the record.
     #[inline]
-    fn write(&self, ring: &Ring, call: &Call, now: u64) -> u64 {
+    fn write(&self, ring: &Ring, call: &Called, now: u64) -> u64 {
         let site = site::current(self.recorder.settings.stacks);
         let record = Record::new(call, self.id, self.recorder.this_thread(), site.is_some(), now);
         let id = ring.push(&record.encode());

@@ -58,7 +58,7 @@ pub use site::{CallSite, Frame, with_call_site};
 pub(crate) use clock::host_now;
 #[cfg(feature = "control")]
 pub(crate) use dump::dump_of_nothing;
-pub(crate) use entry::{Call, Sizes};
+pub(crate) use entry::{Called, Sizes};
 #[cfg(feature = "control")]
 pub(crate) use file::write_all;
 pub(crate) use file::{dump_for, dump_if_signalled, expect_dump, wait_until_dumped};
@@ -193,7 +193,7 @@ pub fn record_for_nothing() -> impl FnMut(u32) {
     let new = Newcomer { name: "none", rank: 0, size: 2, global_ranks: None, fabric, among_threads: false };
     let group = recorder.groups.add(recorder, new);
     let sizes = Sizes::one(2);
-    let mut call = Call {
+    let mut call = Called {
         kind: crate::OpKind::AllReduce,
         dtype: Some(crate::DType::F32),
         reduction: 0,

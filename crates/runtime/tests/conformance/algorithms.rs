@@ -87,7 +87,7 @@ fn is_taken(group: &Group, algorithm: &Algorithm) {
     let work = match algorithm.kind {
         Kind::AllGather => group.all_gather_into(all.lend(), one.lend()),
         Kind::AllReduce => group.all_reduce(one.lend(), ReduceOp::Sum),
-        Kind::AllToAll => group.all_to_all_single(all.lend(), tensor(4 * size).lend(), &[], &[]),
+        Kind::AllToAll => group.all_to_all_single(all.lend(), tensor(4 * size).lend(), vec![], vec![]),
         Kind::Barrier => group.barrier(),
         Kind::Broadcast => group.broadcast(one.lend(), 0),
         Kind::Gather => group.gather_into(is_root.then(|| all.lend()), one.lend(), 0),

@@ -177,7 +177,7 @@ pub fn all_to_all_single(course: &mut Course<'_>, moved: &Move) {
     let (rank, size, count) = (course.rank(), course.size(), moved.count);
     let mut input = course.tensor(moved.dtype(), &moved.of(rank, 0, count * size));
     let mut output = course.blank(moved.dtype(), count * size);
-    done(course.group.all_to_all_single(output.lend(), input.lend(), &[], &[]));
+    done(course.group.all_to_all_single(output.lend(), input.lend(), vec![], vec![]));
     let expected: Vec<u8> = (0..size).flat_map(|peer| moved.of(peer, rank * count, count)).collect();
     moved.expect(&output, &expected, "all_to_all_single");
 }
@@ -202,7 +202,7 @@ pub fn all_to_all_single_with_splits(course: &mut Course<'_>, moved: &Move) {
     let output_splits: Vec<usize> = (0..size).map(|peer| split(moved, peer, rank)).collect();
     let mut input = course.tensor(moved.dtype(), &moved.of(rank, 0, input_splits.iter().sum()));
     let mut output = course.blank(moved.dtype(), output_splits.iter().sum());
-    done(course.group.all_to_all_single(output.lend(), input.lend(), &output_splits, &input_splits));
+    done(course.group.all_to_all_single(output.lend(), input.lend(), output_splits, input_splits));
     let expected: Vec<u8> = (0..size).flat_map(|peer| sent(moved, peer, rank)).collect();
     moved.expect(&output, &expected, "all_to_all_single with splits");
 }

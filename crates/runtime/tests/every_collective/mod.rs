@@ -92,7 +92,7 @@ fn check_gathers(group: &Group, count: usize) {
 fn check_exchanges(group: &Group, count: usize) {
     let (rank, size) = (group.rank(), group.size());
     let (mut input, mut output) = (Tensor::from_slice(&elements(rank, 0, count * size)), zeros(count * size));
-    done(group.all_to_all_single(output.lend(), input.lend(), &[], &[]));
+    done(group.all_to_all_single(output.lend(), input.lend(), vec![], vec![]));
     let expected: Vec<_> = (0..size).flat_map(|peer| elements(peer, rank * count, count)).collect();
     assert_eq!(values(&output), expected, "all_to_all_single");
 

@@ -1,0 +1,243 @@
+//! Every operation of a group, as a value.
+//!
+//! The table below is the one place that lists them. From each line come a variant of [`Call`], a method of [`Group`] and a method
+//! of the trait [`Backend`], so a program can be written for any of them, and what looks at calls looks at one type. What a call
+//! does is in `group/`.
+
+use tenfold_memory::{ReduceOp, TensorView};
+use tenfold_plan::Rank;
+
+use crate::Group;
+use crate::fault::Result;
+use crate::label::OpKind;
+use crate::work::Work;
+
+macro_rules! operations {
+    ($($(#[$about:meta])* $name:ident($($argument:ident: $kind:ty),*) $variant:ident;)*) => {
+        /// An operation of a group with its arguments. Each variant is the method of [`Group`] of the same name.
+        #[derive(Debug)]
+        #[non_exhaustive]
+        #[expect(missing_docs, reason = "the arguments are documented at the methods")]
+        pub enum Call {
+            $(#[doc = concat!("See [`Group::", stringify!($name), "`].")] $variant { $($argument: $kind),* },)*
+        }
+
+        impl Group {
+            $($(#[$about])*
+            ///
+            /// # Errors
+            /// If an argument does not fit the operation or the group, or if the group has failed.
+            #[inline]
+            pub fn $name(&self, $($argument: $kind),*) -> Result<Work> {
+                self.submit(Call::$variant { $($argument),* })
+            })*
+        }
+
+        /// What can run the operations of a group: a [`Group`], or a [fake one](crate::FakeGroup).
+        ///
+        /// A program that takes a backend runs on all of them. To write one, write `submit`.
+        pub trait Backend {
+            /// The number of this rank.
+            fn rank(&self) -> Rank;
+
+            /// How many ranks there are.
+            fn size(&self) -> usize;
+
+            /// Starts an operation.
+            ///
+            /// # Errors
+            /// If an argument does not fit the operation or the group, or if the group has failed.
+            fn submit(&self, call: Call) -> Result<Work>;
+
+            $(#[doc = concat!("See [`Group::", stringify!($name), "`].")]
+            ///
+            /// # Errors
+            /// See [`Backend::submit`].
+            fn $name(&self, $($argument: $kind),*) -> Result<Work> {
+                self.submit(Call::$variant { $($argument),* })
+            })*
+        }
+    };
+}
+
+impl Call {
+    /// Which operation this is.
+    pub fn kind(&self) -> OpKind {
+        match self {
+            Call::AllReduce { .. } | Call::AllReduceSeveral { .. } => OpKind::AllReduce,
+            Call::AllReduceCoalesced { .. } => OpKind::AllReduceCoalesced,
+            Call::Broadcast { .. } | Call::BroadcastSeveral { .. } => OpKind::Broadcast,
+            Call::Reduce { .. } => OpKind::Reduce,
+            Call::AllGather { .. } => OpKind::AllGather,
+            Call::AllGatherInto { .. } => OpKind::AllGatherInto,
+            Call::AllGatherCoalesced { .. } => OpKind::AllGatherCoalesced,
+            Call::AllGatherIntoCoalesced { .. } => OpKind::AllGatherIntoCoalesced,
+            Call::Gather { .. } | Call::GatherInto { .. } => OpKind::Gather,
+            Call::Scatter { .. } | Call::ScatterFrom { .. } => OpKind::Scatter,
+            Call::ReduceScatter { .. } => OpKind::ReduceScatter,
+            Call::ReduceScatterInto { .. } => OpKind::ReduceScatterInto,
+            Call::ReduceScatterIntoCoalesced { .. } => OpKind::ReduceScatterIntoCoalesced,
+            Call::AllToAll { .. } => OpKind::AllToAll,
+            Call::AllToAllSingle { .. } => OpKind::AllToAllSingle,
+            Call::Barrier { .. } => OpKind::Barrier,
+            Call::Send { .. } => OpKind::Send,
+            Call::Recv { .. } => OpKind::Recv,
+            Call::RecvAny { .. } => OpKind::RecvAnySource,
+        }
+    }
+}
+
+operations! {
+    /// Combines the tensors of all ranks, in place, on all ranks.
+    all_reduce(tensor: TensorView, op: ReduceOp) AllReduce;
+
+    /// Combines several tensors of one dtype as if they were one.
+    all_reduce_coalesced(tensors: Vec<TensorView>, op: ReduceOp) AllReduceCoalesced;
+
+    /// Treats each tensor of this rank as if it belonged to a rank of its own: all tensors of all ranks are combined, and each
+    /// gets the result. AVG divides by the number of ranks.
+    ///
+    /// ```
+    /// # use tenfold::{Group, ReduceOp, Tensor};
+    /// # Group::threads(2, |group| {
+    /// let (mut one, mut two) = (Tensor::from_slice(&[1.0_f32]), Tensor::from_slice(&[10.0_f32]));
+    /// group.all_reduce_several(vec![one.lend(), two.lend()], ReduceOp::Sum)?.wait()?;
+    /// assert_eq!((one.as_slice::<f32>(), two.as_slice::<f32>()), (&[22.0_f32][..], &[22.0_f32][..]));
+    /// # Ok(()) }).unwrap();
+    /// ```
+    all_reduce_several(tensors: Vec<TensorView>, op: ReduceOp) AllReduceSeveral;
+
+    /// Copies the root's tensor to all ranks.
+    broadcast(tensor: TensorView, root: Rank) Broadcast;
+
+    /// Copies tensor `root_tensor` of the root to every tensor of every rank.
+    broadcast_several(tensors: Vec<TensorView>, root: Rank, root_tensor: usize) BroadcastSeveral;
+
+    /// Combines the tensors of all ranks on `root`. The tensors of the other ranks may be used as scratch memory.
+    reduce(tensor: TensorView, op: ReduceOp, root: Rank) Reduce;
+
+    /// Puts the `input` of rank `r` into output `r`, on all ranks. Inputs may differ in length.
+    all_gather(outputs: Vec<TensorView>, input: TensorView) AllGather;
+
+    /// Puts the inputs of all ranks into `output`, in the order of ranks, on all ranks. All inputs have the same length.
+    all_gather_into(output: TensorView, input: TensorView) AllGatherInto;
+
+    /// Runs several [`Group::all_gather`] as one work: for each input a list of outputs, one per rank.
+    all_gather_coalesced(outputs: Vec<Vec<TensorView>>, inputs: Vec<TensorView>) AllGatherCoalesced;
+
+    /// Runs several [`Group::all_gather_into`] as one work.
+    all_gather_into_coalesced(outputs: Vec<TensorView>, inputs: Vec<TensorView>) AllGatherIntoCoalesced;
+
+    /// Puts the `input` of rank `r` into output `r` of the root. Other ranks give no outputs.
+    gather(outputs: Vec<TensorView>, input: TensorView, root: Rank) Gather;
+
+    /// Puts the inputs of all ranks into `output` of the root, in the order of ranks. Other ranks give no output.
+    gather_into(output: Option<TensorView>, input: TensorView, root: Rank) GatherInto;
+
+    /// Copies input `r` of the root to `output` of rank `r`. Other ranks give no inputs.
+    scatter(output: TensorView, inputs: Vec<TensorView>, root: Rank) Scatter;
+
+    /// Copies part `r` of the root's `input` to `output` of rank `r`. Other ranks give no input.
+    scatter_from(output: TensorView, input: Option<TensorView>, root: Rank) ScatterFrom;
+
+    /// Combines input `r` of all ranks into `output` of rank `r`. Inputs may differ in length.
+    reduce_scatter(output: TensorView, inputs: Vec<TensorView>, op: ReduceOp) ReduceScatter;
+
+    /// Combines the inputs of all ranks, and leaves part `r` of the result in `output` of rank `r`.
+    reduce_scatter_into(output: TensorView, input: TensorView, op: ReduceOp) ReduceScatterInto;
+
+    /// Runs several [`Group::reduce_scatter_into`] as one work.
+    reduce_scatter_into_coalesced(outputs: Vec<TensorView>, inputs: Vec<TensorView>, op: ReduceOp)
+        ReduceScatterIntoCoalesced;
+
+    /// Sends input `r` to rank `r`, and receives output `r` from rank `r`. Tensors may differ in length.
+    all_to_all(outputs: Vec<TensorView>, inputs: Vec<TensorView>) AllToAll;
+
+    /// Sends part `r` of `input` to rank `r`, and receives part `r` of `output` from rank `r`. The splits are the elements of
+    /// each part; an empty list means equal parts.
+    all_to_all_single(output: TensorView, input: TensorView, output_splits: Vec<usize>, input_splits: Vec<usize>)
+        AllToAllSingle;
+
+    /// Completes when all ranks have called it.
+    barrier() Barrier;
+
+    /// Sends a tensor to rank `to`, which receives it with the same `tag`.
+    send(tensor: TensorView, to: Rank, tag: u32) Send;
+
+    /// Receives what rank `from` sends with `tag`. A shorter message leaves the rest of the tensor as it is.
+    recv(tensor: TensorView, from: Rank, tag: u32) Recv;
+
+    /// Receives what any rank sends with `tag`; [`Work::source`] is that rank.
+    recv_any(tensor: TensorView, tag: u32) RecvAny;
+}
+
+impl Backend for Group {
+    fn rank(&self) -> Rank {
+        Group::rank(self)
+    }
+
+    fn size(&self) -> usize {
+        Group::size(self)
+    }
+
+    fn submit(&self, call: Call) -> Result<Work> {
+        Group::submit(self, call)
+    }
+}
+
+impl Group {
+    /// Starts an operation that is given as a value.
+    ///
+    /// ```
+    /// use tenfold::{Call, Group, ReduceOp, Tensor};
+    /// Group::threads(2, |group| {
+    ///     let mut tensor = Tensor::from_slice(&[1.0_f32]);
+    ///     group.submit(Call::AllReduce { tensor: tensor.lend(), op: ReduceOp::Sum })?.wait()?;
+    ///     assert_eq!(tensor.as_slice::<f32>(), [2.0]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), tenfold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If an argument does not fit the operation or the group, or if the group has failed.
+    // Always inlined: where the variant is known, as in the methods above, nothing of the match is left.
+    #[inline(always)]
+    pub fn submit(&self, call: Call) -> Result<Work> {
+        match call {
+            Call::AllReduce { tensor, op } => self.start_all_reduce(tensor, &op),
+            Call::AllReduceCoalesced { tensors, op } => self.start_all_reduce_coalesced(tensors, &op),
+            Call::AllReduceSeveral { tensors, op } => self.start_all_reduce_several(tensors, &op),
+            Call::Broadcast { tensor, root } => self.start_broadcast(tensor, root),
+            Call::BroadcastSeveral { tensors, root, root_tensor } => {
+                self.start_broadcast_several(tensors, root, root_tensor)
+            }
+            Call::Reduce { tensor, op, root } => self.start_reduce(tensor, &op, root),
+            Call::AllGather { outputs, input } => self.start_all_gather(outputs, input),
+            Call::AllGatherInto { output, input } => self.start_all_gather_into(output, input),
+            Call::AllGatherCoalesced { outputs, inputs } => self.start_all_gather_coalesced(outputs, inputs),
+            Call::AllGatherIntoCoalesced { outputs, inputs } => {
+                self.start_all_gather_into_coalesced(outputs, inputs)
+            }
+            Call::Gather { outputs, input, root } => self.start_gather(outputs, input, root),
+            Call::GatherInto { output, input, root } => self.start_gather_into(output, input, root),
+            Call::Scatter { output, inputs, root } => self.start_scatter(output, inputs, root),
+            Call::ScatterFrom { output, input, root } => self.start_scatter_from(output, input, root),
+            Call::ReduceScatter { output, inputs, op } => self.start_reduce_scatter(output, inputs, &op),
+            Call::ReduceScatterInto { output, input, op } => {
+                self.start_reduce_scatter_into(output, input, &op)
+            }
+            Call::ReduceScatterIntoCoalesced { outputs, inputs, op } => {
+                self.start_reduce_scatter_into_coalesced(outputs, inputs, &op)
+            }
+            Call::AllToAll { outputs, inputs } => self.start_all_to_all(outputs, inputs),
+            Call::AllToAllSingle { output, input, output_splits, input_splits } => {
+                self.start_all_to_all_single(output, input, &output_splits, &input_splits)
+            }
+            Call::Barrier {} => self.start_barrier(),
+            Call::Send { tensor, to, tag } => self.start_send(tensor, to, tag),
+            Call::Recv { tensor, from, tag } => self.start_recv(tensor, from, tag),
+            Call::RecvAny { tensor, tag } => self.start_recv_any(tensor, tag),
+        }
+    }
+}
