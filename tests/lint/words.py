@@ -185,11 +185,12 @@ PROSE = {".md": prose_of_markdown, ".py": prose_of_python, ".pyi": prose_of_pyth
 
 
 def wide_lines(path: str, text: str) -> Iterator[Finding]:
-    """Lines of Markdown that are too wide and could be broken."""
+    """Lines of Markdown that are too wide and could be broken, at a space outside of backticks."""
     prose = re.sub(r"^( *)(```+).*?^ *\2 *$", lambda match: hidden(match[0]), text, flags=re.M | re.S)
     for number, line in enumerate(prose.splitlines(), start=1):
         width = len(re.sub(r"\]\([^)\s]*\)|https?://\S+", "", line))
-        if width > COLUMNS_MAX and HIDDEN not in line and not line.lstrip().startswith(("|", "<!--")):
+        can_be_broken = " " in re.sub(r"`[^`]+`", HIDDEN, re.sub(r"^ *([-*] )? *", "", line))
+        if width > COLUMNS_MAX and can_be_broken and not line.lstrip().startswith(("|", "<!--", HIDDEN)):
             yield Finding(path, number, f"{width} columns", f"wrap at {COLUMNS_MAX}")
 
 

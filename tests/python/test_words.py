@@ -59,6 +59,8 @@ def test_wide_markdown_is_found_but_for_tables_code_and_targets_of_links() -> No
     assert found("page.md", f"short\n{wide}\n") == [(2, "103 columns")]
     assert found("page.md", f"| {wide} |\n") == []
     assert found("page.md", f"```text\n{wide}\n```\n") == []
+    assert found("page.md", f"- `{wide}`,\n") == []
+    assert found("page.md", f"before `{wide}`\n") == [(1, "112 columns")]
     assert found("page.md", f"[page](https://example.org/{'x' * 100})\n") == []
 
 
