@@ -7,8 +7,8 @@ from tenfold._tenfold import command
 
 
 def main() -> int:
-    # The command has its own idea of Ctrl-C; Python's would only be heard once it is over. Who was told to
-    # ignore it, as under `nohup`, goes on to.
+    # The command handles Ctrl-C itself; Python's handler would only run after the command has returned. If
+    # SIGINT is ignored, as under `nohup`, it stays ignored.
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     return command(sys.argv[1:], sys.executable)
