@@ -19,7 +19,7 @@ EXAMPLES = """examples:
 
 
 def size(text: str) -> int:
-    """`8`, `64K` or `16M`, in powers of 1024."""
+    """Parses `8`, `64K` or `16M`, in powers of 1024."""
     units = {"K": 1024, "M": 1024**2, "G": 1024**3}
     number, unit = (text[:-1], units[text[-1].upper()]) if text[-1:].upper() in units else (text, 1)
     return int(number) * unit
