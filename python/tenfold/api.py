@@ -374,7 +374,7 @@ class Group:
         """Replaces the objects of the list by the root's, on all ranks."""
         received = objects.broadcast(self._inner, values, root)
         if len(received) != len(values):
-            raise ValueError(f"the root sent {len(received)} objects, and there is room for {len(values)}")
+            raise ValueError(f"the root sent {len(received)} objects, but this rank expects {len(values)}")
         values[:] = received
 
     def scatter_object_list(self, values: Sequence[Any] | None, root: int = 0) -> Any:

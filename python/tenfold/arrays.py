@@ -46,7 +46,7 @@ def parts(array: Any, count: int) -> list[Any]:
     """Returns views of `count` equal parts along the first dimension."""
     rows = len(array)
     if rows % count:
-        raise ValueError(f"{rows} rows cannot be cut into {count} equal parts")
+        raise ValueError(f"{rows} rows cannot be divided into {count} equal parts")
     step = rows // count
     if not hasattr(array, "shape"):
         array = memoryview(array)

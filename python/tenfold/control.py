@@ -90,7 +90,7 @@ class _Response:
         if not isinstance(content, str | bytes):
             raise TypeError(f"set_content(): content is str or bytes, not {type(content).__name__}")
         if not isinstance(content_type, str):
-            raise TypeError(f"set_content(): content_type is str, not {type(content_type).__name__}")
+            raise TypeError(f"set_content(): content_type must be str, not {type(content_type).__name__}")
         self._content = content.encode() if isinstance(content, str) else content
         self._content_type = content_type
 

@@ -415,13 +415,13 @@ class Reducer:
         if self._reduce_dtype is not None:
             raise RuntimeError(
                 f"gradients are reduced as {self._reduce_dtype} here (`mixed_precision`, `reduce_dtype`), "
-                "which takes the place of a communication hook: there can be only one. Convert in the hook"
+                "which cannot be combined with a communication hook; convert in the hook instead"
             )
         itself = weakref.ref(self)
 
         def launch(index: int) -> None:
             reducer = itself()
-            assert reducer is not None, "it is what calls"
+            assert reducer is not None, "the reducer calls this"
             bucket = reducer._bucket(index, reducer._gradients.flats[index])
             future = hook(state, bucket)
             if not callable(getattr(future, "wait", None)):
@@ -433,7 +433,7 @@ class Reducer:
 
         def land(index: int) -> None:
             reducer = itself()
-            assert reducer is not None, "it is what calls"
+            assert reducer is not None, "the reducer calls this"
             result = reducer._futures.pop(index).wait()
             if isinstance(result, list | tuple):
                 result = result[0]
@@ -530,7 +530,9 @@ class Reducer:
             if name not in self._rows:
                 raise RuntimeError(f"param: {name} not found in sparse metadata")
             if unknown := sorted(set(rows) - self._rows[name]):
-                raise RuntimeError(f"the gradient of {name} has rows {unknown}, which its metadata lacks")
+                raise RuntimeError(
+                    f"the gradient of {name} has rows {unknown}, which are not in its metadata"
+                )
         return rows, values
 
     def __repr__(self) -> str:
@@ -636,7 +638,7 @@ def _compute_bucket_assignment_by_size(
     ([[0, 1], [2, 3], [4]], [500, 500, 500])
     """
     if not tensors:
-        raise ValueError("there must be tensors to share buckets")
+        raise ValueError("there are no tensors to assign to buckets")
     # `tensor_indices` numbers the tensors, which are in the wanted order.
     numbers = list(tensor_indices) or list(range(len(tensors)))
     if len(numbers) != len(tensors):
@@ -676,7 +678,7 @@ def _gradients_of(params: Sequence[Any]) -> type[gradients.Gradients]:
 
 def _specs(params: Sequence[Any], sparse: Sequence[bool], names: Mapping[int, str]) -> list[gradients.Spec]:
     if len(sparse) != len(params):
-        raise ValueError(f"there are {len(params)} tensors, and {len(sparse)} are said to be sparse or not")
+        raise ValueError(f"there are {len(params)} tensors, but {len(sparse)} flags for sparse ones")
     spec = _gradients_of(params).spec
     return [spec(param, names.get(i, f"params[{i}]"), sparse[i]) for i, param in enumerate(params)]
 

@@ -164,7 +164,7 @@ def _cut_along(tensor: Tensor, dim: int, count: int) -> list[Tensor]:
     """Returns views of equal parts along a dimension."""
     size = tensor.shape[dim]
     if size % count:
-        raise ValueError(f"dimension {dim} has size {size}, which cannot be cut into {count} equal parts")
+        raise ValueError(f"dimension {dim} has size {size}, which cannot be divided into {count} equal parts")
     before = (slice(None),) * (dim % len(tensor.shape))
     step = size // count
     return [tensor[(*before, slice(i * step, (i + 1) * step))] for i in range(count)]

@@ -106,7 +106,7 @@ class Fields:
             value = _CONVERSIONS.get(kind, lambda value: value)(value)
         except (TypeError, AttributeError) as error:
             expected = getattr(kind, "__name__", kind)
-            text = f"{type(self).__name__}.{name} is a {expected}, not {type(value).__name__}"
+            text = f"{type(self).__name__}.{name} must be a {expected}, not {type(value).__name__}"
             raise TypeError(text) from error
         object.__setattr__(self, name, value)
 

@@ -325,7 +325,7 @@ class ProcessGroup(Operations):
         options.group_name = name
         rank = store.add("mergeGroupRank", 1) - 1
         if rank >= size:
-            hint = "have all ranks give the same size, and give each merge a store or a prefix of its own"
+            hint = "pass the same size on all ranks, and use a separate store or prefix for each merge"
             raise RuntimeError(f"merge_remote_group: {rank + 1} ranks joined a group of {size}; {hint}")
         whole = self._backend().merge(store, options, rank, size)
         desc = f"{self._description}:merge" if group_desc is None else group_desc

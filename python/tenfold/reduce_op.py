@@ -129,7 +129,7 @@ class ReduceOp(metaclass=_ReduceOpMeta):
 def _make_premul_sum(factor: Any) -> ReduceOp:
     """Makes `PREMUL_SUM` with a factor, which is a number or a tensor with one element."""
     if isinstance(factor, str | bytes):
-        raise TypeError(f"the factor of PREMUL_SUM is a number or a tensor, not {factor!r}")
+        raise TypeError(f"the factor of PREMUL_SUM must be a number or a tensor, not {factor!r}")
     op = ReduceOp(ReduceOp.PREMUL_SUM)
     op._factor = float(factor) if isinstance(factor, int) else factor
     return op
@@ -168,7 +168,7 @@ def as_reduce_op(op: Any) -> ReduceOp:
         return op
     if isinstance(op, str):
         if op.upper() not in ReduceOp.RedOpType.__members__:
-            raise ValueError(f"there is no reduction `{op}`")
+            raise ValueError(f"unknown reduce operation `{op}`")
         return ReduceOp(ReduceOp.RedOpType[op.upper()])
     kind = getattr(op, "op", op)
     if isinstance(op, int) or not hasattr(kind, "value"):

@@ -150,12 +150,12 @@ class Work:
     def _get_duration(self) -> float:
         """Returns the milliseconds from the call to the end."""
         if not self.is_completed():
-            raise RuntimeError("the work is under way: nobody knows yet how long it takes")
+            raise RuntimeError("the work is pending: its duration is not known yet")
         return 1000 * max((part.duration() or 0.0 for part in self._parts), default=0.0)
 
     def _get_sequence_number(self) -> int:
         if not self._parts:
-            raise RuntimeError("this work was not numbered: nothing had to be done")
+            raise RuntimeError("this work has no sequence number: there was nothing to do")
         return self._parts[-1].sequence_number()
 
     def boxed(self) -> "Work":

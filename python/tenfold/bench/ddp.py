@@ -241,7 +241,7 @@ def ratio(peer: Row, row: Row) -> str:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m tenfold.bench.ddp",
-        description="measures steps of DistributedDataParallel, tenfold's and PyTorch's",
+        description="measure steps of DistributedDataParallel, tenfold's and PyTorch's",
     )
     parser.add_argument(
         "--against", metavar="BACKEND", default="gloo", help="compare with this (default: gloo)"

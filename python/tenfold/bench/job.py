@@ -46,7 +46,9 @@ def _start_and_wait(command: list[str], ranks: int) -> None:
         for rank, process in enumerate(processes):
             code = process.wait(deadline - time.monotonic())
             if code != 0:
-                raise RuntimeError(f"rank {rank} of the benchmark ended with {code}; see what it said above")
+                raise RuntimeError(
+                    f"rank {rank} of the benchmark exited with code {code}; see its output above"
+                )
     finally:
         for process in processes:
             process.kill()

@@ -246,7 +246,7 @@ class Backend(_Base):
     def reduce(self, tensors: list[torch.Tensor], opts: Any) -> Work | None:
         tensor = _one(tensors, "tensors")
         if opts.rootTensor != 0:
-            raise DistArgumentError(f"there is one tensor, which is number 0, not {opts.rootTensor}")
+            raise DistArgumentError(f"there is one tensor, with index 0, not {opts.rootTensor}")
         if opts.rootRank != self.rank():
             tensor = tensor.clone()  # only the root's tensor may change
         op, limit = _op(opts.reduceOp), self._limit(opts)

@@ -179,7 +179,7 @@ class Gradients(gradients.Gradients):
         if gradient.sparse_dim() != 1:
             raise NotImplementedError(
                 f"the gradient of {self.described(index)} has {gradient.sparse_dim()} sparse dimensions, "
-                "of which there may be one"
+                "but only one is supported"
             )
         gradient = gradient.coalesce()
         return gradient.indices()[0].tolist(), gradient.values()

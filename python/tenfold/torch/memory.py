@@ -126,8 +126,8 @@ def _fits(size: int) -> bool:
     if folder.f_bavail * folder.f_frsize > 2 * size:
         return True
     warnings.warn(
-        f"shared memory has too little room for a bucket of {size} bytes: its gradients are staged; "
-        "a container needs a larger /dev/shm for them to be read in place",
+        f"not enough shared memory for a bucket of {size} bytes, so its gradients are staged; "
+        "give the container a larger /dev/shm to read them in place",
         stacklevel=3,
     )
     return False

@@ -44,7 +44,7 @@ class Store(dist.Store):
     def __init__(self, store: Any) -> None:
         super().__init__()
         if not isinstance(store, _tenfold.Store):
-            raise TypeError(f"a store of tenfold is expected, not {type(store).__name__}")
+            raise TypeError(f"expected a store of tenfold, not {type(store).__name__}")
         self._store = store
         super().set_timeout(store.timeout)
 

@@ -99,7 +99,7 @@ class Work(dist.Work):
     def result(self) -> list[torch.Tensor]:
         if not self.is_completed():
             raise RuntimeError(
-                "the operation is under way: Work needs to be completed before calling result(). "
+                "the operation is pending: Work needs to be completed before calling result(). "
                 "Should call wait() before result()."
             )
         if self._tensors and isinstance(self._tensors[0], list):
@@ -110,7 +110,7 @@ class Work(dist.Work):
         rank = self._parts[0].source_rank() if len(self._parts) == 1 else None
         if rank is None:
             raise RuntimeError(
-                "only a receive that is over has a source rank: sourceRank() may only be called on work "
+                "only a completed receive has a source rank: sourceRank() may only be called on work "
                 "objects that correspond to a recv or recv-from-any call."
             )
         return rank
