@@ -219,16 +219,16 @@ def files(root: Path) -> Iterator[str]:
 
 def check(root: Path) -> dict[str, list[Finding]]:
     """What is found in each file that has findings."""
-    phrases = phrases_of((root / STYLE).read_text())
+    phrases = phrases_of((root / STYLE).read_text(encoding="utf-8"))
     if not phrases:
         raise SystemExit(f"error: {STYLE} has no table under `## Phrases to avoid`")
-    found = {path: findings_in(path, (root / path).read_text(), phrases) for path in sorted(files(root))}
+    found = {path: findings_in(path, (root / path).read_text(encoding="utf-8"), phrases) for path in sorted(files(root))}
     return {path: findings for path, findings in found.items() if findings}
 
 
 def allowances(root: Path) -> dict[str, int]:
     path = root / ALLOWANCES
-    lines = path.read_text().splitlines() if path.exists() else []
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     pairs = (line.split(maxsplit=1) for line in lines if line and not line.startswith("#"))
     return {name: int(count) for count, name in pairs}
 
@@ -249,7 +249,7 @@ def write_allowances(root: Path, found: dict[str, list[Finding]], allowed: dict[
         "# How many findings tests/lint/words.py allows in which file. `--write` lowers them.",
         *(f"{len(findings)} {path}" for path, findings in found.items()),
     ]
-    (root / ALLOWANCES).write_text("\n".join(lines) + "\n")
+    (root / ALLOWANCES).write_text("\n".join(lines) + "\n", encoding="utf-8")
     print(f"{ALLOWANCES}: {sum_now} findings in {len(found)} files (before: {sum_allowed})")
     return 0
 
