@@ -222,7 +222,10 @@ def check(root: Path) -> dict[str, list[Finding]]:
     phrases = phrases_of((root / STYLE).read_text(encoding="utf-8"))
     if not phrases:
         raise SystemExit(f"error: {STYLE} has no table under `## Phrases to avoid`")
-    found = {path: findings_in(path, (root / path).read_text(encoding="utf-8"), phrases) for path in sorted(files(root))}
+    found = {
+        path: findings_in(path, (root / path).read_text(encoding="utf-8"), phrases)
+        for path in sorted(files(root))
+    }
     return {path: findings for path, findings in found.items() if findings}
 
 
