@@ -3,8 +3,8 @@
     tenfold run -n 2 examples/ddp.py
     torchrun --nproc-per-node 2 examples/ddp.py --backend gloo
 
-A small network learns to tell two interleaved half-moons apart. Nothing here is special to tenfold but the
-name of the backend.
+A small network learns to distinguish two interleaved half-moons. Only the name of the backend is specific to
+tenfold.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 
 def two_moons(count: int, seed: int) -> TensorDataset:
-    """Points near two half circles that reach into each other; which of the two, as the label."""
+    """Makes points near two interleaved half circles. The label says which of the two."""
     generator = torch.Generator().manual_seed(seed)
     label = torch.arange(count) % 2
     angle = torch.rand(count, generator=generator) * torch.pi
@@ -41,7 +41,7 @@ def train(epochs: int, rank: int) -> nn.Module:
     share = DistributedSampler(data, seed=2)
     loader = DataLoader(data, batch_size=64, sampler=share)
     for epoch in range(epochs):
-        share.set_epoch(epoch)  # another order in each
+        share.set_epoch(epoch)  # a different order in each epoch
         losses = []
         for points, labels in loader:
             loss = nn.functional.cross_entropy(replica(points), labels)

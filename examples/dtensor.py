@@ -1,12 +1,12 @@
-"""Tensor parallelism with DTensor: matrices cut over pairs of ranks, batches cut over the pairs.
+"""Tensor parallelism with DTensor: matrices are sharded within pairs of ranks, batches across the pairs.
 
     tenfold run -n 2 examples/dtensor.py
     tenfold run -n 4 examples/dtensor.py
     torchrun --nproc-per-node 4 examples/dtensor.py --backend gloo
 
-The program is written as if there were one process with the whole of everything. Where things really are is
-said once, when they are made: the ranks form a mesh with two columns; matrices are cut over the columns,
-batches over the rows (with two ranks there is one row). DTensor calls the collectives that follow from it.
+The program is written as if one process had all the data. The placement of a tensor is given once, when it is
+made: the ranks form a mesh with two columns; matrices are sharded over the columns, batches over the rows
+(with two ranks there is one row). DTensor calls the collectives that this requires.
 
 A network learns whether x₀·x₁ + x₂·x₃ is positive.
 """
@@ -28,7 +28,7 @@ CUT_INPUTS = (Replicate(), Shard(0))
 
 
 def products(count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Four numbers each, and 1 or -1."""
+    """Makes samples of four numbers, each with the label 1 or -1."""
     x = torch.randn(count, 4, generator=torch.Generator().manual_seed(seed))
     return x, (x[:, 0] * x[:, 1] + x[:, 2] * x[:, 3]).sign()
 
@@ -37,7 +37,7 @@ class Perceptron(nn.Module):
     def __init__(self, mesh: DeviceMesh) -> None:
         super().__init__()
         torch.manual_seed(0)
-        # What is cut by outputs may be followed by what is cut by inputs with nothing to send; each
+        # A matrix sharded by outputs may be followed by one sharded by inputs without communication. Each
         # rank then has one summand of the product, and DTensor adds them up.
         self.up = nn.Parameter(distribute_tensor(torch.randn(4, WIDTH) / 2, mesh, CUT_OUTPUTS))
         self.offset = nn.Parameter(distribute_tensor(torch.randn(1, WIDTH), mesh, CUT_OUTPUTS))
@@ -59,7 +59,7 @@ def train(epochs: int, mesh: DeviceMesh) -> nn.Module:
             optimizer.zero_grad()
             loss.backward()
             for parameter in model.parameters():
-                # Each row of the mesh has the gradient of its part of the batch: here they become one.
+                # Each row of the mesh has the gradient of its part of the batch. This combines them.
                 parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
             optimizer.step()
             losses.append(loss.detach().full_tensor())

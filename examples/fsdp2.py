@@ -3,8 +3,8 @@
     tenfold run -n 2 examples/fsdp2.py
     torchrun --nproc-per-node 2 examples/fsdp2.py --backend gloo
 
-A residual network learns to read digits as a noisy seven-segment display shows them. Parameters, gradients
-and the optimizer's state are all spread over the ranks: that is what makes models fit that would not.
+A residual network learns to read the digits of a noisy seven-segment display. Parameters, gradients and the
+optimizer's state are all sharded over the ranks, so that larger models fit into memory.
 """
 
 import argparse
@@ -23,7 +23,7 @@ SEGMENTS = ["123567", "36", "13457", "13467", "2346", "12467", "124567", "136", 
 
 
 def digits(count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """What the seven segments shine like, and which digit was meant."""
+    """Makes the brightness of the seven segments, and the digit that they show."""
     lit = torch.tensor([[float(str(segment) in digit) for segment in range(1, 8)] for digit in SEGMENTS])
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(10, (count,), generator=generator)
@@ -45,13 +45,13 @@ def sharded_model() -> nn.Module:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(7, 48), Block(48), Block(48), nn.Linear(48, 10))
     for layer in model:
-        fully_shard(layer)  # each is gathered when its turn comes, and freed after it
+        fully_shard(layer)  # each layer is gathered before its use and freed after it
     return fully_shard(model)
 
 
 def train(epochs: int, rank: int, world: int) -> nn.Module:
     model = sharded_model()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)  # of this rank's shards alone
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)  # of this rank's shards only
     inputs, labels = digits(2048, seed=1)
     mine = slice(rank, None, world)
     for epoch in range(epochs):
@@ -72,7 +72,7 @@ def train(epochs: int, rank: int, world: int) -> nn.Module:
 
 @torch.no_grad()
 def accuracy(model: nn.Module) -> float:
-    """On all ranks: to use the model is to gather its layers, which needs everybody."""
+    """Must be called on all ranks: using the model gathers its layers, which needs all ranks."""
     inputs, labels = digits(1000, seed=2)
     return (model(inputs).argmax(dim=1) == labels).float().mean().item()
 

@@ -1,4 +1,4 @@
-"""Data-parallel training without PyTorch: ranks fit a plane to points of their own and average gradients.
+"""Data-parallel training without PyTorch: each rank fits a plane to its own points; gradients are averaged.
 
 tenfold run -n 4 examples/numpy_regression.py
 """
@@ -21,7 +21,7 @@ def main() -> None:
         targets = inputs @ truth + random.normal(scale=0.1, size=1000)
 
         weights = random.normal(size=3)
-        group.broadcast(weights, root=0)  # everybody begins where rank 0 does
+        group.broadcast(weights, root=0)  # all ranks start with the values of rank 0
         for epoch in range(options.epochs):
             errors = inputs @ weights - targets
             gradient = inputs.T @ errors / len(errors)

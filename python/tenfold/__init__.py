@@ -1,6 +1,6 @@
 """Collective communication for machine learning: c10d in Rust.
 
-`tenfold.init` and `Group` are for who has arrays and wants to get on; everything else has the names of c10d,
+`tenfold.init` and `Group` are the short way to collectives on arrays. Everything else has the names of c10d,
 the library under `torch.distributed`, and behaves as it does there. Needs neither PyTorch nor NumPy.
 """
 

@@ -1,12 +1,12 @@
-"""`tenfold.init` and `Group`: communication for who has arrays and wants to get on.
+"""`tenfold.init` and `Group`: collectives on arrays in a few lines.
 
 >>> import tenfold
 >>> with tenfold.init(store=tenfold.HashStore(), rank=0, world_size=1) as group:
 ...     numbers = bytearray([1, 2, 3])
 ...     group.all_reduce(numbers)
 
-Arrays are NumPy's, PyTorch's, anything with a writable buffer or DLPack, and are worked on in place. Every
-operation waits until it is over, unless `async_op` is set: then it returns a `Work` to wait for.
+Arrays are those of NumPy and PyTorch, and any object with a writable buffer or DLPack. Operations work in
+place. Every operation waits until it has completed, unless `async_op` is set: then it returns a `Work`.
 """
 
 import os
@@ -41,17 +41,17 @@ def init(
     stuck_after: Seconds | None = None,
     on_stuck: str | None = None,
 ) -> "Group":
-    """Joins the ranks of this program: returns once all have.
+    """Joins the group of all ranks of this program. Returns once all ranks have joined.
 
-    What is not given comes from the environment, which `tenfold run` and `torchrun` set: `RANK`, `WORLD_SIZE`
-    and, for where the store is, `MASTER_ADDR` and `MASTER_PORT`.
+    Arguments that are not given come from the environment, which `tenfold run` and `torchrun` set: `RANK`,
+    `WORLD_SIZE` and, for the address of the store, `MASTER_ADDR` and `MASTER_PORT`.
 
-    A rank that shows no sign of life for `heartbeat` seconds (15, or `TENFOLD_HEARTBEAT`) is given up.
+    A rank that is unresponsive for `heartbeat` seconds (15, or `TENFOLD_HEARTBEAT`) is given up.
 
-    A rank that lives and keeps the others waiting in a collective for `stuck_after` seconds (30, or
-    `TENFOLD_STUCK_AFTER`; 0 for ever) is named by all of them on standard error. With `on_stuck` (or
-    `TENFOLD_STUCK_POLICY`) `"dump"` instead of `"warn"` they also write what they did to files for
-    `tenfold trace`, with `"abort"` the group fails.
+    If a rank is alive but keeps the others waiting in a collective for `stuck_after` seconds (30, or
+    `TENFOLD_STUCK_AFTER`; 0 turns this off), all ranks name it on standard error. If `on_stuck` (or
+    `TENFOLD_STUCK_POLICY`) is `"dump"` instead of `"warn"`, they also write their flight recorders to files
+    for `tenfold trace`. If it is `"abort"`, the group fails.
     """
     rank = _from_environment("RANK", "rank") if rank is None else rank
     world_size = _from_environment("WORLD_SIZE", "world_size") if world_size is None else world_size
@@ -91,7 +91,7 @@ def _store_from_environment(rank: int, world_size: int, limit: float | None) -> 
         hint = "pass `store`, or start the program by `tenfold run`"
         raise ValueError(f"the environment variable MASTER_ADDR is not set; {hint}")
     port = _from_environment("MASTER_PORT", "store")
-    # The launcher's own store outlives its workers: each attempt to run them has its own names there.
+    # The launcher's store outlives its ranks, so the keys of each round have their own prefix.
     is_of_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     wait = _DEFAULT_PG_TIMEOUT if limit is None else timedelta(seconds=limit)
     is_master = rank == 0 and not is_of_launcher
@@ -109,7 +109,8 @@ def _seconds(time: Seconds | None) -> float | None:
 class Group:
     """Ranks that communicate. Made by `tenfold.init`, or from another group by `subgroup` and `split`.
 
-    As a context manager it is closed at the end; if the block fails it is aborted and all ranks are told why.
+    A group is a context manager. It is closed at the end of the block. If the block raises, the group is
+    aborted, and the error on all ranks says why.
 
     >>> import tenfold
     >>> group = tenfold.init(store=tenfold.HashStore(), rank=0, world_size=1)
@@ -134,12 +135,12 @@ class Group:
 
     @property
     def rank(self) -> int:
-        """This process's place among the ranks."""
+        """Returns the rank of this process."""
         return self._backend.rank()
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """Returns the number of ranks."""
         return self._backend.size()
 
     @property
@@ -148,31 +149,31 @@ class Group:
 
     @property
     def process_group(self) -> ProcessGroup:
-        """The same ranks as c10d has them."""
+        """Returns the same ranks as c10d's `ProcessGroup`."""
         return ProcessGroup._around(self._backend, self._store, self.name, None)
 
     def hosts(self) -> list[int]:
-        """The host of every rank, as a number."""
+        """Returns the host of every rank, as a number."""
         return self._inner.hosts()
 
     def sequence_number(self) -> int:
-        """How many operations this rank has called."""
+        """Returns the number of operations that this rank has called."""
         return self._inner.sequence_number()
 
     def failure(self) -> BaseException | None:
-        """Why the group can no longer be used, or None."""
+        """Returns why the group can no longer be used, or None."""
         return self._inner.failure()
 
     def shared_memory(self, size: int) -> _tenfold.SharedMemory:
-        """Zeroed bytes that peers on this host read in place; make arrays of it by `numpy.frombuffer`."""
+        """Returns zeroed bytes that peers on this host read in place. See `numpy.frombuffer` for arrays."""
         return self._inner.shared_memory(size)
 
     def abort(self, reason: str = "by request") -> None:
-        """Gives the group up on all ranks, which are told the reason."""
+        """Fails the group on all ranks. Their errors contain the reason."""
         self._inner.abort(reason)
 
     def describe(self, description: str | None = None, global_ranks: Sequence[int] | None = None) -> None:
-        """Says what the group is for, and which rank of the job each member is, in dumps of the recorder."""
+        """Sets a description, and the number in the job of each rank, for dumps of the flight recorder."""
         self._inner.describe(description, global_ranks)
 
     def close(self) -> None:
@@ -189,21 +190,21 @@ class Group:
         if error is None or not self._backend.is_open():
             self.close()
         else:
-            # Not closed: a peer that learns first that this rank is gone would not learn why.
+            # Not closed: a peer that first sees this rank leave would not learn the reason.
             self.abort(f"{type(error).__name__} on rank {self.rank}: {error}")
 
     def __repr__(self) -> str:
         return repr(self._inner) if self._backend.is_open() else "Group(closed)"
 
     def subgroup(self, ranks: Sequence[int], *, name: str, timeout: Seconds | None = None) -> "Group | None":
-        """A group of some ranks, which all ranks must ask for; None for the others."""
+        """Makes a group of some ranks. All ranks must call it; it returns None on the other ranks."""
         inner = self._inner.subgroup(list(ranks), name=name, timeout=_seconds(timeout))
         return None if inner is None else Group(inner, self._store, _seconds(timeout))
 
     def split(
         self, colour: int | None, key: int = 0, *, name: str, timeout: Seconds | None = None
     ) -> "Group | None":
-        """Ranks with the same colour form a group, in the order of their keys; None without a colour."""
+        """Makes a group of the ranks with the same colour, ordered by key. Returns None without a colour."""
         inner = self._inner.split(colour, key, name=name, timeout=_seconds(timeout))
         return None if inner is None else Group(inner, self._store, _seconds(timeout))
 
@@ -212,13 +213,13 @@ class Group:
     def all_reduce(
         self, tensor: Tensor, op: Reduction = "sum", async_op: bool = False, timeout: Seconds | None = None
     ) -> Work | None:
-        """Everybody's elements reduced, for everybody."""
+        """Reduces the arrays of all ranks, in place on all ranks."""
         return _work(self._inner.all_reduce(tensor, code_of(op), async_op, _seconds(timeout)))
 
     def all_reduce_coalesced(
         self, tensors: Tensors, op: Reduction = "sum", async_op: bool = False, timeout: Seconds | None = None
     ) -> Work | None:
-        """`all_reduce` of several arrays at once."""
+        """Does `all_reduce` on several arrays in one operation."""
         return _work(self._inner.all_reduce_coalesced(tensors, code_of(op), async_op, _seconds(timeout)))
 
     def reduce(
@@ -229,25 +230,25 @@ class Group:
         async_op: bool = False,
         timeout: Seconds | None = None,
     ) -> Work | None:
-        """Everybody's elements reduced, for the root; what the others' arrays hold then is undefined."""
+        """Reduces the arrays of all ranks into the root's. The arrays of other ranks are then undefined."""
         return _work(self._inner.reduce(tensor, root, code_of(op), async_op, _seconds(timeout)))
 
     def broadcast(
         self, tensor: Tensor, root: int = 0, async_op: bool = False, timeout: Seconds | None = None
     ) -> Work | None:
-        """The root's elements for everybody."""
+        """Copies the root's array to all ranks."""
         return _work(self._inner.broadcast(tensor, root, async_op, _seconds(timeout)))
 
     def all_gather(
         self, outputs: Tensors, tensor: Tensor, async_op: bool = False, timeout: Seconds | None = None
     ) -> Work | None:
-        """Everybody's array for everybody, in a list by rank."""
+        """Collects the arrays of all ranks on all ranks, in a list by rank."""
         return _work(self._inner.all_gather(outputs, tensor, async_op, _seconds(timeout)))
 
     def all_gather_into(
         self, output: Tensor, tensor: Tensor, async_op: bool = False, timeout: Seconds | None = None
     ) -> Work | None:
-        """Everybody's array for everybody, in one array one after the other."""
+        """Concatenates the arrays of all ranks on all ranks."""
         return _work(self._inner.all_gather_into(output, tensor, async_op, _seconds(timeout)))
 
     def gather(
@@ -258,7 +259,7 @@ class Group:
         async_op: bool = False,
         timeout: Seconds | None = None,
     ) -> Work | None:
-        """Everybody's array for the root, in a list by rank; the others give no outputs."""
+        """Collects the arrays of all ranks on the root, in a list by rank. Other ranks pass no outputs."""
         return _work(self._inner.gather(outputs or [], tensor, root, async_op, _seconds(timeout)))
 
     def gather_into(
@@ -269,7 +270,7 @@ class Group:
         async_op: bool = False,
         timeout: Seconds | None = None,
     ) -> Work | None:
-        """Everybody's array for the root, in one array one after the other; the others give None."""
+        """Concatenates the arrays of all ranks on the root. Other ranks pass None."""
         return _work(self._inner.gather_into(output, tensor, root, async_op, _seconds(timeout)))
 
     def scatter(
@@ -280,7 +281,7 @@ class Group:
         async_op: bool = False,
         timeout: Seconds | None = None,
     ) -> Work | None:
-        """One of the root's arrays for each rank; the others give none."""
+        """Distributes the root's arrays, one to each rank. Other ranks pass none."""
         return _work(self._inner.scatter(output, tensors or [], root, async_op, _seconds(timeout)))
 
     def reduce_scatter(
@@ -291,7 +292,7 @@ class Group:
         async_op: bool = False,
         timeout: Seconds | None = None,
     ) -> Work | None:
-        """Everybody's arrays reduced, one for each rank."""
+        """Reduces lists of arrays over all ranks. Each rank gets the result at its own index."""
         return _work(self._inner.reduce_scatter(output, tensors, code_of(op), async_op, _seconds(timeout)))
 
     def reduce_scatter_into(
@@ -302,7 +303,7 @@ class Group:
         async_op: bool = False,
         timeout: Seconds | None = None,
     ) -> Work | None:
-        """Everybody's array reduced, an equal part for each rank."""
+        """Reduces the arrays of all ranks. Each rank gets an equal part of the result."""
         return _work(
             self._inner.reduce_scatter_into(output, tensor, code_of(op), async_op, _seconds(timeout))
         )
@@ -310,7 +311,7 @@ class Group:
     def all_to_all(
         self, outputs: Tensors, tensors: Tensors, async_op: bool = False, timeout: Seconds | None = None
     ) -> Work | None:
-        """One of everybody's arrays for each rank."""
+        """Sends one array to each rank, and receives one from each."""
         return _work(self._inner.all_to_all(outputs, tensors, async_op, _seconds(timeout)))
 
     def all_to_all_single(
@@ -322,14 +323,14 @@ class Group:
         async_op: bool = False,
         timeout: Seconds | None = None,
     ) -> Work | None:
-        """A part of everybody's array for each rank; the parts are counted in rows, or equal without."""
+        """Sends a part of an array to each rank. Parts are given in rows; by default they are equal."""
         splits = (output_splits, input_splits)
         return _work(self._inner.all_to_all_single(output, tensor, *splits, async_op, _seconds(timeout)))
 
     def send(
         self, tensor: Tensor, to: int, tag: int = 0, async_op: bool = False, timeout: Seconds | None = None
     ) -> Work | None:
-        """An array to another rank."""
+        """Sends an array to another rank."""
         return _work(self._inner.send(tensor, to, tag, async_op, _seconds(timeout)))
 
     def recv(
@@ -340,7 +341,7 @@ class Group:
         async_op: bool = False,
         timeout: Seconds | None = None,
     ) -> "Work | int | None":
-        """An array from another rank, or from whoever sends first; returns who, or a `Work` that knows."""
+        """Receives an array from `source`, or from any rank. Returns the sender, or a `Work` that has it."""
         limit = _seconds(timeout)
         if source is not None:
             part = self._inner.recv(tensor, source, tag, async_op, limit)
@@ -352,40 +353,40 @@ class Group:
         return received.source_rank()
 
     def barrier(self, async_op: bool = False, timeout: Seconds | None = None) -> Work | None:
-        """Over when all ranks have called it."""
+        """Waits until all ranks have called it."""
         return _work(self._inner.barrier(async_op, _seconds(timeout)))
 
     def monitored_barrier(self, timeout: Seconds, wait_for_all: bool = False) -> None:
-        """A barrier in which rank 0 finds out who is missing."""
+        """Waits for all ranks, as `barrier`. If it times out, rank 0 names the missing ranks."""
         self._inner.monitored_barrier(_seconds(timeout) or 0.0, wait_for_all)
 
     # Objects, by pickle: only among ranks that trust each other.
 
     def all_gather_object(self, value: Any) -> list[Any]:
-        """Everybody's object for everybody, in a list by rank."""
+        """Returns the objects of all ranks on all ranks, in a list by rank."""
         return objects.all_gather(self._inner, value)
 
     def gather_object(self, value: Any, root: int = 0) -> list[Any] | None:
-        """Everybody's object for the root, in a list by rank; None for the others."""
+        """Returns the objects of all ranks on the root, in a list by rank. Returns None on other ranks."""
         return objects.gather(self._inner, value, root)
 
     def broadcast_object_list(self, values: list[Any], root: int = 0) -> None:
-        """The root's objects for everybody, in place."""
+        """Replaces the objects of the list by the root's, on all ranks."""
         received = objects.broadcast(self._inner, values, root)
         if len(received) != len(values):
-            raise ValueError(f"the root sent {len(received)} objects, and there is room for {len(values)}")
+            raise ValueError(f"the root sent {len(received)} objects, but this rank expects {len(values)}")
         values[:] = received
 
     def scatter_object_list(self, values: Sequence[Any] | None, root: int = 0) -> Any:
-        """One of the root's objects for each rank; the others give None."""
+        """Distributes the root's objects, one to each rank. Other ranks pass None."""
         return objects.scatter(self._inner, values, root)
 
     def send_object(self, value: Any, to: int, tag: int = 0) -> None:
-        """An object to another rank."""
+        """Sends an object to another rank."""
         objects.send(self._inner, value, to, tag)
 
     def recv_object(self, source: int | None = None, tag: int = 0) -> Any:
-        """An object from another rank, or from whoever sends first."""
+        """Receives an object from another rank, or from any rank."""
         return objects.receive(self._inner, source, tag)
 
 

@@ -1,6 +1,6 @@
-"""What little must be known of arrays in Python: how to make one like another, and how to copy one.
+"""Helpers for arrays: how to make an array like another, and how to copy one.
 
-NumPy and PyTorch are imported only by who uses them; all that is asked here is asked of the object itself.
+NumPy and PyTorch are imported only if the program uses them. All checks here are made on the object itself.
 """
 
 from collections.abc import Sequence
@@ -10,12 +10,12 @@ __all__ = ["as_array", "concatenated", "contiguous_copy", "copy_into", "empty_li
 
 
 def is_torch(array: Any) -> bool:
-    """Is it a PyTorch tensor?"""
+    """Whether the array is a PyTorch tensor."""
     return hasattr(type(array), "data_ptr")
 
 
 def as_array(array: Any) -> Any:
-    """Itself if it is a tensor or an array; a buffer as an array of NumPy's."""
+    """Returns a tensor or an array as it is, and a buffer as a NumPy array."""
     if hasattr(array, "shape") and hasattr(array, "dtype"):
         return array
     import numpy as np
@@ -24,7 +24,7 @@ def as_array(array: Any) -> Any:
 
 
 def contiguous_copy(array: Any) -> Any:
-    """A new array with the same elements."""
+    """Returns a new array with the same elements."""
     if is_torch(array):
         return array.detach().clone().contiguous()
     import numpy as np
@@ -33,7 +33,7 @@ def contiguous_copy(array: Any) -> Any:
 
 
 def empty_like(array: Any, shape: Sequence[int] | None = None) -> Any:
-    """A new array of the same kind and dtype, with the same shape or another."""
+    """Returns a new array of the same kind and dtype, with the same shape or `shape`."""
     shape = tuple(array.shape if shape is None else shape)
     if is_torch(array):
         return array.detach().new_empty(shape)
@@ -43,10 +43,10 @@ def empty_like(array: Any, shape: Sequence[int] | None = None) -> Any:
 
 
 def parts(array: Any, count: int) -> list[Any]:
-    """Views of `count` equal parts, cut along the first dimension."""
+    """Returns views of `count` equal parts along the first dimension."""
     rows = len(array)
     if rows % count:
-        raise ValueError(f"{rows} rows cannot be cut into {count} equal parts")
+        raise ValueError(f"{rows} rows cannot be divided into {count} equal parts")
     step = rows // count
     if not hasattr(array, "shape"):
         array = memoryview(array)
@@ -54,7 +54,7 @@ def parts(array: Any, count: int) -> list[Any]:
 
 
 def copy_into(target: Any, source: Any) -> None:
-    """Copies elements, whatever the two are."""
+    """Copies elements between arrays of any kind."""
     if is_torch(target):
         target.copy_(source)
     elif hasattr(target, "shape") and not isinstance(target, memoryview):
@@ -64,7 +64,7 @@ def copy_into(target: Any, source: Any) -> None:
 
 
 def concatenated(arrays: Sequence[Any], dim: int) -> Any:
-    """A new array of several, one after the other along a dimension."""
+    """Returns a new array: all arrays concatenated along a dimension."""
     if is_torch(arrays[0]):
         import torch
 

@@ -1,8 +1,8 @@
 # ruff: noqa: N802  c10d's names
-"""`Backend`: what moves the bytes of a group; `ProcessGroupTenfold`: tenfold's.
+"""`Backend`: c10d's base class for what moves the bytes of a group. `ProcessGroupTenfold`: tenfold's backend.
 
-`Backend` can be subclassed in Python: override the operations it has, in their form with lists and options.
-What is not overridden says that the backend does not support it, as c10d's does.
+`Backend` can be subclassed in Python: override the operations that the backend has, in their form with lists
+and options. The others raise an error: the backend does not support them, as in c10d.
 """
 
 import threading
@@ -25,10 +25,10 @@ __all__ = ["Backend", "ProcessGroupTenfold"]
 
 
 class Backend(Operations):
-    """What moves the bytes of a group."""
+    """Moves the bytes of a group."""
 
     class Options(Fields):
-        """What a backend is made with."""
+        """The settings of a backend."""
 
         backend: str = "undefined"
         _timeout: timedelta = _DEFAULT_PG_TIMEOUT
@@ -54,7 +54,7 @@ class Backend(Operations):
         return self._size
 
     def name(self) -> str:
-        """What kind of backend it is."""
+        """Returns the kind of backend."""
         return self._get_backend_name()
 
     def _get_backend_name(self) -> str:
@@ -70,7 +70,7 @@ class Backend(Operations):
     def options(self) -> Any:
         raise self._unsupported("options")
 
-    # What only some backends can: each method refuses, and who overrides it overrides the question, too.
+    # Only some backends support these. A subclass that overrides one also overrides its `supports_…`.
 
     @property
     def supports_splitting(self) -> bool:
@@ -182,7 +182,7 @@ class Backend(Operations):
     def _get_sequence_number_for_group(self) -> int:
         raise self._unsupported("sequence numbers")
 
-    # What c10d calls whether or not there is something to do; nothing is, on the CPU.
+    # c10d always calls these. On the CPU there is nothing to do.
 
     def _set_sequence_number_for_group(self) -> None: ...
 
@@ -198,7 +198,7 @@ class Backend(Operations):
 
 
 class ProcessGroupTenfold(Backend):
-    """Tenfold as a backend: joins the ranks, which returns once all have.
+    """Tenfold as a backend. The constructor joins the group and returns once all ranks have joined.
 
     >>> from tenfold import HashStore
     >>> backend = ProcessGroupTenfold(HashStore(), 0, 1)
@@ -221,7 +221,7 @@ class ProcessGroupTenfold(Backend):
 
     @classmethod
     def _of(cls, group: _tenfold.Group, timeout: timedelta) -> "ProcessGroupTenfold":
-        """A backend of ranks that have joined already."""
+        """Makes a backend from a group that has been joined already."""
         backend = cls.__new__(cls)
         backend._join(group, timeout)
         return backend
@@ -231,7 +231,7 @@ class ProcessGroupTenfold(Backend):
         self._group: _tenfold.Group | None = group
         self._options = Backend.Options("tenfold", timeout)
         self._options.group_name = group.name
-        # While operations are coalesced: what was started.
+        # The works started so far, while operations are being coalesced.
         self._coalesced: list[_tenfold.Work] | None = None
         self._completion_hook: Callable[[WorkInfo], None] | None = None
         self._hooks_pending = 0
@@ -253,25 +253,25 @@ class ProcessGroupTenfold(Backend):
         return True
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """The limit of all operations that are called from now on."""
+        """Sets the timeout of all operations that are called from now on."""
         self._options._timeout = timeout
 
     def is_open(self) -> bool:
-        """Can operations be called?"""
+        """Whether operations can be called."""
         return self._group is not None
 
     def group(self) -> _tenfold.Group:
-        """The ranks, for those who want more than c10d has."""
+        """Returns the extension's group, which offers more than c10d."""
         if self._group is None:
             raise RuntimeError("the group was shut down")
         return self._group
 
     def abort(self) -> None:
-        """Gives the group up on all ranks."""
+        """Fails the group on all ranks."""
         self.group().abort()
 
     def shutdown(self) -> None:
-        """Leaves the group. What is under way goes on; nothing can be called any more."""
+        """Leaves the group. Pending operations continue; new calls raise an error."""
         self._group = None
 
     def get_error(self) -> ErrorType:
@@ -286,7 +286,7 @@ class ProcessGroupTenfold(Backend):
         return self.group().sequence_number()
 
     def split(self, store: Any, ranks: Sequence[int], opts: Any) -> "Backend | None":
-        """A backend of some of the ranks; all ranks must call it. The store is not needed."""
+        """Makes a backend of some of the ranks. All ranks must call it. The store is not used."""
         ranks = list(ranks)
         colour = ranks[0] if self._rank in ranks else None
         key = ranks.index(self._rank) if self._rank in ranks else 0
@@ -301,7 +301,7 @@ class ProcessGroupTenfold(Backend):
         return backend
 
     def merge(self, store: Any, opts: Any, rank: int, size: int) -> "Backend":
-        """A backend of all ranks that meet at `store`."""
+        """Makes a backend of all ranks that join through `store`."""
         return ProcessGroupTenfold(store, rank, size, opts._timeout, name=opts.group_name or "merged")
 
     def _start_coalescing(self) -> None:
@@ -310,7 +310,7 @@ class ProcessGroupTenfold(Backend):
         self._coalesced = []
 
     def _end_coalescing(self) -> Work:
-        """A work of all that was called since `_start_coalescing`."""
+        """Returns one work for all operations called since `_start_coalescing`."""
         if self._coalesced is None:
             raise RuntimeError("operations are not being coalesced")
         parts, self._coalesced = self._coalesced, None
@@ -343,11 +343,11 @@ class ProcessGroupTenfold(Backend):
         return True
 
     def _register_on_completion_hook(self, hook: Callable[[WorkInfo], None]) -> None:
-        """Calls `hook` on another thread whenever an operation is over."""
+        """Calls `hook` on another thread whenever an operation has completed."""
         self._completion_hook = hook
 
     def _wait_for_pending_works(self) -> None:
-        """Waits until the completion hook was called for everything."""
+        """Waits until the completion hook was called for all operations."""
         with self._hook_was_called:
             self._hook_was_called.wait_for(lambda: self._hooks_pending == 0)
 

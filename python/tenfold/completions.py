@@ -1,12 +1,12 @@
-"""Threads that run what is to happen once an operation is over.
+"""Threads that run callbacks after operations have completed.
 
-The engine never calls Python. It writes down which operations are over, and the threads here fetch that
-(`Completions.next` waits without the interpreter) and run the callbacks.
+The engine never calls Python. It records which operations have completed. The threads here fetch these
+(`Completions.next` waits without the GIL) and run the callbacks.
 
-A callback may start another operation and wait for *its* callback, as PowerSGD's hook does, so there must
-always be a thread left that fetches. Whoever takes the last free place therefore starts another thread first.
-That one holds back for a moment, because most callbacks are short and their thread is free again soon: only
-a callback that really blocks makes the pool grow.
+A callback may start another operation and wait for *its* callback, as PowerSGD's hook does. So one thread
+must always be left to fetch. The last free thread therefore starts another before it runs a callback. The
+new thread waits for a moment, because most callbacks are short and their thread is soon free again: only a
+callback that really blocks makes the pool grow.
 
 Not here: futures, see `tenfold.work`.
 """
@@ -23,21 +23,21 @@ from tenfold._tenfold import Completions, Work
 
 __all__ = ["notify"]
 
-# How long a callback may take before a second thread helps out.
+# How long a callback may take before a second thread starts to fetch.
 _PATIENCE_SECONDS = 0.005
 
-# Threads that may be free at a time; what a burst of blocking callbacks needed beyond that goes again.
+# The most threads that may be free at a time. Others, left from a burst of blocking callbacks, exit.
 _FREE_THREADS_MAX = 4
 
-# How long the end of the program waits for callbacks that are running.
+# How long the exit of the program waits for running callbacks.
 _GRACE_SECONDS = 5.0
 
 
 def notify(work: Work, callback: Callable[[], None]) -> None:
-    """Runs `callback` on a thread of the pool once `work` is over, well or not.
+    """Runs `callback` on a thread of the pool once `work` has completed or failed.
 
-    What the callback raises is reported by `sys.unraisablehook`. When the interpreter has begun to end,
-    nothing is called any more.
+    An exception of the callback is reported by `sys.unraisablehook`. Once the interpreter has started to shut
+    down, no callback is called.
 
     >>> import threading
     >>> from tenfold import HashStore, ProcessGroup
@@ -58,7 +58,7 @@ class _Pool:
         self._somebody_is_free = threading.Condition(self._lock)
         self._threads: set[threading.Thread] = set()
         self._numbers = itertools.count(1)
-        # Threads that fetch, or are about to.
+        # Threads that fetch, or will soon.
         self._free = 0
         self._closed = False
 
@@ -68,7 +68,7 @@ class _Pool:
             self._start_thread_unless_one_is_free(patience=0.0)
 
     def close(self) -> None:
-        """Ends all threads; those in a callback get a while to finish it."""
+        """Ends all threads. Threads in a callback get some time to finish it."""
         with self._lock:
             self._closed = True
             threads = list(self._threads)
@@ -86,11 +86,11 @@ class _Pool:
             thread = threading.Thread(target=self._run, args=(patience,), name=name, daemon=True)
             try:
                 thread.start()
-            except RuntimeError:  # the system has no more threads for us: those that are there must do
+            except RuntimeError:  # the system cannot start more threads: continue with the existing ones
                 if not self._threads:
                     raise
                 return
-            # Only now: `close` joins these, and what was not started cannot be joined.
+            # Only now: `close` joins these threads, and a thread that was not started cannot be joined.
             self._threads.add(thread)
             self._free = 1
 
@@ -105,7 +105,7 @@ class _Pool:
                 callback()
             except BaseException as error:
                 _Report(error, callback)
-            del callback  # what it refers to is not to live until the next one comes
+            del callback  # drop the reference, so that its objects do not live until the next callback
             with self._lock:
                 self._free += 1
                 self._somebody_is_free.notify_all()
@@ -117,7 +117,7 @@ class _Pool:
 
 
 class _Report:
-    """Hands an error to `sys.unraisablehook`, which only the interpreter can call: as for weak references."""
+    """Passes an error to `sys.unraisablehook`, which only the interpreter can call: by a weak reference."""
 
     def __init__(self, error: BaseException, callback: Callable[[], None]) -> None:
         self._error = error
@@ -136,7 +136,7 @@ _pool = _Pool()
 
 
 def _start_anew_in_child() -> None:
-    """A fork has none of its parent's threads, and maybe a lock that one of them held."""
+    """A forked child has none of its parent's threads, and maybe a lock that one of them held."""
     global _pool
     _pool = _Pool()
 

@@ -1,8 +1,8 @@
-"""The worker control plane: questions that a process answers over HTTP, as c10d's `WorkerServer` does.
+"""The worker control plane: a process answers requests over HTTP, as c10d's `WorkerServer` does.
 
-A handler is a function of a request and a response with a name that is its own for ever. Every handler of
-the process, in Python or in Rust, is reached through every `_WorkerServer` of the process, and through the
-one that `TENFOLD_WORKER_SERVER` asks for: by `POST /handler/<name>?key=value`, or by `tenfold worker`.
+A handler is a function of a request and a response. Its name cannot be reused. Every handler of the process,
+in Python or in Rust, is available through every `_WorkerServer` of the process, and through the server that
+`TENFOLD_WORKER_SERVER` starts: by `POST /handler/<name>?key=value`, or by `tenfold worker`.
 
 >>> def greet(request, response):
 ...     response.set_content(f"hello {request.get_param('who')}", "text/plain")
@@ -18,7 +18,7 @@ Traceback (most recent call last):
     ...
 ValueError: Handler greet already registered
 
-Handlers in Python run on daemon threads, one for each request that is being answered.
+Handlers in Python run on daemon threads, one for each pending request.
 """
 
 import atexit
@@ -41,12 +41,12 @@ __all__ = [
     "place",
 ]
 
-# The variable that asks for a server from the first group on.
+# The variable that starts a server with the first group.
 _VARIABLE = "TENFOLD_WORKER_SERVER"
 
 
 class _Request:
-    """What a handler is asked: a body and parameters.
+    """The request to a handler: a body and parameters.
 
     >>> request = _Request(b"text", [("a", "1"), ("a", "2")])
     >>> request.body(), request.get_param("a"), request.get_param("b")
@@ -58,20 +58,20 @@ class _Request:
         self._params = list(params)
 
     def body(self) -> str:
-        """The body as text; `UnicodeDecodeError` if it is none, as by c10d."""
+        """Returns the body as text. Raises `UnicodeDecodeError` if it is not text, as c10d does."""
         return self._body.decode()
 
     def get_param(self, name: str) -> str:
-        """The first parameter of this name; empty if there is none."""
+        """Returns the first parameter of this name, or an empty string."""
         return next((value for key, value in self._params if key == name), "")
 
     def params(self) -> list[tuple[str, str]]:
-        """All parameters, in the order in which they were sent. c10d has no such method."""
+        """Returns all parameters in the order in which they were sent. c10d has no such method."""
         return list(self._params)
 
 
 class _Response:
-    """What a handler answers: nothing with status 200, unless it says otherwise.
+    """The response of a handler. By default it is empty, with status 200.
 
     >>> response = _Response()
     >>> response.set_content('{"ready": true}', "application/json")
@@ -86,28 +86,28 @@ class _Response:
         self._status = 200
 
     def set_content(self, content: str | bytes, content_type: str) -> None:
-        """Sets what is answered, and its type as in `text/plain`."""
+        """Sets the content and its type, such as `text/plain`."""
         if not isinstance(content, str | bytes):
             raise TypeError(f"set_content(): content is str or bytes, not {type(content).__name__}")
         if not isinstance(content_type, str):
-            raise TypeError(f"set_content(): content_type is str, not {type(content_type).__name__}")
+            raise TypeError(f"set_content(): content_type must be str, not {type(content_type).__name__}")
         self._content = content.encode() if isinstance(content, str) else content
         self._content_type = content_type
 
     def set_status(self, status: int) -> None:
-        """Sets the HTTP status: 200 to 599."""
+        """Sets the HTTP status, from 200 to 599."""
         if not 200 <= status <= 599:
             raise ValueError(f"{status} is no status of an answer: say 200 to 599")
         self._status = status
 
     @property
     def content(self) -> bytes:
-        """What is answered."""
+        """The content."""
         return self._content
 
     @property
     def content_type(self) -> str:
-        """Its type."""
+        """The type of the content."""
         return self._content_type
 
     @property
@@ -120,14 +120,14 @@ _Handler = Callable[[_Request, _Response], None]
 
 
 def _register_handler(name: str, handler: _Handler) -> None:
-    """Makes a handler known under a name, for as long as the process lives. `ValueError` if it is taken."""
+    """Registers a handler for the life of the process. Raises `ValueError` if the name is taken."""
     if not callable(handler):
         raise TypeError(f"_register_handler(): a handler can be called, {handler!r} cannot")
     _threads.register(name, handler)
 
 
 def _get_handler(name: str) -> _Handler:
-    """The handler of this name, whatever language it is in. `ValueError` if there is none.
+    """Returns the handler of this name, in Python or Rust. Raises `ValueError` if there is none.
 
     >>> response = _Response()
     >>> _get_handler("ping")(_Request(), response)
@@ -159,14 +159,14 @@ def _get_handler(name: str) -> _Handler:
 
 
 def _get_handler_names() -> list[str]:
-    """The names of all handlers, sorted."""
+    """Returns the names of all handlers, sorted."""
     return _tenfold.control_names()
 
 
 def place() -> str | None:
-    """Where the server listens that `TENFOLD_WORKER_SERVER` asked for: a path, or a host and a port.
+    """Returns where the server of `TENFOLD_WORKER_SERVER` listens: a path, or a host and a port.
 
-    None if none was asked for, or while there is no group.
+    Returns None if the variable is not set, or while there is no group.
 
     >>> place() is None
     True
@@ -175,14 +175,14 @@ def place() -> str | None:
 
 
 class _WorkerServer:
-    """An HTTP server through which this process can be asked, as c10d's.
+    """An HTTP server through which this process can be inspected, as c10d's.
 
-    With a path, and no port, it listens on a Unix socket that its owner alone can open; the file goes at the
-    end, and one that a dead process left behind is replaced. With a host and a port (0: a free one) it
-    listens on TCP, where whoever reaches it can run every handler: an address that other machines reach is
-    warned about.
+    With a path and no port, the server listens on a Unix socket that only its owner can open. The file is
+    removed when the server stops, and replaces a file that a dead process left behind. With a host and a port
+    (0: a free one) the server listens on TCP. Any process that reaches it can run every handler, so an
+    address that other machines can reach causes a warning.
 
-    `RuntimeError` if it cannot listen there.
+    Raises `RuntimeError` if it cannot listen there.
 
     >>> server = _WorkerServer("127.0.0.1", 0)
     >>> server.port > 0
@@ -197,16 +197,16 @@ class _WorkerServer:
 
     @property
     def port(self) -> int:
-        """The port that it listens on; 0 for a Unix socket."""
+        """Returns the port of the server; 0 for a Unix socket."""
         return self._server.port
 
     def shutdown(self) -> None:
-        """Ends the server; handlers that are running end by themselves. More than once does no harm."""
+        """Stops the server. Running handlers finish. It may be called more than once."""
         self._server.shutdown()
 
 
 class _Threads:
-    """Those that run handlers written in Python: one fetches requests, and one answers each."""
+    """Runs handlers written in Python: one thread fetches requests, and one thread answers each."""
 
     def __init__(self) -> None:
         self.handlers: dict[str, _Handler] = {"dump_traceback": _dump_traceback}
@@ -216,7 +216,7 @@ class _Threads:
     def register(self, name: str, handler: _Handler) -> None:
         with self._lock:
             if name not in _tenfold.control_names():
-                self.handlers[name] = handler  # before anybody can ask for it
+                self.handlers[name] = handler  # before a client can request it
             _tenfold.control_register(name)
         self.start_if_asked()
 
@@ -232,7 +232,7 @@ class _Threads:
                 _tenfold.control_offer_tracebacks()
 
     def start_anew_in_child(self) -> None:
-        """A fork has none of its parent's threads, and maybe a lock that one of them held."""
+        """A forked child has none of its parent's threads, and maybe a lock that one of them held."""
         self._lock = threading.Lock()
         self._is_started = False
 
@@ -242,14 +242,14 @@ class _Threads:
                 threading.Thread(
                     target=self._answer, args=question, name="tenfold-handler", daemon=True
                 ).start()
-            except RuntimeError as error:  # the system has no more threads for us
+            except RuntimeError as error:  # the system cannot start more threads
                 _tenfold.control_answer(question[0], 503, "text/plain", str(error).encode())
 
     def _answer(self, number: int, name: str, body: bytes, params: list[tuple[str, str]]) -> None:
         response = _Response()
         try:
             self.handlers[name](_Request(body, params), response)
-        except BaseException as error:  # whatever it is, the client hears of it
+        except BaseException as error:  # every error is reported to the client
             told = f"Handler {name} failed: {_told(error)}"
             response = _Response()
             response.set_content(told.encode(errors="replace"), "text/plain")
@@ -258,7 +258,7 @@ class _Threads:
 
 
 def _told(error: BaseException) -> str:
-    """An exception as pybind11 tells it: what, and where, the innermost frame first."""
+    """Formats an exception as pybind11 does: the message, then the frames, innermost first."""
     places = []
     trace = error.__traceback__
     while trace is not None:
@@ -270,7 +270,7 @@ def _told(error: BaseException) -> str:
 
 
 def _dump_traceback(request: _Request, response: _Response) -> None:
-    """The stacks of all Python threads."""
+    """Answers with the stacks of all Python threads."""
     with tempfile.TemporaryFile() as file:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)
@@ -284,7 +284,7 @@ os.register_at_fork(after_in_child=lambda: _threads.start_anew_in_child())
 
 
 def _end() -> None:
-    """After this no thread of ours comes back from Rust into an interpreter that is gone."""
+    """After this, no thread returns from Rust into an interpreter that has shut down."""
     _tenfold.control_close()
     for server in list(_servers):
         server.shutdown()

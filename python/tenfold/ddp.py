@@ -1,8 +1,8 @@
-"""c10d's classes for data-parallel training: `Reducer`, `GradBucket`, `Logger` and what goes with them.
+"""c10d's classes for data-parallel training: `Reducer`, `GradBucket`, `Logger` and related functions.
 
 The reducer itself is in Rust. It owns the memory of the gradients, in buckets that peers on the same host
-read in place, and averages a bucket as soon as its gradients are there. Parameters are PyTorch's tensors,
-whose gradients come from autograd, or arrays of NumPy's, whose gradients the caller writes.
+read in place, and averages a bucket as soon as its gradients are ready. Parameters are PyTorch tensors, whose
+gradients come from autograd, or NumPy arrays, whose gradients the caller writes.
 
 >>> import numpy, tenfold
 >>> group = tenfold.ProcessGroup(tenfold.HashStore(), 0, 1)
@@ -44,14 +44,14 @@ __all__ = [
 
 
 class BuiltinCommHookType(Numbered):
-    """The communication hooks that are not written in Python."""
+    """The communication hooks that are written in Rust."""
 
     ALLREDUCE = 1
     FP16_COMPRESS = 2
 
 
 class GradBucket:
-    """Gradients that travel together, as a communication hook gets to see them."""
+    """Gradients that are sent together, as a communication hook sees them."""
 
     def __init__(self, index: int, is_last: bool, flat: Any, parts: Sequence[tuple[Any, int, int]]) -> None:
         self._index = index
@@ -60,27 +60,27 @@ class GradBucket:
         self._parts = parts
 
     def index(self) -> int:
-        """Which bucket it is: they are reduced in this order."""
+        """Returns the number of the bucket. Buckets are reduced in this order."""
         return self._index
 
     def buffer(self) -> Any:
-        """All its gradients, flat. With a hook nobody has divided them."""
+        """Returns all its gradients as a flat array. If there is a hook, they are not divided."""
         return self._buffer
 
     def gradients(self) -> list[Any]:
-        """The gradient of each parameter, a view of the buffer."""
+        """Returns the gradient of each parameter, as views of the buffer."""
         return [self._buffer[start:end].reshape(param.shape) for param, start, end in self._parts]
 
     def parameters(self) -> list[Any]:
-        """The parameters, in the order of the buffer."""
+        """Returns the parameters, in the order of the buffer."""
         return [param for param, _, _ in self._parts]
 
     def is_last(self) -> bool:
-        """Is it the last of its iteration?"""
+        """Whether this is the last bucket of its iteration."""
         return self._is_last
 
     def set_buffer(self, buffer: Any) -> None:
-        """Puts another buffer in its place, for who looks at the bucket from now on."""
+        """Replaces the buffer that later calls return."""
         self._buffer = buffer
 
     def __repr__(self) -> str:
@@ -88,7 +88,7 @@ class GradBucket:
 
 
 class DDPLoggingData:
-    """What a `Logger` knows, by c10d's names."""
+    """The data of a `Logger`, by c10d's names."""
 
     __slots__ = ("ints_map", "strs_map")
 
@@ -97,9 +97,9 @@ class DDPLoggingData:
         self.ints_map: dict[str, int] = {}
 
 
-# What stays as it was between two calls of `prepare_for_backward`.
+# These do not change between two calls of `prepare_for_backward`.
 _IDLE = "idle"  # gradients are not reduced: there was no forward, or one without synchronisation
-_ARMED = "armed"  # the next gradient begins a reduction
+_ARMED = "armed"  # the next gradient starts a reduction
 _RUNNING = "running"
 _FINISHED = "finished"  # and there was no forward since
 
@@ -108,9 +108,9 @@ class Reducer:
     """Averages the gradients of a model over all ranks while they are computed; see `tenfold.ddp`.
 
     The arguments are c10d's. Buckets are in shared memory and stay there; gradients are copied in one by one.
-    So `lazy_bucket_allocation`, `batched_grad_copy` and `skip_all_reduce_unused_params`, which save time or
-    memory and change no result, do nothing here. Beyond c10d, a static graph can be declared at once, and
-    gradients can travel in another dtype.
+    `lazy_bucket_allocation`, `batched_grad_copy` and `skip_all_reduce_unused_params`, which save time or
+    memory without changing results, have no effect here. Beyond c10d, a static graph can be declared in the
+    constructor, and gradients can be sent in another dtype.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Reducer:
         self._forward_pass: tuple[Any, bool] | None = None
         self._divisor = 1
         self._divisor_sparse = 1
-        self._rows: dict[str, set[int]] | None = None  # which may have gradients, by name
+        self._rows: dict[str, set[int]] | None = None  # rows that may have gradients, by parameter name
         self._state = _IDLE
         self._unused: list[int] = []
         self._used_without_sync: set[int] = set()
@@ -204,19 +204,21 @@ class Reducer:
     # An iteration.
 
     def gradient(self, index: int) -> Any:
-        """A parameter's gradient in its bucket. For arrays: where the caller writes it, and finds the average
-        after `finish`. Buckets move once, before the second iteration.
+        """Returns a parameter's gradient in its bucket.
+
+        For arrays, the caller writes the gradient there, and finds the average there after `finish`. Buckets
+        move once, before the second iteration.
         """
         return self._gradients.views[index]
 
     def prepare_for_forward(self) -> None:
-        """Forward begins; fails if the last iteration has not come to its end."""
+        """Starts forward. Fails if the last iteration has not been finished."""
         if self._gradients.move_before_forward:
             self._rebuilt(self._logged(self._native.rebuild))
         self._logged(self._native.start_forward)
 
     def _rebuild_buckets(self) -> bool:
-        """Cuts buckets along the order in which gradients came, once; True if that was just now."""
+        """Orders buckets by when gradients became ready, once. Returns whether this call did it."""
         self._rebuilt(self._logged(self._native.rebuild))
         if self._state != _RUNNING:
             self._state = _IDLE
@@ -229,8 +231,10 @@ class Reducer:
             self._was_rebuilt = True
 
     def prepare_for_backward(self, outputs: Any, *, unused: Sequence[int] = ()) -> None:
-        """Backward begins. With `find_unused_parameters`, those on which no output depends are not waited
-        for; for arrays the caller names them.
+        """Starts backward.
+
+        With `find_unused_parameters`, the reducer does not wait for parameters on which no output depends.
+        For arrays, the caller names them.
         """
         if unused or not self._find_unused or self._is_static:
             self._unused = list(unused)
@@ -242,7 +246,7 @@ class Reducer:
         self._state = _ARMED
 
     def _autograd_hook(self, index: int, /) -> None:
-        """A parameter's gradient is there."""
+        """Marks a parameter's gradient as ready."""
         if self._state != _RUNNING and not self._begins(index):
             return
         self._ready_times[index] = time.perf_counter_ns() - self._backward_start
@@ -254,7 +258,7 @@ class Reducer:
             self._gradients.when_backward_ends(self._finish)
 
     def _begins(self, index: int) -> bool:
-        """Does this gradient begin a reduction?"""
+        """Whether this gradient starts a reduction."""
         learns = self._is_static and not self._has_learned
         if self._state == _IDLE and not learns:
             self._used_without_sync.add(index)
@@ -278,7 +282,7 @@ class Reducer:
         self._state = _RUNNING
 
     def _keep(self, index: int) -> None:
-        """What a gradient has from before goes along, though the parameter gets none."""
+        """Includes the earlier content of a gradient, although the parameter gets no new one."""
         used = index in self._used_without_sync
         if self._sparse[index]:
             self._native.keep_sparse(index, used, *self._sparse_gradient(index))
@@ -303,7 +307,7 @@ class Reducer:
         return self._logged(self._native.grad_ready, index)
 
     def _delay_all_reduce(self) -> None:
-        """Ends the first backward of a static graph, in which nothing was reduced yet."""
+        """Ends the first backward of a static graph, in which nothing has been reduced."""
         if self._has_learned:
             return
         if self._state != _RUNNING:
@@ -314,7 +318,7 @@ class Reducer:
         self._finish()
 
     def finish(self) -> None:
-        """Waits until all gradients are averages. For PyTorch's tensors autograd calls it."""
+        """Waits until all gradients are averaged. For PyTorch tensors, autograd calls it."""
         self._finish()
 
     def _finish(self) -> None:
@@ -370,21 +374,21 @@ class Reducer:
         self._gradients.all_are_used = False
 
     def _ddp_graph_static(self) -> bool:
-        """Could the graph be declared static, as far as it has been seen?"""
+        """Whether the graph has been static so far."""
         return self._seems_static
 
     def _set_forward_pass_work_handle(self, work: Any, use_static_world_size: bool, /) -> None:
         self._forward_pass = (work, use_static_world_size)
 
     def _take_part(self) -> None:
-        """Adds nothing to an iteration of the others, of which this rank has none."""
+        """Takes part in an iteration of the other ranks with zeros, because this rank has no data left."""
         self._rebuild_buckets()
         with self._gradients.kept():
             self._logged(self._native.take_part)
         self._has_learned = True
 
     def _push_all_rebuilt_params(self) -> None:
-        """Rank 0 alone decides about the order of buckets, so there is nothing to keep up with."""
+        """Does nothing: rank 0 alone decides the order of buckets."""
 
     def _get_zeros_like_grad_buckets(self) -> list[GradBucket]:
         return [
@@ -411,13 +415,13 @@ class Reducer:
         if self._reduce_dtype is not None:
             raise RuntimeError(
                 f"gradients are reduced as {self._reduce_dtype} here (`mixed_precision`, `reduce_dtype`), "
-                "which takes the place of a communication hook: there can be only one. Convert in the hook"
+                "which cannot be combined with a communication hook; convert in the hook instead"
             )
         itself = weakref.ref(self)
 
         def launch(index: int) -> None:
             reducer = itself()
-            assert reducer is not None, "it is what calls"
+            assert reducer is not None, "the reducer calls this"
             bucket = reducer._bucket(index, reducer._gradients.flats[index])
             future = hook(state, bucket)
             if not callable(getattr(future, "wait", None)):
@@ -429,7 +433,7 @@ class Reducer:
 
         def land(index: int) -> None:
             reducer = itself()
-            assert reducer is not None, "it is what calls"
+            assert reducer is not None, "the reducer calls this"
             result = reducer._futures.pop(index).wait()
             if isinstance(result, list | tuple):
                 result = result[0]
@@ -452,33 +456,33 @@ class Reducer:
             raise RuntimeError("register_comm_hook or register_builtin_comm_hook can only be called once.")
 
     def _run_comm_hook(self, bucket: GradBucket, /) -> Any:
-        """What happens to a bucket: a future of its content."""
+        """Reduces a bucket. Returns a future of its content."""
         if self._hook is not None:
             state, hook = self._hook
             return hook(state, bucket)
         return self._run_allreduce_hook(bucket)
 
     def _run_allreduce_hook(self, bucket: GradBucket, /) -> Any:
-        """Adds up a bucket over all ranks, also from within a hook, which divides if anybody shall."""
+        """Sums a bucket over all ranks, also from within a hook. The hook is responsible for dividing."""
         work = self._group.all_reduce(bucket.buffer(), "sum", async_op=True)
         return self._gradients.future(work, bucket.buffer())
 
     def _install_post_backward_futures(self, futures: Sequence[Any], /) -> None:
-        """Backward ends when these are over, too."""
+        """Makes the end of backward wait for these futures."""
         self._post_backward_futures += futures
 
     def _set_optimizer_in_backward(self) -> None:
-        """A hook steps and takes gradients away, which shall not come back."""
+        """Says that a hook steps the optimizer and removes gradients, which must not reappear."""
         self._optimizer_in_backward = True
 
-    # The rest of c10d's.
+    # Other methods of c10d.
 
     def set_logger(self, logger: "Logger", /) -> None:
-        """Has errors told to a logger, which it does not keep alive."""
+        """Reports errors to a logger. Does not keep the logger alive."""
         self._logger = weakref.ref(logger)
 
     def get_backward_stats(self) -> list[int]:
-        """When each parameter's gradient was there, in nanoseconds since backward began."""
+        """Returns when each parameter's gradient was ready, in nanoseconds since backward started."""
         return list(self._ready_times)
 
     def _remove_autograd_hooks(self) -> None:
@@ -490,7 +494,7 @@ class Reducer:
         self._used_without_sync.clear()
 
     def _update_process_group(self, process_group: Any, /) -> None:
-        """Goes on with other ranks, and buckets as at first."""
+        """Continues with another group, and with the initial buckets."""
         self._has_learned = False
         self._connect(process_group)
         if self._hook is not None:
@@ -501,19 +505,19 @@ class Reducer:
             self._register_builtin_hook(builtin)
 
     def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
-        """Every iteration is measured, at no cost worth saving."""
+        """Does nothing: every iteration is measured, at a negligible cost."""
         if sample_rate < 1:
             raise ValueError(f"the sample rate of DDP's logging must be at least 1, not {sample_rate}")
 
     def _set_mixed_precision_param_dtype(self, dtype: Any, /) -> None:
-        """Gradients may come in this dtype, and are converted as they are copied in."""
+        """Accepts gradients in this dtype, and converts them as they are copied in."""
         self._gradients.narrow_dtype = dtype
 
     def _set_sparse_metadata(self, metadata: Mapping[str, Any], /) -> None:
-        """Says which rows of each sparse parameter may have gradients, by its name.
+        """Sets which rows of each sparse parameter may have gradients, by the name of the parameter.
 
-        c10d then sends values without their rows. Here rows travel along in any case, so the average is the
-        same; a gradient with other rows is an error, as is a parameter that is not in `metadata`.
+        c10d then sends values without their rows. tenfold always sends the rows, so the average is the same.
+        A gradient with other rows is an error, and so is a parameter that is not in `metadata`.
         """
         self._rows = {name: {int(row) for row in rows} for name, rows in metadata.items()}
 
@@ -526,14 +530,16 @@ class Reducer:
             if name not in self._rows:
                 raise RuntimeError(f"param: {name} not found in sparse metadata")
             if unknown := sorted(set(rows) - self._rows[name]):
-                raise RuntimeError(f"the gradient of {name} has rows {unknown}, which its metadata lacks")
+                raise RuntimeError(
+                    f"the gradient of {name} has rows {unknown}, which are not in its metadata"
+                )
         return rows, values
 
     def __repr__(self) -> str:
         return repr(self._native)
 
 
-# What c10d's logs call dtypes.
+# The names of dtypes in c10d's logs.
 _NAMES_IN_C = {
     "bfloat16": "c10::BFloat16",
     "complex64": "c10::complex<float>",
@@ -545,7 +551,7 @@ _NAMES_IN_C = {
 
 
 class Logger:
-    """What a reducer did, in c10d's words."""
+    """Statistics of a reducer, by c10d's names."""
 
     def __init__(self, reducer: Reducer) -> None:
         self._reducer = weakref.ref(reducer)
@@ -560,7 +566,7 @@ class Logger:
         has_sync_bn: bool,
         static_graph: bool,
     ) -> None:
-        """What is known from the beginning."""
+        """Records what is known when the model is wrapped."""
         reducer = self._reducer()
         strings, integers = self._data.strs_map, self._data.ints_map
         strings["module_name"] = module_name
@@ -578,10 +584,10 @@ class Logger:
             integers["gradient_as_bucket_view"] = int(reducer._gradient_as_bucket_view)
 
     def set_runtime_stats_and_log(self) -> None:
-        """Every iteration is measured anyway."""
+        """Does nothing: every iteration is measured."""
 
     def set_error_and_log(self, error: str, /) -> None:
-        """Keeps what went wrong."""
+        """Records an error."""
         self._data.strs_map["error"] = error
         self._data.ints_map["has_error"] = 1
 
@@ -609,12 +615,12 @@ class Logger:
 
 
 def _register_comm_hook(reducer: Reducer, state: Any, comm_hook: Callable[[Any, GradBucket], Any]) -> None:
-    """Has a hook reduce buckets: `comm_hook(state, bucket)` returns a future of the bucket's content."""
+    """Sets the hook that reduces buckets: `comm_hook(state, bucket)` returns a future of the content."""
     reducer._register_hook(state, comm_hook)
 
 
 def _register_builtin_comm_hook(reducer: Reducer, comm_hook_type: BuiltinCommHookType) -> None:
-    """The same with a hook that is written in Rust."""
+    """Sets a hook that is written in Rust."""
     reducer._register_builtin_hook(BuiltinCommHookType(int(comm_hook_type)))
 
 
@@ -625,15 +631,15 @@ def _compute_bucket_assignment_by_size(
     tensor_indices: Sequence[int] = (),
     logger: Logger | None = None,
 ) -> tuple[list[list[int]], list[int]]:
-    """Which tensors share a bucket, and the size that closed each bucket.
+    """Returns which tensors share a bucket, and the size that closed each bucket.
 
     >>> import numpy
     >>> _compute_bucket_assignment_by_size([numpy.zeros(100, numpy.float32)] * 5, [500])
     ([[0, 1], [2, 3], [4]], [500, 500, 500])
     """
     if not tensors:
-        raise ValueError("there must be tensors to share buckets")
-    # The indices are numbers for the tensors, which come in the order in which they are wanted.
+        raise ValueError("there are no tensors to assign to buckets")
+    # `tensor_indices` numbers the tensors, which are in the wanted order.
     numbers = list(tensor_indices) or list(range(len(tensors)))
     if len(numbers) != len(tensors):
         raise ValueError(f"there are {len(tensors)} tensors and {len(numbers)} indices")
@@ -646,7 +652,7 @@ def _compute_bucket_assignment_by_size(
 def _verify_params_across_processes(
     process_group: Any, params: Sequence[Any], logger: Logger | None = None
 ) -> None:
-    """Fails on all ranks if one has other parameters than rank 0, and says which and where."""
+    """Fails on all ranks if one has other parameters than rank 0, and names the parameter and the rank."""
     try:
         verify_named(process_group, {f"params[{number}]": param for number, param in enumerate(params)})
     except Exception as error:
@@ -656,7 +662,7 @@ def _verify_params_across_processes(
 
 
 def verify_named(process_group: Any, params: Mapping[str, Any]) -> None:
-    """The same for parameters that have names."""
+    """Does the same for parameters that have names."""
     names = dict(enumerate(params))
     specs = _specs(list(params.values()), [False] * len(params), names)
     _tenfold.verify_params(_group_of(process_group), specs)
@@ -672,13 +678,13 @@ def _gradients_of(params: Sequence[Any]) -> type[gradients.Gradients]:
 
 def _specs(params: Sequence[Any], sparse: Sequence[bool], names: Mapping[int, str]) -> list[gradients.Spec]:
     if len(sparse) != len(params):
-        raise ValueError(f"there are {len(params)} tensors, and {len(sparse)} are said to be sparse or not")
+        raise ValueError(f"there are {len(params)} tensors, but {len(sparse)} flags for sparse ones")
     spec = _gradients_of(params).spec
     return [spec(param, names.get(i, f"params[{i}]"), sparse[i]) for i, param in enumerate(params)]
 
 
 def _group_of(process_group: Any) -> _tenfold.Group:
-    """The extension's group behind one of c10d's, tenfold's or PyTorch's."""
+    """Returns the extension's group of a group of c10d, tenfold or PyTorch."""
     backend = getattr(process_group, "_backend", None)
     if hasattr(backend, "group"):  # `tenfold.Group`, or PyTorch's group of the plug-in
         return backend.group() if callable(backend.group) else backend.group

@@ -1,9 +1,9 @@
-"""How much is checked and told: c10d's debug level, from the variable that PyTorch reads, too.
+"""c10d's debug level: how much is checked and logged. PyTorch reads the same variable.
 
-It is the process's, and the same for Python and Rust. `INFO` logs the life of every group; `DETAIL` also
-puts shapes and call sites into errors, and has all ranks agree about shapes: see docs/debugging.md. What is
-logged goes to standard error, in lines that begin with `tenfold: rank N: `; `TENFOLD_LOG` says what (`off`,
-`warn`, `info`).
+The level belongs to the process and is the same for Python and Rust. `INFO` logs the life of every group.
+`DETAIL` also puts shapes and call sites into errors, and compares the shapes of all ranks: see
+docs/debugging.md. Log lines go to standard error and begin with `tenfold: rank N: `. `TENFOLD_LOG` sets what
+is logged (`off`, `warn`, `info`).
 """
 
 from tenfold import _tenfold
@@ -13,7 +13,7 @@ __all__ = ["DebugLevel", "get_debug_level", "set_debug_level", "set_debug_level_
 
 
 def get_debug_level() -> DebugLevel:
-    """The level that was set, or that of `TORCH_DISTRIBUTED_DEBUG`."""
+    """Returns the level that was set, or that of `TORCH_DISTRIBUTED_DEBUG`."""
     return DebugLevel(_tenfold.debug_level())
 
 

@@ -10,7 +10,7 @@ __all__ = ["BackendType", "DebugLevel", "ErrorType", "HookOpName", "Numbered", "
 
 
 class Numbered(enum.Enum):
-    """An enumeration whose members can be turned into their numbers."""
+    """An enumeration whose members can be converted to their numbers."""
 
     def __int__(self) -> int:
         return self.value
@@ -23,7 +23,7 @@ class Numbered(enum.Enum):
 
 
 class OpType(Numbered):
-    """What a `Work` does."""
+    """The operation of a `Work`."""
 
     BROADCAST = 0
     ALLREDUCE = 1
@@ -50,7 +50,7 @@ class OpType(Numbered):
 
 
 class WorkResult(Numbered):
-    """How a `Work` ended: what `Work.get_future_result` gives."""
+    """The result of a `Work`, as in `Work.get_future_result`."""
 
     SUCCESS = 0
     TIMEOUT = 1
@@ -59,7 +59,7 @@ class WorkResult(Numbered):
 
 
 class ErrorType(Numbered):
-    """Why a group cannot be used any more, see `Backend.get_error`."""
+    """Why a group can no longer be used; see `Backend.get_error`."""
 
     SUCCESS = 0
     TIMEOUT = 1
@@ -68,7 +68,7 @@ class ErrorType(Numbered):
 
 
 class DebugLevel(Numbered):
-    """How much is checked, see `get_debug_level`."""
+    """How much is checked; see `get_debug_level`."""
 
     OFF = 0
     INFO = 1
@@ -76,7 +76,7 @@ class DebugLevel(Numbered):
 
 
 class BackendType(Numbered):
-    """Whose a `Backend` is; tenfold's is `CUSTOM`."""
+    """The kind of a `Backend`. tenfold's is `CUSTOM`."""
 
     UNDEFINED = 0
     GLOO = 1
@@ -88,7 +88,7 @@ class BackendType(Numbered):
 
 
 class HookOpName(Numbered):
-    """What the hooks of a `ProcessGroup` are told of."""
+    """The operations for which the hooks of a `ProcessGroup` are called."""
 
     SEND = 0
     RECV = 1

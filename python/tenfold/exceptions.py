@@ -1,11 +1,11 @@
-"""What can go wrong, in c10d's classes.
+"""Errors, in c10d's classes.
 
 `DistError` and its four subclasses have the names and the hierarchy of `torch.distributed`'s. The others are
-subclasses of them that are also what Python calls such a thing: a wrong argument is a `ValueError`, a timeout
-is a `TimeoutError`. Every exception of a group knows more than its text: see `DistError`.
+subclasses of them and of Python's own class for such an error: an invalid argument is a `ValueError`, a
+timeout is a `TimeoutError`. Every exception of a group has attributes: see `DistError`.
 
-When PyTorch is there, `tenfold.torch` makes these classes subclasses of PyTorch's as well, so that `except
-torch.distributed.DistBackendError` catches what it should.
+If PyTorch is loaded, `tenfold.torch` makes these classes subclasses of PyTorch's as well. So `except
+torch.distributed.DistBackendError` catches them.
 """
 
 from typing import Any
@@ -24,17 +24,17 @@ __all__ = [
 
 
 class DistError(RuntimeError):
-    """Something about communication failed.
+    """Communication failed.
 
     Errors of groups have attributes: `operation`, `sequence_number`, `group`, `rank`, `world_size`, `elapsed`
-    (seconds), `peer` (the rank whose fault it is, or None), `hint` and `reason`. Errors of stores have
-    `operation`, `store`, `elapsed`, `hint` and `reason`. `kind` is a word for what broke, such as "PeerLost".
+    (seconds), `peer` (the rank at fault, or None), `hint` and `reason`. Errors of stores have
+    `operation`, `store`, `elapsed`, `hint` and `reason`. `kind` is the kind of failure, such as "PeerLost".
 
     >>> try:
-    ...     raise DistError("rank 3 is gone")
+    ...     raise DistError("rank 3 died")
     ... except RuntimeError as error:
     ...     print(error)
-    rank 3 is gone
+    rank 3 died
     """
 
     kind: str | None = None
@@ -55,7 +55,7 @@ class DistBackendError(DistError):
 
 
 class DistNetworkError(DistError):
-    """Somebody could not be reached."""
+    """A rank or a server could not be reached."""
 
 
 class DistStoreError(DistError):
@@ -63,26 +63,26 @@ class DistStoreError(DistError):
 
 
 class DistQueueEmptyError(DistStoreError):
-    """`queue_pop` found nothing."""
+    """`queue_pop` found no item."""
 
 
 class DistStoreArgumentError(DistStoreError, ValueError):
-    """The caller's mistake with a store: lists of different lengths, a counter that is not a number."""
+    """An invalid argument of a store: lists of different lengths, a counter that is not a number."""
 
 
 class DistArgumentError(DistBackendError, ValueError):
-    """The caller's mistake: lengths that do not fit, a rank out of range, a dtype that cannot be reduced."""
+    """An invalid argument: mismatched lengths, a rank out of range, a dtype that cannot be reduced."""
 
 
 class DistTimeoutError(DistBackendError, TimeoutError):
-    """The time is up, or a rank shows no sign of life."""
+    """An operation timed out, or a rank is unresponsive."""
 
 
 class DistStoreTimeoutError(DistStoreError, TimeoutError):
-    """The time is up for a store."""
+    """An operation of a store timed out."""
 
 
-# The class for each kind of fault: of groups by its name in Rust, of stores with `Store` before it.
+# The class for each kind of fault: its name in Rust, for stores with the prefix `Store`.
 _CLASSES: dict[str, type[BaseException]] = {
     "Argument": DistArgumentError,
     "Connect": DistNetworkError,
@@ -98,12 +98,12 @@ _CLASSES: dict[str, type[BaseException]] = {
 }
 
 
-# What is raised where these are meant: themselves, or PyTorch's children of them.
+# The classes that are raised: these, or subclasses of them and PyTorch's.
 _ADOPTED: dict[type[BaseException], type[BaseException]] = {}
 
 
 def _adopt(classes: dict[type[BaseException], type[BaseException]]) -> None:
-    """Has subclasses raised instead of the classes of this file."""
+    """Sets subclasses to be raised instead of the classes of this file."""
     _ADOPTED.update(classes)
 
 

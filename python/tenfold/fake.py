@@ -1,7 +1,7 @@
-"""A backend that does nothing, for programs that want to run as one rank of many without the others.
+"""A backend that sends nothing, for programs that run as one rank of many without the other ranks.
 
-Nothing is sent; outputs are filled from what this rank has. By default they hold just something of the right
-shape; with `simulate_uniform_ranks` what they would if all ranks had the same, so that sums are right, too.
+Outputs are filled from this rank's data. By default only their shapes are right. With
+`simulate_uniform_ranks` they hold the result for equal data on all ranks, so that sums are right, too.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ class FakeProcessGroup(Backend):
     """
 
     class Options(Backend.Options):
-        """What a fake group is made with."""
+        """The settings of a fake group."""
 
         fake_option: int = 0
         error_on_collective: bool = False
@@ -90,7 +90,7 @@ class FakeProcessGroup(Backend):
                 self._as_if_reduced(tensor, options.reduceOp)
 
     def _as_if_reduced(self, tensor: Any, op: ReduceOp) -> None:
-        """What a reduction of the same elements on all ranks gives, in place."""
+        """Replaces elements by the reduction of the same elements on all ranks."""
         if not self._options.simulate_uniform_ranks:
             return
         if op.op is ReduceOp.SUM:

@@ -1,8 +1,8 @@
-"""Collectives that leave their arguments alone and return new arrays, named as PyTorch's functional ones.
+"""Collectives that do not change their arguments and return new arrays, named as PyTorch's functional ones.
 
-Each returns an array that is complete. With `wait=False` it returns at once, and the array belongs to the
-operation until `wait_tensor` was called with it. `group` is a group of any kind, or the name of one that was
-registered.
+Each returns a complete array. With `wait=False` it returns immediately, and the array belongs to the
+operation until you call `wait_tensor` with it. `group` is a group of any kind, or the name of a registered
+group.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ __all__ = [
 
 
 def all_reduce(tensor: Tensor, op: Reduction, group: Any, *, wait: bool = True) -> Tensor:
-    """Everybody's elements reduced.
+    """Returns the reduction of the arrays of all ranks.
 
     >>> import numpy, tenfold
     >>> group = tenfold.init(store=tenfold.HashStore(), rank=0, world_size=1)
@@ -46,7 +46,7 @@ def all_reduce(tensor: Tensor, op: Reduction, group: Any, *, wait: bool = True) 
 def all_reduce_coalesced(
     tensors: Sequence[Tensor], op: Reduction, group: Any, *, wait: bool = True
 ) -> list[Tensor]:
-    """`all_reduce` of several arrays at once."""
+    """Does `all_reduce` on several arrays in one operation."""
     results = [contiguous_copy(as_array(tensor)) for tensor in tensors]
     options = AllreduceCoalescedOptions()
     options.reduceOp = as_reduce_op(op)
@@ -54,20 +54,20 @@ def all_reduce_coalesced(
 
 
 def broadcast(tensor: Tensor, src: int, group: Any, *, wait: bool = True) -> Tensor:
-    """The elements of rank `src`."""
+    """Returns the array of rank `src`."""
     result = contiguous_copy(as_array(tensor))
     return _finished(result, _group(group).broadcast(result, src), wait)
 
 
 def all_gather_tensor(tensor: Tensor, gather_dim: int, group: Any, *, wait: bool = True) -> Tensor:
-    """Everybody's array, one after the other along a dimension."""
+    """Returns the arrays of all ranks, concatenated along a dimension."""
     group = _group(group)
     source = contiguous_copy(as_array(tensor))
     result = empty_like(source, [source.shape[0] * group.size(), *source.shape[1:]])
     work = group.all_gather_single(result, source)
     if gather_dim == 0:
         return _finished(result, work, wait)
-    # The parts of another dimension lie apart and can be put together only when all are there.
+    # Parts along another dimension are not contiguous; they can be concatenated only after all have arrived.
     work.wait()
     return concatenated(parts(result, group.size()), gather_dim)
 
@@ -75,7 +75,7 @@ def all_gather_tensor(tensor: Tensor, gather_dim: int, group: Any, *, wait: bool
 def all_gather_into_tensor_coalesced(
     tensors: Sequence[Tensor], group: Any, *, wait: bool = True
 ) -> list[Tensor]:
-    """`all_gather_tensor` of several arrays at once, along the first dimension."""
+    """Does `all_gather_tensor` on several arrays in one operation, along the first dimension."""
     group = _group(group)
     sources = [contiguous_copy(as_array(tensor)) for tensor in tensors]
     results = [empty_like(source, [len(source) * group.size(), *source.shape[1:]]) for source in sources]
@@ -85,14 +85,14 @@ def all_gather_into_tensor_coalesced(
 def reduce_scatter_tensor(
     tensor: Tensor, op: Reduction, scatter_dim: int, group: Any, *, wait: bool = True
 ) -> Tensor:
-    """This rank's equal part, along a dimension, of everybody's elements reduced."""
+    """Returns this rank's equal part, along a dimension, of the reduction of all arrays."""
     return reduce_scatter_tensor_coalesced([tensor], op, [scatter_dim], group, wait=wait)[0]
 
 
 def reduce_scatter_tensor_coalesced(
     tensors: Sequence[Tensor], op: Reduction, scatter_dims: Sequence[int], group: Any, *, wait: bool = True
 ) -> list[Tensor]:
-    """`reduce_scatter_tensor` of several arrays at once."""
+    """Does `reduce_scatter_tensor` on several arrays in one operation."""
     group = _group(group)
     cut = [
         _cut_along(as_array(tensor), dim, group.size())
@@ -113,7 +113,7 @@ def all_to_all_single(
     *,
     wait: bool = True,
 ) -> Tensor:
-    """A part of everybody's array for each rank; the parts are counted in rows, or equal without."""
+    """Sends a part of an array to each rank. Parts are given in rows; by default they are equal."""
     source = contiguous_copy(as_array(tensor))
     rows = len(source) if output_split_sizes is None else sum(output_split_sizes)
     result = empty_like(source, [rows, *source.shape[1:]])
@@ -122,7 +122,7 @@ def all_to_all_single(
 
 
 def permute_tensor(tensor: Tensor, src_dst: Sequence[int], group: Any, *, wait: bool = True) -> Tensor:
-    """The array of the rank that sends here: rank `r` sends to rank `src_dst[r]`."""
+    """Returns the array of the rank that sends to this one: rank `r` sends to rank `src_dst[r]`."""
     group = _group(group)
     if sorted(src_dst) != list(range(group.size())):
         raise ValueError(f"src_dst must name each of the {group.size()} ranks once; it is {list(src_dst)}")
@@ -135,7 +135,7 @@ def permute_tensor(tensor: Tensor, src_dst: Sequence[int], group: Any, *, wait: 
 
 
 def wait_tensor(tensor: Tensor) -> Tensor:
-    """Waits until the operations that fill the memory of `tensor` are over."""
+    """Waits until the operations that fill the memory of `tensor` have completed."""
     for work in take_works(tensor):
         work.wait()
     return tensor
@@ -161,10 +161,10 @@ def _group(group: Any) -> Any:
 
 
 def _cut_along(tensor: Tensor, dim: int, count: int) -> list[Tensor]:
-    """Views of equal parts along a dimension."""
+    """Returns views of equal parts along a dimension."""
     size = tensor.shape[dim]
     if size % count:
-        raise ValueError(f"dimension {dim} has size {size}, which cannot be cut into {count} equal parts")
+        raise ValueError(f"dimension {dim} has size {size}, which cannot be divided into {count} equal parts")
     before = (slice(None),) * (dim % len(tensor.shape))
     step = size // count
     return [tensor[(*before, slice(i * step, (i + 1) * step))] for i in range(count)]

@@ -1,6 +1,6 @@
 """Where the gradients of a `Reducer` are, for arrays: in its buckets, written there by the caller.
 
-`tenfold.torch.gradients` is the same for PyTorch, whose autograd has gradients of its own.
+`tenfold.torch.gradients` is the same for PyTorch, whose autograd has its own gradients.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ Spec = tuple[str, Sequence[int], str, bool]
 class Gradients:
     """The buckets of a reducer as flat arrays, and the gradient of each parameter as a view of one."""
 
-    # The caller writes into buckets between forward and backward: they must not move there.
+    # The caller writes to buckets between forward and backward: they must not move in between.
     move_before_forward = True
 
     def __init__(self, params: Sequence[Any], _as_views: bool) -> None:
@@ -27,10 +27,10 @@ class Gradients:
         self.views: list[Any] = []
         self.all_are_used = True  # by every rank in every iteration
         self.names: Mapping[int, str] = {}
-        self.narrow_dtype: Any = None  # in which gradients may come besides their own
+        self.narrow_dtype: Any = None  # a dtype in which gradients may come besides their own
 
     def described(self, index: int) -> str:
-        """A parameter, for messages."""
+        """Describes a parameter, for messages."""
         name = self.names.get(index)
         return f"parameter {index}" + (f" `{name}`" if name else "")
 
@@ -39,7 +39,7 @@ class Gradients:
         return name, tuple(param.shape), param.dtype.name, sparse
 
     def place(self, reducer: _tenfold.Reducer, layout: list[list[int]]) -> None:
-        """Makes arrays on the memory of the buckets, which were just cut."""
+        """Makes arrays on the memory of the new buckets."""
         self._memory = [reducer.bucket_memory(number) for number in range(len(layout))]
         self.places = [reducer.place(number) for number in range(len(self.params))]
         self.flats = [
@@ -49,7 +49,7 @@ class Gradients:
         self.views = [self.view(number) for number in range(len(self.params))]
 
     def array(self, memory: _tenfold.SharedMemory, like: Any, start: int = 0, count: int = -1) -> Any:
-        """A flat array on a part of a bucket."""
+        """Makes a flat array on a part of a bucket."""
         import numpy as np
 
         return np.frombuffer(memory, like.dtype, count, start * like.dtype.itemsize)
@@ -65,47 +65,47 @@ class Gradients:
         return np.zeros_like(self.flats[bucket])
 
     def attach(self, ready: Callable[[int], None]) -> None:
-        """Nobody computes gradients here but the caller, who says when they are ready."""
+        """Does nothing: the caller computes gradients and says when they are ready."""
 
     def detach(self) -> None: ...
 
     def has(self, index: int) -> bool:
-        """Is there something in the gradient that may not be lost?"""
+        """Whether the gradient has content that must not be lost."""
         return False
 
     def is_absent(self, index: int) -> bool:
-        """Had the parameter its turn without getting a gradient?"""
+        """Whether autograd reached the parameter without computing a gradient."""
         return False
 
     def are_kept(self) -> bool:
-        """Does somebody still look at a gradient of the last iteration, in its bucket?"""
+        """Whether a gradient of the last iteration is still in use, in its bucket."""
         return False
 
     def load(self, index: int, divisor: int) -> None:
-        """The gradient goes into its bucket, divided."""
+        """Puts the gradient into its bucket, divided."""
         if divisor != 1:
             self.views[index] /= divisor
 
     def sparse(self, index: int, divisor: int) -> tuple[list[int], Any]:
-        """Rows and values of a sparse gradient, divided."""
+        """Returns rows and values of a sparse gradient, divided."""
         raise NotImplementedError("an array's gradient cannot be sparse")
 
     def kept(self) -> AbstractContextManager[None]:
-        """Has gradients afterwards what they were before, whatever happens to their buckets."""
+        """Preserves gradient values while their buckets change."""
         return nullcontext()
 
     def store(self, indices: Iterable[int], reducer: _tenfold.Reducer) -> None:
-        """The averages go where the caller looks for them."""
+        """Puts the averages where the caller expects them."""
 
     def unused(self, outputs: Sequence[Any]) -> list[int]:
-        """Parameters that these outputs do not depend on."""
+        """Returns the parameters that these outputs do not depend on."""
         return []
 
     def when_backward_ends(self, callback: Callable[[], None]) -> None:
-        """The caller finishes by hand."""
+        """Does nothing: the caller calls `finish`."""
 
     def put_result(self, bucket: int, result: Any) -> None:
-        """What a hook made of a bucket becomes its content."""
+        """Stores the result of a hook in its bucket."""
         flat = self.flats[bucket]
         if getattr(result, "shape", None) != flat.shape:
             raise TypeError(

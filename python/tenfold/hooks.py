@@ -1,8 +1,8 @@
-"""c10d's hooks that look after a `ProcessGroup`: `NanCheckHook`, `HealthCheckHook`, `FlightRecorderHook`.
+"""c10d's hooks for a `ProcessGroup`: `NanCheckHook`, `HealthCheckHook`, `FlightRecorderHook`.
 
-They are put on a group from outside, by `register_pre_hook` and its relatives, and so work whatever its
-backend is. With tenfold's own backend two of them have little left to do: it records every operation anyway,
-and `TORCH_DIST_NAN_CHECK=1` has it refuse what is not a number by itself.
+They are attached to a group from outside, by `register_pre_hook` and similar methods. So they work with any
+backend. With tenfold's own backend two of them have little to do: it always records every operation, and with
+`TORCH_DIST_NAN_CHECK=1` it refuses NaN by itself.
 """
 
 import itertools
@@ -19,7 +19,7 @@ from tenfold.process_group import ProcessGroup
 
 __all__ = ["FlightRecorderHook", "HealthCheckHook", "NanCheckHook", "unhealthy_backends"]
 
-# Numbers for hooks that users' own will hardly have; hooks are called in the order in which they came.
+# Ids that hooks of users are unlikely to have. Hooks are called in the order of registration.
 _ids = itertools.count(1 << 32)
 
 
@@ -44,7 +44,7 @@ class NanCheckHook:
 
     @classmethod
     def attach(cls, pg: ProcessGroup) -> "NanCheckHook":
-        """Checks all that the group sends from now on. The group keeps the hook."""
+        """Checks all inputs of the group from now on. The group keeps the hook alive."""
         hook = cls.__new__(cls)
         hook._group = weakref.ref(pg)
         hook._id = next(_ids)
@@ -52,7 +52,7 @@ class NanCheckHook:
         return hook
 
     def remove(self) -> None:
-        """Ends the check."""
+        """Stops checking."""
         if (group := self._group()) is not None:
             group.unregister_pre_hook(self._id)
 
@@ -75,14 +75,14 @@ class NanCheckHook:
 
 
 class HealthCheckHook:
-    """Notes which backends gave up; see `unhealthy_backends`."""
+    """Records which backends have aborted; see `unhealthy_backends`."""
 
     def __init__(self) -> None:
         raise TypeError("HealthCheckHook: No constructor defined!")
 
     @staticmethod
     def attach(pg: ProcessGroup) -> None:
-        """Watches every backend of the group that has abort hooks, for as long as it lives."""
+        """Watches every backend of the group that has abort hooks, as long as the group exists."""
         for _, _, backend in pg._backends.values():
             if backend.supports_abort_hooks:
                 backend.register_abort_hook(next(_ids), _noting(backend))
@@ -97,23 +97,23 @@ def _noting(backend: Backend) -> Any:
 
 
 def unhealthy_backends() -> list[str]:
-    """The names of backends that were seen to abort."""
+    """Returns the names of backends that have aborted."""
     return sorted(_unhealthy)
 
 
 class FlightRecorderHook:
-    """Has a group's operations recorded, which tenfold's are anyway; see `attach`."""
+    """Records a group's operations, which tenfold always does; see `attach`."""
 
     def __init__(self) -> None:
         raise TypeError("FlightRecorderHook: No constructor defined!")
 
     @classmethod
     def attach(cls, pg: ProcessGroup, global_ranks: Sequence[int] = ()) -> "FlightRecorderHook":
-        """Says which rank of the whole job each member is, in dumps of the recorder."""
+        """Sets the number in the job of each rank, for dumps of the flight recorder."""
         for _, _, backend in pg._backends.values():
             if isinstance(backend, ProcessGroupTenfold):
                 backend.group().describe(pg.group_desc or None, list(global_ranks) or None)
         return cls.__new__(cls)
 
     def remove(self) -> None:
-        """Lets go of the hook; the recorder goes on, since it is not the hook that records."""
+        """Removes the hook. The recorder continues, because it does not depend on the hook."""

@@ -1,7 +1,7 @@
 """Python objects between ranks, by pickle: lengths first, then bytes.
 
-Whoever receives an object runs what its sender put into it, as pickle does. Use these among ranks that trust
-each other, and arrays for everything else.
+A rank that receives an object runs the code that its sender put into the pickle. Use these functions only
+among ranks that trust each other, and arrays for everything else.
 """
 
 import pickle
@@ -74,7 +74,7 @@ def send(group: Group, value: Any, to: int, tag: int) -> None:
 
 
 def receive(group: Group, source: int | None, tag: int) -> Any:
-    """An object from a rank, or from whoever sends first."""
+    """Receives an object from a rank, or from any rank."""
     length = _length()
     if source is None:
         work = group.recv_any(length, tag)

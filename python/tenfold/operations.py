@@ -1,10 +1,10 @@
 # ruff: noqa: N803  c10d's parameters are named in its own way
-# The bodies are put there by `operation`.
+# `operation` provides the bodies.
 # mypy: disable-error-code="empty-body"
 """Every operation of c10d, in every form in which it can be called there.
 
-`Backend` and `ProcessGroup` share them: what differs is only what `_perform` does. Where c10d's two classes
-call a parameter differently both names are taken by both, and a timeout of None or -1 ms means the group's.
+`Backend` and `ProcessGroup` share them; only `_perform` differs. Where c10d's two classes have different
+names for a parameter, both accept both names. A timeout of None or -1 ms means the group's.
 """
 
 from collections.abc import Sequence
@@ -32,10 +32,10 @@ __all__ = ["Operations"]
 
 
 class Operations:
-    """The operations. All but `monitored_barrier` return a `Work` at once, which is to be waited for."""
+    """The operations. All except `monitored_barrier` return immediately, with a `Work` to wait for."""
 
     def _perform(self, name: str, arguments: list[Any], options: Fields | None) -> Any:
-        """What an operation does, given the arguments of its first form."""
+        """Runs an operation, given the arguments of its first form."""
         raise NotImplementedError
 
     @overload
@@ -46,7 +46,7 @@ class Operations:
 
     @operation
     def broadcast(self, *args: Any, **kwargs: Any) -> Work:
-        """The root's elements for everybody."""
+        """Copies the root's tensor to all ranks."""
 
     @overload
     def allreduce(self, tensors: Tensors, opts: AllreduceOptions = ...) -> Work: ...
@@ -63,15 +63,15 @@ class Operations:
 
     @operation
     def allreduce(self, *args: Any, **kwargs: Any) -> Work:
-        """Everybody's elements reduced, for everybody, in place."""
+        """Reduces the tensors of all ranks, in place on all ranks."""
 
     @operation
     def allreduce_coalesced(self, tensors: Tensors, opts: AllreduceCoalescedOptions = ...) -> Work:
-        """`allreduce` of several tensors at once."""
+        """Does `allreduce` on several tensors in one operation."""
 
     @operation
     def allreduce_sparse(self, tensors: Tensors, opts: AllreduceOptions = ...) -> Work:
-        """`allreduce` of sparse tensors, for backends that know them."""
+        """Does `allreduce` on sparse tensors, if the backend supports them."""
 
     @overload
     def reduce(self, tensors: Tensors, opts: ReduceOptions = ...) -> Work: ...
@@ -83,7 +83,7 @@ class Operations:
 
     @operation
     def reduce(self, *args: Any, **kwargs: Any) -> Work:
-        """Everybody's elements reduced, for the root; what the others' tensors hold then is undefined."""
+        """Reduces the tensors of all ranks into the root's. Other ranks' tensors are then undefined."""
 
     @overload
     def allgather(
@@ -97,11 +97,11 @@ class Operations:
 
     @operation
     def allgather(self, *args: Any, **kwargs: Any) -> Work:
-        """Everybody's tensor for everybody, in a list by rank."""
+        """Collects the tensors of all ranks on all ranks, in a list by rank."""
 
     @operation
     def all_gather_single(self, output: Tensor, input: Tensor, opts: AllgatherOptions = ...) -> Work:
-        """Everybody's tensor for everybody, in one tensor one after the other."""
+        """Concatenates the tensors of all ranks on all ranks."""
 
     _allgather_base = renamed(all_gather_single, "_allgather_base")
 
@@ -109,7 +109,7 @@ class Operations:
     def all_gather_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: AllgatherOptions = ...
     ) -> Work:
-        """`all_gather_single` of several tensors at once."""
+        """Does `all_gather_single` on several tensors in one operation."""
 
     allgather_into_tensor_coalesced = renamed(all_gather_single_coalesced, "allgather_into_tensor_coalesced")
 
@@ -117,7 +117,7 @@ class Operations:
     def allgather_coalesced(
         self, output_lists: TensorLists, input_list: Tensors, opts: AllgatherOptions = ...
     ) -> Work:
-        """`allgather` of several tensors at once: for every rank a list of its tensors."""
+        """Does `allgather` on several tensors in one operation: a list of tensors for every rank."""
 
     @overload
     def gather(
@@ -131,11 +131,11 @@ class Operations:
 
     @operation
     def gather(self, *args: Any, **kwargs: Any) -> Work:
-        """Everybody's tensor for the root, in a list by rank; the others give no outputs."""
+        """Collects the tensors of all ranks on the root, in a list by rank. Other ranks pass no outputs."""
 
     @operation
     def gather_single(self, output: Tensor, input: Tensor, opts: GatherOptions = ...) -> Work:
-        """Everybody's tensor for the root, in one tensor one after the other."""
+        """Concatenates the tensors of all ranks on the root."""
 
     gather_into_tensor = renamed(gather_single, "gather_into_tensor")
 
@@ -151,7 +151,7 @@ class Operations:
 
     @operation
     def scatter(self, *args: Any, **kwargs: Any) -> Work:
-        """One of the root's tensors for each rank; the others give no inputs."""
+        """Distributes the root's tensors, one to each rank. Other ranks pass no inputs."""
 
     @overload
     def reduce_scatter(
@@ -174,13 +174,13 @@ class Operations:
 
     @operation
     def reduce_scatter(self, *args: Any, **kwargs: Any) -> Work:
-        """Everybody's tensors reduced, one for each rank."""
+        """Reduces lists of tensors over all ranks. Each rank gets the result at its own index."""
 
     @operation
     def reduce_scatter_single(
         self, outputTensor: Tensor, inputTensor: Tensor, opts: ReduceScatterOptions = ...
     ) -> Work:
-        """Everybody's tensor reduced, an equal part for each rank."""
+        """Reduces the tensors of all ranks. Each rank gets an equal part of the result."""
 
     _reduce_scatter_base = renamed(reduce_scatter_single, "_reduce_scatter_base")
 
@@ -188,7 +188,7 @@ class Operations:
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: ReduceScatterOptions = ...
     ) -> Work:
-        """`reduce_scatter_single` of several tensors at once."""
+        """Does `reduce_scatter_single` on several tensors in one operation."""
 
     reduce_scatter_tensor_coalesced = renamed(
         reduce_scatter_single_coalesced, "reduce_scatter_tensor_coalesced"
@@ -226,7 +226,7 @@ class Operations:
 
     @operation
     def all_to_all_single(self, *args: Any, **kwargs: Any) -> Work:
-        """A part of everybody's tensor for each rank; the parts are counted in rows, or equal without."""
+        """Sends a part of a tensor to each rank. Parts are given in rows; by default they are equal."""
 
     alltoall_base = renamed(all_to_all_single, "alltoall_base")
 
@@ -242,19 +242,19 @@ class Operations:
 
     @operation
     def alltoall(self, *args: Any, **kwargs: Any) -> Work:
-        """One of everybody's tensors for each rank."""
+        """Sends one tensor to each rank, and receives one from each."""
 
     @operation
     def send(self, tensors: Tensors, dstRank: int, tag: int) -> Work:
-        """One tensor to another rank."""
+        """Sends one tensor to another rank."""
 
     @operation
     def recv(self, tensors: Tensors, srcRank: int, tag: int) -> Work:
-        """One tensor from another rank."""
+        """Receives one tensor from another rank."""
 
     @operation
     def recv_anysource(self, tensors: Tensors, tag: int, /) -> Work:
-        """One tensor from whoever sends first; `Work.source_rank` tells who it was."""
+        """Receives one tensor from any rank. `Work.source_rank` returns the sender."""
 
     @overload
     def barrier(self, opts: BarrierOptions = ...) -> Work: ...
@@ -264,8 +264,8 @@ class Operations:
 
     @operation
     def barrier(self, *args: Any, **kwargs: Any) -> Work:
-        """Over when all ranks have called it."""
+        """Completes when all ranks have called it."""
 
     @operation
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """A barrier that blocks, and in which rank 0 finds out who is missing."""
+        """Waits for all ranks. If it times out, rank 0 names the missing ranks."""

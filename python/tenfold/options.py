@@ -1,8 +1,8 @@
 # ruff: noqa: N815  c10d's fields are named in its own way
-"""c10d's options: one class for each operation, each a few fields with defaults.
+"""c10d's options: one class for each operation, each with a few fields and defaults.
 
-A field takes what c10d's takes and turns it into its own type; another name or another type is refused at
-the assignment, not later. A timeout of -1 ms, which is the default, means that of the group.
+A field takes what c10d's takes and converts it to its own type. An unknown name or another type is refused in
+the assignment, not later. A timeout of -1 ms, which is the default, means the group's.
 """
 
 import copy
@@ -46,7 +46,7 @@ _DEFAULT_NO_TIMEOUT = timedelta(0)
 _DEFAULT_FIRST_BUCKET_BYTES = 1024 * 1024
 default_pg_timeout = _DEFAULT_PG_TIMEOUT
 
-# c10d's way to say "that of the group".
+# c10d's value for "the timeout of the group".
 UNSET_TIMEOUT = timedelta(milliseconds=-1)
 
 
@@ -77,10 +77,10 @@ _CONVERSIONS: dict[Any, Callable[[Any], Any]] = {
 
 
 class Fields:
-    """Attributes as the class declares them: with a type, which converts or refuses, and a default."""
+    """Attributes as the class declares them: a type, which converts or refuses values, and a default."""
 
     _fields: ClassVar[dict[str, tuple[Any, Any]]] = {}
-    # The defaults that can be changed, so that every instance gets its own.
+    # Mutable defaults, of which every instance gets a copy.
     _to_copy: ClassVar[list[tuple[str, Any]]] = []
 
     def __init_subclass__(cls) -> None:
@@ -106,7 +106,7 @@ class Fields:
             value = _CONVERSIONS.get(kind, lambda value: value)(value)
         except (TypeError, AttributeError) as error:
             expected = getattr(kind, "__name__", kind)
-            text = f"{type(self).__name__}.{name} is a {expected}, not {type(value).__name__}"
+            text = f"{type(self).__name__}.{name} must be a {expected}, not {type(value).__name__}"
             raise TypeError(text) from error
         object.__setattr__(self, name, value)
 
@@ -150,7 +150,7 @@ class ReduceOptions(_OperationOptions):
 
 
 class AllgatherOptions(_OperationOptions):
-    """For `allgather` and its relatives."""
+    """For `allgather` and its variants."""
 
 
 class GatherOptions(_OperationOptions):
@@ -166,7 +166,7 @@ class ScatterOptions(_OperationOptions):
 
 
 class ReduceScatterOptions(_OperationOptions):
-    """For `reduce_scatter` and its relatives."""
+    """For `reduce_scatter` and its variants."""
 
     reduceOp: ReduceOp = ReduceOp(ReduceOp.SUM)
 
@@ -176,7 +176,7 @@ class AllToAllOptions(_OperationOptions):
 
 
 class BarrierOptions(_OperationOptions):
-    """For `barrier`; devices mean nothing on a CPU."""
+    """For `barrier`. Devices have no effect on a CPU."""
 
     device_ids: list[int] = []  # noqa: RUF012  every instance gets a copy
     device: Any = None
@@ -214,13 +214,13 @@ class WindowAccessType(Numbered):
 
 
 class WindowAttr(Fields):
-    """What is known of a peer's window."""
+    """The attributes of a peer's window."""
 
     access_type: Any = WindowAccessType.UNIFIED
 
 
 class PreHookArgs(Fields):
-    """What a hook is told before an operation is called."""
+    """The argument of a hook that is called before an operation."""
 
     name: Any = HookOpName.UNKNOWN
     async_op: bool = False
@@ -231,7 +231,7 @@ class PreHookArgs(Fields):
 
 
 class PostHookArgs(Fields):
-    """What a hook is told after an operation was called; it may be under way."""
+    """The argument of a hook that is called after an operation was called; it may be pending."""
 
     name: Any = HookOpName.UNKNOWN
     async_op: bool = False
@@ -240,7 +240,7 @@ class PostHookArgs(Fields):
 
 
 class _DistributedBackendOptions(Fields):
-    """What a function that makes a backend is given."""
+    """The argument of a function that makes a backend."""
 
     store: Any = None
     group_rank: int = 0

@@ -1,10 +1,10 @@
 """Operations that can be called in several ways, as c10d's can.
 
-c10d's methods have a form with lists of tensors and an options object, which everything else is put into,
-and forms for people: `allreduce(tensor, op, timeout)`. The forms are declared by `typing.overload`, so that
-type checkers and `typing.get_overloads` know them; an options object has `...` as its default, which is
-a new one. `operation` tries the forms in turn, as pybind11 does, and calls `_perform` with what the first
-form would have been given.
+c10d's methods have a first form with lists of tensors and an options object, and shorter forms:
+`allreduce(tensor, op, timeout)`. The forms are declared by `typing.overload`, so that type checkers and
+`typing.get_overloads` know them. The default of an options object is written `...` and means a new object.
+`operation` tries the forms in turn, as pybind11 does, and calls `_perform` with the arguments of the first
+form.
 """
 
 import functools
@@ -26,7 +26,7 @@ Tensors: TypeAlias = Sequence[Any]
 TensorLists: TypeAlias = Sequence[Sequence[Any]]
 Reduction: TypeAlias = ReduceOp | ReduceOp.RedOpType | str
 
-# The options that a parameter of the forms for people stands for.
+# The field of the options that each parameter of the shorter forms sets.
 _OPTION_FIELDS = {"root": "rootRank", "op": "reduceOp", "timeout": "timeout"}
 
 
@@ -34,7 +34,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def operation(method: Method) -> Method:
-    """A method that calls `self._perform(name, arguments, options)`; `method` has the name and the words."""
+    """Makes a method that calls `self._perform(name, arguments, options)`, documented as `method` is."""
     forms = [_Form(overload) for overload in typing.get_overloads(method) or [method]]
     first, name = forms[0], method.__name__
 
@@ -50,7 +50,7 @@ def operation(method: Method) -> Method:
 
 
 def renamed(method: Method, name: str) -> Method:
-    """`method` under another name of c10d's: a subclass need override one of them only."""
+    """Makes an alias of `method` by another name of c10d's. A subclass needs to override only one of them."""
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Work:
@@ -82,7 +82,7 @@ class _Form:
         )
 
     def match(self, args: tuple, kwargs: dict[str, Any]) -> list[Any] | None:
-        """The arguments in order, or None if they are not for this form."""
+        """Returns the arguments in order, or None if they do not match this form."""
         if len(args) > len(self.names):
             return None
         given = list(args)
@@ -103,7 +103,7 @@ class _Form:
         return given
 
     def as_in(self, first: "_Form", given: list[Any]) -> tuple[list[Any], Fields | None]:
-        """The arguments of the first form, its options apart."""
+        """Returns the arguments of the first form, and its options separately."""
         if self is first:
             options = given[-1] if self.options else None
             return given[: len(given) - (self.options is not None)], options
@@ -130,7 +130,7 @@ def _is_list(value: Any) -> bool:
 
 
 def _test_of(kind: Any) -> Callable[[Any], bool]:
-    """Whether a value can be given for a parameter that is declared so."""
+    """Returns a check whether a value is valid for a parameter with this annotation."""
     known: dict[Any, Callable[[Any], bool]] = {
         Tensor: lambda value: not isinstance(value, _NO_TENSORS),
         Tensors: lambda value: _is_list(value) and not any(map(_is_list, value)),
@@ -157,7 +157,7 @@ def _is_reduction(value: Any) -> bool:
         return not isinstance(value, int | tuple) and code_of(value) is not None
     except TypeError:
         return False
-    except ValueError:  # PREMUL_SUM without a factor is told so later
+    except ValueError:  # PREMUL_SUM without a factor is reported later
         return True
 
 

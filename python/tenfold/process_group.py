@@ -1,6 +1,6 @@
-"""`ProcessGroup`: what c10d's users hold.
+"""`ProcessGroup`: the group object of c10d's users.
 
-It has a backend for each kind of device; on the CPU that is tenfold's, made when the group is given a store.
+It has a backend for each kind of device. On the CPU this is tenfold's, made if the group is given a store.
 Operations go to the backend, with the hooks of the group before and after.
 """
 
@@ -26,8 +26,8 @@ __all__ = ["ProcessGroup", "_broadcast_coalesced"]
 class ProcessGroup(Operations):
     """Ranks that communicate, as c10d has them.
 
-    With a store it joins the others at once, by tenfold's backend. Without one it has no backend until one is
-    registered.
+    With a store, the constructor joins the other ranks with tenfold's backend. Without one, the group has no
+    backend until one is registered.
 
     >>> from tenfold import HashStore, ReduceOp
     >>> group = ProcessGroup(HashStore(), 0, 1)
@@ -84,15 +84,15 @@ class ProcessGroup(Operations):
         return group
 
     def rank(self) -> int:
-        """This process's place among the ranks."""
+        """Returns the rank of this process."""
         return self._rank
 
     def size(self) -> int:
-        """How many ranks there are."""
+        """Returns the number of ranks."""
         return self._size
 
     def name(self) -> str:
-        """The kind of backend the group has."""
+        """Returns the kind of the group's backend."""
         return self._get_backend_name()
 
     def _get_backend_name(self) -> str:
@@ -115,14 +115,14 @@ class ProcessGroup(Operations):
         self._description = desc
 
     def get_group_store(self) -> Any:
-        """The store the group was made with."""
+        """Returns the store that the group was made with."""
         return self._store
 
     def _id(self) -> int:
         return id(self)
 
     def boxed(self) -> "ProcessGroup":
-        """Itself: there is no TorchScript here to box it for."""
+        """Returns itself: there is no TorchScript here."""
         return self
 
     @staticmethod
@@ -144,7 +144,7 @@ class ProcessGroup(Operations):
         self._default_type = backend_type
 
     def get_backend(self, device: Any) -> Backend:
-        """The backend for a kind of device."""
+        """Returns the backend for a kind of device."""
         kind = _device_type(device)
         if kind not in self._backends:
             raise RuntimeError(f"No backend type associated with device type {kind}")
@@ -187,7 +187,7 @@ class ProcessGroup(Operations):
         return self._registered(work, arguments) if work_registry._allowed else work
 
     def _registered(self, work: Any, arguments: list[Any]) -> Any:
-        """Has `wait_tensor` wait for it, see `_set_allow_inflight_collective_as_graph_input`."""
+        """Registers it for `wait_tensor`; see `_set_allow_inflight_collective_as_graph_input`."""
         if work is not None and arguments:
             for tensor in _flat(arguments[0]):
                 _register_work(tensor, work)
@@ -200,7 +200,7 @@ class ProcessGroup(Operations):
         before.name, before.async_op, before.op_id = told, is_async, op_id
         before.root = getattr(options, "rootRank", -1)
         lists = [_flat(argument) for argument in arguments if not isinstance(argument, int | Fields)]
-        # In place unless there are outputs and inputs; a send has no output, and a barrier nothing.
+        # In place unless there are outputs and inputs. A send has no output, and a barrier has neither.
         before.output_tensors = [] if name == "send" or not lists else lists[0]
         before.input_tensors = lists[1] if len(lists) > 1 else (lists[0] if lists else [])
         for hook in list(self._pre_hooks.values()):
@@ -228,7 +228,7 @@ class ProcessGroup(Operations):
         self._pre_hooks.pop(hook_id, None)
 
     def register_post_hook(self, hook_id: int, hook: Callable[[PostHookArgs], None]) -> None:
-        """Calls `hook` after every operation was called; it may be under way."""
+        """Calls `hook` after every call of an operation, which may still be pending."""
         self._post_hooks[hook_id] = hook
 
     def unregister_post_hook(self, hook_id: int) -> None:
@@ -249,17 +249,17 @@ class ProcessGroup(Operations):
         return self._backend().supports_completion_hooks
 
     def _register_on_completion_hook(self, hook: Callable[[Any], None]) -> None:
-        """Calls `hook` with a `WorkInfo` on another thread whenever an operation is over."""
+        """Calls `hook` with a `WorkInfo` on another thread whenever an operation has completed."""
         self._backend()._register_on_completion_hook(hook)
 
     def _wait_for_pending_works(self) -> None:
-        """Waits until the completion hook was called for everything."""
+        """Waits until the completion hook was called for all operations."""
         self._backend()._wait_for_pending_works()
 
-    # Life.
+    # Lifetime.
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """The limit of all operations that are called from now on."""
+        """Sets the timeout of all operations that are called from now on."""
         for _, _, backend in self._backends.values():
             backend.set_timeout(timeout)
 
@@ -272,12 +272,12 @@ class ProcessGroup(Operations):
             backend._enable_collectives_timing()
 
     def abort(self) -> None:
-        """Gives the group up on all ranks."""
+        """Fails the group on all ranks."""
         for _, _, backend in self._backends.values():
             backend.abort()
 
     def shutdown(self) -> None:
-        """Leaves the group: nothing can be called any more."""
+        """Leaves the group. Later calls raise an error."""
         for _, _, backend in self._backends.values():
             backend.shutdown()
 
@@ -290,10 +290,10 @@ class ProcessGroup(Operations):
         group_desc: str | None = None,
         device_types: Sequence[Any] | None = None,
     ) -> "ProcessGroup | None":
-        """A group of some of the ranks, which all ranks must ask for; None for the others.
+        """Makes a group of some of the ranks. All ranks must call it; it returns None on the other ranks.
 
-        What is not given is as in this group, but the name. It has a store of its own: keys of this group's
-        store that begin with its name.
+        Settings that are not given are this group's, except for the name. The new group has its own store:
+        the keys of this group's store that begin with the new group's name.
         """
         ranks = list(ranks)
         _check_split(ranks, self._size)
@@ -319,13 +319,13 @@ class ProcessGroup(Operations):
         group_name: str | None = None,
         group_desc: str | None = None,
     ) -> "ProcessGroup":
-        """A group of `size` ranks of any groups, which meet at `store` and are numbered as they come."""
+        """Makes a group of `size` ranks of any groups. They join through `store`, numbered on arrival."""
         name = group_name or f"{self._name or 'default'}:merge"
         options = Backend.Options("tenfold", timeout)
         options.group_name = name
         rank = store.add("mergeGroupRank", 1) - 1
         if rank >= size:
-            hint = "have all ranks give the same size, and give each merge a store or a prefix of its own"
+            hint = "pass the same size on all ranks, and use a separate store or prefix for each merge"
             raise RuntimeError(f"merge_remote_group: {rank + 1} ranks joined a group of {size}; {hint}")
         whole = self._backend().merge(store, options, rank, size)
         desc = f"{self._description}:merge" if group_desc is None else group_desc
@@ -358,7 +358,7 @@ def _constructor_arguments(args: tuple, kwargs: dict[str, Any]) -> tuple[Any, in
 
 
 def _perform_by(backend: Backend, name: str, arguments: list[Any], options: Fields | None) -> Any:
-    """Calls a backend's operation, which it may have overridden; if not, its form need not be found again."""
+    """Calls an operation of a backend. If it is not overridden, its form need not be matched again."""
     if getattr(type(backend), name) is getattr(Operations, name):
         return backend._perform(name, arguments, options)
     return getattr(backend, name)(*arguments, *([] if options is None else [options]))
@@ -393,7 +393,7 @@ def _flat(tensors: Any) -> list[Any]:
     return [tensor for item in tensors for tensor in _flat(item)]
 
 
-# Where a hook's name of an operation is not that of its method.
+# Operations whose name for hooks differs from the name of the method.
 _HOOK_NAMES = {
     "all_gather_single": HookOpName.ALLGATHER_BASE,
     "all_gather_single_coalesced": HookOpName.ALLGATHER_INTO_TENSOR_COALESCED,
@@ -413,10 +413,9 @@ def _hook_name(operation: str) -> HookOpName:
 def _broadcast_coalesced(
     process_group: ProcessGroup, tensors: Sequence[Tensor], buffer_size: int, src: int = 0
 ) -> None:
-    """The root's tensors for all ranks, in place; they travel in flat pieces of about `buffer_size` bytes.
+    """Copies the root's tensors to all ranks, in flat pieces of about `buffer_size` bytes.
 
-    A backend of another kind, or hooks, get one broadcast for each tensor; `buffer_size` bounds the bytes
-    that are under way.
+    Other backends, and hooks, get one broadcast for each tensor; `buffer_size` then bounds the pending bytes.
     """
     backend = process_group._backend() if isinstance(process_group, ProcessGroup) else None
     if isinstance(backend, ProcessGroupTenfold) and not process_group._has_hooks():

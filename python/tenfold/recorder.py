@@ -1,9 +1,9 @@
 # ruff: noqa: N803  c10d's parameters are named in its own way
-"""The flight recorder: what this process called last, and how far it got; and numbers about all of it.
+"""The flight recorder: the last operations of this process and their state. Also metrics of all operations.
 
-Every operation of every group is recorded, always. `_dump_fr_trace` and its relatives have c10d's names and
-formats, so that `torchfrtrace` and `tenfold trace` read what they give. A group that fails leaves a file by
-itself: `TORCH_FR_DUMP_TEMP_FILE` with the rank behind it.
+Every operation of every group is always recorded. `_dump_fr_trace` and its variants have c10d's names and
+formats, so that `torchfrtrace` and `tenfold trace` can read their results. When a group fails, it writes a
+file: `TORCH_FR_DUMP_TEMP_FILE`, with the rank appended.
 
 >>> import json, tenfold
 >>> group = tenfold.init(store=tenfold.HashStore(), rank=0, world_size=1, name="example")
@@ -38,7 +38,7 @@ __all__ = [
     "stragglers",
 ]
 
-# A process that ends because of an error leaves its dump first; no error waits for the disk.
+# A process that exits because of an error writes its dump first. The error itself does not wait for the disk.
 atexit.register(_tenfold.recorder_wait)
 
 
@@ -48,14 +48,14 @@ def _dump_fr_trace(
     onlyActive: bool | None = None,
     backend: str = "gloo",
 ) -> bytes:
-    """What is recorded, pickled as c10d does it. All groups are in it, whatever the backend's name."""
+    """Returns the record of all groups, pickled as c10d does it. The backend's name has no effect."""
     return _tenfold.recorder_pickle(includeCollectives, includeStackTraces, onlyActive)
 
 
 def _dump_fr_trace_json(
     includeCollectives: bool | None = None, onlyActive: bool | None = None, backend: str = "gloo"
 ) -> bytes:
-    """What is recorded, as c10d's JSON."""
+    """Returns the record as c10d's JSON."""
     return _tenfold.recorder_json(includeCollectives, onlyActive).encode()
 
 
@@ -66,16 +66,16 @@ def _dump_fr_trace_file(
     onlyActive: bool | None = None,
     backend: str = "gloo",
 ) -> None:
-    """Writes the pickle to the file of a rank: `TORCH_FR_DUMP_TEMP_FILE` with the rank behind it.
+    """Writes the pickle to the file of a rank: `TORCH_FR_DUMP_TEMP_FILE`, with the rank appended.
 
-    Stacks are left out unless asked for, as by c10d. Raises `OSError`, which names the file, if that is not
-    possible.
+    Stacks are left out by default, as in c10d. Raises `OSError` with the name of the file if it cannot be
+    written.
     """
     _tenfold.recorder_file(rank, includeCollectives, bool(includeStackTraces), onlyActive)
 
 
 def _reset_fr_trace(backend: str = "gloo") -> None:
-    """Forgets what was recorded so far: later dumps begin with the next operation."""
+    """Clears the record. Later dumps start with the next operation."""
     _tenfold.recorder_reset()
 
 
@@ -84,7 +84,7 @@ def _dump_nccl_trace(
     includeStackTraces: bool | None = None,
     onlyActive: bool | None = None,
 ) -> bytes:
-    """c10d's older name of `_dump_fr_trace`. There is no NCCL here: all groups are in it."""
+    """c10d's older name of `_dump_fr_trace`. It has all groups; there is no NCCL here."""
     return _dump_fr_trace(includeCollectives, includeStackTraces, onlyActive)
 
 
@@ -99,19 +99,19 @@ def _reset_fr_recording_nccl() -> None:
 
 
 def metrics() -> list[dict[str, Any]]:
-    """What this process did of each operation in each group.
+    """Returns metrics of this process, one entry for each group and operation.
 
-    Each has `group`, `rank` (in the whole job), `operation`, `count`, `failed`, `bytes`, and in seconds
-    `duration`, `wait` (how long it stood still because of other ranks) and `wait_max`; and of a sample of
-    collectives `skew` (how long the last rank came after the first, summed up) and `skew_max`; `durations`,
-    `waits` and `skews` are histograms: how many took up to each of `bounds`, in seconds, and more than the
-    one before; the last counts the rest.
+    An entry has `group`, `rank` (in the whole job), `operation`, `count`, `failed` and `bytes`. In seconds it
+    has `duration`, `wait` (how long operations made no progress because of other ranks) and `wait_max`. From
+    a sample of collectives it has `skew` (how long after the first rank the last one arrived, summed) and
+    `skew_max`. `durations`, `waits` and `skews` are histograms: each number counts values up to one of
+    `bounds`, in seconds, and above the bound before it; the last number counts the rest.
     """
     return _tenfold.metrics_snapshot()
 
 
 def prometheus() -> str:
-    """The same in the text format of Prometheus.
+    """Returns the same in the text format of Prometheus.
 
     >>> prometheus().splitlines()[1]
     '# TYPE tenfold_operations_total counter'
@@ -120,16 +120,16 @@ def prometheus() -> str:
 
 
 def stragglers() -> list[dict[str, Any]]:
-    """Who comes late to the collectives of each group, the latest first.
+    """Returns how late each rank is for the collectives of each group, the latest first.
 
-    Twice a second a rank looks when the others began their last collective. Each entry has `group`,
-    `seen_by` and `rank` (ranks of the whole job), `samples`, `last` (how often it was the last of all), and
-    in seconds `mean`, `max` and `recent` (how long after the first rank it came: on average, at most, and on
-    average of what was seen lately).
+    Twice a second a rank checks when the others started their last collective. An entry has `group`,
+    `seen_by` and `rank` (ranks of the whole job), `samples` and `last` (how often it was the last of all). In
+    seconds it has `mean`, `max` and `recent`: how long after the first rank it arrived, on average, at most,
+    and on average of recent samples.
     """
     return _tenfold.metrics_stragglers()
 
 
 def straggler_report() -> str:
-    """The same as a table to read: a few lines for each group."""
+    """Returns the same as a text table, with a few lines for each group."""
     return _tenfold.metrics_straggler_report()

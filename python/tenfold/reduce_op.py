@@ -1,8 +1,7 @@
-"""`ReduceOp`: what to do with the elements of all ranks.
+"""`ReduceOp`: how the elements of all ranks are combined.
 
-c10d has two kinds of these: the members `ReduceOp.SUM`, … are of the enumeration `ReduceOp.RedOpType`, and
-a `ReduceOp` is one of them, together with a factor if it is `PREMUL_SUM`. Everything here takes either,
-PyTorch's own too, or a name.
+c10d has two kinds: `ReduceOp.SUM` and so on are members of the enumeration `ReduceOp.RedOpType`; a `ReduceOp`
+is one of them, with a factor if it is `PREMUL_SUM`. All functions here accept both, PyTorch's own, and names.
 """
 
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ __all__ = ["ReduceOp", "_make_nccl_premul_sum", "_make_premul_sum", "as_reduce_o
 
 
 class _ReduceOpMeta(type):
-    """Makes the members instances of `ReduceOp` as c10d's are: `isinstance(ReduceOp.SUM, ReduceOp)`."""
+    """Makes the members instances of `ReduceOp`, as in c10d: `isinstance(ReduceOp.SUM, ReduceOp)`."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return issubclass(type(instance), cls) or isinstance(instance, cls.RedOpType)
@@ -54,7 +53,7 @@ class ReduceOp(metaclass=_ReduceOpMeta):
             return _make_premul_sum(factor)
 
         def __eq__(self, other: object) -> bool:
-            # With plain numbers too, as c10d has it for this one enumeration.
+            # Equal to plain numbers too, as in c10d for this one enumeration.
             if isinstance(other, int):
                 return self.value == other
             return self is other
@@ -84,7 +83,7 @@ class ReduceOp(metaclass=_ReduceOpMeta):
 
     @property
     def factor(self) -> Any:
-        """What `PREMUL_SUM` multiplies by."""
+        """The factor of `PREMUL_SUM`."""
         if self.op is not ReduceOp.PREMUL_SUM:
             raise RuntimeError("Only PREMUL_SUM supports accessing factor")
         if self._factor is None:
@@ -92,7 +91,7 @@ class ReduceOp(metaclass=_ReduceOpMeta):
         return self._factor
 
     def boxed(self) -> "ReduceOp":
-        """Itself: there is no TorchScript here to box it for."""
+        """Returns itself: there is no TorchScript here."""
         return self
 
     @staticmethod
@@ -100,7 +99,7 @@ class ReduceOp(metaclass=_ReduceOpMeta):
         return obj
 
     def __eq__(self, other: object) -> bool:
-        # The factor does not count, as in c10d.
+        # The factor is ignored, as in c10d.
         return self.op is getattr(other, "op", other)
 
     def __hash__(self) -> int:
@@ -128,21 +127,21 @@ class ReduceOp(metaclass=_ReduceOpMeta):
 
 
 def _make_premul_sum(factor: Any) -> ReduceOp:
-    """The sum of every rank's elements times `factor`, a number or a tensor with one element."""
+    """Makes `PREMUL_SUM` with a factor, which is a number or a tensor with one element."""
     if isinstance(factor, str | bytes):
-        raise TypeError(f"the factor of PREMUL_SUM is a number or a tensor, not {factor!r}")
+        raise TypeError(f"the factor of PREMUL_SUM must be a number or a tensor, not {factor!r}")
     op = ReduceOp(ReduceOp.PREMUL_SUM)
     op._factor = float(factor) if isinstance(factor, int) else factor
     return op
 
 
 def _make_nccl_premul_sum(factor: Any) -> ReduceOp:
-    """c10d's name for `_make_premul_sum`, from when only NCCL had it."""
+    """c10d's older name of `_make_premul_sum`, from when only NCCL had it."""
     return _make_premul_sum(factor)
 
 
 def code_of(op: Any) -> int | tuple[int, float] | str:
-    """What the extension module takes: the number, with the factor for `PREMUL_SUM`, or the name.
+    """Returns what the extension takes: the number, with the factor for `PREMUL_SUM`, or the name.
 
     >>> code_of(ReduceOp.MAX)
     4
@@ -164,12 +163,12 @@ def code_of(op: Any) -> int | tuple[int, float] | str:
 
 
 def as_reduce_op(op: Any) -> ReduceOp:
-    """Whatever stands for a reduction, PyTorch's or ours, as a `ReduceOp` of ours."""
+    """Converts any value for a reduction, tenfold's or PyTorch's, to a `ReduceOp` of tenfold."""
     if type(op) is ReduceOp:
         return op
     if isinstance(op, str):
         if op.upper() not in ReduceOp.RedOpType.__members__:
-            raise ValueError(f"there is no reduction `{op}`")
+            raise ValueError(f"unknown reduce operation `{op}`")
         return ReduceOp(ReduceOp.RedOpType[op.upper()])
     kind = getattr(op, "op", op)
     if isinstance(op, int) or not hasattr(kind, "value"):

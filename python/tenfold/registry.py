@@ -1,6 +1,6 @@
-"""Groups by name, for those who can pass a name around but not a group; and the group meant by default.
+"""A registry of groups by name, for code that can pass a name but not a group. Also the default group.
 
-The default group is one for each thread, as ranks may be threads. Names are the same for all threads, unless
+Each thread has its own default group, because ranks may be threads. Names are shared by all threads, unless
 `_set_thread_isolation_mode` is on.
 """
 
@@ -39,7 +39,7 @@ def _groups() -> dict[str, Any]:
 
 
 def _set_thread_isolation_mode(enable: bool) -> None:
-    """With True, each thread has names of groups and works of its own: for ranks that are threads.
+    """Gives each thread its own registry of groups and works, for ranks that are threads.
 
     >>> _set_thread_isolation_mode(True)
     >>> from tenfold import ProcessGroup
@@ -54,7 +54,7 @@ def _set_thread_isolation_mode(enable: bool) -> None:
 
 
 def _register_process_group(group_name: str, group: Any) -> None:
-    """Makes `group` known by a name.
+    """Registers `group` under a name.
 
     >>> from tenfold import ProcessGroup
     >>> group = ProcessGroup(0, 1)
@@ -70,7 +70,7 @@ def _register_process_group(group_name: str, group: Any) -> None:
 
 
 def _resolve_process_group(group_name: str) -> Any:
-    """The group with a name."""
+    """Returns the group with this name."""
     with _lock:
         if group_name not in _groups():
             text = "Could not resolve the process group registered under the name"
@@ -94,10 +94,10 @@ def _unregister_all_process_groups() -> None:
 
 
 def _current_process_group() -> Any:
-    """The group that this thread means when it names none, or None."""
+    """Returns the default group of this thread, or None."""
     return _thread.current
 
 
 def _set_process_group(group: Any, /) -> None:
-    """Sets the group that this thread means when it names none."""
+    """Sets the default group of this thread."""
     _thread.current = group

@@ -1,8 +1,8 @@
 """How each operation of c10d is started on a group of the extension module.
 
-A function per operation: it is given the group, the arguments of the operation's first form, its options, and
-`how`, which is `async_op` and `timeout`. c10d's lists "of several devices", which mostly have one element,
-are opened here. What is over when it returns gives no work.
+Each operation has a function. Its arguments are the group, the arguments of the operation's first form, its
+options, and `how`, which is `async_op` and `timeout`. c10d's lists "of several devices", which mostly have
+one element, are unpacked here. An operation that has completed when the function returns has no work.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from tenfold.reduce_op import as_reduce_op, code_of
 
 __all__ = ["STARTS"]
 
-# With `async_op` always a work, but for what cannot be done in the background.
+# With `async_op` always a work, except for operations that cannot run in the background.
 Started: TypeAlias = Work | None
 
 
@@ -26,7 +26,7 @@ def _only(items: Sequence[Any], what: str) -> Any:
 
 
 def _at_root(group: Group, options: Any, lists: Sequence[Any], what: str) -> Sequence[Any]:
-    """What only the root gives, and the others leave empty."""
+    """Returns an argument that only the root passes, and that is empty on other ranks."""
     if group.rank == options.rootRank:
         return _only(lists, what)
     if any(len(inner) for inner in lists):

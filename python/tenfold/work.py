@@ -1,9 +1,8 @@
-"""`Work`: an operation under way, as c10d shows it, and `Future`, what it leads to.
+"""`Work`: a pending operation, as in c10d, and `Future`, its result.
 
-A `Work` is put around the extension's, or around several of them when operations were coalesced, or around
-none when nothing was to be done. Futures cost nothing until one is asked for; then the threads of
-`tenfold.completions` complete it, or `wait` does if it is the first to know: after `wait` returns, the future
-is complete.
+A `Work` wraps one work of the extension, several if operations were coalesced, or none if there was nothing
+to do. Futures cost nothing until the program requests one. Then the threads of `tenfold.completions` complete
+it, or `wait` does if it is first: after `wait` returns, the future is complete.
 """
 
 import concurrent.futures
@@ -24,7 +23,7 @@ __all__ = ["FakeWork", "Future", "PythonCallbackWork", "Work", "WorkInfo", "_cre
 
 
 class Future(concurrent.futures.Future):
-    """A future of Python's own, with the methods that PyTorch's have besides.
+    """A Python future that also has the methods of PyTorch's futures.
 
     >>> future = Future()
     >>> doubled = future.then(lambda future: 2 * future.value())
@@ -34,17 +33,17 @@ class Future(concurrent.futures.Future):
     """
 
     def wait(self) -> Any:
-        """Waits for the result, or raises what was raised instead."""
+        """Waits for the result, or raises the exception."""
         return self.result()
 
     def value(self) -> Any:
-        """The result, which must be there."""
+        """Returns the result, which must be available."""
         if not self.done():
             raise RuntimeError("the future has no value yet; `wait` for it")
         return self.result()
 
     def then(self, callback: Callable[["Future"], Any]) -> "Future":
-        """A future of what `callback` makes of this one, once it is complete."""
+        """Returns a future of the result of `callback`, which runs once this future is complete."""
         outcome = Future()
 
         def run(_: concurrent.futures.Future) -> None:
@@ -58,7 +57,7 @@ class Future(concurrent.futures.Future):
 
 
 class Work:
-    """An operation under way. Its tensors belong to it until it is over.
+    """A pending operation. Its tensors belong to it until it has completed.
 
     >>> from tenfold import HashStore, ProcessGroup
     >>> numbers = bytearray([1, 2, 3])
@@ -81,10 +80,10 @@ class Work:
         self._lock = threading.Lock()
         self._future: Future | None = None
         self._future_result: Future | None = None
-        self.is_registered = False  # as a work that `wait_tensor` waits for
+        self.is_registered = False  # for `wait_tensor`
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Waits until it is over; with a timeout at most so long, and the operation goes on."""
+        """Waits until the operation has completed. If this times out, the operation continues."""
         seconds = timeout.total_seconds()
         deadline = time.monotonic() + seconds if seconds > 0 else None
         try:
@@ -98,32 +97,32 @@ class Work:
         return True
 
     def is_completed(self) -> bool:
-        """Is it over, well or not?"""
+        """Whether the operation has completed or failed."""
         return all(part.is_completed() for part in self._parts)
 
     def is_success(self) -> bool:
-        """Is it over, and well?"""
+        """Whether the operation has succeeded."""
         return all(part.is_success() for part in self._parts)
 
     def exception(self) -> BaseException | None:
-        """What made it fail, or None."""
+        """Returns why the operation failed, or None."""
         return next((error for part in self._parts if (error := part.exception()) is not None), None)
 
     def synchronize(self) -> None:
-        """Waits: without streams there is nothing else to put in order."""
+        """Waits: on the CPU there are no streams to synchronise."""
         self.wait()
 
     def block_current_stream(self) -> None:
         raise RuntimeError("there is no stream to block: tenfold works on the CPU")
 
     def result(self) -> list[Any]:
-        """The tensors that were filled, once it is over."""
+        """Returns the output tensors of a completed operation."""
         if not self.is_completed():
             raise RuntimeError("the work is under way: `wait` for it before asking for its result")
         return self._tensors()
 
     def source_rank(self) -> int:
-        """The rank that a receive from any source received from."""
+        """Returns the sender of a receive from any rank."""
         ranks = [rank for part in self._parts if (rank := part.source_rank()) is not None]
         if not ranks:
             raise RuntimeError("source_rank() may only be called on works of a recv or recv_anysource")
@@ -133,13 +132,13 @@ class Work:
         return self.source_rank()
 
     def abort(self) -> None:
-        """Gives the operation up, and with it its group, on all ranks."""
+        """Fails the operation and its group on all ranks."""
         for part in self._parts:
             part.abort("by request")
 
     @property
     def timeout(self) -> timedelta:
-        """How long it may take."""
+        """Returns the timeout of the operation."""
         limits = [limit for part in self._parts if (limit := part.timeout()) is not None]
         return timedelta(seconds=max(limits, default=0.0))
 
@@ -149,18 +148,18 @@ class Work:
         return self._parts[0].op_type() if self._parts else OpType.UNKNOWN.value
 
     def _get_duration(self) -> float:
-        """Milliseconds from the call to the end."""
+        """Returns the milliseconds from the call to the end."""
         if not self.is_completed():
-            raise RuntimeError("the work is under way: nobody knows yet how long it takes")
+            raise RuntimeError("the work is pending: its duration is not known yet")
         return 1000 * max((part.duration() or 0.0 for part in self._parts), default=0.0)
 
     def _get_sequence_number(self) -> int:
         if not self._parts:
-            raise RuntimeError("this work was not numbered: nothing had to be done")
+            raise RuntimeError("this work has no sequence number: there was nothing to do")
         return self._parts[-1].sequence_number()
 
     def boxed(self) -> "Work":
-        """Itself: there is no TorchScript here to box it for."""
+        """Returns itself: there is no TorchScript here."""
         return self
 
     @staticmethod
@@ -168,7 +167,7 @@ class Work:
         return obj
 
     def notify(self, callback: Callable[[], None]) -> None:
-        """Runs `callback` once the work is over, well or not: now, or on a thread of the pool."""
+        """Runs `callback` once the work has completed or failed: now, or on a thread of the pool."""
         if self.is_completed():
             callback()
             return
@@ -186,7 +185,7 @@ class Work:
             notify(part, one_is_over)
 
     def get_future(self) -> Future:
-        """A future of the tensors that are filled; it fails if the work does."""
+        """Returns a future of the output tensors. The future fails if the work fails."""
         with self._lock:
             if self._future is not None:
                 return self._future
@@ -195,7 +194,7 @@ class Work:
         return future
 
     def get_future_result(self) -> Future:
-        """A future of how it ended: the number of a `WorkResult`."""
+        """Returns a future of the result of the work: the number of a `WorkResult`."""
         with self._lock:
             if self._future_result is not None:
                 return self._future_result
@@ -215,7 +214,7 @@ class Work:
         return [tensor for part in self._parts for tensor in part.tensors()]
 
     def _complete(self, future: Future) -> None:
-        """Completes the future; the first of `wait` and the pool does, for the other it has been done."""
+        """Completes the future. Both `wait` and the pool call this; the second call has no effect."""
         error = self.exception()
         with suppress(concurrent.futures.InvalidStateError):
             if error is None:
@@ -225,7 +224,7 @@ class Work:
 
 
 class WorkInfo(NamedTuple):
-    """What a completion hook is told, see `ProcessGroup._register_on_completion_hook`."""
+    """The argument of a completion hook; see `ProcessGroup._register_on_completion_hook`."""
 
     op_type: OpType
     seq: int
@@ -235,7 +234,7 @@ class WorkInfo(NamedTuple):
 
 
 class FakeWork(Work):
-    """A work of `FakeProcessGroup`: over from the start."""
+    """A work of `FakeProcessGroup`, which is complete from the start."""
 
     seq_id: int = -1
 
@@ -253,7 +252,7 @@ class FakeWork(Work):
 
 
 class PythonCallbackWork(Work):
-    """A work that is over when a function of the user's says so.
+    """A work that is complete when a function of the user says so.
 
     >>> PythonCallbackWork(lambda timeout: True).wait()
     True
@@ -263,7 +262,7 @@ class PythonCallbackWork(Work):
         super().__init__()
         self._callback = callback
         self._over: Future = Future()
-        # Of its own, and may be taken again: what waits for the future may ask the work for more.
+        # A separate, reentrant lock: code that waits for the future may call other methods of the work.
         self._calling = threading.RLock()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
@@ -292,7 +291,7 @@ class PythonCallbackWork(Work):
 
 
 class _FutureWork(Work):
-    """A work that is over when a future is."""
+    """A work that completes with a future."""
 
     def __init__(self, future: Any) -> None:
         super().__init__()
@@ -335,5 +334,5 @@ class _FutureWork(Work):
 
 
 def _create_work_from_future(future: Any) -> Work:
-    """A work that is over when `future` is, PyTorch's or ours."""
+    """Returns a work that completes with `future`, PyTorch's or tenfold's."""
     return _FutureWork(future)

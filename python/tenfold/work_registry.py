@@ -1,8 +1,8 @@
-"""Works by the memory that they fill, for who has an array and not the work: `wait_tensor`.
+"""A registry of works by the memory that they fill, for `wait_tensor`, which has an array and not the work.
 
-Memory has as many works as operations were called on it: views of one array share it, and all are waited for.
-A work is forgotten when it was waited for, by either way. The registry of each thread is its own while
-`_set_thread_isolation_mode` is on, which is for ranks that are threads.
+Memory has one work for each operation that was called on it. Views of one array share the memory, and
+`wait_tensor` waits for all its works. A work is removed once the program has waited for it, in either way.
+With `_set_thread_isolation_mode`, each thread has its own registry, for ranks that are threads.
 """
 
 import threading
@@ -18,10 +18,10 @@ __all__ = [
     "unregister_work",
 ]
 
-# For each memory: what keeps it alive or tells that it is gone, and its works.
+# For each memory: a reference that keeps it alive or reports its deletion, and its works.
 _Works = dict[int, tuple[Any, list[Any]]]
 
-_lock = threading.RLock()  # an array may be collected, and its works forgotten, at any line below
+_lock = threading.RLock()  # an array may be collected, and its works removed, at any line below
 _shared: _Works = {}
 
 
@@ -36,7 +36,7 @@ _allowed = False
 
 
 def isolate(enable: bool) -> None:
-    """Gives each thread a registry of its own, or all threads the same."""
+    """Gives each thread its own registry, or all threads a common one."""
     global _is_isolated
     _is_isolated = enable
 
@@ -46,7 +46,7 @@ def _works() -> _Works:
 
 
 def _memory(tensor: Any) -> tuple[int, Any]:
-    """A number for the memory of an array, equal for all views of it; and the object that owns it."""
+    """Returns a number for the memory of an array, equal for all its views, and the owner of the memory."""
     storage = getattr(tensor, "untyped_storage", None)
     if storage is not None:
         return storage()._cdata, tensor if tensor._base is None else tensor._base
@@ -58,7 +58,7 @@ def _memory(tensor: Any) -> tuple[int, Any]:
 
 
 def _register_work(tensor: Any, work: Any) -> None:
-    """`wait_tensor(tensor)` waits for `work`, and for all others of the same memory."""
+    """Makes `wait_tensor(tensor)` wait for `work`, and for all other works of the same memory."""
     key, owner = _memory(tensor)
     if hasattr(work, "is_registered"):
         work.is_registered = True
@@ -72,7 +72,7 @@ def _register_work(tensor: Any, work: Any) -> None:
 
 
 def _reference(owner: Any, works: _Works, key: int) -> Any:
-    """An array that nobody keeps cannot be waited for: its works go with it. What cannot tell is kept."""
+    """Removes the works of an array when it is deleted. Keeps an object that has no weak references."""
 
     def gone(_: Any) -> None:
         with _lock:
@@ -85,7 +85,7 @@ def _reference(owner: Any, works: _Works, key: int) -> Any:
 
 
 def take_works(tensor: Any) -> list[Any]:
-    """The works of an array's memory, which are forgotten."""
+    """Removes and returns the works of an array's memory."""
     key, _ = _memory(tensor)
     with _lock:
         _, works = _works().pop(key, (None, []))
@@ -96,7 +96,7 @@ def take_works(tensor: Any) -> list[Any]:
 
 
 def unregister_work(work: Any) -> None:
-    """Forgets one work, whatever memory it fills."""
+    """Removes one work, whatever memory it fills."""
     with _lock:
         works = _works()
         for key, (_, known) in list(works.items()):
@@ -106,13 +106,13 @@ def unregister_work(work: Any) -> None:
 
 
 def _get_work_registry_size() -> int:
-    """How many works nobody has waited for."""
+    """Returns the number of works that the program has not waited for."""
     with _lock:
         return sum(len(known) for _, known in _works().values())
 
 
 def _set_allow_inflight_collective_as_graph_input(value: bool) -> None:
-    """With True, `wait_tensor` waits for every operation of a `ProcessGroup` from now on.
+    """Sets whether `wait_tensor` waits for every operation of a `ProcessGroup` from now on.
 
     >>> from tenfold import HashStore, ProcessGroup, _get_work_registry_size, functional
     >>> group, numbers = ProcessGroup(HashStore(), 0, 1), bytearray([1, 2])

@@ -1,7 +1,7 @@
-"""`_ProcessGroupWrapper`: a backend around a backend, which compares what ranks call before it is done.
+"""`_ProcessGroupWrapper`: a backend around a backend, which compares the calls of all ranks first.
 
-Tenfold's own backend needs none: every message of it says what its sender called. This is for backends of
-others that are used through tenfold's classes. Point-to-point is not compared, as by c10d.
+Tenfold's own backend does not need it: each of its messages says what its sender called. The wrapper is for
+other backends that are used through tenfold's classes. Point-to-point calls are not compared, as in c10d.
 """
 
 import hashlib
@@ -15,10 +15,10 @@ from tenfold.process_group import _flat, _perform_by
 
 __all__ = ["_ProcessGroupWrapper"]
 
-# Bytes of what is compared; a longer text is cut, and ends with a hash of the whole.
+# How many bytes are compared. A longer text is cut, and ends with a hash of the whole text.
 _TEXT = 512
 
-# What c10d calls the facts of a fingerprint where they differ.
+# c10d's names for the differing parts of a fingerprint.
 _ASPECTS = {
     "SequenceNumber": "\t Sequence number: ",
     "OpType": "  Op type: ",
@@ -28,7 +28,7 @@ _ASPECTS = {
 
 _NOT_COMPARED = {"send", "recv", "recv_anysource", "monitored_barrier"}
 
-# Which arguments have the same shapes on all ranks; of what is not here only the name is compared.
+# The arguments whose shapes must be equal on all ranks. For other operations only the name is compared.
 _SAME_SHAPES = {
     "broadcast": (0,),
     "allreduce": (0,),
@@ -42,7 +42,7 @@ _SAME_SHAPES = {
 
 
 class _ProcessGroupWrapper(Backend):
-    """Calls `backend`, after all ranks have met in `gloo_backend`, by any name, and called the same.
+    """Calls `backend` after `gloo_backend`, of any kind, has confirmed that all ranks made the same call.
 
     >>> from tenfold import HashStore, ProcessGroupTenfold
     >>> first, second = (ProcessGroupTenfold(HashStore(), 0, 1) for _ in range(2))
@@ -114,7 +114,7 @@ def _shortened(text: bytes) -> bytes:
 
 
 def _difference(first: str, other: str) -> str:
-    """c10d's words for the facts that differ; of a text that was cut, as far as it goes."""
+    """Returns c10d's text about the differences, as far as a cut text shows them."""
     ours, theirs = (dict(re.findall(r"(\w+)=(.*?)(?=, [A-Z]\w+=|\)$|…|$)", text)) for text in (first, other))
     differing = [
         f"{words}{ours.get(fact, '')}vs {theirs.get(fact, '')}"
@@ -133,7 +133,7 @@ def _dtype(tensor: Any) -> str:
 
 
 def _questions() -> Iterator[str]:
-    """What else a backend is asked, which the wrapped one answers."""
+    """Other methods of a backend, which the wrapped one answers."""
     own = set(vars(_ProcessGroupWrapper)) | {"rank", "size", "name", "bound_device_id", "Options"}
     return (name for name in vars(Backend) if name not in own and not name.startswith(("__", "_unsupported")))
 

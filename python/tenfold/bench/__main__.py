@@ -14,12 +14,12 @@ EXAMPLES = """examples:
   python -m tenfold.bench --against gloo                      everything; some minutes
   python -m tenfold.bench operations --ops all_reduce --ranks 2 --sizes 8,64K,16M
   python -m tenfold.bench ddp --bucket-views                  tenfold's DDP, PyTorch's on tenfold, and on Gloo
-  python -m tenfold.bench overhead                            a call that moves nothing
+  python -m tenfold.bench overhead                            calls that move no data
 """
 
 
 def size(text: str) -> int:
-    """`8`, `64K` or `16M`, in powers of 1024."""
+    """Parses `8`, `64K` or `16M`, in powers of 1024."""
     units = {"K": 1024, "M": 1024**2, "G": 1024**3}
     number, unit = (text[:-1], units[text[-1].upper()]) if text[-1:].upper() in units else (text, 1)
     return int(number) * unit
@@ -30,7 +30,9 @@ def listed(convert: Any) -> Any:
         try:
             return [convert(item) for item in text.split(",")]
         except (ValueError, IndexError):
-            raise argparse.ArgumentTypeError(f"`{text}` is not a list such as 2,4,8 or 8,64K,16M") from None
+            raise argparse.ArgumentTypeError(
+                f"invalid list `{text}`: expected numbers such as 2,4,8 or 8,64K,16M"
+            ) from None
 
     return parse
 
@@ -38,7 +40,7 @@ def listed(convert: Any) -> Any:
 def operation(name: str) -> str:
     if name not in operations.OPERATIONS:
         raise argparse.ArgumentTypeError(
-            f"no operation `{name}`; there are {', '.join(operations.OPERATIONS)}"
+            f"unknown operation `{name}`; expected one of {', '.join(operations.OPERATIONS)}"
         )
     return name
 
@@ -46,7 +48,7 @@ def operation(name: str) -> str:
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tenfold.bench",
-        description="Measures tenfold under PyTorch beside another backend, in one run.",
+        description="Compare tenfold with another backend under PyTorch, in one run.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -67,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--hook", choices=["shared"], help="ddp: PyTorch's on tenfold has its buckets in shared memory"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to this file")
     return parser
 
 
@@ -76,7 +78,7 @@ def main() -> None:
     options = command.parse_args()
     parts = options.parts or ["overhead", "operations", "ddp"]
     if unknown := set(parts) - {"overhead", "operations", "ddp"}:
-        command.error(f"no part {', '.join(sorted(unknown))}; there are overhead, operations and ddp")
+        command.error(f"unknown part {', '.join(sorted(unknown))}; expected overhead, operations or ddp")
     backends = list(dict.fromkeys([options.against, "tenfold"]))
     rows: list[Any] = []
     if "operations" in parts:

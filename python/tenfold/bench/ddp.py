@@ -1,16 +1,15 @@
-"""How long a step of DDP takes, and how much of it is communication that no computation hides.
+"""How long a step of DDP takes, and how much of it is communication that computation does not hide.
 
     python -m tenfold.bench ddp --against gloo
 
-Measured are tenfold's DistributedDataParallel, PyTorch's on the backend `tenfold`, and PyTorch's on the peer.
-One job measures all of them: their groups exist side by side, and the rounds of one alternate with those of
-the others, so that whatever else the machine does hits all of them. A round is a few steps computed alone
-(`no_sync`), then as many with their gradients averaged; a step is forward and backward, and takes what its
-slowest rank needs. *Exposed* is the difference of the medians of the two.
+This measures tenfold's DistributedDataParallel, PyTorch's on the backend `tenfold`, and PyTorch's on the
+peer. One job measures all of them by turns, so that other load on the machine affects all of them. A round is
+a few steps of computation alone (`no_sync`), then as many with averaged gradients. A step is forward and
+backward; its time is that of the slowest rank. *Exposed* is the difference of the medians of the two.
 
-The computation is the same for all, so all rounds together say what it costs.
+The computation is the same for all, so its time is taken from all rounds together.
 
-PyTorch is imported in the ranks alone.
+PyTorch is imported only in the ranks.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ if TYPE_CHECKING:
     from torch.nn.parallel import DistributedDataParallel
 
 RANKS = [2, 4]  # by default
-WARM_UP_STEPS = 3  # DDP orders its buckets anew after the first
-ROUND_MS = 50.0  # small models take several steps a round, so that starting together costs little of it
+WARM_UP_STEPS = 3  # DDP reorders its buckets after the first
+ROUND_MS = 50.0  # small models take several steps a round, so that the common start costs little
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Whose DistributedDataParallel, on which backend."""
+    """A DistributedDataParallel, tenfold's or PyTorch's, and a backend."""
 
     ddp: str
     backend: str
@@ -52,7 +51,7 @@ OURS, PLUGGED_IN = Kind("tenfold", "tenfold"), Kind("torch", "tenfold")
 
 @dataclass(frozen=True)
 class Row:
-    """What one kind of DDP did with one model. Times are medians over the rounds."""
+    """The times of one kind of DDP with one model, as medians over the rounds."""
 
     model_mb: int
     ranks: int
@@ -73,7 +72,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Settings:
-    """What all ranks of a job are told."""
+    """The settings of all ranks of a job."""
 
     ranks: int
     megabytes: list[int]
@@ -96,13 +95,13 @@ class Shape:
 
     @classmethod
     def of(cls, megabytes: int) -> Shape:
-        """About `megabytes` of float32 parameters; the batch makes the computation, not the gradients."""
+        """A shape with about `megabytes` of float32 parameters. The batch size sets the computation."""
         layers = 4 if megabytes < 10 else 6
         width = round((megabytes * 1e6 / 4 / layers) ** 0.5)
         return cls(layers, width, BATCHES.get(megabytes, 64))
 
 
-# Chosen by counting operations, so that computation and gradients are in proportion; not tuned by measuring.
+# Chosen by counting operations, so that computation and gradients are in proportion; not tuned.
 BATCHES = {1: 64, 25: 160, 100: 48}
 
 
@@ -117,15 +116,15 @@ def run(
 ) -> list[Row]:
     """Measures every model with every kind of DDP, in one job of processes on this host.
 
-    `shared_hook` gives PyTorch's DDP on `tenfold` the hook that moves its buckets into shared memory, where
-    those of tenfold's own are anyway.
+    `shared_hook` gives PyTorch's DDP on `tenfold` the hook that moves its buckets to shared memory. The
+    buckets of tenfold's own DDP are always there.
     """
     settings = Settings(ranks, megabytes, against, rounds, bucket_views, shared_hook)
     return [Row(**row) for row in job.run("tenfold.bench.ddp", settings, ranks)]
 
 
 def rank_main(rank: int, folder: Path) -> None:
-    """One rank: measures every model, one after the other."""
+    """Runs one rank: measures every model, one after the other."""
     settings = Settings(**job.settings_of(folder))
 
     def measure_all(groups: dict[str, dist.ProcessGroup]) -> list[Row]:
@@ -136,7 +135,7 @@ def rank_main(rank: int, folder: Path) -> None:
 
 
 def measure(size: int, groups: dict[str, dist.ProcessGroup], settings: Settings) -> list[Row]:
-    """One model with every kind of DDP, with rounds that take turns."""
+    """Measures one model with every kind of DDP, with rounds that take turns."""
     import torch
 
     shape = Shape.of(size)
@@ -146,7 +145,7 @@ def measure(size: int, groups: dict[str, dist.ProcessGroup], settings: Settings)
     computing: list[float] = []
     stepping: dict[Kind, list[float]] = {kind: [] for kind in models}
     for turn in range(settings.rounds):
-        for kind in job.rotated(list(models), turn):  # nobody always comes first
+        for kind in job.rotated(list(models), turn):  # another kind is first each time
             model = models[kind]
             computing.append(milliseconds_a_step(model, batch, steps, model.no_sync()))
             stepping[kind].append(milliseconds_a_step(model, batch, steps, nullcontext()))
@@ -187,7 +186,7 @@ def replicated(
 
 
 def warm_up(models: list[DistributedDataParallel], batch: Tensor) -> int:
-    """Until everything has its memory and its order; how many steps fill a round, the same on all ranks."""
+    """Warms up until buckets are ordered. Returns how many steps fill a round, the same on all ranks."""
     for model in models:
         milliseconds_a_step(model, batch, WARM_UP_STEPS, nullcontext())
     computing = [milliseconds_a_step(model, batch, WARM_UP_STEPS, model.no_sync()) for model in models]
@@ -197,10 +196,10 @@ def warm_up(models: list[DistributedDataParallel], batch: Tensor) -> int:
 def milliseconds_a_step(
     model: DistributedDataParallel, batch: Tensor, steps: int, synchronisation: AbstractContextManager[None]
 ) -> float:
-    """Of this rank, after all have come together."""
+    """Measures this rank, after a barrier."""
     import torch.distributed as dist
 
-    dist.barrier()  # of the same group, whichever backend is measured
+    dist.barrier()  # always of the same group, whichever backend is measured
     started = time.perf_counter()
     with synchronisation:
         for _ in range(steps):
@@ -210,7 +209,7 @@ def milliseconds_a_step(
 
 
 def table(rows: list[Row], against: str) -> str:
-    """A line for each model, with columns for each kind; the last ones say how much more the peer exposes."""
+    """Formats a line for each model, with columns for each kind. The last ones are the peer's ratios."""
     kinds = list(dict.fromkeys(row.kind for row in rows))
     peer = Kind("torch", against)
     compared = [kind for kind in kinds if kind != peer]
@@ -235,14 +234,14 @@ def table(rows: list[Row], against: str) -> str:
 
 
 def ratio(peer: Row, row: Row) -> str:
-    """How many times as much communication the peer exposes."""
+    """Returns how many times as much communication the peer exposes."""
     return f"{peer.exposed_ms / row.exposed_ms:.2f}x" if row.exposed_ms > 0 else "-"
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m tenfold.bench.ddp",
-        description="measures steps of DistributedDataParallel, tenfold's and PyTorch's",
+        description="measure steps of DistributedDataParallel, tenfold's and PyTorch's",
     )
     parser.add_argument(
         "--against", metavar="BACKEND", default="gloo", help="compare with this (default: gloo)"

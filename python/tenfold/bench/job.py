@@ -1,4 +1,4 @@
-"""Ranks of a benchmark: processes on this host that measure together and write down what they found."""
+"""The ranks of a benchmark: processes on this host that measure together and write their results."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 
-RANK_PATIENCE = timedelta(seconds=60)  # of a collective: a rank that lost its peers ends by itself
+RANK_PATIENCE = timedelta(seconds=60)  # of a collective: a rank that lost its peers exits by itself
 JOB_PATIENCE = 1800.0  # seconds
 
 
 def run(module: str, settings: Any, ranks: int) -> list[dict[str, Any]]:
-    """The rows that `module` found, run as a program by every rank with `settings`, a dataclass."""
+    """Runs `module` as a program on every rank with `settings`, a dataclass. Returns its rows."""
     with tempfile.TemporaryDirectory(prefix="tenfold-bench-") as name:
         folder = Path(name)
         (folder / "settings.json").write_text(json.dumps(dataclasses.asdict(settings)))
@@ -35,7 +35,7 @@ def run(module: str, settings: Any, ranks: int) -> list[dict[str, Any]]:
 def _start_and_wait(command: list[str], ranks: int) -> None:
     """Starts the ranks, and ends them all if one fails."""
     environment = {
-        "OMP_NUM_THREADS": "1",  # a core for each rank, as far as there are cores
+        "OMP_NUM_THREADS": "1",  # one core for each rank, if there are enough
         "GLOO_SOCKET_IFNAME": "lo",
     } | os.environ
     processes: list[subprocess.Popen[bytes]] = []
@@ -46,7 +46,9 @@ def _start_and_wait(command: list[str], ranks: int) -> None:
         for rank, process in enumerate(processes):
             code = process.wait(deadline - time.monotonic())
             if code != 0:
-                raise RuntimeError(f"rank {rank} of the benchmark ended with {code}; see what it said above")
+                raise RuntimeError(
+                    f"rank {rank} of the benchmark exited with code {code}; see its output above"
+                )
     finally:
         for process in processes:
             process.kill()
@@ -60,7 +62,7 @@ def be_a_rank(
     backends: list[str],
     measure: Callable[[dict[str, dist.ProcessGroup]], Iterable[Any]],
 ) -> None:
-    """One rank: measures with a group of every backend; rank 0 writes the rows down."""
+    """Runs one rank: measures with a group of every backend. Rank 0 writes the rows."""
     import torch
     import torch.distributed as dist
 
@@ -76,12 +78,12 @@ def be_a_rank(
 
 
 def settings_of(folder: Path) -> dict[str, Any]:
-    """What this rank was told."""
+    """Returns the settings of this rank."""
     return json.loads((folder / "settings.json").read_text())
 
 
 def slowest_rank(times: list[float]) -> list[float]:
-    """For each time what the slowest rank took."""
+    """Returns, for each time, that of the slowest rank."""
     import torch
     import torch.distributed as dist
 
@@ -91,6 +93,6 @@ def slowest_rank(times: list[float]) -> list[float]:
 
 
 def rotated(items: list[Item], turn: int) -> list[Item]:
-    """Another one comes first each turn."""
+    """Rotates the list, so that another item is first each turn."""
     turn %= len(items)
     return items[turn:] + items[:turn]

@@ -1,8 +1,8 @@
 """How long calls of `torch.distributed` take, from the call to its return.
 
-Every operation is measured under every backend in turns: a round of one, a round of the other, and so on, so
-that whatever else the machine does hits all of them. A round is as many calls as take some milliseconds; what
-counts is the median over the rounds of what the slowest rank needed for a call.
+Every operation is measured under every backend by turns: a round of one, a round of the other, and so on. So
+other load on the machine affects all of them. A round is as many calls as take some milliseconds. The result
+is the median over the rounds of the slowest rank's time for a call.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CALLS_MAX = 2000  # a round
 
 @dataclass(frozen=True)
 class Row:
-    """What one operation took under one backend."""
+    """The time of one operation under one backend."""
 
     operation: str
     ranks: int
@@ -40,7 +40,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Settings:
-    """What all ranks of a job are told."""
+    """The settings of all ranks of a job."""
 
     ranks: int
     operations: list[str]
@@ -81,7 +81,7 @@ def measure(
 
 
 def call_of(operation: str, size: int, group: dist.ProcessGroup) -> Callable[[], object]:
-    """A call that moves `size` bytes: those of the larger tensor of a rank."""
+    """Makes a call that moves `size` bytes: those of the larger tensor of a rank."""
     import torch
     import torch.distributed as dist
 
@@ -93,7 +93,7 @@ def call_of(operation: str, size: int, group: dist.ProcessGroup) -> Callable[[],
     following, preceding = (rank + 1) % ranks, (rank - 1) % ranks
 
     def send_recv() -> None:
-        """To the next rank and from the one before, at once."""
+        """Sends to the next rank and receives from the previous one, concurrently."""
         works = [
             dist.isend(whole, group_dst=following, group=group),
             dist.irecv(received, group_src=preceding, group=group),
@@ -114,19 +114,19 @@ def call_of(operation: str, size: int, group: dist.ProcessGroup) -> Callable[[],
 
 
 def calls_a_round(call: Callable[[], object]) -> int:
-    """As many as fill a round, the same on all ranks; the calls until that is known are the warm-up."""
+    """Returns how many calls fill a round, the same on all ranks. Finding this out is the warm-up."""
     count = 3
-    for _ in range(3):  # ranks do not begin at the same moment, which few calls are mistaken about
+    for _ in range(3):  # ranks do not start at the same moment, so the time of few calls is not accurate
         seconds = job.slowest_rank([seconds_a_call(call, count)])[0]
         count = max(1, min(CALLS_MAX, round(ROUND_SECONDS / seconds)))
     return count
 
 
 def seconds_a_call(call: Callable[[], object], count: int) -> float:
-    """Of this rank, after all have come together."""
+    """Measures this rank, after a barrier."""
     import torch.distributed as dist
 
-    dist.barrier()  # of the same group, whichever backend is measured
+    dist.barrier()  # always of the same group, whichever backend is measured
     started = time.perf_counter()
     for _ in range(count):
         call()
@@ -134,7 +134,7 @@ def seconds_a_call(call: Callable[[], object], count: int) -> float:
 
 
 def table(rows: list[Row], against: str) -> str:
-    """A line for each operation and size, with the ratio: above 1, tenfold is quicker."""
+    """Formats a line for each operation and size, with the ratio. Above 1, tenfold is faster."""
     lines = [f"{'operation':<15} {'ranks':>5} {'size':>8} {'tenfold':>11} {against:>11} {'ratio':>8}"]
     found = {(row.operation, row.ranks, row.bytes, row.backend): row.median_us for row in rows}
     for operation, ranks, size, backend in found:
@@ -158,7 +158,7 @@ def show_size(size: int) -> str:
 
 
 def main() -> None:
-    """A rank; users call `python -m tenfold.bench`."""
+    """Runs one rank. Users call `python -m tenfold.bench`."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--folder", type=Path, required=True)

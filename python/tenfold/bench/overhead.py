@@ -1,4 +1,4 @@
-"""What a call through `torch.distributed` costs when nothing has to move: a group of one rank."""
+"""What a call through `torch.distributed` costs if it moves no data: a group of one rank."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PEER_PATIENCE = timedelta(seconds=30)
 
 @dataclass(frozen=True)
 class Row:
-    """The least of some batches, which is what the machine can do when it is left alone."""
+    """The minimum of some batches: the time on an otherwise idle machine."""
 
     backend: str
     call: str
@@ -20,7 +20,7 @@ class Row:
 
 
 def run(backends: list[str], rounds: int) -> list[Row]:
-    """Measures in this process, with backends in turns."""
+    """Measures in this process, with backends by turns."""
     import torch
     import torch.distributed as dist
 

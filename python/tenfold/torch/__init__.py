@@ -5,13 +5,15 @@ Nothing needs to be imported if the package is installed: PyTorch finds the back
     import torch.distributed as dist
     dist.init_process_group("tenfold")
 
-Importing this module registers it too, and with it `init_method="tenfold://host:port"`. Besides there are:
+Importing this module registers the backend too, and with it `init_method="tenfold://host:port"`. The module
+also has:
 
-- `DistributedDataParallel` is PyTorch's with tenfold's reducer: gradients are averaged in shared memory;
-- `empty` makes tensors that peers on this host read in place, `shared_buckets_hook` does that for the
+- `DistributedDataParallel`: PyTorch's class with tenfold's reducer, which averages gradients in shared
+memory;
+- `empty`: makes tensors that peers on this host read in place; `shared_buckets_hook` does this for the
   gradients of `DistributedDataParallel`;
-- `start_debug_server` is PyTorch's web page about all ranks, over tenfold's worker servers;
-- `TCPStore`, `FileStore`, `HashStore` and `PrefixStore` are tenfold's, for wherever PyTorch wants a store.
+- `start_debug_server`: PyTorch's web page about all ranks, with tenfold's worker servers;
+- `TCPStore`, `FileStore`, `HashStore` and `PrefixStore`: tenfold's, for use wherever PyTorch expects a store.
 """
 
 import torch.distributed as dist
@@ -43,7 +45,7 @@ __all__ = [
 
 
 def register() -> None:
-    """Makes the backend known to `torch.distributed`; more than once does no harm."""
+    """Registers the backend with `torch.distributed`. It may be called more than once."""
     if "TENFOLD" not in dist.Backend._plugins:
         dist.Backend.register_backend("tenfold", create, extended_api=True, devices=["cpu"])
     rendezvous.register()

@@ -1,15 +1,15 @@
 """The backend `tenfold` of `torch.distributed`, for CPU tensors.
 
-`Backend` does the operations: each turns c10d's arguments into those of a tenfold group. PyTorch calls it
-through its dispatcher, so that its flight recorder, its hooks and its debug modes see every operation.
-`ProcessGroup` is what users hold; it hands out the `Work` that `Backend` made, because the one that comes out
-of the dispatcher can only be waited for.
+`Backend` implements the operations: each converts c10d's arguments to those of a tenfold group. PyTorch calls
+it through its dispatcher, so that its flight recorder, its hooks and its debug modes see every operation.
+`ProcessGroup` is the object that users hold. It returns the `Work` that `Backend` made, because the work that
+comes out of the dispatcher only has `wait`.
 
 In a group of several devices, such as "cpu:tenfold,cuda:nccl", PyTorch's own process group holds the backends
-of all of them, and only `Backend` is ours.
+of all of them, and only `Backend` is tenfold's.
 
-A call whose caller waits at once (`async_op=False`) is over when it returns, and returns nothing: what would
-be made to be waited for costs more than a small collective.
+If the caller waits immediately (`async_op=False`), the operation has completed when the call returns, and the
+call returns nothing: making a handle costs more than a small collective.
 """
 
 import functools
@@ -39,15 +39,15 @@ _CUSTOM = dist.ProcessGroup.BackendType.CUSTOM
 _UNSET = timedelta(milliseconds=-1)
 _PREMUL_SUM = int(dist.ReduceOp.RedOpType.PREMUL_SUM)
 
-# At level DETAIL PyTorch puts its `_ProcessGroupWrapper` around a backend that shares its group with others,
-# and that holds no more than the half of it that is C++. A backend whose other half is gone can do nothing,
-# not even say its name; so here it lives as long as the group.
+# At level DETAIL PyTorch puts its `_ProcessGroupWrapper` around a backend that shares its group with others.
+# The wrapper holds only the C++ half of the backend, which does not work without its Python half. So this
+# keeps the Python half alive as long as the group.
 _in_groups_of_pytorch: "WeakKeyDictionary[dist.ProcessGroup, list[Backend]]" = WeakKeyDictionary()
 
 
 def create(options: Any, backend_options: Any = None) -> "Backend | ProcessGroup":
-    """What `torch.distributed` calls to make a group of this backend."""
-    # From the same variable; but a program may have asked PyTorch alone for more.
+    """Makes a group of this backend. `torch.distributed` calls it."""
+    # Both read the same variable, but a program may have set a higher level in PyTorch alone.
     if (level := int(dist.get_debug_level())) > _tenfold.debug_level():
         _tenfold.set_debug_level(level)
     backend = Backend(
@@ -58,8 +58,7 @@ def create(options: Any, backend_options: Any = None) -> "Backend | ProcessGroup
         options.group_id,
         options.global_ranks_in_group,  # empty for the default group
     )
-    # "custom" is this backend; the type of another one says that it shares the group with us, which then is
-    # PyTorch's.
+    # "custom" is this backend. Another name means that the group is PyTorch's, with several backends.
     group = options.process_group
     if group is not None and group.name() != "custom":
         backend.is_beside_others = True
@@ -81,7 +80,7 @@ def _options(timeout: timedelta, name: str, global_ranks: Sequence[int]) -> Any:
 
 
 def _list(lists: list[list[torch.Tensor]], what: str) -> list[torch.Tensor]:
-    """The list that the root gives, and the other ranks leave out."""
+    """Returns the list that only the root passes."""
     if len(lists) > 1:
         raise DistArgumentError(f"{what} must be one list of tensors, not {len(lists)}")
     return lists[0] if lists else []
@@ -93,7 +92,7 @@ def _op(op: Any) -> int | tuple[int, float]:
 
 
 class _Left:
-    """In the place of the group of a backend that was shut down."""
+    """Replaces the group of a backend that was shut down."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -116,26 +115,26 @@ class Backend(_Base):
     ) -> None:
         try:
             super().__init__(rank, size)
-        except TypeError as error:  # this PyTorch has no constructor for it
+        except TypeError as error:  # this PyTorch has no such constructor
             message = "tenfold needs a PyTorch with backends written in Python: 2.14 or newer"
             raise RuntimeError(message) from error
         self._name = name
         self._options = _options(timeout, name, global_ranks)
-        self._seconds: float | None = None  # unless the group was given another timeout since
+        self._seconds: float | None = None  # set if the timeout of the group was changed
         self._coalescing: list[Work] | None = None
         self.is_beside_others = False  # in a group of several devices
         self.shared_storages = SharedStorages()
         # PyTorch's DDP keeps only the C++ half of a handle on a single number (how many ranks have data left)
-        # and waits for it in backward, which takes the Python half: such small ones live a while longer.
+        # and waits for it in backward, which needs the Python half. So small handles are kept for a while.
         self._small: deque[Work] = deque(maxlen=1024)
-        self.made = threading.local()  # what the last call of this thread made, see `_dispatched`
+        self.made = threading.local()  # the handle of this thread's last call; see `_dispatched`
         seconds = timeout.total_seconds()
         # The tenfold group behind this backend.
         self.group = _tenfold.Group(store, rank, size, name=name or "default", timeout=seconds)
         self._global_ranks = list(global_ranks) or list(range(size))
         self.group.describe(None, self._global_ranks)
 
-    # What c10d asks of a backend. The inherited properties call themselves, so each is said here.
+    # c10d's properties of a backend. The inherited ones call themselves, so each is defined here.
     supports_splitting = property(lambda self: True)
     supports_coalescing = property(lambda self: True)
     _supports_time_estimate = property(lambda self: False)
@@ -165,7 +164,7 @@ class Backend(_Base):
         return handle
 
     def _made(self, work: Work) -> Work:
-        """Leaves the handle for the `ProcessGroup` that this thread came through, if it did."""
+        """Stores the handle for the `ProcessGroup` through which this thread called, if it did."""
         if hasattr(self.made, "work"):
             self.made.work = work
         return work
@@ -184,7 +183,7 @@ class Backend(_Base):
     # Collectives.
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any) -> Work | None:
-        # Written out, unlike the others: it is the operation that is called most, with the least in it.
+        # Written out, unlike the others: it is called most often, with the smallest tensors.
         if len(tensors) != 1:
             return self._allreduce_several(tensors, opts)
         (tensor,) = tensors
@@ -208,7 +207,7 @@ class Backend(_Base):
         return handle
 
     def _allreduce_several(self, tensors: list[torch.Tensor], opts: Any) -> Work | None:
-        """Reduces over ranks and tensors, and leaves the result in each tensor."""
+        """Reduces over ranks and tensors, and stores the result in each tensor."""
         self._refuse("all_reduce", refusals.allreduce(tensors))
         if tensors[0].layout is not torch.strided:
             return self.allreduce_sparse(tensors, opts)
@@ -236,7 +235,7 @@ class Backend(_Base):
         return self._finish(work, tensors)
 
     def _broadcast_several(self, tensors: list[torch.Tensor], opts: Any) -> Work | None:
-        """One tensor of the root, in each tensor of each rank."""
+        """Copies one tensor of the root to each tensor of each rank."""
         root, root_tensor = opts.rootRank, opts.rootTensor
         self._refuse("broadcast", refusals.broadcast(tensors, root, root_tensor, self.size()))
         work = self.group.broadcast_several(
@@ -247,9 +246,9 @@ class Backend(_Base):
     def reduce(self, tensors: list[torch.Tensor], opts: Any) -> Work | None:
         tensor = _one(tensors, "tensors")
         if opts.rootTensor != 0:
-            raise DistArgumentError(f"there is one tensor, which is number 0, not {opts.rootTensor}")
+            raise DistArgumentError(f"there is one tensor, with index 0, not {opts.rootTensor}")
         if opts.rootRank != self.rank():
-            tensor = tensor.clone()  # only the root's tensor is to change
+            tensor = tensor.clone()  # only the root's tensor may change
         op, limit = _op(opts.reduceOp), self._limit(opts)
         return self._finish(
             self.group.reduce(tensor, opts.rootRank, op, self._is_async(opts), limit), tensors
@@ -267,7 +266,7 @@ class Backend(_Base):
     def _allgather_several(
         self, output_tensors: list[list[torch.Tensor]], input_tensors: list[torch.Tensor], opts: Any
     ) -> Work | None:
-        """All inputs of all ranks, ordered by rank, in each list of outputs."""
+        """Collects all inputs of all ranks, ordered by rank, in each list of outputs."""
         self._refuse("all_gather", refusals.allgather(output_tensors, input_tensors, self.size()))
         count = len(input_tensors)
         outputs = [targets[place::count] for targets in output_tensors for place in range(count)]
@@ -364,7 +363,7 @@ class Backend(_Base):
     def monitored_barrier(
         self, opts: Any = None, wait_all_ranks: bool = False, *, timeout: timedelta | None = None
     ) -> None:
-        """In c10d's words, which programs look for.
+        """Raises errors with c10d's phrases, which programs match on.
 
         PyTorch's groups pass `BarrierOptions`; a program that holds the backend passes a timeout.
         """
@@ -464,12 +463,12 @@ class Backend(_Base):
         )
 
     def abort(self) -> None:
-        """Whatever is under way fails, here and on all other ranks."""
+        """Fails all pending operations, here and on all other ranks."""
         if not self._is_left():
             self.group.abort("torch.distributed was asked to")
 
     def shutdown(self) -> None:
-        """Leaves the group; what other ranks still read from this one stays readable."""
+        """Leaves the group. Memory that other ranks still read stays readable."""
         self.shared_storages.clear()
         self.group = _Left(self._name)
 
@@ -477,7 +476,7 @@ class Backend(_Base):
         return isinstance(self.group, _Left)
 
 
-# For each operation: c10d's words for what is wrong with its arguments. `allreduce` of one tensor needs none.
+# For each operation: c10d's phrase for invalid arguments. `allreduce` of one tensor needs none.
 _WORDS = {
     "allreduce_coalesced": lambda self, tensors, opts: (
         refusals.allreduce_coalesced(tensors) or refusals.reduction(tensors, opts.reduceOp)
@@ -525,7 +524,7 @@ _WORDS = {
 
 
 def _explaining(name: str, words: Any) -> Any:
-    """The operation `name`, which gives c10d's words too when it refuses its arguments."""
+    """Makes the operation `name`, whose errors for invalid arguments also have c10d's phrases."""
     operation = getattr(Backend, name)
 
     @functools.wraps(operation)
@@ -555,23 +554,23 @@ class ProcessGroup(dist.ProcessGroup):
         return "tenfold"
 
     def _set_group_desc(self, desc: str) -> None:
-        """PyTorch says what the group is for once it is made; dumps tell that, too."""
+        """Stores PyTorch's description of the group, which is set after it is made, for dumps as well."""
         super()._set_group_desc(desc)
         self._backend.group.describe(desc)
 
     def gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Work | None:
-        return self._backend.gather_single(output, input, opts)  # no way leads through the dispatcher yet
+        return self._backend.gather_single(output, input, opts)  # the dispatcher has no route yet
 
     def split_group(self, ranks: list[int], *arguments: Any, **options: Any) -> "ProcessGroup | None":
         if ranks and self.rank() not in ranks:
-            return None  # PyTorch's own way does not survive a backend in Python that says so
+            return None  # PyTorch's own code fails with a backend in Python that supports this
         return self._ours(super().split_group(ranks, *arguments, **options))
 
     def merge_remote_group(self, *arguments: Any, **options: Any) -> "ProcessGroup | None":
         return self._ours(super().merge_remote_group(*arguments, **options))
 
     def _ours(self, made: dist.ProcessGroup | None) -> "ProcessGroup | None":
-        """A group as this one in the place of PyTorch's, which was made from our backend."""
+        """Makes a group of this class from PyTorch's group, which was made from tenfold's backend."""
         if made is None:
             return None
         group = ProcessGroup(made.get_group_store(), made._get_backend(_CPU))
@@ -581,9 +580,9 @@ class ProcessGroup(dist.ProcessGroup):
 
 
 def _hide_from_compiler(function: Any) -> None:
-    """`torch.compile` is not to look into what a collective does, nor into what that calls.
+    """Hides a collective, and what it calls, from `torch.compile`.
 
-    As `torch.compiler.disable`, which would have every program import the compiler.
+    Does what `torch.compiler.disable` does, without importing the compiler in every program.
     """
     frames = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
     if hasattr(frames, "set_code_exec_strategy"):
@@ -591,7 +590,7 @@ def _hide_from_compiler(function: Any) -> None:
         frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
 
 
-# What Gloo calls its operations in PyTorch's profiler, where that is not the name of the method.
+# Gloo's names of operations in PyTorch's profiler, where they differ from the method's name.
 _TITLES = {
     "allreduce": "all_reduce",
     "allreduce_coalesced": "all_reduce",
@@ -607,14 +606,14 @@ _TITLES = {
 }
 
 _MESSAGES = {"send", "recv", "recv_anysource"}
-_INT_MAX = (1 << 31) - 1  # of the ranks and tags that PyTorch takes
+_INT_MAX = (1 << 31) - 1  # the limit of ranks and tags in PyTorch
 
-# Are asynchronous operations kept in PyTorch's registry of works, for `wait_tensor`?
+# Whether asynchronous operations are kept in PyTorch's registry of works, for `wait_tensor`.
 _is_registered = _c10d._allow_inflight_collective_as_graph_input
 
 
 def _is_for_dispatcher(arguments: tuple, options: dict[str, Any]) -> bool:
-    """Has PyTorch's dispatcher a way to `Backend` for a message? If not, `Backend` says what is wrong."""
+    """Whether the dispatcher can pass a message to `Backend`. If not, `Backend` reports the error itself."""
     tensors = arguments[0] if arguments else options.get("tensors", ())
     numbers = (*arguments[1:], *options.values())
     return all(
@@ -624,10 +623,10 @@ def _is_for_dispatcher(arguments: tuple, options: dict[str, Any]) -> bool:
 
 
 def _dispatched(name: str) -> Any:
-    """The collective `name` of PyTorch's group, which goes through the dispatcher into `Backend`.
+    """Makes the collective `name` of PyTorch's group, which goes through the dispatcher to `Backend`.
 
-    What comes back from there is a handle that can only be waited for. Python's callers get the one that
-    `Backend` made: it also knows whether it is over, and what went wrong.
+    The dispatcher returns a handle that only has `wait`. Python callers get the handle that `Backend` made,
+    which also has the state and the error of the operation.
     """
     inherited = getattr(dist.ProcessGroup, name)
     title = f"tenfold:{_TITLES.get(name, name)}"
@@ -646,21 +645,21 @@ def _dispatched(name: str) -> Any:
                 record.end_with(made.work)
         else:
             work = inherited(self, *arguments, **options)
-        ours, made.work = made.work, None  # its tensors are not to live until the next call
+        ours, made.work = made.work, None  # its tensors must not live until the next call
         if ours is None:
             return work
         if _is_registered():
             ours.is_registered = True
         return ours
 
-    # PyTorch tells a call to the inherited method from one to this one by the name of the caller.
+    # PyTorch distinguishes a call of the inherited method from one of this method by the caller's name.
     collective.__code__ = collective.__code__.replace(co_name=name)
     _hide_from_compiler(collective)
     collective.__name__, collective.__doc__ = name, inherited.__doc__
     return collective
 
 
-# Under the names that PyTorch's C++ looks for; its other names for the same lead here.
+# By the names that PyTorch's C++ looks for; its other names for them call these.
 for _name in (
     "allreduce",
     "allreduce_coalesced",

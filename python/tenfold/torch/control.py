@@ -1,8 +1,8 @@
-"""tenfold's control plane and PyTorch's: each is offered what the other has.
+"""Connects tenfold's control plane and PyTorch's: each offers the handlers of the other.
 
-PyTorch's `torch_profile` can be asked of tenfold's worker servers, and tenfold's recorder, health and metrics
-of PyTorch's, under names that begin with `tenfold_`: PyTorch's own recorder knows when a collective was
-called, but not when it ended. `start_debug_server` is PyTorch's web front end over tenfold's workers.
+tenfold's worker servers offer PyTorch's `torch_profile`. PyTorch's servers offer tenfold's recorder, health
+and metrics, by names that begin with `tenfold_`: PyTorch's own recorder knows when a collective was called,
+but not when it ended. `start_debug_server` starts PyTorch's web front end with tenfold's worker servers.
 """
 
 import importlib.util
@@ -14,16 +14,16 @@ from tenfold import _tenfold, control
 
 __all__ = ["start_debug_server"]
 
-# What PyTorch's servers are offered. Their own of these names know nothing of tenfold.
+# The handlers offered to PyTorch's servers, whose own handlers of these names do not see tenfold.
 _OFFERED = ("c10d_health_check", "fr_dump_file", "fr_trace_json", "metrics", "wait_counter_values")
 
 
 def start_debug_server(*arguments: Any, **options: Any) -> None:
     """`torch.distributed.debug.start_debug_server`, with a tenfold worker server in every rank.
 
-    Its pages then show tenfold's flight recorder, health and waits. Takes PyTorch's arguments; what it
-    started ends with `torch.distributed.debug.stop_debug_server`. As PyTorch's, the workers' servers listen
-    on all addresses, without a password: for networks whose users trust each other.
+    Its pages then show tenfold's flight recorder, health and waits. It takes PyTorch's arguments. Stop it
+    with `torch.distributed.debug.stop_debug_server`. As with PyTorch's, the worker servers listen on all
+    addresses, without a password: use it only on networks whose users trust each other.
     """
     from torch.distributed import debug
 
@@ -36,13 +36,13 @@ def start_debug_server(*arguments: Any, **options: Any) -> None:
 
 
 def register() -> None:
-    """Offers each the other's handlers; more than once does no harm."""
+    """Offers each server the other's handlers. It may be called more than once."""
     if not hasattr(_distributed_c10d, "_get_handler_names"):
-        return  # a PyTorch from before the registry could be asked
+        return  # an older PyTorch, whose registry cannot be queried
     for name in _OFFERED:
         if f"tenfold_{name}" not in _distributed_c10d._get_handler_names():
             handler = control._get_handler(name)
-            # PyTorch lets go of it when the interpreter is gone: that kills the process if it is the last to.
+            # PyTorch drops its reference after the interpreter has shut down; dropping the last one crashes.
             _tenfold.control_keep(handler)
             _distributed_c10d._register_handler(f"tenfold_{name}", handler)
     has_profiler = importlib.util.find_spec("torch.distributed.debug") is not None
@@ -51,7 +51,7 @@ def register() -> None:
 
 
 class _Request(_distributed_c10d._Request):
-    """A request to tenfold as PyTorch's handlers want it. Those in Python see this very object."""
+    """Adapts a request to tenfold for PyTorch's handlers. Handlers in Python get this object itself."""
 
     def __init__(self, request: control._Request) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class _Request(_distributed_c10d._Request):
 
 
 class _Response(_distributed_c10d._Response):
-    """The same of a response."""
+    """Adapts a response in the same way."""
 
     def __init__(self, response: control._Response) -> None:
         super().__init__()
@@ -79,8 +79,8 @@ class _Response(_distributed_c10d._Response):
 
 
 def _torch_profile(request: control._Request, response: control._Response) -> None:
-    """PyTorch's profiler for some seconds (`duration`), as a trace of Chrome's."""
-    # Registers it with PyTorch; not before it is wanted, since it brings the profiler.
+    """Runs PyTorch's profiler for some seconds (`duration`). Answers with a Chrome trace."""
+    # Registers it with PyTorch, only on demand, because this imports the profiler.
     import torch.distributed.debug  # noqa: F401
 
     _distributed_c10d._get_handler("torch_profile")(_Request(request), _Response(response))

@@ -1,7 +1,7 @@
 """`DistributedDataParallel`: PyTorch's, on tenfold's reducer.
 
-It is a subclass of PyTorch's, so whatever knows that one knows this one; its arguments, its state dict,
-`no_sync`, `join` and communication hooks are PyTorch's. What is different is below it: gradients are averaged
+It is a subclass of PyTorch's, so code for that class works with this one. Its arguments, its state dict,
+`no_sync`, `join` and communication hooks are PyTorch's. The difference is the reducer: gradients are averaged
 in buckets in shared memory, which peers on the same host read in place, and errors name parameters and ranks.
 """
 
@@ -25,8 +25,8 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         dist.init_process_group("tenfold")
         model = tenfold.torch.DistributedDataParallel(module)
 
-    Takes what `torch.nn.parallel.DistributedDataParallel` takes, and needs a group of the backend `tenfold`.
-    Unlike there, `mixed_precision` works on the CPU.
+    Takes the arguments of `torch.nn.parallel.DistributedDataParallel`, and needs a group of the backend
+    `tenfold`. Unlike PyTorch's class, it supports `mixed_precision` on the CPU.
     """
 
     @functools.wraps(parallel.DistributedDataParallel.__init__)
@@ -34,13 +34,13 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         given = inspect.signature(super().__init__).bind(*args, **kwargs)
         given.apply_defaults()
         _check(**given.arguments)
-        # PyTorch's way to mixed precision needs the streams of an accelerator; ours is in `_run_ddp_forward`.
+        # PyTorch's mixed precision needs the streams of an accelerator; tenfold's is in `_run_ddp_forward`.
         precision = given.arguments["mixed_precision"] or _MixedPrecision()
         self._precision = precision
         given.arguments["mixed_precision"] = None
         super().__init__(*given.args, **given.kwargs)
         if precision.param_dtype is not None:
-            self.mixed_precision = precision  # has inputs converted
+            self.mixed_precision = precision  # converts inputs
         if precision.buffer_dtype is not None:
             for buffer in self.module.buffers():
                 if buffer.is_floating_point():
@@ -50,7 +50,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         dtype = self._precision.param_dtype
         if dtype is None:
             return super()._run_ddp_forward(*inputs, **kwargs)
-        # Converted by autograd, so gradients come back in the parameters' own dtype.
+        # Converted by autograd, so that gradients have the parameters' own dtype.
         narrow = {
             name: _Narrowed.apply(parameter, dtype) if parameter.is_floating_point() else parameter
             for name, parameter in self.module.named_parameters()
@@ -75,7 +75,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         buckets, limits = ddp._compute_bucket_assignment_by_size(parameters, first, expect_sparse_gradient)
         self.reducer = ddp.Reducer(
             parameters,
-            buckets[::-1],  # gradients come in about the reverse order of the parameters
+            buckets[::-1],  # gradients are computed in about the reverse order of the parameters
             limits[::-1],
             self.process_group,
             expect_sparse_gradient,
@@ -101,7 +101,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         self._passing_sync_batchnorm_handle(self.module)
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
-        """As PyTorch's: has `hook(state, bucket)` reduce every bucket; it returns a future of the content."""
+        """Sets the hook that reduces buckets, as PyTorch's: `hook(state, bucket)` returns a future."""
         self._check_comm_hook(hook)
         ddp._register_comm_hook(self.reducer, state, hook)
         self.logger._set_comm_hook_name(getattr(hook, "__qualname__", type(hook).__name__))
@@ -112,7 +112,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         self.logger._set_comm_hook_name(str(comm_hook_type))
 
     def _check_comm_hook(self, hook: Callable[..., Any]) -> None:
-        """As PyTorch's, but bfloat16 is reduced on the CPU, too."""
+        """Checks a hook as PyTorch does, but allows bfloat16 on the CPU."""
         if not callable(hook):
             self._log_and_throw(TypeError, "Communication hook must be callable.")
         parameters = inspect.signature(hook).parameters
@@ -133,17 +133,17 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
                 "Communication hook: return annotation should be torch.futures.Future[torch.Tensor].",
             )
 
-    # Ranks with different numbers of batches: one that has none takes part in the reductions of the others.
+    # Ranks with different numbers of batches: a rank without data takes part in the others' reductions.
 
     def _match_all_reduce_for_bwd_pass(self) -> None:
         self.reducer._take_part()
 
     def _match_unused_params_allreduce(self) -> None:
-        """That was a part of it."""
+        """Does nothing: this is a part of the method above."""
 
 
 class _Narrowed(torch.autograd.Function):
-    """A parameter in another dtype. As `Tensor.to`, whose backward cannot convert sparse gradients."""
+    """Converts a parameter, as `Tensor.to`, whose backward cannot convert sparse gradients."""
 
     @staticmethod
     def forward(context: Any, parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -156,7 +156,7 @@ class _Narrowed(torch.autograd.Function):
 
 
 def _names(module: torch.nn.Module, parameters: list[torch.Tensor]) -> dict[int, str]:
-    """The name of each parameter, for errors."""
+    """Returns the name of each parameter, for errors."""
     numbers = {parameter: number for number, parameter in enumerate(parameters)}
     return {numbers[parameter]: name for name, parameter in module.named_parameters() if parameter in numbers}
 
@@ -168,13 +168,13 @@ def _check(
     init_sync: bool,
     **_: Any,
 ) -> None:
-    """What PyTorch finds out late, or on some ranks only."""
+    """Checks for mistakes that PyTorch detects late, or on some ranks only."""
     group = process_group
     if group is None and device_mesh is not None:
         group = device_mesh.get_group(mesh_dim=0)
     group = group or dist.distributed_c10d._get_default_group()
     if dist.distributed_c10d._rank_not_in_group(group):
-        return  # PyTorch knows what to say
+        return  # PyTorch raises the error
     backend_of(group)
     if not init_sync or torch._dynamo.utils.get_optimize_ddp_mode() == "python_reducer":
         return

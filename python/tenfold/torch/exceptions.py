@@ -1,5 +1,5 @@
-"""Errors that are tenfold's and PyTorch's at once, so that `except torch.distributed.DistBackendError`
-catches them.
+"""Error classes that derive from tenfold's and PyTorch's, so that `except
+torch.distributed.DistBackendError` catches them.
 """
 
 import torch.distributed as dist

@@ -1,14 +1,13 @@
 """Where the gradients of a `Reducer` are, for PyTorch: in `.grad`, which autograd fills, and in the buckets.
 
-What is here follows PyTorch's own reducer to the bit: a gradient that is copied into its bucket is multiplied
-by the inverse of the number of ranks, one that lies there already is divided.
+Results equal those of PyTorch's own reducer to the bit: a gradient that is copied to its bucket is multiplied
+by the inverse of the number of ranks; one that is in the bucket already is divided.
 
-Without `gradient_as_bucket_view` a `.grad` belongs to the program, and what refers to it stays as it was when
-the next backward comes. Copying averages out of the buckets for that costs as much as reducing them. So
-where nobody but the parameter refers to its gradient, the one in the bucket takes its place, and the memory
-of the first is there for the next gradient that autograd computes. A program that is found to have kept one
-of the bucket's keeps it with the whole memory of the buckets, which get new memory, and from then on averages
-are copied.
+Without `gradient_as_bucket_view`, a `.grad` belongs to the program. References to it must keep their values
+during the next backward. Copying averages out of the buckets for this costs as much as reducing them. So if
+only the parameter refers to its gradient, the view in the bucket replaces it, and autograd can reuse the
+memory of the original for the next gradient. If the program turns out to have kept such a view, it keeps the
+whole memory of the buckets. The buckets then get new memory, and from then on averages are copied.
 """
 
 import sys
@@ -26,19 +25,19 @@ from tenfold.torch.work import Work
 
 
 class Gradients(gradients.Gradients):
-    """As for arrays, with `.grad` besides: a tensor of its own, or a view of the bucket."""
+    """As for arrays, with `.grad` in addition: a separate tensor, or a view of the bucket."""
 
-    # DDP says when, after it was told who has run out of data: those do not come into forward any more.
+    # DDP decides when, after it knows which ranks have no data left: these do not call forward any more.
     move_before_forward = False
 
     def __init__(self, params: Sequence[Tensor], as_views: bool) -> None:
         super().__init__(params, as_views)
         self._as_views = as_views
         self._takes = not as_views
-        self._incoming: Tensor | None = None  # what autograd has just added to a gradient, or made it of
-        self._taken: set[int] = set()  # those whose `.grad` was replaced
+        self._incoming: Tensor | None = None  # what autograd has just added to a gradient, or used as one
+        self._taken: set[int] = set()  # parameters whose `.grad` was replaced
         self._numbers = {param: number for number, param in enumerate(self.params)}
-        # Autograd's node for each parameter has the hook; it lives as long as somebody refers to it.
+        # Autograd's node for each parameter has the hook. A node lives as long as there is a reference to it.
         self._nodes: list[Any] = []
         self._handles: list[Any] = []
 
@@ -62,12 +61,12 @@ class Gradients(gradients.Gradients):
         array = self.array(self._memory[bucket], param, start, end - start)
         if array.numel() != param.numel():
             return array  # a sparse one has no memory
-        # As autograd's own gradients lie: with the strides of a parameter that has no holes.
+        # With the layout of autograd's own gradients: the strides of a parameter that has no holes.
         if torch._prims_common.is_non_overlapping_and_dense_or_false(param):
             array = array.as_strided(param.size(), param.stride())
         else:
             array = array.view(param.shape)
-        # A storage of its own, which only this refers to, so that others who do can be counted.
+        # A separate storage, to which only this refers, so that other references can be counted.
         return array if self._as_views else array.data
 
     def zeros(self, bucket: int) -> Tensor:
@@ -117,9 +116,9 @@ class Gradients(gradients.Gradients):
                 f"the gradient of {self.described(index)} is sparse and was expected to be dense; only those "
                 "of `Embedding` and `EmbeddingBag` with `sparse=True` are known to be sparse"
             )
-        # An unused gradient must stay as it is, whatever its bucket is reduced to: then none is taken.
+        # An unused gradient must not change, whatever its bucket is reduced to: then none is replaced.
         takes = self._takes and self.all_are_used and sys.getrefcount(gradient) == _REFERENCES
-        if gradient.requires_grad:  # of a backward that makes a graph of its own
+        if gradient.requires_grad:  # of a backward with `create_graph`
             gradient, takes = gradient.detach(), False
         if gradient.data_ptr() == view.data_ptr():
             if divisor != 1:
@@ -143,14 +142,14 @@ class Gradients(gradients.Gradients):
             self._taken.add(index)
 
     def _is_alone(self, gradient: Tensor) -> bool:
-        """Is it the only tensor on its memory, but for those of which autograd has just made it?"""
+        """Whether it is the only tensor on its memory, except for those from which autograd just made it."""
         storage, incoming = gradient.untyped_storage(), self._incoming
         is_new = incoming is not None and incoming.data_ptr() == gradient.data_ptr()
         return uses(storage) <= (4 if is_new else 2) and not gradient._backward_hooks
 
     def are_kept(self) -> bool:
         for index in self._taken:
-            # Two refer to a storage that nobody else has: its tensor, and the object that asks.
+            # A storage without other users has two references: its tensor, and the object that counts.
             if not self._lies_there(index) and uses(self.views[index].untyped_storage()) > 2:
                 self._takes = False
                 self._taken.clear()
@@ -180,7 +179,7 @@ class Gradients(gradients.Gradients):
         if gradient.sparse_dim() != 1:
             raise NotImplementedError(
                 f"the gradient of {self.described(index)} has {gradient.sparse_dim()} sparse dimensions, "
-                "of which there may be one"
+                "but only one is supported"
             )
         gradient = gradient.coalesce()
         return gradient.indices()[0].tolist(), gradient.values()
@@ -262,7 +261,7 @@ class Gradients(gradients.Gradients):
 
 
 def _references() -> int:
-    """How many refer to a gradient that only its parameter has: PyTorch's versions differ."""
+    """Counts the references to a gradient that only its parameter has: versions of PyTorch differ."""
     param = torch.nn.Parameter(torch.zeros(1))
     param.grad = torch.zeros(1)
     gradient = param.grad

@@ -1,9 +1,9 @@
-"""Tensors that peers on this host read where they lie.
+"""Tensors that peers on this host read in place.
 
-Memory that PyTorch has shared (`tensor.share_memory_()`) is a file that other processes can map. The first
-time such a tensor is used in a collective its file is registered with the group: peers map it once, and read
-it in place from then on. A registered storage is kept alive, so that its addresses cannot become those of
-something else; it is let go when nobody else has it and the next one is registered, or when the group ends.
+Memory that PyTorch has shared (`tensor.share_memory_()`) is a file that other processes can map. When such a
+tensor is first used in a collective, its file is registered with the group: peers map it once, and read it in
+place from then on. A registered storage is kept alive, so that its addresses cannot be reused. It is released
+if there are no other references when the next one is registered, or when the group ends.
 """
 
 import math
@@ -19,7 +19,7 @@ from tenfold import _tenfold, exceptions
 if TYPE_CHECKING:
     from tenfold.torch.backend import Backend
 
-# Elements below which nobody looks whether a tensor is shared.
+# Tensors with fewer elements are not checked for shared memory.
 WORTH_SHARING = 16 * 1024
 
 
@@ -30,7 +30,7 @@ class SharedStorages:
         self._known: dict[int, tuple[torch.UntypedStorage, _tenfold.Registration | None]] = {}
 
     def note(self, group: _tenfold.Group, tensor: torch.Tensor) -> None:
-        """Has the memory of a tensor registered, if PyTorch has shared it; called before every large
+        """Registers the memory of a tensor, if PyTorch has shared it. Called before every large
         operation.
         """
         if not tensor.is_shared():
@@ -42,7 +42,7 @@ class SharedStorages:
         self._known[storage.data_ptr()] = (storage, _register(group, storage))
 
     def _let_go_of_what_nobody_has(self) -> None:
-        # A storage that only `_known` refers to is counted once.
+        # A storage to which only `_known` refers has one reference.
         unused = [address for address, (storage, _) in self._known.items() if uses(storage) == 1]
         for address in unused:
             del self._known[address]
@@ -52,12 +52,12 @@ class SharedStorages:
 
 
 def uses(storage: torch.UntypedStorage) -> int:
-    """How many refer to it: tensors, and the object that asks."""
+    """Returns the number of references: tensors, and the object that counts."""
     return torch._C._storage_Use_Count(storage._cdata)
 
 
 def _register(group: _tenfold.Group, storage: torch.UntypedStorage) -> _tenfold.Registration | None:
-    """None where it cannot be: then the tensor is staged like any other, and that is remembered."""
+    """Registers a storage, or returns None if it cannot: then the tensor is staged, now and later."""
     if torch.multiprocessing.get_sharing_strategy() != "file_descriptor":
         return None  # the memory has a name instead of a descriptor
     try:
@@ -74,12 +74,11 @@ def _register(group: _tenfold.Group, storage: torch.UntypedStorage) -> _tenfold.
 def empty(
     *size: int, dtype: torch.dtype | None = None, group: dist.ProcessGroup | None = None
 ) -> torch.Tensor:
-    """A tensor of zeroes that peers on this host read in place: collectives on it need not copy it first.
+    """Returns a tensor of zeros that peers on this host read in place. Collectives need not copy it first.
 
-    `group` is a process group of the backend `tenfold`, by default the default one. The tensor is an ordinary
-    tensor for everything else, other groups included; only `group` reads it in place. Its memory is an
-    unnamed file, so a small `/dev/shm` does not matter, and nothing is left behind by a process that is
-    killed.
+    `group` is a process group of the backend `tenfold`, by default the default group. For everything else,
+    including other groups, the tensor is an ordinary tensor; only `group` reads it in place. Its memory is an
+    unnamed file, so a small `/dev/shm` does not matter, and a process that is killed leaves nothing behind.
     """
     shape = tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else size
     dtype = dtype or torch.get_default_dtype()
@@ -91,7 +90,7 @@ def empty(
 
 
 def backend_of(group: dist.ProcessGroup | None) -> "Backend":
-    """The tenfold backend of a process group."""
+    """Returns the tenfold backend of a process group."""
     group = group or dist.distributed_c10d._get_default_group()
     backend = group._get_backend(torch.device("cpu"))
     backend = getattr(backend, "wrapped_pg", backend)  # PyTorch's wrapper at level DETAIL
@@ -103,11 +102,11 @@ def backend_of(group: dist.ProcessGroup | None) -> "Backend":
 def shared_buckets_hook(
     state: dist.ProcessGroup | None, bucket: dist.GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
-    """A hook for `DistributedDataParallel.register_comm_hook`: gradients are averaged where they lie.
+    """A hook for `DistributedDataParallel.register_comm_hook` that averages gradients in place.
 
-    The first time it sees a bucket it moves the bucket's memory into shared memory, in place: views of it,
-    such as gradients with `gradient_as_bucket_view`, move along. `state` is the process group, or None for
-    the default one.
+    When it first sees a bucket, it moves the bucket's memory to shared memory, in place: views of it, such as
+    gradients with `gradient_as_bucket_view`, move along. `state` is the process group, or None for the
+    default group.
 
         model = DistributedDataParallel(module)
         model.register_comm_hook(None, tenfold.torch.shared_buckets_hook)
@@ -122,13 +121,13 @@ def shared_buckets_hook(
 
 
 def _fits(size: int) -> bool:
-    """Containers often have a small /dev/shm, and writing beyond it kills the process."""
+    """Whether /dev/shm has room. Containers often have little, and writing beyond it kills the process."""
     folder = os.statvfs("/dev/shm")  # noqa: S108, nothing is made there under a name
     if folder.f_bavail * folder.f_frsize > 2 * size:
         return True
     warnings.warn(
-        f"shared memory has too little room for a bucket of {size} bytes: its gradients are staged; "
-        "a container needs a larger /dev/shm for them to be read in place",
+        f"not enough shared memory for a bucket of {size} bytes, so its gradients are staged; "
+        "give the container a larger /dev/shm to read them in place",
         stacklevel=3,
     )
     return False

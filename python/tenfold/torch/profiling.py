@@ -6,14 +6,14 @@ from tenfold.torch.work import Work
 
 
 class ProfiledCall:
-    """A row that was begun; made only while a profiler runs."""
+    """A row that was started. Made only while a profiler runs."""
 
     def __init__(self, title: str) -> None:
         self._row = record_function(title)
         self._row.__enter__()
 
     def end_with(self, work: Work | None) -> None:
-        """Ends the row: now, or with an operation that is under way."""
+        """Ends the row: now, or when a pending operation completes."""
         if work is None:
             self._row.__exit__(None, None, None)
         else:

@@ -1,8 +1,8 @@
-"""What c10d's Gloo backend refuses, in its words, because programs look for them.
+"""What c10d's Gloo backend refuses, in its phrases, because programs match on them.
 
-Each function is named after an operation and returns the words for the first mistake in its arguments, or
-None. Tenfold's own message comes first and these words behind it, see `error` and `explained`. All of this
-runs only where an operation is refused, or has several tensors; a call in order pays nothing for it.
+Each function is named after an operation and returns the phrase for the first mistake in its arguments, or
+None. Tenfold's own message comes first and the phrase follows; see `error` and `explained`. All of this runs
+only if an operation is refused or has several tensors. A valid call does not pay for it.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ Lists = Sequence[Tensors]
 
 
 def error(group: Any, operation: str, mistake: str) -> DistArgumentError:
-    """The exception for a call that was refused before the group saw it."""
+    """Returns the exception for a call that was refused before it reached the group."""
     where = f"{operation} in group `{group.name}` failed on rank {group.rank} of {group.size}"
     refused = DistArgumentError(f"{where}: {mistake}")
     refused.operation, refused.group, refused.reason = operation, group.name, mistake
@@ -26,7 +26,7 @@ def error(group: Any, operation: str, mistake: str) -> DistArgumentError:
 
 
 def explained(refused: DistArgumentError, words: str | None) -> DistArgumentError:
-    """The same exception with c10d's words behind its own."""
+    """Returns the same exception with c10d's phrase appended."""
     if words is None or words in str(refused):
         return refused
     both = type(refused)(f"{refused} ({words})")
@@ -137,7 +137,7 @@ def alltoall(outputs: Tensors, inputs: Tensors, size: int) -> str | None:
 
 
 def splits(tensor: torch.Tensor, sizes: Sequence[int], ranks: int) -> str | None:
-    """Of `all_to_all_single`, for its input or its output."""
+    """Checks the splits of `all_to_all_single`, for its input or its output."""
     rows = tensor.size(0) if tensor.dim() else 1
     if not sizes:
         return "Tensor's dim 0 does not divide equally across group size" if rows % ranks else None
@@ -149,7 +149,7 @@ def splits(tensor: torch.Tensor, sizes: Sequence[int], ranks: int) -> str | None
 
 
 def reduction(tensors: Tensors, op: Any) -> str | None:
-    """Of all operations that combine elements."""
+    """Checks the reduce operation of all operations that combine elements."""
     is_bitwise = op.op.name in ("BAND", "BOR", "BXOR")
     is_integral = all(not tensor.is_floating_point() and not tensor.is_complex() for tensor in tensors)
     return (
@@ -168,14 +168,14 @@ def reduce_scatter(outputs: Tensors, inputs: Lists, size: int) -> str | None:
 
 
 def pairs(outputs: Tensors, inputs: Tensors) -> str | None:
-    """Of operations that take an output for each input."""
+    """Checks operations that take an output for each input."""
     if len(outputs) == len(inputs):
         return None
     return "requires input/output tensor lists to have the same length"
 
 
 def message(tensors: Tensors, tag: int) -> str | None:
-    """Of `send` and of both kinds of receive."""
+    """Checks `send` and both kinds of receive."""
     if tag < 0:
         return "Tag must be nonnegative"
     if len(tensors) != 1:

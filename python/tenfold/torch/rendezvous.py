@@ -1,7 +1,6 @@
 """`init_method="tenfold://host:port"`: as `tcp://`, over tenfold's store.
 
-Rank 0 hosts the server at that address, unless the agent of torchrun says that it does already; everybody is
-a client.
+Rank 0 hosts the server at that address, unless the agent of torchrun already does. All ranks are clients.
 """
 
 import os
@@ -21,20 +20,20 @@ SCHEME = "tenfold"
 
 
 def register() -> None:
-    """Makes `tenfold://` known to `torch.distributed`; more than once does no harm.
+    """Registers `tenfold://` with `torch.distributed`. It may be called more than once.
 
     >>> register()
     >>> store, rank, world_size = next(dist.rendezvous("tenfold://127.0.0.1:0", 0, 1))
     >>> store.set("color", "blue")
     """
-    with suppress(RuntimeError):  # which says that it is known
+    with suppress(RuntimeError):  # it is registered already
         dist.register_rendezvous_handler(SCHEME, rendezvous)
 
 
 def rendezvous(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple[TCPStore, int, int]]:
-    """Store, rank and world size of a URL such as `tenfold://host:port?rank=0&world_size=2`."""
+    """Yields store, rank and world size for a URL such as `tenfold://host:port?rank=0&world_size=2`."""
     address = urlparse(url)
-    host, port = address.hostname, address.port  # raises ValueError for a port that cannot be
+    host, port = address.hostname, address.port  # raises ValueError for an invalid port
     if host is None:
         raise _error("host name missing")
     if port is None:
@@ -51,7 +50,7 @@ def rendezvous(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator
         timeout=dist.constants.default_pg_timeout if timeout is None else timeout,
         multi_tenant=True,
     )
-    # PyTorch lets go of this iterator when the group is there, and not before: see `Store.__del__`.
+    # PyTorch drops this iterator after the group was made, and not before: see `Store.__del__`.
     yield store, rank, world_size
     raise RuntimeError(f"Unable to perform re-rendezvous using {SCHEME}:// method")
 
@@ -63,7 +62,7 @@ def _number(query: dict[str, list[str]], name: str, words: str) -> int:
 
 
 def _agent_serves(host: str, port: int) -> bool:
-    """Does torchrun's agent host a store there? Only the address that it gives its workers is promised."""
+    """Whether torchrun's agent hosts a store there. It does so only at the address it gives its workers."""
     return (
         os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
         and os.environ.get("MASTER_ADDR") == host

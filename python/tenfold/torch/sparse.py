@@ -1,4 +1,4 @@
-"""The sum of sparse tensors: everybody gathers all coordinates and values, and adds them up in the order of
+"""The sum of sparse tensors: all ranks gather all coordinates and values, and add them in the order of
 ranks.
 """
 
@@ -10,7 +10,7 @@ import torch.distributed as dist
 from tenfold import _tenfold
 from tenfold.torch.exceptions import DistArgumentError
 
-_SUM = dist.ReduceOp.RedOpType.SUM.value  # of our own ReduceOp, too
+_SUM = dist.ReduceOp.RedOpType.SUM.value  # also of tenfold's own ReduceOp
 
 
 def all_reduce(group: _tenfold.Group, tensors: list[torch.Tensor], op: Any, timeout: float | None) -> None:
@@ -44,7 +44,7 @@ def all_reduce(group: _tenfold.Group, tensors: list[torch.Tensor], op: Any, time
 
 
 def _gather_shapes(group: _tenfold.Group, own: torch.Tensor, timeout: float | None) -> list[list[int]]:
-    """Of every rank: how many values, how many sparse dimensions, how many dimensions, their lengths."""
+    """Returns for every rank: the numbers of values, sparse dimensions and dimensions, and their lengths."""
     shape = [own._nnz(), own.sparse_dim(), own.dim(), *own.shape]
     lengths = torch.zeros(group.size, dtype=torch.int64)
     group.all_gather_into(lengths, torch.tensor([len(shape)]), False, timeout)

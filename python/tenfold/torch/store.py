@@ -1,16 +1,15 @@
-"""tenfold's stores wherever PyTorch wants one.
+"""tenfold's stores, for use wherever PyTorch expects one.
 
     store = tenfold.torch.TCPStore("10.0.0.1", 29500, world_size=2, is_master=rank == 0)
     torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
 
-PyTorch's C++ finds the methods of a store that is written in Python, but only some, and partly under names of
-its own: `deleteKey`, `getNumKeys`. Queues, `list_keys` and `barrier` it does not find, so under one of
-PyTorch's own `PrefixStore`s there are no queues, and a barrier is made of ordinary keys; Python callers get
-the store's own. The timeout is the one that C++ keeps, because a `PrefixStore` around this store sets it
-there, unseen.
+PyTorch's C++ calls some methods of a store that is written in Python, partly by its own names: `deleteKey`,
+`getNumKeys`. It does not call the methods for queues, `list_keys` and `barrier`. So inside PyTorch's own
+`PrefixStore` there are no queues, and a barrier is made of ordinary keys. Python callers get the store's own
+methods. The timeout is the one that C++ keeps, because a `PrefixStore` around this store sets it only there.
 
-C++ does not keep the Python object alive either, without which it finds no methods at all. A default process
-group does that here; who uses a store without one must hold on to it.
+C++ does not keep the Python object alive, but cannot call its methods without it. A default process group
+keeps it alive here. A program that uses a store without a default group must hold a reference to it.
 """
 
 import os
@@ -31,7 +30,7 @@ _Text = str | bytes | bytearray
 
 
 class Store(dist.Store):
-    """Any store of tenfold, or any object with c10d's methods, as a store of PyTorch.
+    """Wraps a store of tenfold, or any object with c10d's methods, as a store of PyTorch.
 
     >>> import torch.distributed as dist
     >>> from tenfold._tenfold import HashStore
@@ -45,22 +44,22 @@ class Store(dist.Store):
     def __init__(self, store: Any) -> None:
         super().__init__()
         if not isinstance(store, _tenfold.Store):
-            raise TypeError(f"a store of tenfold is expected, not {type(store).__name__}")
+            raise TypeError(f"expected a store of tenfold, not {type(store).__name__}")
         self._store = store
         super().set_timeout(store.timeout)
 
     def __del__(self) -> None:
-        # C++ may go on using it, for one in a PrefixStore: it is to live as long as a group that may need it.
+        # C++ may still use it, for example in a PrefixStore: keep it as long as a group that may need it.
         if not sys.is_finalizing() and dist.is_initialized():
             weakref.finalize(dist.group.WORLD, _let_go, self).atexit = False
 
     @property
     def store(self) -> _tenfold.Store:
-        """tenfold's store inside."""
+        """Returns the wrapped store of tenfold."""
         return self._store
 
     def _in_time(self) -> _tenfold.Store:
-        """The store inside, with the timeout that PyTorch last set."""
+        """Returns the wrapped store, with the timeout that PyTorch last set."""
         if self._store.timeout != self.timeout:
             self._store.set_timeout(self.timeout)
         return self._store
@@ -120,7 +119,7 @@ class Store(dist.Store):
     def has_extended_api(self) -> bool:
         return self._store.has_extended_api()
 
-    # The names under which C++ looks for them.
+    # C++'s names for these methods.
     deleteKey = delete_key  # noqa: N815
     getNumKeys = num_keys  # noqa: N815
 
@@ -132,11 +131,11 @@ class Store(dist.Store):
 
 
 def _let_go(store: Store) -> None:
-    """Whoever kept the store alive is gone."""
+    """Runs when the object that kept the store alive is deleted."""
 
 
 class TCPStore(Store):
-    """A store on a server that all ranks reach over TCP; one of them hosts tenfold's. See `tenfold.TCPStore`.
+    """A store on a server that all ranks reach over TCP. One of them hosts it. See `tenfold.TCPStore`.
 
     >>> host = TCPStore("127.0.0.1", 0, is_master=True)
     >>> other = dist.TCPStore("127.0.0.1", host.port)
@@ -172,17 +171,17 @@ class TCPStore(Store):
 
     @property
     def host(self) -> str:
-        """The server's host, as it was given."""
+        """Returns the server's host, as it was given."""
         return self._tcp.host
 
     @property
     def port(self) -> int:
-        """The server's port."""
+        """Returns the server's port."""
         return self._tcp.port
 
     @property
     def libuvBackend(self) -> bool:  # noqa: N802, c10d's name
-        """What `use_libuv` was."""
+        """Returns the value of `use_libuv`."""
         return self._tcp.libuvBackend
 
 
@@ -194,7 +193,7 @@ class HashStore(Store):
 
 
 class FileStore(Store):
-    """A store in a file that all ranks see. See `tenfold.FileStore`."""
+    """A store in a file that all ranks can access. See `tenfold.FileStore`."""
 
     def __init__(self, file_name: str | os.PathLike[str], world_size: int = -1) -> None:
         self._file = _tenfold.FileStore(file_name, world_size)
@@ -202,7 +201,7 @@ class FileStore(Store):
 
     @property
     def path(self) -> str:
-        """The file, as it was given."""
+        """Returns the path, as it was given."""
         return self._file.path
 
 
@@ -221,7 +220,7 @@ class PrefixStore(Store):
 
     @property
     def underlying_store(self) -> Any:
-        """The store that this is a part of."""
+        """Returns the store that this is a part of."""
         return self._underlying
 
     @property

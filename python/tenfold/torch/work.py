@@ -1,8 +1,8 @@
-"""A handle on an operation that PyTorch accepts: as `Work`, and through a `Future`.
+"""A handle on an operation, in the forms that PyTorch accepts: `Work` and `Future`.
 
-Two rules come from PyTorch. A failed future must fail by a callback that raises: an exception that is set as
-a value looks like success to C++. And once `wait` has returned, the future must be complete, because the
-reducer reads it then.
+Two rules come from PyTorch. A future must fail by a callback that raises: an exception that is set as a value
+looks like success to C++. And once `wait` has returned, the future must be complete, because the reducer
+reads it then.
 """
 
 import threading
@@ -23,7 +23,7 @@ _UNKNOWN = _c10d.OpType.UNKNOWN
 
 
 class _Forgetting(threading.local):
-    """While a thread has PyTorch's registry forget a work: the works that it was told to wait for."""
+    """State while a thread removes a work from PyTorch's registry: the works that `wait` was called on."""
 
     works: "list[Work] | None" = None
 
@@ -34,7 +34,7 @@ _forgetting = _Forgetting()
 class Work(dist.Work):
     """One operation, or several as one.
 
-    `tensors` are what its future gives; of an operation with several lists of outputs these are the lists.
+    `tensors` are the value of its future. For an operation with several lists of outputs, they are the lists.
     """
 
     def __init__(self, parts: list[_tenfold.Work], tensors: list[Any]) -> None:
@@ -47,8 +47,8 @@ class Work(dist.Work):
         self.is_registered = False  # in PyTorch's registry of works, under each of its tensors
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Waits until it is over. With a timeout at most so long; the operation goes on, and can be waited
-        for again.
+        """Waits until the operation has completed. If this times out, the operation continues and `wait`
+        may be called again.
         """
         if _forgetting.works is not None:
             _forgetting.works.append(self)
@@ -64,10 +64,10 @@ class Work(dist.Work):
         return True
 
     def _forget(self) -> None:
-        """Has PyTorch's registry forget this work, and no other one.
+        """Removes this work, and no other, from PyTorch's registry.
 
-        PyTorch can only be asked to wait for all works of a tensor, which it forgets meanwhile. So it is
-        asked that while `wait` does not wait, and the others are registered again.
+        PyTorch can only wait for all works of a tensor, and removes them. So this calls it while `wait`
+        returns immediately, and then registers the other works again.
         """
         self.is_registered = False
         for tensor in self._flat():
@@ -99,7 +99,7 @@ class Work(dist.Work):
     def result(self) -> list[torch.Tensor]:
         if not self.is_completed():
             raise RuntimeError(
-                "the operation is under way: Work needs to be completed before calling result(). "
+                "the operation is pending: Work needs to be completed before calling result(). "
                 "Should call wait() before result()."
             )
         if self._tensors and isinstance(self._tensors[0], list):
@@ -110,7 +110,7 @@ class Work(dist.Work):
         rank = self._parts[0].source_rank() if len(self._parts) == 1 else None
         if rank is None:
             raise RuntimeError(
-                "only a receive that is over has a source rank: sourceRank() may only be called on work "
+                "only a completed receive has a source rank: sourceRank() may only be called on work "
                 "objects that correspond to a recv or recv-from-any call."
             )
         return rank
@@ -118,7 +118,7 @@ class Work(dist.Work):
     _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """Completed with the tensors, by a thread that nothing else depends on, or by `wait`."""
+        """Returns a future of the tensors. A separate thread completes it, or `wait`."""
         with self._lock:
             if self._future is not None:
                 return self._future
@@ -131,7 +131,7 @@ class Work(dist.Work):
         return self._future
 
     def get_future_result(self) -> torch.futures.Future[Any]:
-        """As `get_future`, completed with how it ended instead of with what it gave."""
+        """As `get_future`, but the future has the result of the work instead of the tensors."""
         return self.get_future().then(lambda _: self._verdict())
 
     def _verdict(self) -> Any:
@@ -142,7 +142,7 @@ class Work(dist.Work):
         return kinds.TIMEOUT if isinstance(error, TimeoutError) else kinds.COMM_ERROR
 
     def _watch(self, parts: list[_tenfold.Work]) -> None:
-        """Completes the future when the last part is over; one after the other, for all must be."""
+        """Completes the future after the last part. Parts are watched one after the other."""
         first, rest = parts[0], parts[1:]
         notify(first, (lambda: self._watch(rest)) if rest else self._settle)
 
@@ -151,7 +151,7 @@ class Work(dist.Work):
             promise, self._promise = self._promise, None
         if promise is not None:
             promise.set_result(None)
-        elif not self._future.done():  # another thread is about to
+        elif not self._future.done():  # another thread will complete it
             torch.futures.collect_all([self._future.then(lambda _: None)]).wait()
 
     def _outcome(self, _: Any) -> list[torch.Tensor]:
@@ -162,7 +162,7 @@ class Work(dist.Work):
 
     @property
     def timeout(self) -> timedelta:
-        """How long it may take."""
+        """Returns the timeout of the operation."""
         limits = [limit for part in self._parts if (limit := part.timeout()) is not None]
         return timedelta(seconds=max(limits, default=0.0))
 
@@ -173,7 +173,7 @@ class Work(dist.Work):
         return self._parts[-1].sequence_number() if self._parts else 0
 
     def _get_duration(self) -> float:
-        """Milliseconds, as c10d counts them."""
+        """Returns the duration in milliseconds, as in c10d."""
         return max((part.duration() or 0.0 for part in self._parts), default=0.0) * 1000
 
     def __repr__(self) -> str:
