@@ -35,7 +35,7 @@ def test_the_readme_of_a_crate_names_all_of_its_files_and_no_others(crate: Path)
     listed = {
         name.rsplit("/", 1)[-1] for name in names((crate / "README.md").read_text()) if name.endswith(".rs")
     }
-    assert listed == {file.name for file in (crate / "src").rglob("*.rs")}
+    assert listed == {file.name for file in sources(crate / "src") if file.suffix == ".rs"}
 
 
 def test_the_list_of_files_of_the_package_is_complete() -> None:
