@@ -621,11 +621,11 @@ impl Engine {
     }
 
     /// What a peer should know that we have just met: of which group, and what.
-    pub(crate) fn notices(&self) -> Vec<(u64, Vec<u8>)> {
-        let of = |group: &GroupState| {
-            group.notices().into_iter().map(|text| (group.id(), text)).collect::<Vec<_>>()
+    pub(crate) fn notices(&self, to: FabricId) -> Vec<(u64, Vec<u8>)> {
+        let of = |group: &mut GroupState| {
+            group.notices(to).into_iter().map(|text| (group.id(), text)).collect::<Vec<_>>()
         };
-        self.with(|state| state.groups.iter().flatten().flat_map(|group| of(group)).collect())
+        self.with(|state| state.groups.iter_mut().flatten().flat_map(|group| of(group)).collect())
     }
 
     /// What waits for the peer `id`, for a warning that it is silent: its rank, the group, the operation.

@@ -147,6 +147,9 @@ pub(crate) struct Fabric {
     call: AtomicU8,
     /// Wakes the helper thread a little later.
     alarm: OwnedFd,
+    /// Notices that were sent, one for each peer.
+    #[cfg(test)]
+    pub(crate) notices_sent: std::sync::atomic::AtomicUsize,
 }
 
 /// When the helper is to drive what no thread waits for.
@@ -265,6 +268,8 @@ impl Fabric {
             helper: Mutex::default(),
             call: AtomicU8::new(NOT_CALLED),
             alarm,
+            #[cfg(test)]
+            notices_sent: 0.into(),
         });
         lock(&LOCAL).insert(id.0, Arc::downgrade(&fabric));
         Ok((fabric, unix, tcp))

@@ -664,6 +664,7 @@ impl Watch {
             self.watch_process(&peer, &stream.io);
         }
         stream.peer = Some(Arc::clone(&peer));
+        peer.set_met();
         if !stream.ours {
             let answer =
                 Hello { purpose: Purpose::Control, sender: self.fabric.id, receiver: peer.id() }.encode();
@@ -678,7 +679,7 @@ impl Watch {
         stream.since = Instant::now();
         stream.ours = false; // from here on both sides are alike
         // What went wrong before we met: it should not wait for us in vain.
-        for (group, text) in self.fabric.engine.notices() {
+        for (group, text) in self.fabric.engine.notices(peer.id()) {
             ControlFrame::Notice { group, text }.encode(&mut stream.to_write);
         }
         self.fabric.tell_news();
@@ -765,6 +766,8 @@ impl Watch {
     fn tell(&mut self, to: &[Arc<Peer>], group: u64, text: &[u8]) {
         for peer in to {
             if let Some(thread) = peer.thread() {
+                #[cfg(test)]
+                self.fabric.notices_sent.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
                 thread.order(Order::Told { from: self.fabric.id, group, text: text.to_vec() });
             }
         }
@@ -780,6 +783,8 @@ impl Watch {
         }
         for (_, _, token) in chosen.into_values() {
             let Some(stream) = self.streams.get_mut(&token) else { continue };
+            #[cfg(test)]
+            self.fabric.notices_sent.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             stream.has_told = true;
             frame.encode(&mut stream.to_write);
             if stream.write().is_err() {

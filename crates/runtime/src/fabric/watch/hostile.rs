@@ -330,7 +330,7 @@ mod tests {
 
     impl Scene<'_> {
         fn has_failed(&self) -> bool {
-            !self.rank.handle.engine.notices().is_empty()
+            !self.rank.handle.engine.notices(FabricId(HONEST)).is_empty()
         }
 
         fn is_open(&self, line: usize) -> bool {
