@@ -133,6 +133,8 @@ pub(crate) struct GroupState {
     left: Vec<(Rank, Instant)>,
     /// A connection that broke, with whom and when, until it is known what became of that rank.
     broken: Option<Broken>,
+    /// It has more ranks on this host than there are cores.
+    pub(crate) is_crowded: bool,
 }
 
 /// A connection that broke although its peer seems to live.
@@ -176,6 +178,7 @@ impl GroupState {
             rumours: Vec::new(),
             left: Vec::new(),
             broken: None,
+            is_crowded: false,
         })
     }
 
