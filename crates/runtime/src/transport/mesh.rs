@@ -259,10 +259,14 @@ impl Mesh {
 
     /// What `peer` does and what it finished last, as far as it can be seen.
     pub(crate) fn doing(&self, peer: Rank) -> Option<Doing> {
-        match &self.routes[peer] {
-            Route::Near(near) => near.link.theirs().doing(),
-            _ => self.members[peer].peer.as_ref()?.doing(self.group),
+        if let Route::Near(near) = &self.routes[peer] {
+            return near.link.theirs().doing();
         }
+        let member = &self.members[peer];
+        let known = member.peer.as_ref()?;
+        // A thread of this process sends no pulses, even if its messages go by TCP: its board can be seen.
+        let board = || PeerRoom::new(known.segment()?, member.room, self.members.len(), self.key)?.doing();
+        known.doing(self.group).or_else(board)
     }
 
     /// Makes sure that there is a route, or that one is being made.
