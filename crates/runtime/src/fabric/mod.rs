@@ -121,6 +121,21 @@ pub(crate) struct FabricOptions {
     pub progress: Option<PathBuf>,
 }
 
+#[cfg(any(test, feature = "fuzzing"))]
+impl FabricOptions {
+    /// On this host, and as patient as tests on a busy machine need.
+    pub(crate) fn for_tests() -> Self {
+        FabricOptions {
+            interface: None,
+            ports: None,
+            heartbeat: Duration::from_secs(60),
+            in_place: false,
+            stuck: StuckSettings::default(),
+            progress: None,
+        }
+    }
+}
+
 pub(crate) struct Fabric {
     id: FabricId,
     pid: u32,

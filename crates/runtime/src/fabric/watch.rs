@@ -712,9 +712,8 @@ impl Watch {
 
     /// Reads what a peer has said on any stream.
     fn serve_all_of(&mut self, peer: &Peer) {
-        let is_its = |stream: &Stream| stream.peer.as_ref().is_some_and(|other| other.id() == peer.id());
-        let tokens: Vec<u64> =
-            self.streams.iter().filter(|(_, stream)| is_its(stream)).map(|(token, _)| *token).collect();
+        let of_peer = self.streams.iter().filter(|(_, stream)| stream.is_of(peer.id()));
+        let tokens: Vec<u64> = of_peer.map(|(token, _)| *token).collect();
         tokens.into_iter().for_each(|token| self.serve(token));
     }
 
@@ -835,9 +834,7 @@ impl Watch {
 
     /// Writes something to a peer on this host: always on the same stream, if both have dialled. False if there is none.
     fn write_near(&mut self, to: FabricId, put: impl FnOnce(&mut Stream)) -> bool {
-        let is_it =
-            |stream: &Stream| stream.io.is_unix() && stream.peer.as_ref().is_some_and(|peer| peer.id() == to);
-        let streams = self.streams.iter_mut().filter(|(_, stream)| is_it(stream));
+        let streams = self.streams.iter_mut().filter(|(_, stream)| stream.io.is_unix() && stream.is_of(to));
         let Some((&token, stream)) = streams.min_by_key(|(token, _)| **token) else { return false };
         put(stream);
         if stream.write().is_err() {
@@ -1107,18 +1104,9 @@ impl Complaints {
 mod tests {
     use super::*;
     use crate::fabric::{FabricHandle, FabricOptions};
-    use crate::group::stuck::StuckSettings;
 
     fn fabric() -> FabricHandle {
-        FabricHandle::new(FabricOptions {
-            interface: None,
-            ports: None,
-            heartbeat: Duration::from_secs(60),
-            in_place: false,
-            stuck: StuckSettings::default(),
-            progress: None,
-        })
-        .unwrap()
+        FabricHandle::new(FabricOptions::for_tests()).unwrap()
     }
 
     /// Whoever knows the id is let in on TCP, and every user can list the names of sockets.

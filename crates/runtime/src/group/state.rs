@@ -623,12 +623,16 @@ impl GroupState {
         self.mesh.members().iter().filter_map(|member| member.peer.clone()).collect()
     }
 
-    /// What a member should know that we have just met.
-    pub(crate) fn notices(&self) -> Vec<Vec<u8>> {
-        match (&self.inquest, self.notice()) {
-            (_, Some(failed)) => vec![failed],
+    /// What a process should know that we have just met: nothing if it is in another group.
+    pub(crate) fn notices(&mut self, to: FabricId) -> Vec<Vec<u8>> {
+        let is_it = |member: &Member| member.peer.as_ref().is_some_and(|peer| peer.id() == to);
+        let Some(rank) = self.mesh.members().iter().position(is_it) else { return Vec::new() };
+        match (self.notice(), &mut self.inquest) {
+            (Some(failed), _) => vec![failed],
             (None, None) => Vec::new(),
-            (Some(inquest), None) => inquest.testimony().map(|testimony| encode(&testimony.into())).collect(),
+            (None, Some(inquest)) => {
+                inquest.testimony_for(rank).into_iter().map(|said| encode(&said.into())).collect()
+            }
         }
     }
 
