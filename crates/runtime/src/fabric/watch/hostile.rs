@@ -18,7 +18,8 @@ use std::time::Instant;
 
 use tenfold_memory::Segment;
 
-use super::{ANSWERS_MAX, Io, Watch, prepare};
+use super::stream::{Io, send_with};
+use super::{ANSWERS_MAX, Watch, prepare};
 use crate::fabric::{Bell, Fabric, FabricHandle, FabricOptions, Order, Peer, Shutdown, UNCLAIMED_MAX, lock};
 use crate::group::Group;
 use crate::wire::{ControlFrame, FabricId, Hello, Purpose};
@@ -223,7 +224,7 @@ impl<'a> Scene<'a> {
         let segment = self.rank.segment.share().expect("there is a descriptor");
         let all = [segment.as_fd(), self.rank.bell.as_fd()];
         let sent = match descriptors.min(2) {
-            count if is_unix && count > 0 => super::send_with(end, bytes, &all[..count]).map(|_| ()),
+            count if is_unix && count > 0 => send_with(end, bytes, &all[..count]).map(|_| ()),
             _ => end.write_all(bytes),
         };
         // It may be full: the rank has more to say than a script reads.
@@ -302,7 +303,7 @@ mod tests {
     use super::*;
     use crate::FaultKind;
     use crate::fabric::UNCLAIMED_FOR;
-    use crate::fabric::watch::{READS, send_with};
+    use crate::fabric::watch::READS;
     use proptest::prelude::*;
     use tenfold_memory::{DType, Lane, Tensor};
 
