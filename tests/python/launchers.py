@@ -20,24 +20,19 @@ from servers import tenfold_binary
 PATIENCE = 300.0
 
 
-class Launcher:
-    """A running `tenfold run`: what it and its ranks say, in order, and how it ends.
+class Spoken:
+    """A running program that is read line by line.
 
     Standard output and standard error are one pipe, so that lines keep their order.
     """
 
     def __init__(
-        self,
-        *words: object,
-        environment: Mapping[str, str] | None = None,
-        command: tuple[str, ...] | None = None,
-        before: tuple[str, ...] = (),
+        self, command: list[str], environment: Mapping[str, str], stdin: int = subprocess.DEVNULL
     ) -> None:
-        command = command or (tenfold_binary(), "run")
         self.process = subprocess.Popen(
-            [*before, *command, *map(str, words)],
-            env=ENVIRONMENT | os.environ | (environment or {}),
-            stdin=subprocess.DEVNULL,
+            command,
+            env=ENVIRONMENT | os.environ | environment,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -48,7 +43,8 @@ class Launcher:
         self._unread: deque[str] = deque()
         self._news = threading.Condition()
         self._ended = False
-        self._reader = threading.Thread(target=self._read)
+        # A child that is left behind may keep the pipe open.
+        self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
@@ -74,6 +70,23 @@ class Launcher:
                 assert not self._ended, f"it ended without a line with {pattern!r}:\n{self}"
                 self._news.wait(left)
 
+    def __str__(self) -> str:
+        return f"$ {' '.join(self.process.args)}\n" + "\n".join(self.said)
+
+
+class Launcher(Spoken):
+    """A running `tenfold run`: what it and its ranks say, in order, and how it ends."""
+
+    def __init__(
+        self,
+        *words: object,
+        environment: Mapping[str, str] | None = None,
+        command: tuple[str, ...] | None = None,
+        before: tuple[str, ...] = (),
+    ) -> None:
+        command = command or (tenfold_binary(), "run")
+        super().__init__([*before, *command, *map(str, words)], environment or {})
+
     def ended(self, timeout: float = PATIENCE) -> int:
         """Waits for its end; its exit code."""
         try:
@@ -88,9 +101,6 @@ class Launcher:
 
     def interrupt(self) -> None:
         self.process.send_signal(signal.SIGINT)
-
-    def __str__(self) -> str:
-        return f"$ {' '.join(self.process.args)}\n" + "\n".join(self.said)
 
     def __enter__(self) -> Self:
         return self

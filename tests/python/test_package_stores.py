@@ -5,15 +5,19 @@ Where PyTorch's are known to be wrong, the test says what is right and asks only
 
 import copy
 import doctest
+import os
 import pickle
+import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import tenfold.torch.rendezvous
@@ -373,6 +377,76 @@ print(os.waitstatus_to_exitcode(os.wait()[1]))
 def test_a_forked_child_uses_its_parents_stores_and_ends():
     ended = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=60)
     assert (ended.stdout, ended.stderr) == ("7\n", "")
+
+
+# A process that has a store, and then a child that does nothing but live.
+WITH_CHILD = """
+import os, signal, sys
+from tenfold import _tenfold
+role, port = sys.argv[1], int(sys.argv[2])
+store = _tenfold.TCPStore("127.0.0.1", port, is_master=role == "server", wait_for_workers=False)
+print(store.port, flush=True)
+sys.stdin.readline()
+if (child := os.fork()) == 0:
+    signal.pause()
+print(child, flush=True)
+signal.pause()
+"""
+
+
+class WithChild:
+    """A process with a store that forks a child, is killed, and leaves the child behind."""
+
+    def __init__(self, role: str, port: int) -> None:
+        command = [sys.executable, "-c", WITH_CHILD, role, str(port)]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+
+    def said(self) -> int:
+        return int(self.process.stdout.readline())
+
+    def fork_and_die(self) -> None:
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        self.said()
+        self.process.kill()
+        self.process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def test_a_forked_child_does_not_hide_that_its_parent_which_was_the_server_is_dead():
+    with WithChild("server", 0) as host, ThreadPoolExecutor() as threads:
+        port = host.said()
+        client = _tenfold.TCPStore("127.0.0.1", port, is_master=False, timeout=PATIENCE)
+        waits = threads.submit(client.wait, ["key"])
+        host.fork_and_die()
+        with pytest.raises(torch_dist.DistNetworkError):  # and not that the key was never set
+            waits.result()
+        with pytest.raises(torch_dist.DistNetworkError, match="refused"):
+            _tenfold.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=1))
+
+
+def test_a_forked_child_does_not_hide_from_the_server_that_its_parent_is_dead():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(PATIENCE.total_seconds())
+        with WithChild("client", listener.getsockname()[1]) as host:
+            connection, _ = listener.accept()
+            connection.settimeout(PATIENCE.total_seconds())
+            greeting = b""
+            while len(greeting) < 10:  # VALIDATE and PING, each with a number
+                greeting += connection.recv(10 - len(greeting))
+            connection.sendall(greeting[6:])
+            host.said()
+            host.fork_and_die()
+            assert connection.recv(1) == b"", "the connection has ended"
 
 
 # ── stores written in Python ───────────────────────────────────────────────────────────────────────────────

@@ -4,71 +4,34 @@ Tests wait for what ranks say, and tell causes apart by the words of errors: wha
 be is noticed by a timeout, in other words.
 """
 
-import os
 import re
 import subprocess
-import threading
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from launchers import Spoken
 from processes import end_family, python
-from ranks import ENVIRONMENT
 from test_two_hosts import Host, hosts  # noqa: F401, a fixture
 
 PATIENCE = 150.0  # seconds; PyTorch alone takes half a minute to start on a busy machine
 pytestmark = pytest.mark.timeout(400)
 
 
-class Process:
-    """A rank, and what it says, line by line."""
+class Process(Spoken):
+    """A rank, which goes on as long as its standard input is open."""
 
     def __init__(self, command: list[str], environment: dict[str, str]) -> None:
-        self.popen = subprocess.Popen(
-            command,
-            env=ENVIRONMENT | os.environ | environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
-        self.said: list[str] = []
-        self._unread: deque[str] = deque()
-        self._news = threading.Condition()
-        self._ended = False
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        super().__init__(command, environment, stdin=subprocess.PIPE)
 
-    def _read(self) -> None:
-        for line in self.popen.stdout:
-            with self._news:
-                self.said.append(line.rstrip("\n"))
-                self._unread.append(line.rstrip("\n"))
-                self._news.notify_all()
-        with self._news:
-            self._ended = True
-            self._news.notify_all()
-
-    def until(self, beginning: str) -> str:
+    def line(self, beginning: str) -> str:
         """The next line that begins like this."""
-        with self._news:
-            while True:
-                while self._unread:
-                    if (line := self._unread.popleft()).startswith(beginning):
-                        return line
-                assert not self._ended, f"it ended without `{beginning}`:\n{self}"
-                assert self._news.wait(PATIENCE), f"it has not said `{beginning}`:\n{self}"
+        return self.until(f"^{re.escape(beginning)}", PATIENCE).string
 
     def ended(self) -> int:
-        self.popen.stdin.close()
-        return self.popen.wait(PATIENCE)
-
-    def __str__(self) -> str:
-        return "\n".join(self.said)
+        self.process.stdin.close()
+        return self.process.wait(PATIENCE)
 
 
 @contextmanager
@@ -91,7 +54,7 @@ def ranks(
         yield processes
     finally:
         for process in processes:
-            end_family(process.popen)
+            end_family(process.process)
 
 
 @pytest.mark.parametrize("way", ["tenfold", "torch"])
@@ -101,7 +64,7 @@ def test_a_forked_child_that_exits_neither_hangs_nor_disturbs_its_parent(way: st
         folder = tmp_path / str(attempt)
         folder.mkdir()
         with ranks("fork", way, folder) as processes:
-            slowest, usual = map(float, processes[0].until("children took ").split()[2:])
+            slowest, usual = map(float, processes[0].line("children took ").split()[2:])
             assert [process.ended() for process in processes] == [0, 0], "\n".join(map(str, processes))
         took.append((slowest, usual))
         # It takes far less, unless the machine is busy; then a child without groups takes long, too.
@@ -113,7 +76,7 @@ def test_a_forked_child_that_exits_neither_hangs_nor_disturbs_its_parent(way: st
 def test_a_forked_child_that_leaves_the_block_of_a_group_does_not_abort_it(tmp_path: Path) -> None:
     with ranks("leave_block", "tenfold", tmp_path) as processes:
         for process in processes:
-            process.until("left")
+            process.line("left")
         assert [process.ended() for process in processes] == [0, 0], "\n".join(map(str, processes))
 
 
@@ -124,14 +87,14 @@ NEVER = {"TENFOLD_HEARTBEAT": "1000"}
 def test_a_rank_that_is_killed_beside_its_data_loader_is_known_to_have_died(tmp_path: Path) -> None:
     with ranks("load", "torch", tmp_path, size=3, environment=NEVER) as processes:
         for rank in (0, 2):
-            error = processes[rank].until("raised ")
+            error = processes[rank].line("raised ")
             assert "rank 1 (host " in error, error
             assert "died: its process ended" in error, error
 
 
 def test_the_same_is_known_on_another_host(hosts: list[Host], tmp_path: Path) -> None:  # noqa: F811
     with ranks("load", "torch", tmp_path, places=hosts, environment=NEVER) as processes:
-        error = processes[0].until("raised ")
+        error = processes[0].line("raised ")
         assert "rank 1 (host " in error, error
         assert "died: its process ended" in error, error
 
@@ -161,10 +124,10 @@ def test_the_variable_sets_when_a_rank_that_is_cut_off_is_given_up(
 ) -> None:
     with ranks("part", way, tmp_path, places=hosts, environment={"TENFOLD_HEARTBEAT": "4"}) as processes:
         for process in processes:
-            process.until("sums")
+            process.line("sums")
         with cut(hosts):
             for rank, process in enumerate(processes):
-                error = process.until("raised ")
+                error = process.line("raised ")
                 assert f"rank {1 - rank} (host " in error, error
                 silence = re.search(r"shows no sign of life for ([\d.]+) s", error)
                 assert silence, error

@@ -5,6 +5,10 @@
 //! `/dev/shm` does not matter. The file is as large as it may ever become: pages exist only once they are touched, and
 //! a [`Block`] gives its pages back when it is dropped.
 //!
+//! That peers map it read-only protects against their mistakes, not against a hostile process of the same user, which can open
+//! the file again for writing. `F_SEAL_FUTURE_WRITE` would prevent that, but the kernel then refuses to punch holes, too, and no
+//! page could ever be given back.
+//!
 //! What a peer wrote is input: every offset that comes from one is checked against the mapping before it is used.
 //!
 //! Not here: what lies in a block (see `mailbox`), how a descriptor travels (see the runtime).
@@ -18,7 +22,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
+use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
+use rustix::process::{Resource, getrlimit};
 
 use crate::region::{Lease, PeerRegion, PeerRegions, Region, Regions};
 use crate::{Bytes, ForkGuard, Span};
@@ -105,8 +111,7 @@ impl Segment {
     /// A segment of at most `len` bytes, none of which exists until it is touched.
     pub fn new(len: usize) -> io::Result<Arc<Self>> {
         let len = len.max(2 * PAGE).next_multiple_of(PAGE);
-        let file = rustix::fs::memfd_create("tenfold", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        rustix::fs::ftruncate(&file, len as u64)?;
+        let file = memory_file("tenfold", len)?;
         // A peer that maps the file must never fault because it shrank.
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let mapping = Mapping::new(&file, len, ProtFlags::READ | ProtFlags::WRITE)?;
@@ -228,6 +233,27 @@ impl fmt::Debug for Segment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Segment").field("len", &self.len()).finish_non_exhaustive()
     }
+}
+
+/// An unnamed file in memory of `len` bytes, none of which exists until it is touched. It can be sealed.
+pub(crate) fn memory_file(name: &str, len: usize) -> io::Result<OwnedFd> {
+    // Beyond this limit the kernel does not only refuse: it sends SIGXFSZ, which kills a process that does not expect it.
+    if let Some(limit) = getrlimit(Resource::Fsize).current
+        && len as u64 > limit
+    {
+        let message = format!(
+            "{len} bytes of shared memory exceed the limit of {limit} bytes for files (RLIMIT_FSIZE); raise it with `ulimit -f`"
+        );
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
+    }
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    // With `vm.memfd_noexec=2` files that may be executed are refused. Kernels before 6.3 do not know the flag.
+    let file = match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
+        Err(Errno::INVAL) => rustix::fs::memfd_create(name, flags),
+        made => made,
+    }?;
+    rustix::fs::ftruncate(&file, len as u64)?;
+    Ok(file)
 }
 
 /// The same file, opened anew, because a duplicate would keep the right to write.
@@ -421,6 +447,30 @@ mod tests {
         let shared = segment.share().unwrap();
         assert!(Mapping::new(&shared, 2 * PAGE, ProtFlags::READ | ProtFlags::WRITE).is_err());
         assert!(rustix::io::write(&shared, b"x").is_err());
+    }
+
+    #[test]
+    fn a_file_in_memory_can_never_be_executed() {
+        if rustix::fs::memfd_create("probe", MemfdFlags::NOEXEC_SEAL).is_err() {
+            return; // a kernel before 6.3
+        }
+        let segment = Segment::new(2 * PAGE).unwrap();
+        let (_tensor, region) = crate::Tensor::in_file(crate::DType::U8, 1).unwrap();
+        for file in [segment.file.as_fd(), region.as_fd()] {
+            assert!(rustix::fs::fcntl_get_seals(file).unwrap().contains(SealFlags::EXEC));
+            assert_eq!(rustix::fs::fstat(file).unwrap().st_mode & 0o111, 0);
+        }
+    }
+
+    /// Why there is no `F_SEAL_FUTURE_WRITE`: if this fails, the kernel allows both, and the seal should be set.
+    #[test]
+    fn a_file_that_peers_cannot_open_for_writing_could_not_give_pages_back() {
+        let file = memory_file("tenfold", 2 * PAGE).unwrap();
+        let _own = Mapping::new(&file, 2 * PAGE, ProtFlags::READ | ProtFlags::WRITE).unwrap();
+        rustix::fs::fcntl_add_seals(&file, SealFlags::FUTURE_WRITE).unwrap();
+        assert!(Mapping::new(&file, 2 * PAGE, ProtFlags::READ | ProtFlags::WRITE).is_err());
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        assert_eq!(rustix::fs::fallocate(&file, hole, 0, PAGE as u64), Err(Errno::PERM));
     }
 
     #[test]

@@ -11,10 +11,10 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use rustix::fs::MemfdFlags;
+use rustix::fs::SealFlags;
 use rustix::mm::ProtFlags;
 
-use crate::segment::Mapping;
+use crate::segment::{Mapping, memory_file};
 use crate::{Block, Bytes, DType, Element, Region, Span};
 
 /// Contiguous elements that are lent to an operation.
@@ -290,8 +290,8 @@ impl Tensor {
     /// If the system refuses, or there are no elements.
     pub fn in_file(dtype: DType, elements: usize) -> io::Result<(Self, Arc<Region>)> {
         let len = elements.checked_mul(dtype.size()).ok_or(io::ErrorKind::OutOfMemory)?;
-        let file = rustix::fs::memfd_create("tenfold-tensor", MemfdFlags::CLOEXEC)?;
-        rustix::fs::ftruncate(&file, len as u64)?;
+        let file = memory_file("tenfold-tensor", len)?;
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SEAL)?; // there are to be no others
         let mapping = Arc::new(Mapping::new(&file, len, ProtFlags::READ | ProtFlags::WRITE)?);
         let start = mapping.start();
         // SAFETY: mapped above from this file, as long as the region; nobody else has the file for writing.

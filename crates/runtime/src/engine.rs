@@ -131,6 +131,12 @@ impl State {
         moved
     }
 
+    /// Does a group have more ranks on this host than there are cores?
+    fn look_for_crowd(&mut self) {
+        let is_crowded = self.groups.iter().flatten().any(|group| group.is_crowded);
+        self.patience.set_crowded(is_crowded);
+    }
+
     /// Says everywhere that this rank sleeps; the sockets to sleep on, and until when at most.
     fn prepare_to_sleep(&mut self) -> (Vec<(Socket, bool)>, Option<Instant>) {
         let (mut sockets, mut until) = (Vec::new(), None);
@@ -256,23 +262,26 @@ impl Engine {
         }
     }
 
-    pub(crate) fn add(&self, group: Box<GroupState>, crowded: bool) -> GroupIndex {
+    pub(crate) fn add(&self, mut group: Box<GroupState>, crowded: bool) -> GroupIndex {
         self.with(|state| {
-            if crowded {
-                state.patience.set_crowded();
-            }
+            group.is_crowded = crowded;
             let free = state.groups.iter().position(Option::is_none);
             let index = free.unwrap_or_else(|| {
                 state.groups.push(None);
                 state.groups.len() - 1
             });
             state.groups[index] = Some(group);
+            state.look_for_crowd();
             GroupIndex(index)
         })
     }
 
     pub(crate) fn remove(&self, index: GroupIndex) -> Option<Box<GroupState>> {
-        self.with(|state| state.groups[index.0].take())
+        self.with(|state| {
+            let group = state.groups[index.0].take();
+            state.look_for_crowd();
+            group
+        })
     }
 
     /// Starts an operation on a group and polls it once, so that what it has to say is said at once.
@@ -621,11 +630,11 @@ impl Engine {
     }
 
     /// What a peer should know that we have just met: of which group, and what.
-    pub(crate) fn notices(&self) -> Vec<(u64, Vec<u8>)> {
-        let of = |group: &GroupState| {
-            group.notices().into_iter().map(|text| (group.id(), text)).collect::<Vec<_>>()
+    pub(crate) fn notices(&self, to: FabricId) -> Vec<(u64, Vec<u8>)> {
+        let of = |group: &mut GroupState| {
+            group.notices(to).into_iter().map(|text| (group.id(), text)).collect::<Vec<_>>()
         };
-        self.with(|state| state.groups.iter().flatten().flat_map(|group| of(group)).collect())
+        self.with(|state| state.groups.iter_mut().flatten().flat_map(|group| of(group)).collect())
     }
 
     /// What waits for the peer `id`, for a warning that it is silent: its rank, the group, the operation.
@@ -722,6 +731,26 @@ mod tests {
 
     use super::*;
     use crate::{Group, Options};
+
+    /// Ranks that have left their large group and go on in a small one may spin again.
+    #[test]
+    fn a_group_with_more_ranks_than_cores_makes_ranks_yield_only_as_long_as_it_exists() {
+        let size = crate::group::usable_cores() + 1;
+        let options = Options::default().timeout(Duration::from_secs(100));
+        let is_crowded =
+            |group: &Group| group.fabric().engine.with(|state| state.patience.quick_turns() == 1);
+        let outcome = Group::threads_with(size, &options, |group| {
+            assert!(is_crowded(&group));
+            let alone = group.subgroup(&[group.rank()], Options::new(format!("alone{}", group.rank())));
+            group.barrier()?.wait()?;
+            let alone = alone?.expect("this rank is in it");
+            assert!(is_crowded(&alone));
+            drop(group);
+            assert!(!is_crowded(&alone));
+            Ok(())
+        });
+        outcome.unwrap();
+    }
 
     /// Several threads of rank 0 wait at once; each must be woken by whichever thread completes its operation. Sleepers look
     /// around by themselves only after an hour, so a lost wake-up is a timeout.

@@ -9,6 +9,7 @@
 //!   hint: rank 5 last finished #41 broadcast(…); see its log, or raise `timeout`
 //! ```
 
+use std::any::Any;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
@@ -189,6 +190,12 @@ pub(crate) fn show_duration(duration: Duration) -> String {
     } else {
         format!("{:.1} ms", duration.as_secs_f64() * 1e3)
     }
+}
+
+/// The message of a panic that was caught.
+pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message")
 }
 
 /// As in `rank 3` or `ranks 1, 2, 5`.

@@ -40,9 +40,9 @@ impl Patience {
         Patience { crowded: false, spins: SPINS_MAX, turn: 0 }
     }
 
-    /// More ranks than cores.
-    pub(crate) fn set_crowded(&mut self) {
-        self.crowded = true;
+    /// Are there more ranks than cores?
+    pub(crate) fn set_crowded(&mut self, crowded: bool) {
+        self.crowded = crowded;
     }
 
     /// How often to look at a short operation before it is put aside: a few microseconds, if cores are free.
@@ -123,8 +123,10 @@ mod tests {
     #[test]
     fn with_more_ranks_than_cores_nobody_spins() {
         let mut patience = Patience::new();
-        patience.set_crowded();
+        patience.set_crowded(true);
         assert_eq!(patience.next(), Next::Yield);
         assert_eq!(spins_before_sleep(&mut patience), 0);
+        patience.set_crowded(false);
+        assert_eq!(patience.next(), Next::Spin);
     }
 }

@@ -14,7 +14,7 @@ use std::task::Poll;
 use tenfold_memory::{Bytes, Head, Reduction, Span, Tensor, TensorView};
 use tenfold_plan::{Buffer, Chunk, Plan, Rank, Step};
 
-use crate::fault::{Fault, FaultKind};
+use crate::fault::{Fault, FaultKind, panic_text};
 use crate::label::{Label, Roots};
 use crate::recorder::Sizes;
 use crate::transport::{Stage, Transport, Wants};
@@ -589,8 +589,7 @@ fn combine<T: Transport>(
 #[cold]
 fn combine_by_user(rank: Rank, combine: impl FnOnce()) -> Result<(), Fault> {
     catch_unwind(AssertUnwindSafe(combine)).map_err(|panic| {
-        let text = panic.downcast_ref::<String>().map(String::as_str);
-        let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+        let text = panic_text(&*panic);
         let message = format!("the custom reduce operation of rank {rank} panicked: {text}");
         Fault::new(FaultKind::Aborted, message).peer(rank)
     })

@@ -18,7 +18,7 @@ use tenfold_store::Deadline;
 use tracing::Span;
 
 use crate::fabric::FabricHandle;
-use crate::fault::{Error, Fault, FaultKind, Result, Scene, show_duration};
+use crate::fault::{Error, Fault, FaultKind, Result, Scene, panic_text, show_duration};
 use crate::group::detail::Detail;
 use crate::label::{Label, OpKind};
 use crate::recorder::{GroupRecord, Ticket, Waited};
@@ -229,8 +229,7 @@ impl Shared {
     /// A panic ends neither the thread, on which other operations depend, nor the callbacks behind it.
     fn guard(&self, what: &str, run: impl FnOnce()) {
         if let Err(panic) = std::panic::catch_unwind(AssertUnwindSafe(run)) {
-            let text = panic.downcast_ref::<String>().map(String::as_str);
-            let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+            let text = panic_text(&*panic);
             tracing::error!("a {what} of {self:?} in group `{}` panicked: {text}", self.group);
         }
     }

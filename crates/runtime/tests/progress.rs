@@ -9,7 +9,7 @@
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Barrier, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tenfold::{CustomOp, DType, FaultKind, Group, Options, ReduceOp, Result, Tensor, Work};
 
@@ -43,6 +43,19 @@ impl Event {
     }
 }
 
+/// Returns once a thread sleeps: here, in `wait`.
+fn until_asleep(thread: rustix::thread::Pid) {
+    let (file, start) = (format!("/proc/self/task/{thread}/stat"), Instant::now());
+    let sleeps = || {
+        let stat = std::fs::read_to_string(&file).unwrap();
+        stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('S'))
+    };
+    while !sleeps() {
+        assert!(start.elapsed() < LIMIT, "the thread does not fall asleep");
+        std::thread::yield_now();
+    }
+}
+
 // ── threads that wait, and threads that do not ──────────────────────────────────────────────────────────────
 
 /// Rank 0 starts an all-reduce while another of its threads waits. That thread stops waiting; rank 0 waits for nothing.
@@ -54,8 +67,12 @@ fn goes_on_after_the_last_waiter_has_left(calls: impl Fn(&Group) -> Group + Sync
         if group.rank() == 0 {
             std::thread::scope(|scope| {
                 let waiting = group.recv(word.lend(), 1, 0)?;
-                let waiter = scope.spawn(move || waiting.wait());
-                std::thread::sleep(Duration::from_millis(50)); // most likely it waits by then; if not, nothing is tested
+                let (tell, told) = channel();
+                let waiter = scope.spawn(move || {
+                    tell.send(rustix::thread::gettid()).unwrap();
+                    waiting.wait()
+                });
+                until_asleep(told.recv().unwrap());
                 let work = calls(&other).all_reduce(large.lend(), ReduceOp::Sum)?;
                 called.signal();
                 waiter.join().unwrap()?;

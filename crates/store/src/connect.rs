@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use socket2::SockRef;
+use tenfold_memory::NotInherited;
 
 use crate::deadline::Deadline;
 use crate::error::{Fault, FaultKind, show_duration};
@@ -30,7 +31,8 @@ const RESOLVING: Duration = Duration::from_secs(10);
 /// A connection to a server, read and written with a deadline.
 #[derive(Debug)]
 pub(crate) struct Link {
-    stream: TcpStream,
+    /// A forked child that kept a copy would hide from the server that this process has ended.
+    stream: NotInherited<TcpStream>,
     peer: SocketAddr,
     /// Bytes that arrived and were not asked for yet: `input[at..]`.
     input: Vec<u8>,
@@ -97,7 +99,7 @@ impl Link {
         };
         set_up().map_err(|error| Fault::new(FaultKind::Connect, describe(&error)))?;
         let mut link = Link {
-            stream,
+            stream: stream.into(),
             peer: address,
             input: Vec::new(),
             at: 0,

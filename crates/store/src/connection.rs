@@ -11,6 +11,7 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use mio::net::TcpStream;
+use tenfold_memory::NotInherited;
 
 use crate::request::Operation;
 use crate::table::SHARED_VALUE;
@@ -28,7 +29,8 @@ pub(crate) const PROGRESS: usize = 16 << 10;
 /// One client, as the server sees it.
 #[derive(Debug)]
 pub(crate) struct Connection {
-    pub(crate) stream: TcpStream,
+    /// A forked child that kept a copy would hide from the client that this process has ended.
+    pub(crate) stream: NotInherited<TcpStream>,
     pub(crate) peer: SocketAddr,
     pub(crate) since: Instant,
     /// Has it said the magic words?
@@ -65,7 +67,7 @@ pub(crate) struct Connection {
 impl Connection {
     pub(crate) fn new(stream: TcpStream, peer: SocketAddr, now: Instant) -> Self {
         Connection {
-            stream,
+            stream: stream.into(),
             peer,
             since: now,
             validated: false,

@@ -12,6 +12,7 @@ use std::path::Path;
 use tenfold_http::{Limits, Method, Options, Server, SocketFile, decode_pairs};
 
 use super::{Endpoint, Handler, Request, Response};
+use crate::fault::panic_text;
 
 const HANDLERS_MAX: usize = 8;
 /// What a question may say beside its name.
@@ -125,11 +126,7 @@ fn run(name: &str, handler: &Handler, request: &Request) -> Response {
     match catch_unwind(AssertUnwindSafe(|| handler(request))) {
         Ok(response) if (200..=599).contains(&response.status) => response,
         Ok(response) => failed(&format!("{} is no status of an answer", response.status)),
-        Err(panic) => {
-            let text = panic.downcast_ref::<&str>().map(|text| text.to_string());
-            let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
-            failed(&format!("it panicked: {}", text.as_deref().unwrap_or("without a word")))
-        }
+        Err(panic) => failed(&format!("it panicked: {}", panic_text(&*panic))),
     }
 }
 

@@ -121,6 +121,21 @@ pub(crate) struct FabricOptions {
     pub progress: Option<PathBuf>,
 }
 
+#[cfg(any(test, feature = "fuzzing"))]
+impl FabricOptions {
+    /// On this host, and as patient as tests on a busy machine need.
+    pub(crate) fn for_tests() -> Self {
+        FabricOptions {
+            interface: None,
+            ports: None,
+            heartbeat: Duration::from_secs(60),
+            in_place: false,
+            stuck: StuckSettings::default(),
+            progress: None,
+        }
+    }
+}
+
 pub(crate) struct Fabric {
     id: FabricId,
     pid: u32,
@@ -147,6 +162,9 @@ pub(crate) struct Fabric {
     call: AtomicU8,
     /// Wakes the helper thread a little later.
     alarm: OwnedFd,
+    /// Notices that were sent, one for each peer.
+    #[cfg(test)]
+    pub(crate) notices_sent: std::sync::atomic::AtomicUsize,
 }
 
 /// When the helper is to drive what no thread waits for.
@@ -265,6 +283,8 @@ impl Fabric {
             helper: Mutex::default(),
             call: AtomicU8::new(NOT_CALLED),
             alarm,
+            #[cfg(test)]
+            notices_sent: 0.into(),
         });
         lock(&LOCAL).insert(id.0, Arc::downgrade(&fabric));
         Ok((fabric, unix, tcp))

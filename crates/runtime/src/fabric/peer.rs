@@ -83,6 +83,8 @@ pub(crate) struct Peer {
     whereabouts: Mutex<Option<Whereabouts>>,
     dialling: AtomicBool,
     near: OnceLock<(Arc<PeerSegment>, Bell)>,
+    /// There is, or was, a stream to it on which both have said hello, or it is a thread.
+    met: AtomicBool,
     /// A thread of this process.
     thread: OnceLock<Weak<Fabric>>,
     fate: OnceLock<(Fate, Instant)>,
@@ -97,6 +99,7 @@ impl Peer {
             whereabouts: Mutex::default(),
             dialling: AtomicBool::new(false),
             near: OnceLock::new(),
+            met: AtomicBool::new(false),
             thread: OnceLock::new(),
             fate: OnceLock::new(),
             doing: Mutex::default(),
@@ -159,8 +162,18 @@ impl Peer {
         let _ = self.near.set((Arc::new(segment), bell)); // both may have dialled at once
     }
 
+    pub(super) fn set_met(&self) {
+        self.met.store(true, Ordering::Relaxed);
+    }
+
+    /// Does it hear what it is told?
+    pub(crate) fn is_met(&self) -> bool {
+        self.met.load(Ordering::Relaxed)
+    }
+
     pub(super) fn meet_thread(&self, fabric: &Arc<Fabric>) {
         let _ = self.thread.set(Arc::downgrade(fabric));
+        self.set_met();
         self.meet(PeerSegment::local(Arc::clone(fabric.segment())), fabric.bell.clone());
     }
 

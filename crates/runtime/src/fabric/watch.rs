@@ -8,44 +8,43 @@
 //! counter in its segment must move, between hosts frames must come. If none come, the peer is also asked on a new connection:
 //! after packets were lost, TCP retransmits at ever longer intervals, so a stream may stay unresponsive for twice as long as the
 //! network was.
+//!
+//! Here is the loop, and what streams carry; `watch/strangers.rs` lets peers in, `watch/lives.rs` watches over their lives, and
+//! `watch/stream.rs` is one stream.
 
 #![expect(clippy::disallowed_methods, reason = "owns the helper thread, and its clock")]
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod hostile;
+mod lives;
+mod strangers;
+mod stream;
 
-use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
-use std::io::{self, Read as _, Write as _};
-use std::mem::MaybeUninit;
-use std::net::{IpAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::io::{self, Read as _};
+use std::net::TcpListener;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
-};
-use rustix::process::{PidfdFlags, pidfd_open};
-use tenfold_memory::{Doing, FileIdentity, NotInherited, PeerRegion, PeerSegment, Region};
-use tenfold_store::owner::{self, Owner};
+use tenfold_memory::NotInherited;
 
-use super::early::Kept;
 use super::progress::Progress;
 use super::regions::{Announced, Announcement, Answer};
-use super::silence::{Look, Silence};
-use super::{Bell, Fabric, Fate, LinkId, Order, Peer, UNCLAIMED_FOR, UNCLAIMED_MAX, Unclaimed, lock};
-use crate::fault::show_duration;
-use crate::network::{explain, is_exhaustion};
+use super::silence::Silence;
+use super::{Fabric, Fate, Order, Peer, lock};
+use crate::network::explain;
 use crate::recorder;
-use crate::wire::{ControlFrame, FabricId, GroupPulse, Hello, Purpose};
+use crate::wire::{ControlFrame, FabricId, Hello, Purpose};
+use lives::Pulse;
+use strangers::Complaints;
+use stream::{Io, Stream, connect, connect_near, receive_descriptors};
 
 const WAKER: u64 = 0;
 const UNIX: u64 = 1;
@@ -59,33 +58,17 @@ const EVENTS: usize = 256;
 /// Between two looks at the peers, at most.
 const TICK: Duration = Duration::from_millis(500);
 
-/// A stranger has so long to say hello.
-const GREETING_MAX: Duration = Duration::from_secs(10);
-
-/// Streams of strangers who have not said hello yet. Beyond it the oldest is closed and not the newest: a peer says hello as
-/// soon as it is connected, and must not be kept out by those who say nothing.
-const STRANGERS_MAX: usize = 384;
-
-/// Connections accepted at a time, before beats and streams have their turn again.
-const ACCEPTS: usize = 64;
-
 /// Reads from one stream, of up to 16 KiB each, before beats and other streams have their turn again.
 const READS: usize = 64;
 
 /// Bytes of answers that a peer may leave unread.
 const ANSWERS_MAX: usize = 1 << 20;
 
-/// How long accepting rests when there are no descriptors.
-const ACCEPT_REST: Duration = Duration::from_millis(50);
-
 /// After how long a peer is dialled again that has no room for another caller.
 const DIAL_REST: Duration = Duration::from_millis(10);
 
 /// How often a peer is dialled again that closes before it says hello.
 const TRIES_MAX: u32 = 5;
-
-/// Between two lines of the log about strangers; those in between are counted.
-const COMPLAINT_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(super) fn start(fabric: Arc<Fabric>, unix: UnixListener, tcp: TcpListener) -> io::Result<JoinHandle<()>> {
     let mut watch = prepare(fabric, unix, tcp)?;
@@ -126,51 +109,6 @@ fn prepare(fabric: Arc<Fabric>, unix: UnixListener, tcp: TcpListener) -> io::Res
         tick,
         next_tick: now + tick,
     })
-}
-
-/// A stream to somebody.
-struct Stream {
-    io: Io,
-    /// Nothing before its hello.
-    peer: Option<Arc<Peer>>,
-    /// We opened it, and have not been answered.
-    ours: bool,
-    /// The peer opened it.
-    accepted: bool,
-    arrived: Vec<u8>,
-    descriptors: Vec<OwnedFd>,
-    to_write: Vec<u8>,
-    /// Regions whose descriptor travels with the byte of `to_write` at this place; in order.
-    enclosed: VecDeque<(usize, Arc<Region>)>,
-    since: Instant,
-    /// It only asks whether this peer responds: its end means nothing.
-    probe: Option<Arc<Peer>>,
-    /// Notices were sent on it.
-    has_told: bool,
-}
-
-enum Io {
-    Unix(NotInherited<UnixStream>),
-    Tcp(NotInherited<TcpStream>),
-}
-
-impl Io {
-    fn fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Io::Unix(stream) => stream.as_fd(),
-            Io::Tcp(stream) => stream.as_fd(),
-        }
-    }
-
-    fn is_unix(&self) -> bool {
-        matches!(self, Io::Unix(_))
-    }
-}
-
-/// How a peer on this host was last seen.
-struct Pulse {
-    last: u64,
-    silence: Silence,
 }
 
 /// What became of a stream after something was read.
@@ -310,98 +248,6 @@ impl Watch {
         token
     }
 
-    fn accept_unix(&mut self) {
-        for _ in 0..ACCEPTS {
-            match self.unix.accept() {
-                Ok((stream, _)) => {
-                    if !self.is_welcome(&stream) || stream.set_nonblocking(true).is_err() {
-                        continue;
-                    }
-                    self.make_room_for_stranger();
-                    let token = self.add(Io::Unix(stream.into()), None, false);
-                    self.serve(token);
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(error) if is_exhaustion(&error) => return self.rest(&error),
-                Err(_) => {} // it went away before it was accepted
-            }
-        }
-    }
-
-    /// No descriptor is left for the next connection, whose event would wake this thread again and again.
-    fn rest(&mut self, error: &io::Error) {
-        self.complain(&format!("cannot accept a peer: {}", explain(error)));
-        self.resting_until = Some(Instant::now() + ACCEPT_REST);
-        self.listen(EventFlags::empty());
-    }
-
-    fn listen(&self, flags: EventFlags) {
-        let unix = epoll::modify(&self.poll, &self.unix, EventData::new_u64(UNIX), flags);
-        let tcp = epoll::modify(&self.poll, &self.tcp, EventData::new_u64(TCP), flags);
-        if let Err(error) = unix.and(tcp) {
-            tracing::warn!("cannot watch who connects: {error}");
-        }
-    }
-
-    /// A line of the log that strangers can cause.
-    fn complain(&mut self, line: &str) {
-        if let Some(line) = self.complaints.show(line, Instant::now()) {
-            tracing::warn!("{line}");
-        }
-    }
-
-    /// Closes the stream that has said nothing for longest, if there are too many of them.
-    fn make_room_for_stranger(&mut self) {
-        let strangers = self.streams.iter().filter(|(_, stream)| stream.peer.is_none());
-        let tokens: Vec<u64> = strangers.map(|(&token, _)| token).collect();
-        if tokens.len() >= STRANGERS_MAX
-            && let Some(oldest) = tokens.into_iter().min()
-        {
-            self.streams.remove(&oldest);
-        }
-    }
-
-    /// Other users of this host have no business with our memory.
-    fn is_welcome(&mut self, stream: &UnixStream) -> bool {
-        let same_user = rustix::net::sockopt::socket_peercred(stream)
-            .is_ok_and(|them| them.uid == rustix::process::geteuid());
-        if !same_user {
-            self.complain("refused a process of another user that tried to join");
-        }
-        same_user
-    }
-
-    /// The same for a caller from this host; the kernel knows its user. Of others nothing can be known.
-    fn is_served(&mut self, stream: &TcpStream, caller: std::net::SocketAddr) -> bool {
-        let Ok(own) = stream.local_addr() else { return false }; // it is gone
-        if !caller.ip().is_loopback() && caller.ip() != own.ip() {
-            return true;
-        }
-        let same_user = owner::of_connection(caller, own).is_none_or(Owner::is_trusted);
-        if !same_user {
-            self.complain("refused a process of another user that tried to join");
-        }
-        same_user
-    }
-
-    fn accept_tcp(&mut self) {
-        for _ in 0..ACCEPTS {
-            match self.tcp.accept() {
-                Ok((stream, caller)) => {
-                    if !self.is_served(&stream, caller) || stream.set_nonblocking(true).is_err() {
-                        continue;
-                    }
-                    self.make_room_for_stranger();
-                    let token = self.add(Io::Tcp(stream.into()), None, false);
-                    self.serve(token);
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(error) if is_exhaustion(&error) => return self.rest(&error),
-                Err(_) => {} // it went away before it was accepted
-            }
-        }
-    }
-
     /// Opens a stream to `peer`: Unix if it is on this host, else TCP.
     fn dial(&mut self, peer: &Arc<Peer>) {
         let opened = match peer.near_name() {
@@ -426,28 +272,6 @@ impl Watch {
                 self.dial_later(peer);
             }
             Err(error) => self.end(peer, Fate::Unreachable(explain(&error))),
-        }
-    }
-
-    /// Says hello; on a Unix stream with the descriptors of our segment and our bell.
-    fn greet(&mut self, token: u64) {
-        let Some(stream) = self.streams.get_mut(&token) else { return };
-        let Some(peer) = &stream.peer else { return };
-        let hello = Hello { purpose: Purpose::Control, sender: self.fabric.id, receiver: peer.id() }.encode();
-        let sent = match &stream.io {
-            Io::Tcp(_) => {
-                stream.to_write.splice(0..0, hello);
-                Ok(())
-            }
-            Io::Unix(socket) => self.fabric.segment.share().and_then(|segment| {
-                let descriptors = [segment.as_fd(), self.fabric.bell.as_fd()];
-                send_descriptors(socket, &hello, &descriptors)
-            }),
-        };
-        if let Err(error) = sent {
-            let peer = Arc::clone(peer);
-            self.streams.remove(&token);
-            self.end(&peer, Fate::Unreachable(error.to_string()));
         }
     }
 
@@ -527,35 +351,6 @@ impl Watch {
         self.end(&Arc::clone(peer), fate);
     }
 
-    /// A data link belongs to the engine from here on.
-    fn hand_over(&mut self, stream: Stream, hello: &Hello) {
-        let Purpose::Data { group, from, lane, .. } = hello.purpose else { return };
-        let link = LinkId { group, sender: hello.sender, from, lane };
-        let Io::Tcp(socket) = stream.io else { return };
-        let _ = epoll::delete(&self.poll, &socket);
-        if lock(&self.fabric.early).has_left(group) {
-            return; // nobody will ask for it
-        }
-        let mut unclaimed = lock(&self.fabric.unclaimed);
-        if unclaimed.len() >= UNCLAIMED_MAX {
-            return tracing::warn!(
-                "refused a connection: {UNCLAIMED_MAX} others wait for groups that nobody made"
-            );
-        }
-        let new = Unclaimed { stream: socket, since: Instant::now() };
-        match unclaimed.entry(link) {
-            // What may be read from it already is a message that the group waits for.
-            Entry::Occupied(known) if is_open(&known.get().stream) => {
-                drop(unclaimed);
-                return self.complain("refused a second connection for the same messages");
-            }
-            Entry::Occupied(mut known) => _ = known.insert(new),
-            Entry::Vacant(place) => _ = place.insert(new),
-        }
-        drop(unclaimed);
-        self.fabric.tell_news();
-    }
-
     /// Reads what there is, and not for long. Only the hello of a data link is read to its end and not further.
     fn read(&mut self, stream: &mut Stream) -> io::Result<After> {
         for _ in 0..READS {
@@ -597,123 +392,10 @@ impl Watch {
         Ok(After::Again)
     }
 
-    /// A peer showed a sign of life.
-    fn heard(&mut self, peer: FabricId) {
-        if let Some(silence) = self.silences.get_mut(&peer) {
-            silence.heard(Instant::now());
-        }
-    }
-
-    /// A peer asks whether this rank responds, or has answered the same question.
-    fn respond(&mut self, stream: &mut Stream, hello: &Hello) -> io::Result<After> {
-        self.heard(hello.sender);
-        if stream.probe.is_none() {
-            let answer = Hello { purpose: Purpose::Probe, sender: self.fabric.id, receiver: hello.sender };
-            stream.to_write.extend(answer.encode());
-            stream.write()?; // a new socket has room for it
-        }
-        Ok(After::Drop)
-    }
-
-    /// Asks a peer on another host whether it responds, on a new connection.
-    fn probe(&mut self, peer: &Arc<Peer>) {
-        let earlier = self
-            .streams
-            .iter()
-            .find(|(_, stream)| stream.probe.as_ref().is_some_and(|asked| asked.id() == peer.id()));
-        if let Some((&token, stream)) = earlier {
-            // The peer's kernel has answered, so the peer will, too, as soon as it runs.
-            if matches!(&stream.io, Io::Tcp(socket) if socket.peer_addr().is_ok()) {
-                return;
-            }
-            self.streams.remove(&token);
-        }
-        let Some(address) = peer.address() else { return };
-        let Ok(socket) = connect(address, self.fabric.interface()) else { return }; // the stream's own end is the news
-        let token = self.add(Io::Tcp(socket.into()), None, true);
-        let Some(stream) = self.streams.get_mut(&token) else { return };
-        stream.probe = Some(Arc::clone(peer));
-        let hello = Hello { purpose: Purpose::Probe, sender: self.fabric.id, receiver: peer.id() };
-        stream.to_write.extend(hello.encode());
-        self.serve(token);
-    }
-
-    /// A peer said hello: we know it from here on.
-    fn meet(&mut self, stream: &mut Stream, hello: &Hello) -> io::Result<()> {
-        if stream.peer.as_ref().is_some_and(|dialled| dialled.id() != hello.sender) {
-            return Err(io::Error::other("somebody else answered"));
-        }
-        // A process dials another once by each way.
-        let is_twin = |other: &Stream| {
-            other.accepted && other.io.is_unix() == stream.io.is_unix() && other.is_of(hello.sender)
-        };
-        if stream.accepted && self.streams.values().any(is_twin) {
-            self.complain("refused a second stream of a peer that has one");
-            return Err(io::Error::other("the peer of that name has a stream already"));
-        }
-        let peer = self
-            .fabric
-            .visitor(hello.sender)
-            .ok_or_else(|| io::Error::other("too many processes have said hello that are in no group"))?;
-        if stream.io.is_unix() {
-            let mut descriptors = std::mem::take(&mut stream.descriptors).into_iter();
-            let (Some(segment), Some(bell)) = (descriptors.next(), descriptors.next()) else {
-                return Err(io::Error::other("the hello came without its descriptors"));
-            };
-            peer.meet(PeerSegment::map(&segment)?, Bell::from_descriptor(bell));
-            self.watch_process(&peer, &stream.io);
-        }
-        stream.peer = Some(Arc::clone(&peer));
-        if !stream.ours {
-            let answer =
-                Hello { purpose: Purpose::Control, sender: self.fabric.id, receiver: peer.id() }.encode();
-            match &stream.io {
-                Io::Tcp(_) => _ = stream.to_write.splice(0..0, answer),
-                Io::Unix(socket) => {
-                    let segment = self.fabric.segment.share()?;
-                    send_descriptors(socket, &answer, &[segment.as_fd(), self.fabric.bell.as_fd()])?;
-                }
-            }
-        }
-        stream.since = Instant::now();
-        stream.ours = false; // from here on both sides are alike
-        // What went wrong before we met: it should not wait for us in vain.
-        for (group, text) in self.fabric.engine.notices() {
-            ControlFrame::Notice { group, text }.encode(&mut stream.to_write);
-        }
-        self.fabric.tell_news();
-        Ok(())
-    }
-
-    /// Watches the process at the other end of a Unix stream; if that cannot be, the end of the stream must do.
-    fn watch_process(&mut self, peer: &Arc<Peer>, io: &Io) {
-        let is_known = self.processes.values().any(|(known, _)| known.id() == peer.id());
-        let Ok(them) = rustix::net::sockopt::socket_peercred(io.fd()) else { return };
-        // In another PID namespace there may be no name for it; its own process is this one if ranks are threads.
-        if is_known || them.pid == rustix::process::getpid() {
-            return;
-        }
-        let Ok(process) = pidfd_open(them.pid, PidfdFlags::empty()) else { return };
-        let token = self.next_token;
-        self.next_token += 1;
-        if epoll::add(&self.poll, &process, EventData::new_u64(token), EventFlags::IN).is_ok() {
-            self.processes.insert(token, (Arc::clone(peer), process));
-        }
-    }
-
-    fn process_ended(&mut self, token: u64) {
-        let Some((peer, process)) = self.processes.remove(&token) else { return };
-        let _ = epoll::delete(&self.poll, &process);
-        // What it said before it ended still counts, its goodbye for one.
-        self.serve_all_of(&peer);
-        self.end(&peer, Fate::Died);
-    }
-
     /// Reads what a peer has said on any stream.
     fn serve_all_of(&mut self, peer: &Peer) {
-        let is_its = |stream: &Stream| stream.peer.as_ref().is_some_and(|other| other.id() == peer.id());
-        let tokens: Vec<u64> =
-            self.streams.iter().filter(|(_, stream)| is_its(stream)).map(|(token, _)| *token).collect();
+        let of_peer = self.streams.iter().filter(|(_, stream)| stream.is_of(peer.id()));
+        let tokens: Vec<u64> = of_peer.map(|(token, _)| *token).collect();
         tokens.into_iter().for_each(|token| self.serve(token));
     }
 
@@ -765,6 +447,8 @@ impl Watch {
     fn tell(&mut self, to: &[Arc<Peer>], group: u64, text: &[u8]) {
         for peer in to {
             if let Some(thread) = peer.thread() {
+                #[cfg(test)]
+                self.fabric.notices_sent.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
                 thread.order(Order::Told { from: self.fabric.id, group, text: text.to_vec() });
             }
         }
@@ -780,6 +464,8 @@ impl Watch {
         }
         for (_, _, token) in chosen.into_values() {
             let Some(stream) = self.streams.get_mut(&token) else { continue };
+            #[cfg(test)]
+            self.fabric.notices_sent.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             stream.has_told = true;
             frame.encode(&mut stream.to_write);
             if stream.write().is_err() {
@@ -830,9 +516,7 @@ impl Watch {
 
     /// Writes something to a peer on this host: always on the same stream, if both have dialled. False if there is none.
     fn write_near(&mut self, to: FabricId, put: impl FnOnce(&mut Stream)) -> bool {
-        let is_it =
-            |stream: &Stream| stream.io.is_unix() && stream.peer.as_ref().is_some_and(|peer| peer.id() == to);
-        let streams = self.streams.iter_mut().filter(|(_, stream)| is_it(stream));
+        let streams = self.streams.iter_mut().filter(|(_, stream)| stream.io.is_unix() && stream.is_of(to));
         let Some((&token, stream)) = streams.min_by_key(|(token, _)| **token) else { return false };
         put(stream);
         if stream.write().is_err() {
@@ -847,273 +531,19 @@ impl Watch {
             self.fabric.tell_news();
         }
     }
-
-    /// Shows that we live, and looks who else does.
-    fn look_around(&mut self, now: Instant) {
-        // If this thread did not run for long, neither peers' silence nor their deadlines count: we were away, not they.
-        let away_after = (self.fabric.options.heartbeat / 2).min(2 * TICK).max(2 * self.tick);
-        let away = now.saturating_duration_since(self.next_tick) > away_after;
-        self.next_tick = now + self.tick;
-        self.fabric.segment.beat();
-        let early = lock(&self.fabric.early).take(now);
-        for Kept { from, group, text, came } in early {
-            if !self.fabric.engine.hear(&self.fabric, from, group, &text) {
-                lock(&self.fabric.early).keep(from, group, text, came);
-            }
-        }
-        let is_fresh = |unclaimed: &Unclaimed| now.saturating_duration_since(unclaimed.since) < UNCLAIMED_FOR;
-        lock(&self.fabric.unclaimed).retain(|_, unclaimed| is_fresh(unclaimed));
-        self.fabric.bury(None);
-        self.watch_near(now, away);
-        self.watch_far(now, away);
-        if !away {
-            self.fabric.engine.look_at_others(&self.fabric);
-        }
-        recorder::dump_if_signalled();
-        if let Some(progress) = &mut self.progress {
-            progress.tell(&self.fabric.engine.progress(), SystemTime::now());
-        }
-    }
-
-    fn watch_near(&mut self, now: Instant, away: bool) {
-        let peers: Vec<Arc<Peer>> = lock(&self.fabric.peers).values().cloned().collect();
-        for peer in peers {
-            let Some(pulse) = peer.pulse() else { continue };
-            let seen = self
-                .pulses
-                .entry(peer.id())
-                .or_insert_with(|| Pulse { last: pulse, silence: Silence::new(now) });
-            if pulse != seen.last || away {
-                *seen = Pulse { last: pulse, silence: Silence::new(now) };
-            }
-            let look = seen.silence.look(now, self.fabric.options.heartbeat);
-            self.judge(&peer, &look);
-        }
-    }
-
-    fn judge(&mut self, peer: &Arc<Peer>, look: &Look) {
-        if look.warn {
-            self.warn(peer, look.silence);
-        }
-        if look.over && peer.fate().is_none() {
-            self.end(peer, Fate::Silent(look.silence));
-        }
-    }
-
-    fn watch_far(&mut self, now: Instant, away: bool) {
-        let host_now = recorder::host_now();
-        let groups = self.fabric.engine.doing().into_iter().map(|(group, doing)| {
-            let Doing { current, finished, since } = doing;
-            GroupPulse { group, current, finished, ages: since.map(|since| host_now.saturating_sub(since)) }
-        });
-        let pulse = ControlFrame::Pulse { groups: groups.collect() };
-        let (mut peers, mut broken, mut late) = (HashMap::new(), Vec::new(), Vec::new());
-        for (token, stream) in &mut self.streams {
-            if !stream.greeted() && stream.peer.is_none() {
-                if now.saturating_duration_since(stream.since) > GREETING_MAX {
-                    late.push(*token);
-                }
-                continue;
-            }
-            if stream.io.is_unix() {
-                continue;
-            }
-            if let Some(peer) = &stream.peer {
-                peers.insert(peer.id(), Arc::clone(peer));
-            }
-            if stream.greeted() && stream.to_write.len() < ControlFrame::LEN_MAX {
-                pulse.encode(&mut stream.to_write);
-            }
-            if stream.write().is_err() {
-                broken.push(*token);
-            }
-        }
-        self.silences.retain(|peer, _| peers.contains_key(peer));
-        for peer in peers.into_values().filter(|peer| peer.fate().is_none()) {
-            let silence = self.silences.entry(peer.id()).or_insert_with(|| Silence::new(now));
-            if away {
-                silence.heard(now);
-            }
-            let look = silence.look(now, self.fabric.options.heartbeat);
-            self.judge(&peer, &look);
-            if look.probe && !look.over {
-                self.probe(&peer);
-            }
-        }
-        broken.into_iter().for_each(|token| self.serve(token));
-        late.into_iter().for_each(|token| _ = self.streams.remove(&token));
-    }
-
-    fn warn(&self, peer: &Peer, silence: Duration) {
-        if let Some(who) = self.fabric.engine.waiting_for(peer.id()) {
-            tracing::warn!("no sign of life for {} from {peer}, {who}", show_duration(silence));
-        }
-    }
-}
-
-impl Stream {
-    /// Both sides have said hello.
-    fn greeted(&self) -> bool {
-        self.peer.is_some() && !self.ours
-    }
-
-    fn is_of(&self, id: FabricId) -> bool {
-        self.peer.as_ref().is_some_and(|peer| peer.id() == id)
-    }
-
-    /// We have said hello, and the peer has not.
-    fn is_unanswered(&self) -> bool {
-        self.ours && self.probe.is_none()
-    }
-
-    /// Maps a region of the peer's, whose descriptor has come with the announcement.
-    fn map_region(&mut self, offset: u64, len: u64, file: FileIdentity) -> io::Result<()> {
-        let descriptor = (!self.descriptors.is_empty()).then(|| self.descriptors.remove(0));
-        let descriptor = descriptor.ok_or_else(|| {
-            io::Error::other("its descriptor did not arrive: are too many files open, or is it another host?")
-        })?;
-        let segment = self.peer.as_ref().and_then(|peer| peer.segment());
-        let segment = segment.ok_or_else(|| io::Error::other("there is no shared memory with it"))?;
-        let too_large = |_| io::Error::other("it does not fit the address space");
-        let (offset, len) = (offset.try_into().map_err(too_large)?, len.try_into().map_err(too_large)?);
-        segment.add_region(offset, PeerRegion::map(&descriptor, len, file)?)
-    }
-
-    fn write(&mut self) -> io::Result<()> {
-        while !self.to_write.is_empty() {
-            let enclosed = self.enclosed.front();
-            let until = match enclosed {
-                Some((0, _)) => 1, // a descriptor travels with the first byte of its frame
-                Some((next, _)) => *next,
-                None => self.to_write.len(),
-            };
-            let bytes = &self.to_write[..until];
-            let written = match (&mut self.io, enclosed) {
-                (Io::Unix(socket), Some((0, region))) => send_with(socket, bytes, &[region.as_fd()]),
-                (Io::Unix(socket), _) => (&**socket).write(bytes),
-                (Io::Tcp(socket), _) => socket.write(bytes),
-            };
-            match written {
-                Ok(count) => {
-                    self.to_write.drain(..count);
-                    if enclosed.is_some_and(|(place, _)| *place == 0) {
-                        self.enclosed.pop_front();
-                    }
-                    self.enclosed.iter_mut().for_each(|(place, _)| *place -= count);
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(error) if error.kind() == io::ErrorKind::NotConnected => break,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Connects to a peer on this host. `WouldBlock` if too many callers wait there.
-fn connect_near(name: &str) -> io::Result<UnixStream> {
-    let (family, flags) = (AddressFamily::UNIX, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC);
-    let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
-    rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
-    Ok(socket.into())
-}
-
-/// Begins to connect to another host, from the same address as the data links.
-fn connect(address: std::net::SocketAddr, from: Option<IpAddr>) -> io::Result<TcpStream> {
-    let socket = socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None)?;
-    socket.set_nonblocking(true)?;
-    socket.set_tcp_nodelay(true)?;
-    if let Some(from) = from {
-        crate::network::bind_without_port(&socket, from)?;
-    }
-    match socket.connect(&address.into()) {
-        Err(error) if error.raw_os_error() != Some(Errno::INPROGRESS.raw_os_error()) => Err(error),
-        _ => Ok(socket.into()),
-    }
-}
-
-fn send_descriptors(socket: &UnixStream, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-    let sent = send_with(socket, bytes, descriptors)?;
-    if sent == bytes.len() { Ok(()) } else { Err(io::Error::other("a hello was cut short")) }
-}
-
-/// Writes some bytes, with which up to two descriptors travel.
-fn send_with(socket: &UnixStream, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<usize> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    assert!(
-        ancillary.push(SendAncillaryMessage::ScmRights(descriptors)),
-        "there is space for two descriptors"
-    );
-    let parts = [io::IoSlice::new(bytes)];
-    Ok(rustix::net::sendmsg(socket, &parts, &mut ancillary, SendFlags::NOSIGNAL)?)
-}
-
-/// Reads bytes, and up to two descriptors that come with them.
-fn receive_descriptors(
-    socket: &UnixStream,
-    buffer: &mut [u8],
-    descriptors: &mut Vec<OwnedFd>,
-) -> io::Result<usize> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let mut parts = [io::IoSliceMut::new(buffer)];
-    let received = rustix::net::recvmsg(socket, &mut parts, &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
-    for message in ancillary.drain() {
-        if let RecvAncillaryMessage::ScmRights(sent) = message {
-            descriptors.extend(sent);
-            descriptors.truncate(2); // whatever else a peer sends is closed
-        }
-    }
-    Ok(received.bytes)
-}
-
-/// Has its other end neither closed nor broken it, or is there something to read?
-fn is_open(socket: &TcpStream) -> bool {
-    match socket.peek(&mut [0]) {
-        Ok(count) => count > 0,
-        Err(error) => error.kind() == io::ErrorKind::WouldBlock,
-    }
-}
-
-/// Lines of the log that strangers can cause: one at a time, then a count.
-#[derive(Debug, Default)]
-struct Complaints {
-    next: Option<Instant>,
-    suppressed: u64,
-}
-
-impl Complaints {
-    fn show(&mut self, line: &str, now: Instant) -> Option<String> {
-        if self.next.is_some_and(|next| now < next) {
-            self.suppressed += 1;
-            return None;
-        }
-        self.next = Some(now + COMPLAINT_INTERVAL);
-        Some(match std::mem::take(&mut self.suppressed) {
-            0 => line.into(),
-            count => format!("{line} ({count} more such events since the last line)"),
-        })
-    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
+
     use super::*;
     use crate::fabric::{FabricHandle, FabricOptions};
-    use crate::group::stuck::StuckSettings;
 
     fn fabric() -> FabricHandle {
-        FabricHandle::new(FabricOptions {
-            interface: None,
-            ports: None,
-            heartbeat: Duration::from_secs(60),
-            in_place: false,
-            stuck: StuckSettings::default(),
-            progress: None,
-        })
-        .unwrap()
+        FabricHandle::new(FabricOptions::for_tests()).unwrap()
     }
 
     /// Whoever knows the id is let in on TCP, and every user can list the names of sockets.
@@ -1124,25 +554,6 @@ mod tests {
         assert!(names.contains(&fabric.socket_name), "it is listed");
         let id = fabric.id.to_string();
         assert!(!names.contains(&id) && !names.contains(&id[..16]) && !names.contains(&id[16..]));
-    }
-
-    /// Connections that say nothing must not keep out a peer that says hello.
-    #[test]
-    fn those_who_say_nothing_are_closed_to_make_room() {
-        let fabric = fabric();
-        let address = fabric.address.unwrap();
-        let connect = || TcpStream::connect_timeout(&address, Duration::from_secs(40)).unwrap();
-        let mut silent: Vec<TcpStream> = (0..STRANGERS_MAX + 1).map(|_| connect()).collect();
-        silent[0].set_read_timeout(Some(Duration::from_secs(40))).unwrap();
-        assert_eq!(silent[0].read(&mut [0]).unwrap(), 0, "the oldest is closed");
-        let mut caller = connect();
-        caller.set_read_timeout(Some(Duration::from_secs(40))).unwrap();
-        let hello = Hello { purpose: Purpose::Control, sender: FabricId(7), receiver: fabric.id };
-        io::Write::write_all(&mut caller, &hello.encode()).unwrap();
-        let mut answer = [0; Hello::LEN];
-        caller.read_exact(&mut answer).expect("a peer that says hello is answered");
-        // A process without descriptors for them would close the rest of them too.
-        silent.clear();
     }
 
     /// Two helpers that wait for each other to accept would wait for ever.
@@ -1205,18 +616,5 @@ mod tests {
             std::thread::yield_now();
         }
         assert_eq!(peer.fate(), Some(&Fate::Died));
-    }
-
-    #[test]
-    fn strangers_cannot_fill_the_log() {
-        let (mut complaints, start) = (Complaints::default(), Instant::now());
-        assert_eq!(complaints.show("refused", start).as_deref(), Some("refused"));
-        for _ in 0..1000 {
-            assert_eq!(complaints.show("refused", start + COMPLAINT_INTERVAL / 2), None);
-        }
-        assert_eq!(
-            complaints.show("refused", start + COMPLAINT_INTERVAL).as_deref(),
-            Some("refused (1000 more such events since the last line)")
-        );
     }
 }

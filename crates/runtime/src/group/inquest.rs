@@ -3,12 +3,16 @@
 //! A rank that reads a message of another call stops, and tells all members what it called itself; whoever hears that does
 //! the same. When everybody has spoken, or some time later, all ranks come to the same verdict from the same testimony.
 //!
+//! A testimony carries the set of ranks that it was sent to. A rank passes it on only to peers that are not in this set, so in
+//! a group in which all ranks are connected nothing is passed on, and each rank sends one notice to each peer.
+//!
 //! At debug level DETAIL ranks also say with which shapes they called and where; see `detail`.
 
 #![expect(clippy::disallowed_methods, reason = "an inquest ends after some time")]
 
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
 use tenfold_memory::Head;
 use tenfold_plan::Rank;
 
@@ -26,6 +30,32 @@ const PATIENCE_EXPECTED: Duration = Duration::from_secs(10);
 /// Calls of which more is told than what was called.
 const DETAILED_MAX: usize = 8;
 
+/// A set of ranks, 64 to a word.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub(super) struct Ranks(Vec<u64>);
+
+impl Ranks {
+    pub(super) fn contains(&self, rank: Rank) -> bool {
+        self.0.get(rank / 64).is_some_and(|word| word >> (rank % 64) & 1 == 1)
+    }
+
+    /// True if it was not in the set.
+    pub(super) fn insert(&mut self, rank: Rank) -> bool {
+        let is_new = !self.contains(rank);
+        if self.0.len() <= rank / 64 {
+            self.0.resize(rank / 64 + 1, 0);
+        }
+        self.0[rank / 64] |= 1 << (rank % 64);
+        is_new
+    }
+
+    /// Has it no more words than ranks of a group of `size` need?
+    pub(super) fn fits(&self, size: usize) -> bool {
+        self.0.len() <= size.div_ceil(64)
+    }
+}
+
 /// What a rank says that it called as number `seq`, if it has called that yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Testimony {
@@ -35,6 +65,22 @@ pub(super) struct Testimony {
     pub detail: Option<Detail>,
     /// The rank in whose memory or message it saw another call.
     pub saw: Option<Rank>,
+    /// The ranks to which this was sent, by its author or by a rank that passed it on.
+    pub told: Ranks,
+}
+
+impl Testimony {
+    /// Does `other` say the same, whoever has heard it?
+    pub(super) fn is_same(&self, other: &Testimony) -> bool {
+        let Testimony { rank, seq, head, detail, saw, told: _ } = self;
+        (rank, seq, head, detail, saw) == (&other.rank, &other.seq, &other.head, &other.detail, &other.saw)
+    }
+
+    /// To which of `connected` this has not been sent: it is sent to them now.
+    pub(super) fn pass_on(&mut self, connected: impl IntoIterator<Item = Rank>) -> Vec<Rank> {
+        let (author, told) = (self.rank, &mut self.told);
+        connected.into_iter().filter(|rank| *rank != author && told.insert(*rank)).collect()
+    }
 }
 
 #[derive(Debug)]
@@ -45,6 +91,8 @@ pub(super) struct Inquest {
     heads: Vec<Option<Option<Head>>>,
     details: Vec<Option<Detail>>,
     saw: Vec<Option<Rank>>,
+    /// By rank: the ranks that its report was sent to.
+    told: Vec<Ranks>,
     /// Whose call was seen in a message, and who may have more to tell of it.
     expected: Vec<Rank>,
     started: Instant,
@@ -53,7 +101,8 @@ pub(super) struct Inquest {
 impl Inquest {
     pub(super) fn new(seq: u64, rank: Rank, size: usize) -> Self {
         let (heads, details, saw) = (vec![None; size], vec![None; size], vec![None; size]);
-        Inquest { seq, rank, heads, details, saw, expected: Vec::new(), started: Instant::now() }
+        let (told, expected) = (vec![Ranks::default(); size], Vec::new());
+        Inquest { seq, rank, heads, details, saw, told, expected, started: Instant::now() }
     }
 
     pub(super) fn seq(&self) -> u64 {
@@ -66,10 +115,11 @@ impl Inquest {
     }
 
     pub(super) fn testify(&mut self, said: Testimony) {
-        let Testimony { rank, seq, head, detail, saw } = said;
+        let Testimony { rank, seq, head, detail, saw, told } = said;
         if seq != self.seq {
             return;
         }
+        self.told[rank] = told;
         self.expected.retain(|other| *other != rank);
         self.saw[rank] = self.saw[rank].or(saw);
         if !matches!(self.heads[rank], Some(Some(_))) {
@@ -91,13 +141,16 @@ impl Inquest {
         }
     }
 
-    /// Who said what.
-    pub(super) fn testimony(&self) -> impl Iterator<Item = Testimony> {
-        let said = self.heads.iter().zip(&self.details).enumerate();
-        said.filter_map(|(rank, (head, detail))| {
-            let (head, detail, saw) = ((*head)?, detail.clone(), self.saw[rank]);
-            Some(Testimony { rank, seq: self.seq, head, detail, saw })
-        })
+    /// What to tell `peer`, which has just been met: what this rank called, and what others called if no rank has sent it there.
+    pub(super) fn testimony_for(&mut self, peer: Rank) -> Vec<Testimony> {
+        let is_due = |rank: &Rank| *rank == self.rank || *rank != peer && !self.told[*rank].contains(peer);
+        let due: Vec<Rank> = (0..self.heads.len()).filter(is_due).collect();
+        let said = due.into_iter().filter_map(|rank| {
+            let (head, detail, saw) = (self.heads[rank]?, self.details[rank].clone(), self.saw[rank]);
+            self.told[rank].insert(peer);
+            Some(Testimony { rank, seq: self.seq, head, detail, saw, told: self.told[rank].clone() })
+        });
+        said.collect()
     }
 
     /// Is this nothing new? What is new is passed on, so it must be known once it was heard.
@@ -185,14 +238,18 @@ mod tests {
     use super::*;
     use crate::label::OpKind;
     use crate::recorder::{CallSite, Frame, Site, Sizes};
-    use tenfold_memory::{DType, ReduceOp};
+    use crate::{Group, Options};
+    use std::collections::VecDeque;
+    use std::sync::Barrier;
+    use std::sync::atomic::Ordering;
+    use tenfold_memory::{DType, ReduceOp, Tensor};
 
     fn sum(count: usize) -> Option<Head> {
         Some(Label::new(OpKind::AllReduce, 7).elements(DType::F32, count).reduction(&ReduceOp::Sum).head())
     }
 
     fn said(rank: Rank, seq: u64, head: Option<Head>) -> Testimony {
-        Testimony { rank, seq, head, detail: None, saw: None }
+        Testimony { rank, seq, head, detail: None, saw: None, told: Ranks::default() }
     }
 
     #[test]
@@ -219,7 +276,8 @@ mod tests {
         for rank in [0, 1, 2] {
             inquest.testify(Testimony { saw: (rank == 2).then_some(1), ..said(rank, 7, sum(1000)) });
         }
-        assert_eq!(inquest.testimony().filter_map(|said| said.saw).collect::<Vec<_>>(), [1]);
+        let told: Vec<_> = inquest.testimony_for(1).iter().filter_map(|said| said.saw).collect();
+        assert_eq!(told, [1], "a peer that is met hears it");
         let fault = inquest.verdict();
         assert_eq!((fault.kind, fault.peer), (FaultKind::Protocol, Some(1)));
         assert_eq!(
@@ -245,7 +303,7 @@ mod tests {
         let site =
             CallSite { frames: vec![frame], input_shapes: Some(vec![vec![10, 100]]), output_shapes: None };
         let detail = Detail::new(&Site::Given(site), Sizes::NONE, Sizes::NONE);
-        Testimony { rank, seq: 7, head, detail: Some(detail), saw: None }
+        Testimony { detail: Some(detail), ..said(rank, 7, head) }
     }
 
     #[test]
@@ -309,5 +367,101 @@ mod tests {
         let mut inquest = Inquest::new(7, 0, 2);
         inquest.testify(said(1, 6, sum(1)));
         assert_eq!(inquest.heads, [None, None]);
+    }
+
+    /// Ranks tell each other what they called over `edges`. How many notices are passed on, and whether all ranks hear all.
+    fn spread(size: usize, edges: &[(Rank, Rank)]) -> (usize, bool) {
+        let connected = |rank: Rank| {
+            let ends = edges.iter().flat_map(|&(one, other)| [(one, other), (other, one)]);
+            ends.filter(move |(from, _)| *from == rank).map(|(_, to)| to).collect::<Vec<_>>()
+        };
+        let mut under_way = VecDeque::new();
+        let send = |under_way: &mut VecDeque<_>, from: Rank, mut said: Testimony| {
+            let to = said.pass_on(connected(from));
+            under_way.extend(to.iter().map(|to| (*to, said.clone())));
+            to.len()
+        };
+        let mut inquests: Vec<Inquest> = (0..size).map(|rank| Inquest::new(7, rank, size)).collect();
+        for (rank, inquest) in inquests.iter_mut().enumerate() {
+            inquest.testify(said(rank, 7, sum(1)));
+            send(&mut under_way, rank, said(rank, 7, sum(1)));
+        }
+        let mut passed_on = 0;
+        while let Some((at, said)) = under_way.pop_front() {
+            if !inquests[at].knows(&said) {
+                inquests[at].testify(said.clone());
+                passed_on += send(&mut under_way, at, said);
+            }
+        }
+        (passed_on, inquests.iter().all(|inquest| inquest.is_over(inquest.started)))
+    }
+
+    #[test]
+    fn word_is_passed_on_where_its_author_has_no_way_and_only_there() {
+        let all = |size: usize| (0..size).flat_map(|one| (0..one).map(move |other| (other, one))).collect();
+        let complete: Vec<(Rank, Rank)> = all(32);
+        assert_eq!(spread(32, &complete), (0, true));
+        let one_is_missing: Vec<_> = complete.into_iter().filter(|edge| *edge != (3, 20)).collect();
+        let (passed_on, all_heard) = spread(32, &one_is_missing);
+        assert!(all_heard && (2..=2 * 30).contains(&passed_on), "{passed_on}");
+        let line: Vec<(Rank, Rank)> = (1..100).map(|rank| (rank - 1, rank)).collect();
+        assert_eq!(spread(100, &line), (100 * 99 - 2 * 99, true), "once to each rank");
+        assert!(!spread(4, &[(0, 1), (2, 3)]).1, "some have no way to the others");
+    }
+
+    #[test]
+    fn a_peer_that_is_met_hears_what_no_rank_has_sent_it() {
+        let mut inquest = Inquest::new(7, 0, 4);
+        inquest.testify(said(0, 7, sum(1)));
+        let mut one = said(1, 7, sum(1));
+        one.told.insert(3);
+        inquest.testify(one);
+        inquest.deduce(2, sum(2).unwrap());
+        let told = |inquest: &mut Inquest, peer| {
+            inquest.testimony_for(peer).iter().map(|said| said.rank).collect::<Vec<_>>()
+        };
+        assert_eq!(told(&mut inquest, 3), [0, 2]);
+        assert_eq!(
+            told(&mut inquest, 3),
+            [0],
+            "on another stream: the first may have ended before it was heard"
+        );
+        assert_eq!(told(&mut inquest, 2), [0, 1]);
+    }
+
+    #[test]
+    fn a_set_of_ranks_has_words_for_its_group_only() {
+        let mut ranks = Ranks::default();
+        assert!(ranks.insert(64) && !ranks.insert(64) && ranks.insert(3));
+        assert!(ranks.contains(3) && ranks.contains(64) && !ranks.contains(65) && !ranks.contains(1000));
+        assert!(ranks.fits(65) && !ranks.fits(64));
+        assert_eq!(serde_json::to_string(&ranks).unwrap(), "[8,1]");
+    }
+
+    /// How many notices a rank sends at most when one of `size` ranks calls something else.
+    fn notices_sent(size: usize) -> usize {
+        let options = Options::default().timeout(Duration::from_secs(100));
+        let left = Barrier::new(size);
+        let sent = Group::threads_with(size, &options, |group| {
+            let count = if group.rank() == 1 { 2000 } else { 1000 };
+            let mut tensor = Tensor::zeros(DType::F32, count);
+            let work = group.all_reduce(tensor.lend(), ReduceOp::Sum)?;
+            let error = work.wait().expect_err("ranks called different operations");
+            assert_eq!(error.kind(), FaultKind::Mismatch, "{error}");
+            assert!(error.to_string().contains("; rank 1 called "), "{error}");
+            left.wait(); // all ranks have heard all
+            group.fabric().wait_until_told();
+            Ok(group.fabric().notices_sent.load(Ordering::Relaxed))
+        });
+        sent.unwrap().into_iter().max().unwrap()
+    }
+
+    /// A rank tells each peer what it called and how that ended. What others called, others tell.
+    #[test]
+    fn a_mismatch_costs_each_rank_a_few_notices_to_each_peer() {
+        for size in [16, 32] {
+            let sent = notices_sent(size);
+            assert!(sent <= 4 * size, "a rank of {size} sent {sent} notices");
+        }
     }
 }

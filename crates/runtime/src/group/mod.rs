@@ -561,6 +561,6 @@ fn connect_error(name: &Arc<str>, rank: Rank, size: usize, deadline: Deadline, f
 }
 
 /// Cores that this process may use: its affinity, and what its container's quota leaves.
-fn usable_cores() -> usize {
+pub(crate) fn usable_cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }

@@ -9,8 +9,11 @@ use tenfold_plan::{Algorithm, Kind, Needs, Plan, Rank, Topology, choose, fingerp
 use crate::fault::{Fault, FaultKind};
 use crate::transport::mesh::TCP_PIECE;
 
-/// Plans kept for the next call of the same kind, size and root.
-const CACHE: usize = 64;
+/// Plans that are kept: each algorithm that fits the group, and for operations with a root, some roots.
+const PLANS: usize = 64;
+
+/// Calls whose choice is kept for the next of the same kind, size and root: it takes one look instead of two.
+const RECENT: usize = 16;
 
 #[derive(Debug)]
 pub(crate) struct Planner {
@@ -20,7 +23,9 @@ pub(crate) struct Planner {
     forced: Vec<&'static Algorithm>,
     /// No rank finishes an operation with a root before all have called it: for groups whose ranks are all at debug level DETAIL.
     confirms_roots: bool,
-    cache: Vec<(Key, Choice)>,
+    /// By what decides them, whatever the size of a call.
+    plans: Vec<(&'static Algorithm, Rank, Arc<Plan>)>,
+    recent: Vec<(Key, Choice)>,
 }
 
 type Key = (Kind, usize, Rank, Needs);
@@ -40,7 +45,7 @@ impl Planner {
         forced: Vec<&'static Algorithm>,
         confirms_roots: bool,
     ) -> Self {
-        Planner { topology, rank, forced, confirms_roots, cache: Vec::new() }
+        Planner { topology, rank, forced, confirms_roots, plans: Vec::new(), recent: Vec::new() }
     }
 
     /// The longest message: what fits a staging slot, and more where there is no shared memory anyway.
@@ -55,32 +60,46 @@ impl Planner {
     #[inline]
     pub(crate) fn plan(&mut self, kind: Kind, bytes: usize, root: Rank, needs: Needs) -> Choice {
         let key = (kind, bytes, root, needs);
-        if let Some(index) = self.cache.iter().position(|(known, _)| *known == key) {
-            self.cache.swap(0, index); // the usual one is found first
-            return self.cache[0].1.clone();
+        if let Some(index) = self.recent.iter().position(|(known, _)| *known == key) {
+            self.recent.swap(0, index); // the usual one is found first
+            return self.recent[0].1.clone();
         }
+        let choice = self.choose(kind, bytes, root, needs);
+        if self.recent.len() == RECENT {
+            self.recent.pop();
+        }
+        self.recent.push((key, choice.clone()));
+        choice
+    }
+
+    fn choose(&mut self, kind: Kind, bytes: usize, root: Rank, needs: Needs) -> Choice {
         let forced =
             self.forced.iter().find(|algorithm| algorithm.kind == kind && algorithm.suits(bytes, needs));
         let algorithm = forced.copied().unwrap_or_else(|| choose(kind, bytes, &self.topology, needs));
+        let root = if kind.has_root() { root } else { 0 };
+        let plan = self.plan_of(algorithm, root);
+        Choice { name: algorithm.name, plan, in_rank_order: algorithm.in_rank_order }
+    }
+
+    fn plan_of(&mut self, algorithm: &'static Algorithm, root: Rank) -> Arc<Plan> {
+        let is_it =
+            |(known, of, _): &(&'static Algorithm, Rank, _)| std::ptr::eq(*known, algorithm) && *of == root;
+        if let Some(index) = self.plans.iter().position(is_it) {
+            return Arc::clone(&self.plans[index].2);
+        }
         let mut plan = (algorithm.plan)(&self.topology, self.rank, root);
-        if self.confirms_roots && has_root(kind) {
+        if self.confirms_roots && algorithm.kind.has_root() {
             // The messages of a barrier carry the label of this operation, so a rank with another root is found out.
             let barrier = choose(Kind::Barrier, 0, &self.topology, Needs::default());
             plan.steps.extend((barrier.plan)(&self.topology, self.rank, 0).steps);
         }
-        let (name, in_rank_order) = (algorithm.name, algorithm.in_rank_order);
-        let choice = Choice { name, plan: Arc::new(plan), in_rank_order };
-        if self.cache.len() == CACHE {
-            self.cache.pop();
+        let plan = Arc::new(plan);
+        if self.plans.len() == PLANS {
+            self.plans.remove(0); // the oldest: a root that is used rarely need not keep its plan
         }
-        self.cache.push((key, choice.clone()));
-        choice
+        self.plans.push((algorithm, root, Arc::clone(&plan)));
+        plan
     }
-}
-
-/// Can a rank finish an operation of this kind before all ranks have called it?
-fn has_root(kind: Kind) -> bool {
-    matches!(kind, Kind::Broadcast | Kind::Reduce | Kind::Scatter | Kind::Gather)
 }
 
 /// The settings of a rank that decide which plan an operation gets, in words: they must be equal on all ranks.
@@ -151,6 +170,36 @@ mod tests {
             "{fault:?}"
         );
         assert!(fault.message.contains("rank 2 has `deterministic; all_reduce=ring; table "), "{fault:?}");
+    }
+
+    #[test]
+    fn a_plan_is_made_once_whatever_the_sizes_of_calls() {
+        let mut planner = Planner::new(Topology::one_host(8), 1, Vec::new(), false);
+        let all_reduce =
+            |planner: &mut Planner, bytes| planner.plan(Kind::AllReduce, bytes, 0, Needs::default());
+        let (short, long) = (all_reduce(&mut planner, 8), all_reduce(&mut planner, 1 << 20));
+        assert_ne!(short.name, long.name);
+        for bytes in 1..1000 {
+            assert!(Arc::ptr_eq(&all_reduce(&mut planner, bytes).plan, &short.plan), "{bytes} bytes");
+            let more = (1 << 20) + bytes;
+            assert!(Arc::ptr_eq(&all_reduce(&mut planner, more).plan, &long.plan), "{more} bytes");
+        }
+        assert_eq!((planner.plans.len(), planner.recent.len()), (2, RECENT));
+        let same = planner.plan(Kind::AllReduce, 8, 3, Needs::default());
+        assert!(Arc::ptr_eq(&same.plan, &short.plan), "an operation without a root has one plan");
+    }
+
+    #[test]
+    fn plans_for_many_roots_do_not_pile_up_and_are_those_of_their_root() {
+        let mut planner = Planner::new(Topology::one_host(100), 1, Vec::new(), false);
+        let broadcast =
+            |planner: &mut Planner, root| planner.plan(Kind::Broadcast, 8, root, Needs::default());
+        for root in (0..100).chain(0..100) {
+            let choice = broadcast(&mut planner, root);
+            let algorithm = named(Kind::Broadcast, choice.name).unwrap();
+            assert_eq!(choice.plan.steps, (algorithm.plan)(&Topology::one_host(100), 1, root).steps);
+            assert!(planner.plans.len() <= PLANS && planner.recent.len() <= RECENT);
+        }
     }
 
     #[test]

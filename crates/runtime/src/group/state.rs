@@ -19,7 +19,7 @@ use tenfold_plan::Rank;
 
 use super::arrivals::Arrivals;
 use super::detail::{Detail, Details};
-use super::inquest::{Inquest, Testimony};
+use super::inquest::{Inquest, Ranks, Testimony};
 use super::planner::Planner;
 use super::point_to_point::PointToPoint;
 use super::stuck::{self, Told};
@@ -84,6 +84,9 @@ enum Notice {
         /// The rank in whose memory or message the sender saw another call.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         saw: Option<Rank>,
+        /// The ranks to which this is sent.
+        #[serde(default)]
+        told: Ranks,
     },
     /// The sender left the group.
     Left { rank: Rank },
@@ -92,8 +95,8 @@ enum Notice {
 }
 
 impl From<Testimony> for Notice {
-    fn from(Testimony { rank, seq, head, detail, saw }: Testimony) -> Self {
-        Notice::Called { rank, seq, head, detail, saw }
+    fn from(Testimony { rank, seq, head, detail, saw, told }: Testimony) -> Self {
+        Notice::Called { rank, seq, head, detail, saw, told }
     }
 }
 
@@ -130,6 +133,8 @@ pub(crate) struct GroupState {
     left: Vec<(Rank, Instant)>,
     /// A connection that broke, with whom and when, until it is known what became of that rank.
     broken: Option<Broken>,
+    /// It has more ranks on this host than there are cores.
+    pub(crate) is_crowded: bool,
 }
 
 /// A connection that broke although its peer seems to live.
@@ -173,6 +178,7 @@ impl GroupState {
             rumours: Vec::new(),
             left: Vec::new(),
             broken: None,
+            is_crowded: false,
         })
     }
 
@@ -617,13 +623,26 @@ impl GroupState {
         self.mesh.members().iter().filter_map(|member| member.peer.clone()).collect()
     }
 
-    /// What a member should know that we have just met.
-    pub(crate) fn notices(&self) -> Vec<Vec<u8>> {
-        match (&self.inquest, self.notice()) {
-            (_, Some(failed)) => vec![failed],
+    /// What a process should know that we have just met: nothing if it is in another group.
+    pub(crate) fn notices(&mut self, to: FabricId) -> Vec<Vec<u8>> {
+        let is_it = |member: &Member| member.peer.as_ref().is_some_and(|peer| peer.id() == to);
+        let Some(rank) = self.mesh.members().iter().position(is_it) else { return Vec::new() };
+        match (self.notice(), &mut self.inquest) {
+            (Some(failed), _) => vec![failed],
             (None, None) => Vec::new(),
-            (Some(inquest), None) => inquest.testimony().map(|testimony| encode(&testimony.into())).collect(),
+            (None, Some(inquest)) => {
+                inquest.testimony_for(rank).into_iter().map(|said| encode(&said.into())).collect()
+            }
         }
+    }
+
+    /// Members with whom there is a way.
+    fn connected(&self) -> impl Iterator<Item = Rank> {
+        let is_connected = |peer: &Arc<Peer>| peer.is_met() && peer.fate().is_none();
+        let members = self.mesh.members().iter().enumerate();
+        members
+            .filter(move |(_, member)| member.peer.as_ref().is_some_and(is_connected))
+            .map(|(rank, _)| rank)
     }
 
     /// What to tell members about why the group failed.
@@ -666,16 +685,23 @@ impl GroupState {
                     self.fail(fabric, own.unwrap_or(Fault { kind, peer, message, hint }), finished);
                 }
             }
-            Ok(Notice::Called { rank, seq, head, detail, saw })
-                if rank < size && saw.is_none_or(|saw| saw < size) && self.failed.is_none() =>
+            Ok(Notice::Called { rank, seq, head, detail, saw, told })
+                if rank < size
+                    && saw.is_none_or(|saw| saw < size)
+                    && told.fits(size)
+                    && self.failed.is_none() =>
             {
-                let said = Testimony { rank, seq, head, detail: detail.map(Detail::heard), saw };
+                let mut said = Testimony { rank, seq, head, detail: detail.map(Detail::heard), saw, told };
                 let known = self.inquest.as_ref().is_some_and(|inquest| inquest.knows(&said))
-                    || self.rumours.contains(&said);
+                    || self.rumours.iter().any(|rumour| rumour.is_same(&said));
                 if !known && self.rumours.len() < 4 * size {
+                    // Its author may have no way to some ranks to which this rank has one.
+                    let to = said.pass_on(self.connected());
+                    if !to.is_empty() {
+                        let peers = to.iter().filter_map(|rank| self.mesh.members()[*rank].peer.clone());
+                        fabric.tell(peers.collect(), self.id, encode(&said.clone().into()));
+                    }
                     self.rumours.push(said);
-                    // Passed on, since not everybody has a way to everybody.
-                    fabric.tell(self.peers(), self.id, text.to_vec());
                     self.consider_rumours(fabric);
                 }
             }
@@ -741,14 +767,22 @@ impl GroupState {
             return;
         }
         let head = self.history.iter().find(|head| head[1] == seq).copied();
-        let own = Testimony { rank: self.rank, seq, head, detail: self.details.of(seq).cloned(), saw };
-        let mut inquest = Inquest::new(seq, self.rank, self.mesh.members().len());
+        let (detail, told) = (self.details.of(seq).cloned(), Ranks::default());
+        let mut own = Testimony { rank: self.rank, seq, head, detail, saw, told };
+        let members = self.mesh.members();
+        if members.len() <= DIALLED_MAX {
+            // A peer that is met later hears of it then.
+            members.iter().filter_map(|member| member.peer.as_ref()).for_each(|peer| fabric.dial(peer));
+            let is_told = |member: &Member| member.peer.as_ref().is_some_and(|peer| peer.fate().is_none());
+            own.pass_on(
+                members.iter().enumerate().filter(|(_, member)| is_told(member)).map(|(rank, _)| rank),
+            );
+        } else {
+            own.pass_on(self.connected());
+        }
+        let mut inquest = Inquest::new(seq, self.rank, members.len());
         inquest.testify(own.clone());
         self.inquest = Some(inquest);
-        let peers = self.mesh.members().iter().filter_map(|member| member.peer.as_ref());
-        if self.mesh.members().len() <= DIALLED_MAX {
-            peers.for_each(|peer| fabric.dial(peer)); // whoever is met hears of it then
-        }
         fabric.tell(self.peers(), self.id, encode(&own.into()));
     }
 }

@@ -64,8 +64,8 @@ pub(crate) struct Mesh {
     members: Vec<Member>,
     room: Arc<Room>,
     routes: Vec<Route>,
-    /// Some routes are TCP.
-    has_far: bool,
+    /// Peers on other hosts with bytes that their socket did not take yet.
+    unwritten: Vec<Rank>,
     /// Staged bytes go past the caches, and nobody reads in place; see [`Fabric::lends`].
     streams: bool,
     slots: [Slots; 2],
@@ -223,7 +223,7 @@ impl Mesh {
             routes: members.iter().map(|_| Route::Unknown).collect(),
             members,
             room,
-            has_far: false,
+            unwritten: Vec::new(),
             streams,
             to_look_at: Vec::new(),
             slots: [
@@ -259,10 +259,14 @@ impl Mesh {
 
     /// What `peer` does and what it finished last, as far as it can be seen.
     pub(crate) fn doing(&self, peer: Rank) -> Option<Doing> {
-        match &self.routes[peer] {
-            Route::Near(near) => near.link.theirs().doing(),
-            _ => self.members[peer].peer.as_ref()?.doing(self.group),
+        if let Route::Near(near) = &self.routes[peer] {
+            return near.link.theirs().doing();
         }
+        let member = &self.members[peer];
+        let known = member.peer.as_ref()?;
+        // A thread of this process sends no pulses, even if its messages go by TCP: its board can be seen.
+        let board = || PeerRoom::new(known.segment()?, member.room, self.members.len(), self.key)?.doing();
+        known.doing(self.group).or_else(board)
     }
 
     /// Makes sure that there is a route, or that one is being made.
@@ -278,7 +282,6 @@ impl Mesh {
             // Also watches over the peer's life.
             self.fabric.dial(peer);
             self.routes[to] = Route::Far(Box::new(Far { peer: Some(peer.id()), ..Far::default() }));
-            self.has_far = true;
             return Ok(());
         }
         let Some(segment) = peer.segment() else {
@@ -330,6 +333,9 @@ impl Mesh {
                     }
                 };
                 let sent = outgoing.poll_send(head, bytes, lend).map_err(|error| lost(to, &error))?;
+                if !outgoing.is_idle() && !self.unwritten.contains(&to) {
+                    self.unwritten.push(to);
+                }
                 if sent.is_pending() {
                     return Ok(Poll::Pending);
                 }
@@ -613,15 +619,23 @@ impl Mesh {
     /// Writes out what sockets did not take at once.
     #[inline]
     pub(crate) fn pump(&mut self) -> Result<(), Fault> {
-        if self.has_far { self.pump_far() } else { Ok(()) }
+        if self.unwritten.is_empty() { Ok(()) } else { self.pump_far() }
     }
 
     fn pump_far(&mut self) -> Result<(), Fault> {
-        for (peer, route) in self.routes.iter_mut().enumerate() {
-            if let Route::Far(far) = route {
+        let mut index = 0;
+        while let Some(&peer) = self.unwritten.get(index) {
+            let mut is_idle = true;
+            if let Route::Far(far) = &mut self.routes[peer] {
                 for outgoing in far.outgoing.iter_mut().flatten().filter(|outgoing| !outgoing.is_idle()) {
                     let _ = outgoing.poll_flush().map_err(|error| lost(peer, &error))?;
+                    is_idle &= outgoing.is_idle();
                 }
+            }
+            if is_idle {
+                self.unwritten.swap_remove(index);
+            } else {
+                index += 1;
             }
         }
         Ok(())
@@ -734,15 +748,18 @@ impl Mesh {
                 self.sleeping_on.push(rank);
             }
         }
-        for (rank, route) in self.routes.iter().enumerate() {
-            let Route::Far(far) = route else { continue };
-            let writers = far.outgoing.iter().flatten();
-            let writers = writers.filter(|outgoing| !outgoing.is_idle() || wants.room.contains(&rank));
+        let room = distinct(wants.room.iter());
+        for rank in distinct(self.unwritten.iter().chain(&room)) {
+            let Route::Far(far) = &self.routes[rank] else { continue };
+            // Of a message that is lent nothing may have been written yet.
+            let is_wanted = room.binary_search(&rank).is_ok();
+            let writers = far.outgoing.iter().flatten().filter(|outgoing| is_wanted || !outgoing.is_idle());
             sockets.extend(writers.map(|outgoing| (outgoing.socket(), true)));
-            if wants.messages.contains(&rank) || wants.any_of.contains(&rank) {
-                let open = far.incoming.iter().zip(far.ended).filter(|(_, ended)| !ended);
-                sockets.extend(open.filter_map(|(incoming, _)| Some((incoming.as_ref()?.socket(), false))));
-            }
+        }
+        for rank in distinct(wants.messages.iter().chain(&wants.any_of)) {
+            let Route::Far(far) = &self.routes[rank] else { continue };
+            let open = far.incoming.iter().zip(far.ended).filter(|(_, ended)| !ended);
+            sockets.extend(open.filter_map(|(incoming, _)| Some((incoming.as_ref()?.socket(), false))));
         }
     }
 
@@ -754,6 +771,14 @@ impl Mesh {
             }
         }
     }
+}
+
+/// Each rank once: many receives may wait for the same rank, and a socket that is slept on twice takes two places.
+fn distinct<'a>(ranks: impl Iterator<Item = &'a Rank>) -> Vec<Rank> {
+    let mut ranks: Vec<Rank> = ranks.copied().collect();
+    ranks.sort_unstable();
+    ranks.dedup();
+    ranks
 }
 
 /// What a rank leaves behind in a group that it left: messages that not everybody has read.
@@ -894,5 +919,65 @@ impl Transport for OnLane<'_> {
     #[inline]
     fn poll_flush(&mut self, all: bool) -> Result<Poll<()>, Fault> {
         self.mesh.poll_flush(self.lane, all)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use tenfold_memory::Room;
+
+    use super::*;
+    use crate::fabric::{FabricHandle, FabricOptions, Whereabouts};
+
+    const SIZE: usize = 200;
+    const HEAD: Head = [7; 3];
+
+    /// A mesh of rank 0 whose peers are all on other hosts, where one socket listens for all of them.
+    fn far(handle: &FabricHandle, listener: &TcpListener) -> Mesh {
+        let peer = |rank: usize| {
+            let peer = handle.peer(FabricId(rank as u128));
+            let (host, socket_name, address) = (String::new(), String::new(), listener.local_addr().ok());
+            peer.set_whereabouts(Whereabouts { host, pid: 1, socket_name, near: false, address });
+            peer
+        };
+        let member = |rank| Member { peer: (rank > 0).then(|| peer(rank)), near: rank == 0, room: 0 };
+        let room = Arc::new(Room::new(handle.segment(), SIZE, 1).unwrap());
+        Mesh::new(0, 7, Arc::clone(handle), room, (0..SIZE).map(member).collect())
+    }
+
+    #[test]
+    fn only_links_with_something_to_write_are_looked_at_and_a_socket_is_slept_on_once() {
+        let handle = FabricHandle::new(FabricOptions::for_tests()).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut mesh = far(&handle, &listener);
+        for rank in 1..SIZE {
+            mesh.connect(rank).unwrap();
+        }
+        assert!(mesh.unwritten.is_empty());
+        let bytes = [0; 64];
+        for _ in 0..2 {
+            while mesh
+                .poll_send(Lane::PointToPoint, 5, &mut None, &HEAD, Bytes::of(&bytes), false)
+                .unwrap()
+                .is_pending()
+            {
+                std::thread::yield_now();
+            }
+        }
+        assert!(mesh.unwritten.len() <= 1);
+        let wants = Wants { room: vec![5; 1000], messages: vec![9; 1000], ..Wants::default() };
+        let mut sockets = Vec::new();
+        mesh.prepare_to_sleep(&wants, &mut sockets);
+        assert_eq!(sockets.iter().map(|(_, write)| *write).collect::<Vec<_>>(), [true]);
+        while !mesh.unwritten.is_empty() {
+            mesh.pump().unwrap();
+        }
+        let Route::Far(far) = &mesh.routes[5] else { panic!("it is on another host") };
+        assert!(far.outgoing[Lane::PointToPoint as usize].as_ref().is_some_and(TcpOut::is_idle));
+        sockets.clear();
+        mesh.prepare_to_sleep(&Wants::default(), &mut sockets);
+        assert!(sockets.is_empty(), "nothing is left to write");
     }
 }

@@ -16,6 +16,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use mio::{Events, Interest, Poll, Token};
+use tenfold_memory::NotInherited;
 
 use super::callers::Callers;
 use super::dear::Dear;
@@ -62,7 +63,7 @@ const LOG_LINES: u32 = 10;
 
 pub(super) struct Loop {
     poll: Poll,
-    listeners: Vec<mio::net::TcpListener>,
+    listeners: Vec<NotInherited<mio::net::TcpListener>>,
     inbox: mpsc::Receiver<Order>,
     limits: Limits,
     tick: Duration,
@@ -136,10 +137,11 @@ impl Loop {
         limits: Limits,
         address: SocketAddr,
     ) -> io::Result<Self> {
-        let mut listeners: Vec<_> = listeners.into_iter().map(mio::net::TcpListener::from_std).collect();
+        let mut listeners: Vec<NotInherited<_>> =
+            listeners.into_iter().map(|listener| mio::net::TcpListener::from_std(listener).into()).collect();
         assert!(listeners.len() <= LISTENERS_MAX, "a name has fewer addresses than that");
         for (index, listener) in listeners.iter_mut().enumerate() {
-            poll.registry().register(listener, Token(LISTENERS - index), Interest::READABLE)?;
+            poll.registry().register(&mut **listener, Token(LISTENERS - index), Interest::READABLE)?;
         }
         let shortest = limits.handshake_timeout.min(limits.message_timeout).min(limits.write_timeout);
         let now = Instant::now();
@@ -502,7 +504,7 @@ impl Loop {
         self.buffered -= turn.connection.counted;
         self.count -= 1;
         self.callers.forget(turn.connection.peer);
-        let _ = self.poll.registry().deregister(&mut turn.connection.stream);
+        let _ = self.poll.registry().deregister(&mut *turn.connection.stream);
         self.table.forget(ClientId(turn.slot), &mut self.replies);
         self.deliver(None);
         self.free.push(turn.slot);
@@ -679,7 +681,7 @@ impl Loop {
                 Order::Stop { grace } => {
                     self.stop_at = Some(self.now + grace);
                     for mut listener in self.listeners.drain(..) {
-                        let _ = self.poll.registry().deregister(&mut listener);
+                        let _ = self.poll.registry().deregister(&mut *listener);
                     }
                 }
             }

@@ -14,14 +14,14 @@ use std::net::TcpStream;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tenfold_memory::Segment;
 
-use super::{ANSWERS_MAX, Io, Watch, prepare};
+use super::stream::{Io, send_with};
+use super::{ANSWERS_MAX, Watch, prepare};
 use crate::fabric::{Bell, Fabric, FabricHandle, FabricOptions, Order, Peer, Shutdown, UNCLAIMED_MAX, lock};
 use crate::group::Group;
-use crate::group::stuck::StuckSettings;
 use crate::wire::{ControlFrame, FabricId, Hello, Purpose};
 
 /// The rank that hears.
@@ -74,16 +74,8 @@ impl Rank {
         reason = "it takes descriptors and memory; the lint sees it only if it is public"
     )]
     pub fn new() -> Self {
-        let options = FabricOptions {
-            interface: None,
-            ports: None,
-            heartbeat: Duration::from_secs(60),
-            in_place: false,
-            stuck: StuckSettings::default(),
-            progress: None,
-        };
         let (fabric, unix, tcp) =
-            Fabric::without_helper(FabricId(ME), options).expect("a fabric can be made");
+            Fabric::without_helper(FabricId(ME), FabricOptions::for_tests()).expect("a fabric can be made");
         let watch = prepare(Arc::clone(&fabric), unix, tcp).expect("its helper can be prepared");
         let segment = Segment::new(1 << 20).expect("there is memory");
         let bell = Bell::new().expect("there is a descriptor");
@@ -125,7 +117,8 @@ impl Rank {
 struct Scene<'a> {
     rank: &'a mut Rank,
     /// Dropped with the scene.
-    _group: Group,
+    #[cfg_attr(not(test), expect(dead_code, reason = "only tests call something"))]
+    group: Group,
     honest: Arc<Peer>,
     /// Its end of its stream.
     honest_line: TcpStream,
@@ -151,7 +144,7 @@ impl<'a> Scene<'a> {
         honest_line.write_all(&hello.encode()).expect("its buffer has room");
         rank.watch.serve(token);
         assert!(rank.watch.streams.contains_key(&token), "an honest rank is let in");
-        Scene { rank, _group: group, honest, honest_line, lines: Default::default(), ticks: 0 }
+        Scene { rank, group, honest, honest_line, lines: Default::default(), ticks: 0 }
     }
 
     /// Plays one step; what follows it.
@@ -231,7 +224,7 @@ impl<'a> Scene<'a> {
         let segment = self.rank.segment.share().expect("there is a descriptor");
         let all = [segment.as_fd(), self.rank.bell.as_fd()];
         let sent = match descriptors.min(2) {
-            count if is_unix && count > 0 => super::send_with(end, bytes, &all[..count]).map(|_| ()),
+            count if is_unix && count > 0 => send_with(end, bytes, &all[..count]).map(|_| ()),
             _ => end.write_all(bytes),
         };
         // It may be full: the rank has more to say than a script reads.
@@ -308,7 +301,11 @@ fn take<'s>(script: &mut &'s [u8]) -> &'s [u8] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::FaultKind;
+    use crate::fabric::UNCLAIMED_FOR;
+    use crate::fabric::watch::READS;
     use proptest::prelude::*;
+    use tenfold_memory::{DType, Lane, Tensor};
 
     const TCP: usize = 0;
     const OTHER_TCP: usize = 1;
@@ -330,7 +327,7 @@ mod tests {
 
     impl Scene<'_> {
         fn has_failed(&self) -> bool {
-            !self.rank.handle.engine.notices().is_empty()
+            !self.rank.handle.engine.notices(FabricId(HONEST)).is_empty()
         }
 
         fn is_open(&self, line: usize) -> bool {
@@ -406,6 +403,62 @@ mod tests {
         let lane = tenfold_memory::Lane::Collective;
         let mut claimed = scene.rank.handle.claim(GROUP, FabricId(ABSENT), 2, lane).expect("it is kept");
         assert_eq!(claimed.read(&mut [0; 8]).unwrap(), 1);
+    }
+
+    /// A firewall, or a limit of open files, may end a data link whose peer is alive, as its control stream shows.
+    #[test]
+    fn a_broken_data_link_is_not_reported_as_a_death() {
+        let mut rank = Rank::new();
+        let mut scene = Scene::new(&mut rank);
+        let data = Purpose::Data { group: GROUP, from: 1, to: 0, lane: Lane::PointToPoint as u8 };
+        scene.say(TCP, &hello(HONEST, data), 0);
+        scene.lines[TCP] = None;
+        let mut tensor = Tensor::zeros(DType::F32, 1);
+        let error = scene.group.recv(tensor.lend(), 1, 0).unwrap().wait().unwrap_err();
+        assert_eq!((error.kind(), error.peer()), (FaultKind::PeerLost, Some(1)), "{error}");
+        assert!(error.message().starts_with("the connection with rank 1 ("), "{error}");
+        assert!(error.to_string().contains("hint: that rank is alive; check the network "), "{error}");
+        scene.check();
+    }
+
+    #[test]
+    fn a_connection_that_no_group_asks_for_expires() {
+        let mut rank = Rank::new();
+        let mut scene = Scene::new(&mut rank);
+        let data = Purpose::Data { group: GROUP + 1, from: 2, to: 0, lane: 0 };
+        scene.say(TCP, &hello(ABSENT, data), 0);
+        let mut end = scene.lines[TCP].take().expect("it was opened").end;
+        let came = lock(&scene.rank.handle.unclaimed).values().next().expect("it is kept").since;
+        let just_before = UNCLAIMED_FOR - std::time::Duration::from_millis(1);
+        scene.rank.watch.look_around(came + just_before);
+        assert_eq!(lock(&scene.rank.handle.unclaimed).len(), 1);
+        scene.rank.watch.look_around(came + UNCLAIMED_FOR);
+        assert_eq!(lock(&scene.rank.handle.unclaimed).len(), 0);
+        assert_eq!(end.read(&mut [0]).expect("it has ended"), 0);
+        scene.check();
+    }
+
+    /// Each frame has a descriptor with it, so that it takes a read of its own.
+    #[test]
+    fn a_peer_that_says_much_has_its_turn_and_then_others_have_theirs() {
+        let mut rank = Rank::new();
+        let mut scene = Scene::new(&mut rank);
+        let unix = LINES / 2;
+        scene.say(unix, &hello(ABSENT, Purpose::Control), 2);
+        let notice = frame(&ControlFrame::Notice { group: GROUP + 1, text: Vec::new() });
+        let bell = scene.rank.bell.clone();
+        let Line { end, token } = scene.lines[unix].as_ref().expect("it was opened");
+        for _ in 0..READS + 10 {
+            send_with(end, &notice, &[bell.as_fd()]).expect("its buffer has room");
+        }
+        let token = *token;
+        let heard = |scene: &Scene<'_>| lock(&scene.rank.handle.early).take(Instant::now()).len();
+        scene.rank.watch.serve(token);
+        assert_eq!(heard(&scene), READS);
+        assert_eq!(scene.rank.watch.unread, [token], "its turn comes again, after those of others");
+        scene.rank.watch.unread.clear();
+        scene.rank.watch.serve(token);
+        assert_eq!((heard(&scene), scene.rank.watch.unread.len()), (10, 0));
     }
 
     #[test]
