@@ -1,14 +1,15 @@
-//! Ranks called different things: who called what?
+//! Ranks called different operations: finds out which rank called what.
 //!
-//! A rank that reads a message of another call stops, and tells all members what it called itself; whoever hears that does
-//! the same. When everybody has spoken, or some time later, all ranks come to the same verdict from the same testimony.
+//! A rank that reads a message of another call stops, and reports to all ranks what it called itself. Each rank that receives
+//! such a report does the same. When all ranks have reported, or after a limit, every rank draws the same conclusion from the
+//! same reports.
 //!
-//! A testimony carries the set of ranks that it was sent to. A rank passes it on only to peers that are not in this set, so in
-//! a group in which all ranks are connected nothing is passed on, and each rank sends one notice to each peer.
+//! A report carries the set of ranks that it was sent to. A rank passes it on only to peers that are not in this set. So in a
+//! group in which all ranks are connected nothing is passed on, and each rank sends one notice to each peer.
 //!
-//! At debug level DETAIL ranks also say with which shapes they called and where; see `detail`.
+//! At debug level DETAIL, reports contain shapes and source lines too; see `detail`.
 
-#![expect(clippy::disallowed_methods, reason = "an inquest ends after some time")]
+#![expect(clippy::disallowed_methods, reason = "the collection of reports has a time limit")]
 
 use std::time::{Duration, Instant};
 
