@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use serving::{Process, Serve, TENFOLD};
 use tenfold_store::{
-    Error, FaultKind, Result, Store as _, StoreExt, TcpStore, TcpStoreOptions, show_duration,
+    Error, ErrorKind, Result, Store as _, StoreExt, TcpStore, TcpStoreOptions, show_duration,
 };
 
 const TIMEOUT: Duration = Duration::from_millis(1500);
@@ -114,7 +114,7 @@ fn a_killed_server_fails_every_waiting_client_at_once_and_later_calls_say_that_t
     println!("all have failed {:?} after the kill", killed.elapsed());
     assert!(killed.elapsed() < TIMEOUT_LONG / 2, "they do not wait for their timeout");
     for failure in failures {
-        assert_eq!(failure.error.kind(), FaultKind::Lost);
+        assert_eq!(failure.error.kind(), ErrorKind::Lost);
         // Which of the two depends on what the kernel had still to send.
         let reset = failure.error.to_string().contains("reset by peer");
         let reason = match reset {
@@ -136,7 +136,7 @@ fn a_killed_server_fails_every_waiting_client_at_once_and_later_calls_say_that_t
         assert_eq!(error.to_string(), expected);
     }
     let error = bystander.num_keys().unwrap_err();
-    assert_eq!(error.kind(), FaultKind::Lost);
+    assert_eq!(error.kind(), ErrorKind::Lost);
     assert!(error.to_string().starts_with(&format!("store num_keys at {address} failed")), "{error}");
 }
 
@@ -168,7 +168,7 @@ fn a_frozen_server_costs_each_call_its_timeout_and_a_thawed_one_serves_the_same_
         let since =
             if failure.what.starts_with("set") { failure.error.scene().elapsed } else { failure.took };
         assert!(since >= timeout && since < timeout + GRACE, "{}: {since:?}", failure.what);
-        assert_eq!(failure.error.kind(), FaultKind::Timeout);
+        assert_eq!(failure.error.kind(), ErrorKind::Timeout);
         expect_message(failure, address, FROZEN.0, FROZEN.1);
     }
     // A new connection is accepted by the kernel and greeted by nobody.
@@ -213,7 +213,7 @@ fn a_server_restarted_on_its_port_is_found_again_and_its_keys_are_gone() {
     let _serve = Serve::spawn(again);
     // The first call may be the one that finds out.
     if let Err(error) = store.num_keys() {
-        assert_eq!(error.kind(), FaultKind::Lost);
+        assert_eq!(error.kind(), ErrorKind::Lost);
     }
     assert_eq!(store.num_keys().unwrap(), 0);
     store.set("key", "new").unwrap();
@@ -271,7 +271,7 @@ fn a_drain_that_takes_too_long_is_ended() {
     let (status, _) = serve.ended();
     assert_eq!(status.code(), Some(0));
     assert!(begin.elapsed() >= Duration::from_millis(300) && begin.elapsed() < TIMEOUT_LONG);
-    assert_eq!(store.num_keys().unwrap_err().kind(), FaultKind::Lost);
+    assert_eq!(store.num_keys().unwrap_err().kind(), ErrorKind::Lost);
 }
 
 #[test]

@@ -27,7 +27,7 @@ fn main_of_a_rank(job: &str) -> tenfold::Result<()> {
                     std::thread::park();
                 }
                 let alone = Group::from_environment(Options::default().timeout(Duration::from_secs(1)));
-                println!("@ {}", alone.unwrap_err().kind() == tenfold::FaultKind::Timeout);
+                println!("@ {}", alone.unwrap_err().kind() == tenfold::ErrorKind::Timeout);
                 std::process::exit(7);
             }
             sum()

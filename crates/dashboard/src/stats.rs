@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::json;
 use tenfold_console::show_size;
-use tenfold_store::{FaultKind, StoreExt as _, TcpStore};
+use tenfold_store::{ErrorKind, StoreExt as _, TcpStore};
 
 /// Prints what the server behind `store` reports: as a table, or as JSON.
 ///
@@ -15,7 +15,7 @@ pub fn print_stats(store: &TcpStore, json: bool) -> Result<(), Box<dyn std::erro
     let round_trip = store.ping()?;
     let facts = match store.server_facts() {
         Ok(facts) => facts,
-        Err(error) if error.kind() == FaultKind::Unsupported => return print_little(store, round_trip, json),
+        Err(error) if error.kind() == ErrorKind::Unsupported => return print_little(store, round_trip, json),
         Err(error) => return Err(error.into()),
     };
     let mut out = std::io::stdout().lock();

@@ -8,7 +8,7 @@ use std::time::Duration;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyDict;
-use tenfold_store::FaultKind;
+use tenfold_store::ErrorKind;
 
 use crate::phrases::{self, with_words};
 
@@ -40,14 +40,15 @@ pub(crate) fn wait_error(
 
 fn group_error_saying(py: Python<'_>, error: &tenfold::Error, words: Option<String>) -> PyErr {
     let fields = PyDict::new(py);
-    let scene = error.scene();
     let filled = (|| {
-        fields.set_item("operation", scene.label.kind.name())?;
-        fields.set_item("sequence_number", scene.label.seq)?;
-        fields.set_item("group", &*scene.group)?;
-        fields.set_item("rank", scene.rank)?;
-        fields.set_item("world_size", scene.size)?;
-        fields.set_item("elapsed", scene.elapsed.as_secs_f64())?;
+        if let Some(scene) = error.scene() {
+            fields.set_item("operation", scene.label.kind.name())?;
+            fields.set_item("sequence_number", scene.label.seq)?;
+            fields.set_item("group", &*scene.group)?;
+            fields.set_item("rank", scene.rank)?;
+            fields.set_item("world_size", scene.size)?;
+            fields.set_item("elapsed", scene.elapsed.as_secs_f64())?;
+        }
         fields.set_item("peer", error.peer())?;
         fields.set_item("hint", error.hint())?;
         fields.set_item("reason", error.message())
@@ -74,7 +75,7 @@ pub(crate) fn store_error(py: Python<'_>, error: &tenfold_store::Error) -> PyErr
         fields.set_item("reason", error.fault().message())
     })();
     let kind = match error.kind() {
-        FaultKind::NotANumber => FaultKind::Argument, // a ValueError, as c10d has it
+        ErrorKind::NotANumber => ErrorKind::Argument, // a ValueError, as c10d has it
         other => other,
     };
     match filled {

@@ -14,7 +14,7 @@ use pyo3::PyTypeInfo;
 use pyo3::exceptions::{PyNotImplementedError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDelta, PyString, PyTuple};
-use tenfold_store::{Deadline, Fault, FaultKind, Operation, Request, Response, Store, Value};
+use tenfold_store::{Deadline, ErrorKind, Fault, Operation, Request, Response, Store, Value};
 
 use crate::store::{self, Text};
 use crate::waiting;
@@ -262,7 +262,7 @@ fn fault(py: Python<'_>, operation: Operation, error: PyErr) -> Fault {
         return Fault::timeout(text.lines().next().unwrap_or("the time is up").to_string());
     }
     if operation == Operation::QueuePop && lower.contains("empty") {
-        return Fault::new(FaultKind::QueueEmpty, "queue is empty");
+        return Fault::new(ErrorKind::QueueEmpty, "queue is empty");
     }
-    Fault::new(FaultKind::Lost, format!("the Python store raised {kind}: {text}"))
+    Fault::new(ErrorKind::Lost, format!("the Python store raised {kind}: {text}"))
 }

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use tenfold::FaultKind as GroupFault;
-use tenfold_store::{FaultKind, Scene};
+use tenfold::ErrorKind as GroupFault;
+use tenfold_store::{ErrorKind, Scene};
 
 /// A text with c10d's words at the end of its first line; the lines below are evidence and advice.
 pub(crate) fn with_words(text: &str, words: Option<String>) -> String {
@@ -20,27 +20,27 @@ pub(crate) fn of_store(error: &tenfold_store::Error) -> Option<String> {
     let (operation, keys) = scene.request.split_once(' ').unwrap_or((&scene.request, ""));
     let milliseconds = scene.limit.unwrap_or(scene.elapsed).as_millis();
     match (error.kind(), operation) {
-        (FaultKind::Timeout, "barrier") => {
+        (ErrorKind::Timeout, "barrier") => {
             let key = full_keys(scene, keys, "").pop()?;
             Some(format!("barrier timeout after {milliseconds}ms, key: {key}"))
         }
-        (FaultKind::Timeout, "connect") => {
+        (ErrorKind::Timeout, "connect") => {
             let (joined, expected) = message.strip_suffix(" clients joined")?.split_once(" of ")?;
             let seconds = scene.limit.unwrap_or(scene.elapsed).as_secs_f64().ceil();
             Some(format!(
                 "Timed out after {seconds} seconds waiting for clients. {joined}/{expected} clients joined."
             ))
         }
-        (FaultKind::Timeout, "get") if scene.store.starts_with("file ") => {
+        (ErrorKind::Timeout, "get") if scene.store.starts_with("file ") => {
             let key = full_keys(scene, keys, "").pop()?;
             Some(format!("Timeout waiting for key: {key} after {milliseconds} ms"))
         }
-        (FaultKind::Timeout, _) if !is_tcp(scene) => Some("Wait timeout".to_string()),
-        (FaultKind::Timeout, _) => {
+        (ErrorKind::Timeout, _) if !is_tcp(scene) => Some("Wait timeout".to_string()),
+        (ErrorKind::Timeout, _) => {
             let keys = full_keys(scene, keys, "/").join(", ");
             Some(format!("wait timeout after {milliseconds}ms, keys: {keys}"))
         }
-        (FaultKind::Connect, _) if message.starts_with("cannot listen on ") => {
+        (ErrorKind::Connect, _) if message.starts_with("cannot listen on ") => {
             let port = scene.store.rsplit_once(':')?.1;
             let why = if message.contains("address already in use") {
                 "code: -98, name: EADDRINUSE, message: address already in use"
@@ -51,16 +51,16 @@ pub(crate) fn of_store(error: &tenfold_store::Error) -> Option<String> {
                 "The server socket has failed to listen on any local network address. port: {port}, {why}"
             ))
         }
-        (FaultKind::Connect, "connect") if message.starts_with("no store answered") => {
+        (ErrorKind::Connect, "connect") if message.starts_with("no store answered") => {
             let (host, port) = scene.store.rsplit_once(':')?;
             Some(format!(
                 "The client socket has timed out after {milliseconds}ms while trying to connect to ({host}, {port})."
             ))
         }
-        (FaultKind::Argument, "multi_set") => {
+        (ErrorKind::Argument, "multi_set") => {
             Some("multiSet keys and values vectors must be of same size".to_string())
         }
-        (FaultKind::Unsupported, "queue_push" | "queue_pop" | "queue_len") => {
+        (ErrorKind::Unsupported, "queue_push" | "queue_pop" | "queue_len") => {
             Some("queue support is not implemented.".to_string())
         }
         _ => None,
@@ -80,7 +80,7 @@ pub(crate) fn of_group(
         return None;
     }
     let waited = waited.filter(|_| error.message().starts_with(GOES_ON));
-    let kind = error.scene().label.kind;
+    let kind = error.scene()?.label.kind;
     let is_message =
         matches!(kind, tenfold::OpKind::Send | tenfold::OpKind::Recv | tenfold::OpKind::RecvAnySource);
     let direction = if kind == tenfold::OpKind::Send { "send" } else { "recv" };

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::PyList;
-use tenfold::FaultKind;
+use tenfold::ErrorKind;
 use tenfold_store::Deadline;
 
 use crate::exceptions::wait_error;
@@ -39,7 +39,7 @@ pub(crate) fn wait(py: Python<'_>, work: &tenfold::Work, limit: Option<Duration>
         };
         match outcome {
             // Too short a wait, or the operation's own timeout? It may also have ended since: the work knows.
-            Err(error) if error.kind() == FaultKind::Timeout && !last => work.result(),
+            Err(error) if error.kind() == ErrorKind::Timeout && !last => work.result(),
             outcome => Some(outcome),
         }
     })?;

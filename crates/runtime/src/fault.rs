@@ -1,7 +1,7 @@
-//! What broke, before anybody knows for whom; and the error it becomes.
+//! What broke, and the error that it becomes.
 //!
-//! Below the engine everything reports a [`Fault`]. Only the engine turns one into an [`Error`], because only there the
-//! operation, group, rank and time are known: [`Error::new`] wants a whole [`Scene`].
+//! Below the groups everything reports a [`Fault`]. It becomes an [`Error`] where operation, group, rank and time are known:
+//! [`Error::new`] needs a whole [`Scene`]. ARCHITECTURE.md lists these places.
 //!
 //! ```text
 //! all_reduce #42 in group `default` failed on rank 3 of 8: rank 5 (host node-b, pid 4711) sent nothing for 30.0 s
@@ -26,7 +26,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// What kind of thing went wrong; decides what a caller may do about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
-pub enum FaultKind {
+pub enum ErrorKind {
     /// A rank gave up on purpose, and said why.
     Aborted,
     /// The caller's mistake: a root out of range, lengths that do not divide.
@@ -54,27 +54,57 @@ pub enum FaultKind {
 /// What broke.
 #[derive(Clone, Debug)]
 pub struct Fault {
-    pub kind: FaultKind,
+    pub kind: ErrorKind,
     pub peer: Option<Rank>,
     pub message: String,
     pub hint: Option<String>,
+    /// The error of another library that caused it.
+    pub(crate) source: Option<Source>,
 }
+
+type Source = Arc<dyn std::error::Error + Send + Sync>;
 
 impl Fault {
     /// A fault with its message: lower case, no full stop, values in it.
     #[cold]
-    pub fn new(kind: FaultKind, message: impl Into<String>) -> Self {
-        Fault { kind, peer: None, message: message.into(), hint: None }
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Fault { kind, peer: None, message: message.into(), hint: None, source: None }
     }
 
     #[cold]
     pub fn argument(message: impl Into<String>) -> Self {
-        Fault::new(FaultKind::Argument, message)
+        Fault::new(ErrorKind::Argument, message)
     }
 
     #[cold]
     pub fn io(what: impl fmt::Display, error: &io::Error) -> Self {
-        Fault::new(FaultKind::Io, format!("{what}: {error}"))
+        let fault = Fault::new(ErrorKind::Io, format!("{what}: {error}"));
+        let copy = error
+            .raw_os_error()
+            .map_or_else(|| io::Error::new(error.kind(), error.to_string()), io::Error::from_raw_os_error);
+        fault.source(copy)
+    }
+
+    /// The error of another library that caused it.
+    #[must_use]
+    pub(crate) fn source(mut self, source: impl std::error::Error + Send + Sync + 'static) -> Self {
+        self.source = Some(Arc::new(source));
+        self
+    }
+
+    /// What a store reported. Its message has all that is known, so it is kept whole.
+    #[cold]
+    pub(crate) fn store(error: tenfold_store::Error) -> Self {
+        let kind = match error.kind() {
+            tenfold_store::ErrorKind::Timeout => ErrorKind::Timeout,
+            _ => ErrorKind::Store,
+        };
+        let text = error.to_string();
+        let (message, hint) = match text.split_once("\n  hint: ") {
+            Some((message, hint)) => (message, Some(hint.to_string())),
+            None => (text.as_str(), None),
+        };
+        Fault { hint, ..Fault::new(kind, message).source(error) }
     }
 
     #[must_use]
@@ -106,19 +136,36 @@ pub struct Scene {
     pub detail: Option<String>,
 }
 
-/// An operation that failed: what, where, for how long, whose fault, and what to do next.
+/// An operation that failed: what, where, for how long, because of which rank, and what to do next.
+///
+/// Errors of a [store](crate::store) convert into it, so `?` works in a function that uses both. [`Error::source`] is then
+/// the store's error.
+///
+/// [`Error::source`]: std::error::Error::source
+///
+/// ```
+/// use tenfold::ErrorKind;
+/// use tenfold::store::{HashStore, StoreExt as _};
+///
+/// fn address(store: &HashStore) -> tenfold::Result<Vec<u8>> {
+///     store.wait_for(&["address"], std::time::Duration::from_millis(1))?;
+///     Ok(store.get("address")?.to_vec())
+/// }
+/// assert_eq!(address(&HashStore::new()).unwrap_err().kind(), ErrorKind::Timeout);
+/// ```
 #[derive(Clone)]
 pub struct Error {
-    inner: Arc<(Scene, Fault)>,
+    inner: Arc<(Option<Scene>, Fault)>,
 }
 
 impl Error {
     #[cold]
     pub fn new(scene: Scene, fault: Fault) -> Self {
-        Error { inner: Arc::new((scene, fault)) }
+        Error { inner: Arc::new((Some(scene), fault)) }
     }
 
-    pub fn kind(&self) -> FaultKind {
+    /// What kind of error it is.
+    pub fn kind(&self) -> ErrorKind {
         self.inner.1.kind
     }
 
@@ -127,8 +174,9 @@ impl Error {
         self.inner.1.peer
     }
 
+    /// Was a limit exceeded?
     pub fn is_timeout(&self) -> bool {
-        matches!(self.kind(), FaultKind::Timeout | FaultKind::PeerSilent)
+        matches!(self.kind(), ErrorKind::Timeout | ErrorKind::PeerSilent)
     }
 
     /// What a user should do about it.
@@ -141,15 +189,38 @@ impl Error {
         &self.inner.1.message
     }
 
-    pub fn scene(&self) -> &Scene {
-        &self.inner.0
+    /// The same error, with more about where it happened behind its message.
+    #[cold]
+    pub(crate) fn in_place(&self, place: &str) -> Self {
+        let (scene, fault) = (*self.inner).clone();
+        let message = format!("{}{place}", fault.message);
+        Error { inner: Arc::new((scene, Fault { message, ..fault })) }
+    }
+
+    /// Which operation failed, and where. None for an error of a store that was converted.
+    pub fn scene(&self) -> Option<&Scene> {
+        self.inner.0.as_ref()
     }
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (scene, fault) = &*self.inner;
-        let Scene { label, group, rank, size, elapsed, timeout, progress, detail } = scene;
+        if let Some(scene) = scene {
+            scene.fmt_with(f, &fault.message)?;
+        } else {
+            f.write_str(&fault.message)?;
+        }
+        match &fault.hint {
+            Some(hint) => write!(f, "\n  hint: {hint}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Scene {
+    fn fmt_with(&self, f: &mut fmt::Formatter<'_>, message: &str) -> fmt::Result {
+        let Scene { label, group, rank, size, elapsed, timeout, progress, detail } = self;
         write!(f, "{}", label.kind)?;
         if label.seq > 0 {
             write!(f, " #{}", label.seq)?;
@@ -158,7 +229,7 @@ impl fmt::Display for Error {
         if *size > 0 {
             write!(f, " on rank {rank} of {size}")?;
         }
-        write!(f, ": {}", fault.message)?;
+        write!(f, ": {message}")?;
         if let Some(progress) = progress {
             write!(f, "\n  {label}{progress}; started {} ago", show_duration(*elapsed))?;
             if let Some(timeout) = timeout {
@@ -168,10 +239,7 @@ impl fmt::Display for Error {
         if let Some(detail) = detail {
             write!(f, "\n  called {detail}")?;
         }
-        match &fault.hint {
-            Some(hint) => write!(f, "\n  hint: {hint}"),
-            None => Ok(()),
-        }
+        Ok(())
     }
 }
 
@@ -181,7 +249,18 @@ impl fmt::Debug for Error {
     }
 }
 
-impl std::error::Error for Error {}
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.inner.1.source.as_ref().map(|source| &**source as _)
+    }
+}
+
+impl From<tenfold_store::Error> for Error {
+    #[cold]
+    fn from(error: tenfold_store::Error) -> Self {
+        Error { inner: Arc::new((None, Fault::store(error))) }
+    }
+}
 
 /// Seconds where they matter, else milliseconds.
 pub(crate) fn show_duration(duration: Duration) -> String {
@@ -206,4 +285,34 @@ pub(crate) fn show_ranks(ranks: &[Rank]) -> String {
         text += &format!(" and {} more", ranks.len() - SHOWN);
     }
     if ranks.len() == 1 { format!("rank {text}") } else { format!("ranks {text}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as _;
+
+    use super::*;
+    use tenfold_store::{HashStore, StoreExt as _};
+
+    #[test]
+    fn an_error_of_a_store_converts_and_remains_the_source() {
+        let cause = HashStore::new().wait_for(&["key"], Duration::from_millis(1)).unwrap_err();
+        let error = Error::from(cause.clone());
+        assert_eq!(error.kind(), ErrorKind::Timeout);
+        assert_eq!(error.to_string(), cause.to_string(), "it says all that the store said, and nothing else");
+        assert!(error.scene().is_none());
+        assert_eq!(error.source().unwrap().to_string(), cause.to_string());
+        let there = error.in_place(", in bucket 3");
+        assert!(there.message().ends_with(", in bucket 3"));
+        assert!(there.source().is_some());
+    }
+
+    #[test]
+    fn an_error_of_the_system_remains_the_source() {
+        for cause in [io::Error::from_raw_os_error(28), io::Error::new(io::ErrorKind::Other, "own")] {
+            let fault = Fault::io("cannot write", &cause);
+            let kept = fault.source.as_ref().unwrap().downcast_ref::<io::Error>().unwrap();
+            assert_eq!((kept.raw_os_error(), kept.to_string()), (cause.raw_os_error(), cause.to_string()));
+        }
+    }
 }

@@ -55,11 +55,12 @@ pub use debug_level::{DebugLevel, debug_level, set_debug_level, set_debug_level_
 pub use environment::{KnownVariable, VARIABLES};
 pub use fabric::{ProgressEntry, Registration};
 pub use fake::FakeGroup;
-pub use fault::{Error, Fault, FaultKind, Result, Scene};
+pub use fault::{Error, ErrorKind, Fault, Result, Scene};
 pub use group::{Group, Options, Place, SparseTensor, StuckPolicy, StuckReport, find_nan};
 pub use label::{Label, OpKind};
 pub use tenfold_memory::{CustomOp, DType, Element, ReduceOp, Region, Tensor, TensorView, UnknownOp, lend};
 pub use tenfold_plan::{Rank, Topology};
+pub use tenfold_store as store;
 pub use work::Work;
 
 /// The README's Rust runs as a test.

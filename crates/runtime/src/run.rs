@@ -14,7 +14,7 @@ use std::task::Poll;
 use tenfold_memory::{Bytes, Head, Reduction, Span, Tensor, TensorView};
 use tenfold_plan::{Buffer, Chunk, Plan, Rank, Step};
 
-use crate::fault::{Fault, FaultKind, panic_text};
+use crate::fault::{ErrorKind, Fault, panic_text};
 use crate::label::{Label, Roots};
 use crate::recorder::Sizes;
 use crate::transport::{Stage, Transport, Wants};
@@ -591,6 +591,6 @@ fn combine_by_user(rank: Rank, combine: impl FnOnce()) -> Result<(), Fault> {
     catch_unwind(AssertUnwindSafe(combine)).map_err(|panic| {
         let text = panic_text(&*panic);
         let message = format!("the custom reduce operation of rank {rank} panicked: {text}");
-        Fault::new(FaultKind::Aborted, message).peer(rank)
+        Fault::new(ErrorKind::Aborted, message).peer(rank)
     })
 }

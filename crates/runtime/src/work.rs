@@ -18,7 +18,7 @@ use tenfold_store::Deadline;
 use tracing::Span;
 
 use crate::fabric::FabricHandle;
-use crate::fault::{Error, Fault, FaultKind, Result, Scene, panic_text, show_duration};
+use crate::fault::{Error, ErrorKind, Fault, Result, Scene, panic_text, show_duration};
 use crate::group::detail::Detail;
 use crate::label::{Label, OpKind};
 use crate::recorder::{GroupRecord, Ticket, Waited};
@@ -29,7 +29,14 @@ type Callback = Box<dyn FnOnce(&Result<()>) + Send>;
 ///
 /// Its tensors are lent until it is done. It goes on by itself; the thread that waits for it only has it sooner. A call in
 /// the background (see [`Group::background`](crate::Group::background)) is looked after immediately, any other within a few
-/// milliseconds. Dropping the handle neither ends the operation nor waits for it. A `Work` is also a [`Future`].
+/// milliseconds. Dropping the handle neither ends the operation nor waits for it.
+///
+/// # Threads
+/// Any thread may wait for a work, and several may wait for the same one. A forked child cannot: it gets an error.
+///
+/// # As a future
+/// A `Work` is a [`Future`]. It is cancel-safe: if it is dropped before it is ready, as in a `select`, the operation goes on
+/// and another clone can be awaited. Any executor will do; tenfold's threads wake the task.
 #[must_use = "the tensors are lent until `wait` returns"]
 #[derive(Clone)]
 pub struct Work(Kind);
@@ -479,7 +486,7 @@ impl Work {
 fn not_yet(shared: &Shared, until: Option<Deadline>) -> Error {
     let limit = until.and_then(|until| until.limit()).unwrap_or_default();
     let message = format!("not done after a wait of {}", show_duration(limit));
-    let fault = Fault::new(FaultKind::Timeout, message).hint("it goes on; wait for it again");
+    let fault = Fault::new(ErrorKind::Timeout, message).hint("it goes on; wait for it again");
     Error::new(shared.scene(None), fault)
 }
 
@@ -517,7 +524,9 @@ impl Future for Work {
             let Kind::Single { shared, .. } = &part.0 else { continue };
             let mut after = shared.after();
             if !shared.is_done() {
-                after.wakers.push(context.waker().clone());
+                if !after.wakers.iter().any(|waker| waker.will_wake(context.waker())) {
+                    after.wakers.push(context.waker().clone());
+                }
                 drop(after);
                 part.attend();
                 return Poll::Pending;

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use tenfold::recorder::{self, CallSite, Frame};
-use tenfold::{DebugLevel, Error, FaultKind, Group, OpKind, Options, ReduceOp, Tensor, set_debug_level};
+use tenfold::{DebugLevel, Error, ErrorKind, Group, OpKind, Options, ReduceOp, Tensor, set_debug_level};
 
 /// What each rank's call came to.
 fn outcomes(
@@ -44,7 +44,7 @@ fn shapes_that_differ_are_a_mismatch_even_where_sizes_agree() {
         };
         for outcome in outcomes(3, &options, call) {
             let error = outcome.expect_err("shapes differ");
-            assert_eq!((error.kind(), error.peer()), (FaultKind::Mismatch, Some(2)));
+            assert_eq!((error.kind(), error.peer()), (ErrorKind::Mismatch, Some(2)));
             assert_eq!(
                 error.message(),
                 "ranks called different operations as #2: ranks 0, 1 called all_reduce(sum, float32 × 6) \
@@ -71,8 +71,8 @@ fn roots_that_differ_fail_the_call_itself_on_every_rank_also_in_subgroups() {
             };
             for outcome in outcomes(4, &options, call) {
                 let error = outcome.expect_err("roots differ");
-                assert_eq!(error.kind(), FaultKind::Mismatch, "{error}");
-                assert_eq!(error.scene().label.kind, OpKind::Broadcast, "{error}");
+                assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
+                assert_eq!(error.scene().unwrap().label.kind, OpKind::Broadcast, "{error}");
             }
         }
     }
@@ -142,7 +142,7 @@ fn a_message_that_nobody_sends_says_so_too() {
         shaped(&[3], 8, || group.recv(tensor.lend(), 1 - group.rank(), 0))?.wait()
     };
     let error = outcomes(2, &Options::new("nobody"), call).swap_remove(0).expect_err("nobody sends");
-    assert_eq!(error.scene().label.kind, OpKind::Recv);
+    assert_eq!(error.scene().unwrap().label.kind, OpKind::Recv);
     let text = error.to_string();
     assert!(text.contains("\n  called with input 3 at train.py:8 in step ← train.py:90 in main"), "{text}");
 }

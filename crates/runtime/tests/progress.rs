@@ -11,7 +11,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant};
 
-use tenfold::{CustomOp, DType, FaultKind, Group, Options, ReduceOp, Result, Tensor, Work};
+use tenfold::{CustomOp, DType, ErrorKind, Group, Options, ReduceOp, Result, Tensor, Work};
 
 /// Nothing here takes this long unless it hangs.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -212,7 +212,7 @@ fn a_reduce_operation_that_panics_fails_its_call_on_all_ranks_and_stops_nothing_
             let mut tensor = bytes(size);
             let called = group.background().all_reduce(tensor.lend(), op);
             let error = called.and_then(|work| work.wait()).expect_err("it panics");
-            assert_eq!(error.kind(), FaultKind::Aborted, "{error}");
+            assert_eq!(error.kind(), ErrorKind::Aborted, "{error}");
             assert!(error.to_string().contains("panicked: it broke"), "{error}");
             // The helper is alive: it drives what no thread waits for.
             let done = Event::new();

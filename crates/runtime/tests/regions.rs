@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use support::{Job, Jobs, Rank, local_store, run_as_rank};
-use tenfold::{DType, FaultKind, Group, Options, ReduceOp, Region, Tensor};
+use tenfold::{DType, ErrorKind, Group, Options, ReduceOp, Region, Tensor};
 
 const JOBS: Jobs = &[
     ("collectives", collectives_as_process),
@@ -325,7 +325,7 @@ fn register_with_the_stopped(rank: &Rank) {
         let (mut tensor, region) = in_file(&[5; 10_000]);
         assert_eq!(rank.order(), "stopped");
         let error = group.with_timeout(Duration::from_millis(300)).register(&region).unwrap_err();
-        assert_eq!(error.kind(), FaultKind::Timeout);
+        assert_eq!(error.kind(), ErrorKind::Timeout);
         rank.event(error);
         assert_eq!(rank.order(), "continued");
         let _registration = group.register(&region).unwrap();

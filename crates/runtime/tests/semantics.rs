@@ -10,6 +10,7 @@ mod support;
 
 use std::future::Future;
 use std::pin::pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Barrier};
 use std::task::{Context, Poll, Wake, Waker};
@@ -18,7 +19,7 @@ use std::time::Duration;
 
 use support::{Job, Jobs, Rank, local_store};
 use tenfold::{
-    DType, Error, FaultKind, Group, OpKind, Options, ReduceOp, Result, SparseTensor, Tensor, Work,
+    DType, Error, ErrorKind, Group, OpKind, Options, ReduceOp, Result, SparseTensor, Tensor, Work,
 };
 use tenfold_plan::{Kind, names};
 use tenfold_store::{Deadline, HashStore, Request, Response, Store};
@@ -101,7 +102,7 @@ fn a_call_that_is_refused_leaves_the_tensor_as_it_was() {
         for op in [ReduceOp::PremulSum(0.5), ReduceOp::Avg] {
             let mut tensor = halves(8, 0x3c00);
             let error = group.all_reduce(tensor.lend(), op).and_then(|work| work.wait()).unwrap_err();
-            assert_eq!(error.kind(), FaultKind::Aborted);
+            assert_eq!(error.kind(), ErrorKind::Aborted);
             assert!(all_are(&tensor, 0x3c00));
         }
         Ok(())
@@ -139,7 +140,7 @@ fn a_rank_that_failed_to_join_and_tries_again_meets_one_that_comes_late() {
             for (rank, count) in failures.into_iter().enumerate() {
                 for _ in 0..count {
                     let error = join(&store, rank, Duration::from_millis(50)).expect_err("it is alone");
-                    assert_eq!(error.kind(), FaultKind::Timeout, "{error}");
+                    assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
                 }
             }
             std::thread::scope(|threads| {
@@ -171,7 +172,7 @@ fn roots_that_differ_fail_the_next_call_on_every_rank_at_the_latest() {
         });
         for outcome in outcomes.unwrap() {
             let error = outcome.expect_err("roots differ");
-            assert_eq!(error.kind(), FaultKind::Mismatch, "{error}");
+            assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
             assert!(error.message().starts_with("ranks called different operations as #1: "), "{error}");
         }
     }
@@ -288,12 +289,12 @@ fn the_time_of_a_single_call_may_be_limited() {
         assert_eq!(work.timeout(), Some(Duration::from_millis(50)));
         Ok(work.wait().unwrap_err())
     });
-    assert_eq!((errors[0].kind(), errors[0].peer()), (FaultKind::Timeout, Some(1)));
+    assert_eq!((errors[0].kind(), errors[0].peer()), (ErrorKind::Timeout, Some(1)));
     assert_eq!(
         errors[0].hint(),
         Some("rank 1 has called nothing in this group; see its log, or raise `timeout`")
     );
-    assert_eq!(errors[1].kind(), FaultKind::Timeout, "the other rank hears why the group failed");
+    assert_eq!(errors[1].kind(), ErrorKind::Timeout, "the other rank hears why the group failed");
     assert!(errors[1].message().ends_with("(seen by rank 0)"), "{}", errors[1]);
 }
 
@@ -313,6 +314,36 @@ fn block_on<F: Future>(future: F) -> F::Output {
             Poll::Pending => std::thread::park(),
         }
     }
+}
+
+#[test]
+fn a_work_that_is_polled_often_keeps_one_waker() {
+    struct Count(AtomicUsize);
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    ranks(2, |group| {
+        let mut tensor = number(1);
+        if group.rank() == 1 {
+            group.recv(number(0).lend(), 0, 7)?.wait()?; // the other rank has polled
+            return group.all_reduce(tensor.lend(), ReduceOp::Sum)?.wait();
+        }
+        let count = Arc::new(Count(AtomicUsize::new(0)));
+        let waker = Waker::from(Arc::clone(&count));
+        let mut work = pin!(group.background().all_reduce(tensor.lend(), ReduceOp::Sum)?);
+        for _ in 0..1000 {
+            assert!(work.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        }
+        group.send(number(0).lend(), 1, 7)?.wait()?;
+        work.wait()?;
+        while Arc::strong_count(&count) > 2 {
+            std::thread::yield_now(); // the waker is used and dropped on another thread
+        }
+        assert_eq!(count.0.load(Ordering::Relaxed), 1);
+        Ok(())
+    });
 }
 
 #[test]
@@ -595,14 +626,14 @@ fn dropping_a_group_ends_what_is_under_way() {
             dropped.wait();
             // What it had sent before it left may be enough for the call that it made, but not for the next.
             let error = sum(&group, 1).and_then(|_| sum(&group, 1)).unwrap_err();
-            assert_eq!((error.kind(), error.peer()), (FaultKind::PeerLost, Some(0)));
+            assert_eq!((error.kind(), error.peer()), (ErrorKind::PeerLost, Some(0)));
             return Ok(());
         }
         let mut tensor = number(1);
         let work = group.all_reduce(tensor.lend(), ReduceOp::Sum)?;
         drop(group);
         let error = work.wait().unwrap_err();
-        assert_eq!(error.kind(), FaultKind::Closed);
+        assert_eq!(error.kind(), ErrorKind::Closed);
         assert_eq!(error.message(), "the group was dropped while this was under way");
         assert!(work.is_done() && !work.is_success() && !tensor.is_lent());
         dropped.wait();
@@ -618,7 +649,7 @@ fn a_failure_ends_nothing_that_was_complete_before_it() {
             if group.rank() < 2 {
                 // The first to notice tells the other, which may still be in the call before.
                 let error = sum(&group, 1).unwrap_err();
-                assert_eq!((error.kind(), error.peer()), (FaultKind::PeerLost, Some(2)));
+                assert_eq!((error.kind(), error.peer()), (ErrorKind::PeerLost, Some(2)));
             }
             Ok(())
         });
@@ -642,7 +673,7 @@ fn a_group_that_was_aborted_says_so_to_everybody_for_ever() {
             group.abort("loss is not a number");
         }
         let error = work.wait().unwrap_err();
-        assert_eq!((error.kind(), error.peer()), (FaultKind::Aborted, Some(1)));
+        assert_eq!((error.kind(), error.peer()), (ErrorKind::Aborted, Some(1)));
         assert_eq!(error.message(), why);
         for error in [group.barrier().unwrap_err(), group.broadcast(number(1).lend(), 0).unwrap_err()] {
             assert_eq!(error.message(), format!("the group has failed before: {why}"));
@@ -659,7 +690,7 @@ fn a_group_that_was_aborted_says_so_to_everybody_for_ever() {
 #[track_caller]
 fn refused<T: std::fmt::Debug>(call: Result<T>, operation: &str, message: &str) {
     let error = call.unwrap_err();
-    assert_eq!(error.kind(), FaultKind::Argument);
+    assert_eq!(error.kind(), ErrorKind::Argument);
     assert_eq!(error.to_string(), format!("{operation} in group `default` failed on rank 0 of 3: {message}"));
 }
 
@@ -938,7 +969,7 @@ fn a_monitored_barrier_names_who_is_late() {
     });
     for outcome in outcomes.unwrap() {
         let (kind, message) = outcome.unwrap_err();
-        assert_eq!(kind, FaultKind::Timeout);
+        assert_eq!(kind, ErrorKind::Timeout);
         assert!(message.contains("rank 2 did not reach the monitored barrier in 2.0 s"), "{message}");
     }
 }
@@ -948,7 +979,7 @@ fn a_monitored_barrier_names_who_is_late() {
 /// Every rank must be told both settings.
 fn refused_for_its_settings<T>(outcome: Result<T>) {
     let error = outcome.err().expect("ranks with different settings cannot form a group");
-    assert_eq!(error.kind(), FaultKind::Mismatch);
+    assert_eq!(error.kind(), ErrorKind::Mismatch);
     let text = error.to_string();
     let both = [
         "rank 0 has `not deterministic; no forced algorithms;",

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use crate::connect::Link;
 use crate::deadline::Deadline;
-use crate::error::{Fault, FaultKind, Result, show_duration};
+use crate::error::{ErrorKind, Fault, Result, show_duration};
 use crate::ops::{DEFAULT_TIMEOUT, NO_SUCH_KEY, NO_SUCH_KEY_HINT, Store, failure};
 use crate::request::{Operation, Request, Response, show_keys};
 use crate::server::{Facts, Limits, Server, ServerOptions};
@@ -186,12 +186,12 @@ impl TcpStore {
 
     fn try_open(mut options: TcpStoreOptions, deadline: Deadline) -> std::result::Result<TcpStore, Fault> {
         if options.world_size == Some(0) {
-            return Err(Fault::new(FaultKind::Argument, "a world size of 0 makes no sense")
+            return Err(Fault::new(ErrorKind::Argument, "a world size of 0 makes no sense")
                 .hint("leave it out if the number of workers is not known"));
         }
         if !options.is_server && (options.listener.is_some() || options.bind.is_some()) {
             return Err(Fault::new(
-                FaultKind::Argument,
+                ErrorKind::Argument,
                 "a listening socket or bind address is for the hosting process only",
             ));
         }
@@ -247,14 +247,14 @@ impl TcpStore {
             link.flush(deadline)?;
             let facts =
                 wire::decode_info(&mut link.replies(deadline)).map_err(|fault| match fault.kind() {
-                    FaultKind::Lost => {
-                        Fault::new(FaultKind::Unsupported, "this server tells nothing about itself")
+                    ErrorKind::Lost => {
+                        Fault::new(ErrorKind::Unsupported, "this server tells nothing about itself")
                             .hint("tenfold's server does; PyTorch's does not")
                     }
                     _ => fault,
                 })?;
             serde_json::from_slice(&facts).map_err(|error| {
-                Fault::new(FaultKind::Protocol, format!("the server's facts cannot be read: {error}"))
+                Fault::new(ErrorKind::Protocol, format!("the server's facts cannot be read: {error}"))
             })
         };
         ask().map_err(|fault| failure("info", &self.name(), deadline, fault))
@@ -271,7 +271,7 @@ impl TcpStore {
             link.fill(&mut answer, deadline)?;
             match answer == nonce.to_le_bytes() {
                 true => Ok(deadline.elapsed()),
-                false => Err(Fault::new(FaultKind::Protocol, PONG_DIFFERS)),
+                false => Err(Fault::new(ErrorKind::Protocol, PONG_DIFFERS)),
             }
         };
         self.with_link("ping".into(), deadline, ping)
@@ -288,7 +288,7 @@ impl TcpStore {
             let round = Deadline::after(self.timeout().max(CANCEL_GRACE));
             self.raw(Request::Wait { keys: vec![WORKERS.into()] }, round)?;
             let Response::Value(Some(count)) = self.raw(Request::Get { key: WORKERS.into() }, round)? else {
-                return Err(Fault::new(FaultKind::Protocol, "the count of workers is gone"));
+                return Err(Fault::new(ErrorKind::Protocol, "the count of workers is gone"));
             };
             let count = crate::table::parse_number(&count).unwrap_or(0);
             if usize::try_from(count).is_ok_and(|count| count >= world_size) {
@@ -323,12 +323,12 @@ impl TcpStore {
                     link.flush(deadline)?;
                     let answer = &mut [0; 4];
                     link.fill(answer, deadline).map_err(|fault| match fault.kind() {
-                        FaultKind::Lost => fault.hint(REFUSED_HINT),
+                        ErrorKind::Lost => fault.hint(REFUSED_HINT),
                         _ => fault,
                     })?;
                     match *answer == CONFIRM.to_le_bytes() {
                         true => Ok(Response::Done),
-                        false => Err(Fault::new(FaultKind::Protocol, PONG_DIFFERS)),
+                        false => Err(Fault::new(ErrorKind::Protocol, PONG_DIFFERS)),
                     }
                 }
                 _ => {
@@ -339,7 +339,7 @@ impl TcpStore {
         });
         let is_queue = matches!(operation, Operation::QueueLen | Operation::QueuePop | Operation::QueuePush);
         result.map_err(|fault| match fault.kind() {
-            FaultKind::Lost if is_queue && !is_tenfold => fault.hint(NO_QUEUES_HINT),
+            ErrorKind::Lost if is_queue && !is_tenfold => fault.hint(NO_QUEUES_HINT),
             _ => fault,
         })
     }
@@ -407,7 +407,7 @@ impl TcpStore {
     fn reconnect(&self, deadline: Deadline, lost: Option<&str>) -> std::result::Result<Link, Fault> {
         let link = Link::open(&self.dial, self.port, deadline.at_most(RECONNECT)).map_err(|fault| {
             let earlier = lost.map_or(String::new(), |lost| format!(" (it was lost earlier: {lost})"));
-            Fault::new(FaultKind::Lost, format!("the store is lost: {}{earlier}", fault.message()))
+            Fault::new(ErrorKind::Lost, format!("the store is lost: {}{earlier}", fault.message()))
                 .hint("did the server end or crash? its keys are gone with it")
         })?;
         if let Some(lost) = lost {
@@ -426,7 +426,7 @@ const NO_PANIC: &str = "nothing panics while holding it";
 fn wait(link: &mut Link, operation: Operation, deadline: Deadline) -> std::result::Result<Response, Fault> {
     link.flush(deadline)?;
     let fault = match wire::decode_response(operation, 0, &mut link.replies(deadline)) {
-        Err(fault) if fault.kind() == FaultKind::Timeout => fault,
+        Err(fault) if fault.kind() == ErrorKind::Timeout => fault,
         result => return result,
     };
     let grace = Deadline::after(CANCEL_GRACE);

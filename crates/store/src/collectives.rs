@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::deadline::Deadline;
-use crate::error::{Error, Fault, FaultKind, Result};
+use crate::error::{Error, ErrorKind, Fault, Result};
 use crate::ops::{Store, StoreExt, failure};
 use crate::value::Value;
 
@@ -103,7 +103,7 @@ impl StoreCollectives {
         let call = self.begin("scatter", key.as_ref(), timeout)?;
         if data.len() != self.world_size {
             let message = format!("{} items for {} ranks", data.len(), self.world_size);
-            return Err(call.fails(Fault::new(FaultKind::Argument, message)));
+            return Err(call.fails(Fault::new(ErrorKind::Argument, message)));
         }
         let others = (0..self.world_size).filter(|&rank| rank != self.rank);
         let (keys, values): (Vec<_>, Vec<_>) =
@@ -143,11 +143,11 @@ impl StoreCollectives {
         let call = Collective { ranks: self, name, key, timeout, deadline: Deadline::after(timeout) };
         if self.rank >= self.world_size {
             let message = format!("rank {} is outside a world of {}", self.rank, self.world_size);
-            return Err(call.fails(Fault::new(FaultKind::Argument, message)));
+            return Err(call.fails(Fault::new(ErrorKind::Argument, message)));
         }
         let fresh = self.used.lock().expect("nothing panics while holding it").insert(key.to_vec());
         if !fresh {
-            let fault = Fault::new(FaultKind::Argument, "this key has been used before")
+            let fault = Fault::new(ErrorKind::Argument, "this key has been used before")
                 .hint("each call wants a key of its own");
             return Err(call.fails(fault));
         }
@@ -249,7 +249,7 @@ pub fn init_barrier(
     let what = || format!("init_barrier of group `{group}` on rank {rank}");
     if rank >= world_size {
         let message = format!("rank {rank} is outside a world of {world_size}");
-        return Err(failure(&what(), &store.name(), deadline, Fault::new(FaultKind::Argument, message)));
+        return Err(failure(&what(), &store.name(), deadline, Fault::new(ErrorKind::Argument, message)));
     }
     let key = format!("store_based_barrier_key:{group}");
     let (mark, last) = (|rank| format!("{key}:rank{rank}"), format!("{key}:last_worker"));

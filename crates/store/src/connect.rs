@@ -15,7 +15,7 @@ use socket2::SockRef;
 use tenfold_memory::NotInherited;
 
 use crate::deadline::Deadline;
-use crate::error::{Fault, FaultKind, show_duration};
+use crate::error::{ErrorKind, Fault, show_duration};
 use crate::wire::{self, Command, ReplySource};
 
 /// Pause before the second round; each further one is half as long again.
@@ -50,7 +50,7 @@ impl Link {
     /// Connects to a store server and makes sure that it is one.
     pub(crate) fn open(host: &str, port: u16, deadline: Deadline) -> Result<Link, Fault> {
         if port == 0 {
-            return Err(Fault::new(FaultKind::Argument, "port 0 is no port to connect to")
+            return Err(Fault::new(ErrorKind::Argument, "port 0 is no port to connect to")
                 .hint("a server that was started with port 0 tells the one it picked"));
         }
         let mut pause = PAUSE_FIRST;
@@ -91,13 +91,13 @@ impl Link {
                 io::ErrorKind::TimedOut => format!("no answer within {}", show_duration(limit)),
                 _ => describe(&error),
             };
-            Fault::new(FaultKind::Connect, message)
+            Fault::new(ErrorKind::Connect, message)
         })?;
         let set_up = || -> io::Result<()> {
             crate::listen::set_options(&SockRef::from(&stream), address)?;
             stream.set_nonblocking(true)
         };
-        set_up().map_err(|error| Fault::new(FaultKind::Connect, describe(&error)))?;
+        set_up().map_err(|error| Fault::new(ErrorKind::Connect, describe(&error)))?;
         let mut link = Link {
             stream: stream.into(),
             peer: address,
@@ -114,19 +114,19 @@ impl Link {
         link.flush(greeting)?;
         let mut answer = [0; 4];
         link.fill(&mut answer, greeting).map_err(|fault| match fault.kind() {
-            FaultKind::Timeout => Fault::new(
-                FaultKind::Connect,
+            ErrorKind::Timeout => Fault::new(
+                ErrorKind::Connect,
                 format!("accepted, then silent for {}", show_duration(greeting.elapsed())),
             ),
             _ => {
-                Fault::new(FaultKind::Connect, format!("accepted, then gave up on us ({})", fault.message()))
+                Fault::new(ErrorKind::Connect, format!("accepted, then gave up on us ({})", fault.message()))
             }
         })?;
         link.is_tenfold = answer == wire::GREETING_ANSWER.to_le_bytes();
         if !link.is_tenfold && answer != wire::GREETING.to_le_bytes() {
             let message =
                 format!("no store: it answered our greeting with {:?}", answer.escape_ascii().to_string());
-            return Err(Fault::new(FaultKind::Connect, message));
+            return Err(Fault::new(ErrorKind::Connect, message));
         }
         Ok(link)
     }
@@ -255,10 +255,10 @@ fn resolve(host: &str, port: u16, deadline: Deadline) -> Result<Vec<SocketAddr>,
     let patience = deadline.left().unwrap_or(RESOLVING).min(RESOLVING);
     match addresses.recv_timeout(patience) {
         Ok(Ok(found)) if !found.is_empty() => Ok(found),
-        Ok(Ok(_)) => Err(Fault::new(FaultKind::Connect, "the name has no address")),
-        Ok(Err(error)) => Err(Fault::new(FaultKind::Connect, describe(&error))),
+        Ok(Ok(_)) => Err(Fault::new(ErrorKind::Connect, "the name has no address")),
+        Ok(Err(error)) => Err(Fault::new(ErrorKind::Connect, describe(&error))),
         Err(_) => Err(Fault::new(
-            FaultKind::Connect,
+            ErrorKind::Connect,
             format!("no answer from the resolver in {}", show_duration(patience)),
         )),
     }
@@ -276,7 +276,7 @@ fn remember(reasons: &mut Vec<(String, String)>, address: String, reason: &str) 
 fn nobody_there(reasons: &[(String, String)]) -> Fault {
     let list =
         reasons.iter().map(|(address, reason)| format!("{address}: {reason}")).collect::<Vec<_>>().join("; ");
-    Fault::new(FaultKind::Connect, format!("no store answered ({list})"))
+    Fault::new(ErrorKind::Connect, format!("no store answered ({list})"))
         .hint("is the server started, on this address and port, and does no firewall stand between?")
 }
 
@@ -290,7 +290,7 @@ fn describe(error: &io::Error) -> String {
 
 #[cold]
 fn lost(error: &io::Error) -> Fault {
-    Fault::new(FaultKind::Lost, format!("the connection is lost: {}", describe(error))).hint(LOST_HINT)
+    Fault::new(ErrorKind::Lost, format!("the connection is lost: {}", describe(error))).hint(LOST_HINT)
 }
 
 #[cold]
@@ -301,7 +301,7 @@ fn too_late() -> Fault {
 
 #[cold]
 fn closed() -> Fault {
-    Fault::new(FaultKind::Lost, "the server closed the connection").hint(LOST_HINT)
+    Fault::new(ErrorKind::Lost, "the server closed the connection").hint(LOST_HINT)
 }
 
 const LOST_HINT: &str = "did the server end or crash? a server also closes a connection whose request it refuses \

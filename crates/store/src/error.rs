@@ -20,7 +20,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// What kind of thing went wrong; decides what a caller may do about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum FaultKind {
+pub enum ErrorKind {
     /// The caller's mistake: a world size of zero, lists of different lengths.
     Argument,
     /// Nobody could be reached, or the address could not be bound.
@@ -48,7 +48,7 @@ pub enum FaultKind {
 /// What broke, before anybody knows for whom.
 #[derive(Clone, Debug)]
 pub struct Fault {
-    kind: FaultKind,
+    kind: ErrorKind,
     message: String,
     hint: Option<String>,
     source: Option<Arc<io::Error>>,
@@ -57,7 +57,7 @@ pub struct Fault {
 impl Fault {
     /// A fault with its message: lower case, no full stop, values in it.
     #[cold]
-    pub fn new(kind: FaultKind, message: impl Into<String>) -> Self {
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Fault { kind, message: message.into(), hint: None, source: None }
     }
 
@@ -65,12 +65,12 @@ impl Fault {
     #[cold]
     pub fn io(message: impl Into<String>, source: io::Error) -> Self {
         let message = format!("{}: {source}", message.into());
-        Fault { kind: FaultKind::Io, message, hint: None, source: Some(Arc::new(source)) }
+        Fault { kind: ErrorKind::Io, message, hint: None, source: Some(Arc::new(source)) }
     }
 
     /// The same fault of another kind.
     #[must_use]
-    pub fn kind_is(mut self, kind: FaultKind) -> Self {
+    pub fn kind_is(mut self, kind: ErrorKind) -> Self {
         self.kind = kind;
         self
     }
@@ -85,16 +85,16 @@ impl Fault {
     /// This store cannot do `what`.
     #[cold]
     pub fn unsupported(what: &str) -> Self {
-        Fault::new(FaultKind::Unsupported, format!("this store has no {what}"))
+        Fault::new(ErrorKind::Unsupported, format!("this store has no {what}"))
     }
 
     /// The time is up.
     #[cold]
     pub fn timeout(message: impl Into<String>) -> Self {
-        Fault::new(FaultKind::Timeout, message)
+        Fault::new(ErrorKind::Timeout, message)
     }
 
-    pub fn kind(&self) -> FaultKind {
+    pub fn kind(&self) -> ErrorKind {
         self.kind
     }
 
@@ -129,13 +129,13 @@ impl Error {
     }
 
     /// What kind of thing went wrong.
-    pub fn kind(&self) -> FaultKind {
+    pub fn kind(&self) -> ErrorKind {
         self.inner.1.kind
     }
 
     /// Did it end because the time was up?
     pub fn is_timeout(&self) -> bool {
-        self.kind() == FaultKind::Timeout
+        self.kind() == ErrorKind::Timeout
     }
 
     /// What to do about it, if there is evidence for advice.
@@ -169,7 +169,7 @@ impl fmt::Display for Error {
         let (scene, fault) = &*self.inner;
         write!(f, "store {} at {} failed", scene.request, scene.store)?;
         // A time is evidence only if there was one to speak of.
-        if scene.elapsed >= Duration::from_millis(1) || fault.kind == FaultKind::Timeout {
+        if scene.elapsed >= Duration::from_millis(1) || fault.kind == ErrorKind::Timeout {
             write!(f, " after {}", show_duration(scene.elapsed))?;
         }
         write!(f, ": {fault}")

@@ -26,7 +26,7 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufReader, ErrorKind, Read, Seek, SeekFrom};
+use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -36,7 +36,7 @@ use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
 use crate::deadline::Deadline;
-use crate::error::{Error, Fault, FaultKind, show_duration};
+use crate::error::{Error, ErrorKind, Fault, show_duration};
 use crate::ops::{DEFAULT_TIMEOUT, NO_SUCH_KEY, NO_SUCH_KEY_HINT, POLL_MAX, POLL_MIN, Store, failure};
 use crate::request::{Bytes, Request, Response, show_keys};
 use crate::table::{Refusal, parse_number};
@@ -178,7 +178,7 @@ impl FileStore {
         // No O_CREAT here: a new file would not be the one that this object and its peers are in.
         let file = match OpenOptions::new().read(true).write(true).open(&self.path) {
             Ok(file) => file,
-            Err(error) if error.kind() == ErrorKind::NotFound => return Err(gone(Place::Removed)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(gone(Place::Removed)),
             Err(error) => return Err(Fault::io("cannot open the file to write", error)),
         };
         let locked = Locked::new(file, FlockOperation::NonBlockingLockExclusive, deadline)?;
@@ -205,7 +205,7 @@ impl FileStore {
             match File::open(&self.path) {
                 Ok(file) if identity(&file)? == identity(&self.anchor)? => return Ok(file),
                 Ok(_) => return Err(gone(Place::Replaced)),
-                Err(error) if error.kind() != ErrorKind::NotFound => {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
                     return Err(Fault::io("cannot open the file to read", error));
                 }
                 Err(_) if deadline.passed() => return Err(gone(Place::Removed)),
@@ -362,7 +362,7 @@ impl Drop for FileStore {
         match self.leave() {
             Ok(()) => {}
             // Somebody cleaned up the folder first, as test suites do.
-            Err(fault) if fault.kind() == FaultKind::Lost => {}
+            Err(fault) if fault.kind() == ErrorKind::Lost => {}
             Err(fault) => {
                 let path = self.path.display();
                 tracing::warn!("file store {path} stays: this rank could not leave it: {}", fault.message());
@@ -431,22 +431,24 @@ fn open_or_create(path: &Path) -> Result<File, Fault> {
     options.read(true).write(true).mode(0o644);
     // First without creating: in folders such as /tmp, Linux lets nobody open another user's file with O_CREAT.
     let file = match options.open(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => options.create(true).open(path),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => options.create(true).open(path),
         result => result,
     };
     let file = file.map_err(|error| {
         let kind = error.kind();
         let fault = Fault::io("cannot open or create the file", error);
         match kind {
-            ErrorKind::NotFound => fault.hint("its folder does not exist: create it before any rank starts"),
-            ErrorKind::IsADirectory => fault.hint("name a file in that folder"),
-            ErrorKind::PermissionDenied => fault.hint("every rank must be able to read and write it"),
+            io::ErrorKind::NotFound => {
+                fault.hint("its folder does not exist: create it before any rank starts")
+            }
+            io::ErrorKind::IsADirectory => fault.hint("name a file in that folder"),
+            io::ErrorKind::PermissionDenied => fault.hint("every rank must be able to read and write it"),
             _ => fault,
         }
     })?;
     let metadata = file.metadata().map_err(|error| Fault::io("cannot examine the file", error))?;
     if !metadata.is_file() {
-        return Err(Fault::new(FaultKind::Argument, "this is a device or a pipe, not a file"));
+        return Err(Fault::new(ErrorKind::Argument, "this is a device or a pipe, not a file"));
     }
     check_owner(path, &metadata)?;
     Ok(file)
@@ -473,7 +475,7 @@ fn check_owner(path: &Path, file: &fs::Metadata) -> Result<(), Fault> {
         "the file belongs to user {}, this process runs as user {own}, and every user may create files in its folder",
         file.uid()
     );
-    Err(Fault::new(FaultKind::Argument, message)
+    Err(Fault::new(ErrorKind::Argument, message)
         .hint("put the file into a folder in which only users of this job can create files"))
 }
 
@@ -489,7 +491,7 @@ fn place(path: &Path, file: &File) -> Result<Place, Fault> {
     match fs::metadata(path) {
         Ok(there) if (there.dev(), there.ino()) == identity(file)? => Ok(Place::Here),
         Ok(_) => Ok(Place::Replaced),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Place::Removed),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Place::Removed),
         Err(error) => Err(Fault::io("cannot examine the file", error)),
     }
 }
@@ -500,7 +502,7 @@ fn gone(place: Place) -> Fault {
         Place::Replaced => "the file was replaced by another after this store was opened",
         Place::Here | Place::Removed => "the file was removed after this store was opened",
     };
-    Fault::new(FaultKind::Lost, message)
+    Fault::new(ErrorKind::Lost, message)
         .hint("did a clean-up remove it, or a rank leave with a smaller world size? each run needs a path of its own")
 }
 
@@ -569,7 +571,7 @@ impl Replica {
         let length = length(file)?;
         if length < self.offset {
             let message = format!("the file shrank from {} to {length} bytes", self.offset);
-            return Err(Fault::new(FaultKind::Corrupt, message)
+            return Err(Fault::new(ErrorKind::Corrupt, message)
                 .hint("something else writes to it; each run needs a path of its own"));
         }
         if length == self.offset {
@@ -658,7 +660,7 @@ impl Replica {
         }
         let fault = Fault::io(what, error);
         match kind {
-            ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge => {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
                 fault.hint("make room and try again; all that was stored before is still there")
             }
             _ => fault,
@@ -700,7 +702,7 @@ fn length_field(length: usize, what: &str) -> Result<[u8; 4], Fault> {
     u32::try_from(length).map(u32::to_le_bytes).map_err(|_| {
         let message =
             format!("a {what} of {length} bytes is too long: the file format ends at {} bytes", u32::MAX);
-        Fault::new(FaultKind::Limit, message)
+        Fault::new(ErrorKind::Limit, message)
     })
 }
 
@@ -751,7 +753,7 @@ impl Damage {
             Damage::Count(counter, text) => {
                 format!("the counter {} is {}", show_keys(&[counter]), show_keys(&[text]))
             }
-            Damage::Unreadable(error) if error.kind() != ErrorKind::UnexpectedEof => {
+            Damage::Unreadable(error) if error.kind() != io::ErrorKind::UnexpectedEof => {
                 return cannot_read(error);
             }
             Damage::Unreadable(_) => "the file shrank while it was read".into(),
@@ -762,7 +764,7 @@ impl Damage {
                 "another program wrote to the file, or the disk is damaged: end the job, remove the file, start again"
             }
         };
-        Fault::new(FaultKind::Corrupt, format!("the file is damaged at offset {offset}: {what}")).hint(hint)
+        Fault::new(ErrorKind::Corrupt, format!("the file is damaged at offset {offset}: {what}")).hint(hint)
     }
 }
 
@@ -815,7 +817,7 @@ fn refuse_stale(replica: &Replica, world: usize, file: &File) -> Result<(), Faul
         let message = format!(
             "left over from an earlier run: {world} of {world} ranks had joined, {keys} keys, last written {ago} ago"
         );
-        return Err(Fault::new(FaultKind::Corrupt, message)
+        return Err(Fault::new(ErrorKind::Corrupt, message)
             .hint("remove it or use another path; if it is this run's, open it with `accept_stale`"));
     }
     Ok(())

@@ -23,7 +23,7 @@ pub mod wire;
 pub use client::{TcpStore, TcpStoreOptions};
 pub use collectives::{StoreCollectives, init_barrier};
 pub use deadline::Deadline;
-pub use error::{Error, Fault, FaultKind, Result, Scene, show_duration};
+pub use error::{Error, ErrorKind, Fault, Result, Scene, show_duration};
 pub use file::{FileStore, FileStoreOptions};
 pub use hash::HashStore;
 pub use listen::listen;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
-use crate::error::{Fault, FaultKind};
+use crate::error::{ErrorKind, Fault};
 
 /// How many connections may wait to be accepted; the kernel cuts it to its own limit.
 const BACKLOG: i32 = 16 << 10;
@@ -22,7 +22,7 @@ pub fn listen(host: &str, port: u16) -> Result<Vec<TcpListener>, Fault> {
     let mut addresses: Vec<SocketAddr> = (host, port)
         .to_socket_addrs()
         .map_err(|error| {
-            Fault::new(FaultKind::Connect, format!("cannot listen on `{host}`: {error}"))
+            Fault::new(ErrorKind::Connect, format!("cannot listen on `{host}`: {error}"))
                 .hint("give an address of this machine, or 0.0.0.0 for all of them")
         })?
         .collect();
@@ -105,13 +105,13 @@ fn bind_fault(address: SocketAddr, error: io::Error) -> Fault {
     if in_use(&error) {
         let holder = port_holder(address.port()).map_or(String::new(), |holder| format!(" by {holder}"));
         return Fault::new(
-            FaultKind::Connect,
+            ErrorKind::Connect,
             format!("cannot listen on {address}: address already in use{holder}"),
         )
         .hint("stop that program, choose another port, or give port 0 to have one picked");
     }
     let fault = Fault::io(format!("cannot listen on {address}"), io::Error::from(error.kind()))
-        .kind_is(FaultKind::Connect);
+        .kind_is(ErrorKind::Connect);
     match error.kind() {
         io::ErrorKind::AddrNotAvailable => {
             fault.hint("that is no address of this machine; give one that is, or 0.0.0.0 for all")

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::deadline::Deadline;
-use crate::error::{Error, Fault, FaultKind, Result, Scene};
+use crate::error::{Error, ErrorKind, Fault, Result, Scene};
 use crate::request::{Bytes, Request, Response, show_keys};
 use crate::value::Value;
 
@@ -194,7 +194,7 @@ pub trait StoreExt: Store {
         let (key, value) = (key.as_ref(), value.as_ref());
         let call = Op::new(self, "append", [key]);
         match call.done(Request::Append { key: key.into(), value: value.into() }) {
-            Err(error) if error.kind() == FaultKind::Unsupported => {}
+            Err(error) if error.kind() == ErrorKind::Unsupported => {}
             result => return result,
         }
         let mut current = Value::default();
@@ -217,11 +217,11 @@ pub trait StoreExt: Store {
                 .into_iter()
                 .map(|value| {
                     value
-                        .ok_or_else(|| call.fails(Fault::new(FaultKind::Lost, "a key was deleted meanwhile")))
+                        .ok_or_else(|| call.fails(Fault::new(ErrorKind::Lost, "a key was deleted meanwhile")))
                 })
                 .collect(),
             Ok(other) => Err(call.surprise(other)),
-            Err(error) if error.kind() == FaultKind::Unsupported => {
+            Err(error) if error.kind() == ErrorKind::Unsupported => {
                 keys.iter().map(|key| self.get(key)).collect()
             }
             Err(error) => Err(error),
@@ -233,7 +233,7 @@ pub trait StoreExt: Store {
         let call = Op::new(self, "multi_set", keys.iter().map(AsRef::as_ref));
         if keys.len() != values.len() {
             let message = format!("{} keys but {} values", keys.len(), values.len());
-            return Err(call.fails(Fault::new(FaultKind::Argument, message)));
+            return Err(call.fails(Fault::new(ErrorKind::Argument, message)));
         }
         let pairs = keys
             .iter()
@@ -241,7 +241,7 @@ pub trait StoreExt: Store {
             .map(|(key, value)| (key.as_ref().into(), value.as_ref().into()))
             .collect();
         match call.done(Request::MultiSet { pairs }) {
-            Err(error) if error.kind() == FaultKind::Unsupported => {
+            Err(error) if error.kind() == ErrorKind::Unsupported => {
                 keys.iter().zip(values).try_for_each(|(key, value)| self.set(key, value))
             }
             result => result,
@@ -281,7 +281,7 @@ pub trait StoreExt: Store {
 
     /// Takes the oldest item of a queue, waiting for one up to the timeout.
     ///
-    /// As in c10d it can still find the queue empty ([`FaultKind::QueueEmpty`]): somebody who does not wait took the
+    /// As in c10d it can still find the queue empty ([`ErrorKind::QueueEmpty`]): somebody who does not wait took the
     /// item first, or a key of the same name ended the waiting.
     fn queue_pop(&self, key: impl AsRef<[u8]>) -> Result<Value> {
         let key = key.as_ref();
@@ -290,7 +290,7 @@ pub trait StoreExt: Store {
         call.pop()
     }
 
-    /// Takes the oldest item of a queue; [`FaultKind::QueueEmpty`] if there is none.
+    /// Takes the oldest item of a queue; [`ErrorKind::QueueEmpty`] if there is none.
     fn try_queue_pop(&self, key: impl AsRef<[u8]>) -> Result<Value> {
         Op::new(self, "queue_pop", [key.as_ref()]).pop()
     }
@@ -312,12 +312,12 @@ pub trait StoreExt: Store {
         let key = key.as_ref();
         let call = Op::with_timeout(self, "barrier", [key], timeout);
         let world = i64::try_from(world_size).map_err(|_| {
-            call.fails(Fault::new(FaultKind::Argument, format!("a world size of {world_size} is too large")))
+            call.fails(Fault::new(ErrorKind::Argument, format!("a world size of {world_size} is too large")))
         })?;
         match call.ask(Request::Barrier { key: key.into(), world }) {
             Ok(Response::Ready) => return Ok(()),
             Ok(other) => return Err(call.surprise(other)),
-            Err(error) if error.kind() == FaultKind::Unsupported => {}
+            Err(error) if error.kind() == ErrorKind::Unsupported => {}
             Err(error) => return Err(error),
         }
         let part = |suffix: &str| [key, suffix.as_bytes()].concat();
@@ -388,7 +388,7 @@ impl<'a, S: Store + ?Sized> Op<'a, S> {
     fn pop(&self) -> Result<Value> {
         match self.ask(Request::QueuePop { key: self.keys[0].into() })? {
             Response::Popped(Some((item, _))) => Ok(item),
-            Response::Popped(None) => Err(self.fails(Fault::new(FaultKind::QueueEmpty, "queue is empty"))),
+            Response::Popped(None) => Err(self.fails(Fault::new(ErrorKind::QueueEmpty, "queue is empty"))),
             other => Err(self.surprise(other)),
         }
     }
@@ -398,7 +398,7 @@ impl<'a, S: Store + ?Sized> Op<'a, S> {
         match self.ask(Request::Wait { keys: self.keys() }) {
             Ok(Response::Ready) => return Ok(()),
             Ok(other) => return Err(self.surprise(other)),
-            Err(error) if error.kind() == FaultKind::Unsupported => {}
+            Err(error) if error.kind() == ErrorKind::Unsupported => {}
             Err(error) => return Err(error),
         }
         // A store that cannot wait is asked again and again, less and less often.
@@ -422,7 +422,7 @@ impl<'a, S: Store + ?Sized> Op<'a, S> {
     #[cold]
     fn surprise(&self, response: Response) -> Error {
         self.fails(Fault::new(
-            FaultKind::Protocol,
+            ErrorKind::Protocol,
             format!("the store gave an answer of the wrong kind: {response:?}"),
         ))
     }

@@ -25,7 +25,7 @@ use std::time::Duration;
 use mio::{Poll, Waker};
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Fault, FaultKind};
+use crate::error::{ErrorKind, Fault};
 use crate::listen;
 use crate::survey::Survey;
 use crate::table::TableLimits;
@@ -368,7 +368,7 @@ fn adopt_listener(listener: TcpListener, port: u16) -> Result<TcpListener, Fault
         listener.local_addr().map_err(|error| Fault::io("the listening socket given is unusable", error))?;
     if port != 0 && bound.port() != port {
         return Err(Fault::new(
-            FaultKind::Argument,
+            ErrorKind::Argument,
             format!("the listening socket given is bound to port {}, expected port {port}", bound.port()),
         ));
     }

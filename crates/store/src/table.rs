@@ -20,7 +20,7 @@ use std::time::Instant;
 
 use foldhash::HashMap;
 
-use crate::error::{Fault, FaultKind};
+use crate::error::{ErrorKind, Fault};
 use crate::map::Map;
 use crate::request::{Bytes, Operation, Request, Response, show_keys};
 use crate::value::Value;
@@ -71,15 +71,15 @@ pub enum Refusal {
 impl From<Refusal> for Fault {
     fn from(refusal: Refusal) -> Fault {
         match refusal {
-            Refusal::AlreadyWaiting => Fault::new(FaultKind::Protocol, "this client waits already")
+            Refusal::AlreadyWaiting => Fault::new(ErrorKind::Protocol, "this client waits already")
                 .hint("a connection carries one wait at a time: clone the store"),
             Refusal::Full { what, limit } => {
-                Fault::new(FaultKind::Limit, format!("the store is full: its limit is {limit} {what}"))
+                Fault::new(ErrorKind::Limit, format!("the store is full: its limit is {limit} {what}"))
                     .hint("delete keys that are no longer needed, or raise the limit")
             }
             Refusal::NotANumber { key } => {
                 let key = show_keys(&[key]);
-                Fault::new(FaultKind::NotANumber, format!("the value of {key} is not a 64-bit number"))
+                Fault::new(ErrorKind::NotANumber, format!("the value of {key} is not a 64-bit number"))
                     .hint("counters are decimal text; something else was set under this key")
             }
         }

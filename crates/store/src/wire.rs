@@ -12,7 +12,7 @@
 
 use std::borrow::Cow;
 
-use crate::error::{Fault, FaultKind};
+use crate::error::{ErrorKind, Fault};
 use crate::request::{Bytes, Operation, Request, Response};
 use crate::value::Value;
 
@@ -496,7 +496,7 @@ pub fn decode_response(
         Operation::ListKeys => {
             let count = read_number(source)?;
             if !(0..=REPLY_KEYS_MAX).contains(&count) {
-                return Err(Fault::new(FaultKind::Protocol, format!("the server announces {count} keys")));
+                return Err(Fault::new(ErrorKind::Protocol, format!("the server announces {count} keys")));
             }
             let mut keys = Vec::new();
             for _ in 0..count {
@@ -541,7 +541,7 @@ pub fn decode_info(source: &mut impl ReplySource) -> Result<Value, Fault> {
 }
 
 fn unexpected(expected: &str, got: u8) -> Fault {
-    Fault::new(FaultKind::Protocol, format!("the server answered {got} where {expected} belongs"))
+    Fault::new(ErrorKind::Protocol, format!("the server answered {got} where {expected} belongs"))
         .hint("is another program listening on that port?")
 }
 
@@ -562,7 +562,7 @@ fn read_value(source: &mut impl ReplySource) -> Result<Value, Fault> {
     let length = read_number(source)? as u64;
     if length > REPLY_VALUE_MAX {
         return Err(Fault::new(
-            FaultKind::Protocol,
+            ErrorKind::Protocol,
             format!("the server announces a value of {length} bytes"),
         )
         .hint("is another program listening on that port?"));

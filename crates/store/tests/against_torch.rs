@@ -13,7 +13,7 @@ use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use suite::{Subject, promises};
-use tenfold_store::{FaultKind, Store, StoreExt, TcpStore};
+use tenfold_store::{ErrorKind, Store, StoreExt, TcpStore};
 
 /// A Python process that hosts as many of PyTorch's servers as it is asked for. They end with it.
 struct Torch {
@@ -144,7 +144,7 @@ fn a_frozen_server_of_pytorch_costs_our_client_its_timeout_and_no_more() {
         store.add("k", 1).expect_err("frozen"),
         store.check(&["k"]).expect_err("frozen"),
     ] {
-        assert!(matches!(error.kind(), FaultKind::Timeout | FaultKind::Lost), "{error:?}");
+        assert!(matches!(error.kind(), ErrorKind::Timeout | ErrorKind::Lost), "{error:?}");
         assert!(error.scene().elapsed < Duration::from_secs(20), "{error}"); // a busy machine, not a forgotten timeout
     }
     rustix::process::kill_process(pid, rustix::process::Signal::CONT).expect("our own child");
@@ -157,7 +157,7 @@ fn a_server_without_queues_is_named_as_a_reason() {
     let mut torch = Torch::start("legacy");
     let store = client(torch.server());
     let error = store.queue_len("q").expect_err("it has none");
-    assert_eq!(error.kind(), FaultKind::Lost);
+    assert_eq!(error.kind(), ErrorKind::Lost);
     assert!(error.hint().is_some_and(|hint| hint.contains("has no queues")), "{error}");
     assert_eq!(store.add("n", 1).expect("the store goes on"), 1);
 }
@@ -166,6 +166,6 @@ fn a_server_without_queues_is_named_as_a_reason() {
 fn a_server_that_tells_nothing_about_itself_is_no_error_of_the_store() {
     let mut torch = Torch::start("libuv");
     let store = TcpStore::connect("127.0.0.1", torch.server()).expect("PyTorch's server answers");
-    assert_eq!(store.server_facts().expect_err("PyTorch's server has none").kind(), FaultKind::Unsupported);
+    assert_eq!(store.server_facts().expect_err("PyTorch's server has none").kind(), ErrorKind::Unsupported);
     assert_eq!(store.add("n", 1).expect("the store goes on"), 1);
 }

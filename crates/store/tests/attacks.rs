@@ -12,13 +12,13 @@
 
 mod hostile;
 
-use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use hostile::*;
-use tenfold_store::{Closed, FaultKind, Limits, Server, ServerOptions, StoreExt, TcpStore, TcpStoreOptions};
+use tenfold_store::{Closed, ErrorKind, Limits, Server, ServerOptions, StoreExt, TcpStore, TcpStoreOptions};
 
 fn serve(change: impl FnOnce(&mut Limits)) -> (Server, SocketAddr) {
     let mut limits = Limits::default();
@@ -182,7 +182,7 @@ fn parts_as_long_as_their_limits_are_served() {
     store.set(&key, &value).unwrap();
     assert!(*store.get(&key).unwrap() == *value);
     let error = store.set("k".repeat(8 << 10), "v").and_then(|()| store.num_keys()).unwrap_err();
-    assert_eq!(error.kind(), FaultKind::Lost);
+    assert_eq!(error.kind(), ErrorKind::Lost);
 }
 
 /// The protocol has no answer to a write, but a client that is told that all went well relies on it.
@@ -204,7 +204,7 @@ fn a_write_that_is_refused_fails_by_itself_and_not_with_the_next_call() {
         store.queue_push("queue", vec![3; 2000]).unwrap_err(),
     ];
     for error in refused {
-        assert_eq!(error.kind(), FaultKind::Lost);
+        assert_eq!(error.kind(), ErrorKind::Lost);
         assert!(error.hint().unwrap().contains("did it refuse the write?"), "{error}");
     }
     assert_eq!((closed(&server, Closed::Full), closed(&server, Closed::TooLong)), (3, 1));
@@ -257,7 +257,7 @@ fn a_client_that_sends_a_byte_at_a_time_is_cut_off_at_the_message_timeout() {
         match raw.0.read(&mut [0; 16]) {
             Ok(0) => break,
             Ok(_) => panic!("no answer is due"),
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(_) => break,
         }
         std::thread::park_timeout(Duration::from_millis(5));
@@ -1056,7 +1056,7 @@ fn fails<T: std::fmt::Debug>(
     answer: &'static [u8],
     then: After,
     call: impl FnOnce(&TcpStore) -> tenfold_store::Result<T>,
-) -> (FaultKind, String) {
+) -> (ErrorKind, String) {
     let (store, address) = mean(answer, then);
     let start = Instant::now();
     let error = call(&store).expect_err("a mean server is found out");
@@ -1077,7 +1077,7 @@ fn a_client_does_not_believe_absurd_lengths() {
     ] {
         let answer: &'static [u8] = Box::leak(answer.to_vec().into_boxed_slice());
         let (kind, text) = fails(answer, After::Silence, set);
-        assert_eq!(kind, FaultKind::Protocol);
+        assert_eq!(kind, ErrorKind::Protocol);
         let text = without_time(&text);
         assert_eq!(
             text,
@@ -1089,14 +1089,14 @@ fn a_client_does_not_believe_absurd_lengths() {
     for (answer, number) in [(&u64::MAX.to_le_bytes(), "-1"), (&TOO_LONG, "1099511627776")] {
         let answer: &'static [u8] = Box::leak(answer.to_vec().into_boxed_slice());
         let (kind, text) = fails(answer, After::Silence, |store| store.list_keys());
-        assert_eq!(kind, FaultKind::Protocol);
+        assert_eq!(kind, ErrorKind::Protocol);
         assert!(text.contains(&format!("the server announces {number} keys")), "{text}");
     }
     let popped: &[u8] = &[1, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff];
     let popped: &'static [u8] = Box::leak(popped.to_vec().into_boxed_slice());
-    assert_eq!(fails(popped, After::Silence, |store| store.try_queue_pop("q")).0, FaultKind::Protocol);
+    assert_eq!(fails(popped, After::Silence, |store| store.try_queue_pop("q")).0, ErrorKind::Protocol);
     let (kind, _) = fails(&[0xff; 8], After::Silence, |store| store.try_queue_pop("q"));
-    assert_eq!(kind, FaultKind::QueueEmpty);
+    assert_eq!(kind, ErrorKind::QueueEmpty);
 }
 
 /// Leaves out ` after 12 ms`, which is there only if it took a millisecond.
@@ -1125,7 +1125,7 @@ fn a_client_keeps_its_timeout_whatever_the_server_does() {
         let took = start.elapsed();
         println!("{what}: {took:?} of {PATIENCE:?}");
         assert!(took >= PATIENCE && took < PATIENCE + GRACE, "{what}: {took:?}");
-        assert_eq!(error.kind(), FaultKind::Timeout, "{what}");
+        assert_eq!(error.kind(), ErrorKind::Timeout, "{what}");
         let text = error.to_string();
         assert!(text.contains(&format!(" at {address} failed after ")), "{text}");
         assert!(text.ends_with("the server did not answer in time\n  hint: is the server's machine overloaded, frozen, or cut off?"), "{text}");
@@ -1138,24 +1138,24 @@ fn a_client_keeps_its_timeout_when_the_answer_never_ends() {
     const COUNT: [u8; 8] = (1_u64 << 26).to_le_bytes();
     // Empty keys for ever; each is eight bytes on the wire.
     let (kind, text) = fails(&COUNT, After::More(&[0; 64 << 10]), |store| store.list_keys());
-    assert_eq!(kind, FaultKind::Timeout, "{text}");
+    assert_eq!(kind, ErrorKind::Timeout, "{text}");
 }
 
 #[test]
 fn a_client_finds_wrong_bytes_out() {
     let (kind, text) = fails(&[7], After::Silence, |store| store.wait(&["k"]));
-    assert_eq!(kind, FaultKind::Protocol);
+    assert_eq!(kind, ErrorKind::Protocol);
     let expected = format!("store wait `k` at HERE failed: the server answered 7 where 0 belongs{HINT}");
     assert_eq!(without_time(&text), expected);
     let (kind, text) = fails(&[7], After::Silence, |store| store.check(&["k"]));
-    assert_eq!(kind, FaultKind::Protocol);
+    assert_eq!(kind, ErrorKind::Protocol);
     let expected =
         format!("store check `k` at HERE failed: the server answered 7 where 0 or 1 belongs{HINT}");
     assert_eq!(without_time(&text), expected);
     let (kind, _) = fails(&[1], After::Silence, |store| store.barrier("k", 2));
-    assert_eq!(kind, FaultKind::Protocol);
+    assert_eq!(kind, ErrorKind::Protocol);
     let (kind, text) = fails(b"HTTP", After::Silence, |store| store.ping());
-    assert_eq!(kind, FaultKind::Protocol);
+    assert_eq!(kind, ErrorKind::Protocol);
     assert!(text.contains("the server answered a ping with something else"), "{text}");
 }
 
@@ -1163,7 +1163,7 @@ fn a_client_finds_wrong_bytes_out() {
 fn a_client_whose_server_closes_mid_reply_says_so_and_then_that_the_store_is_lost() {
     let (store, address) = mean(&[100, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3], After::Close);
     let error = store.compare_set("k", "", "v").unwrap_err();
-    assert_eq!(error.kind(), FaultKind::Lost);
+    assert_eq!(error.kind(), ErrorKind::Lost);
     let text = without_time(&error.to_string());
     assert!(
         text.starts_with(&format!(
@@ -1174,7 +1174,7 @@ fn a_client_whose_server_closes_mid_reply_says_so_and_then_that_the_store_is_los
     let start = Instant::now();
     let error = store.num_keys().unwrap_err();
     assert!(start.elapsed() < PATIENCE + GRACE);
-    assert_eq!(error.kind(), FaultKind::Lost);
+    assert_eq!(error.kind(), ErrorKind::Lost);
     let expected = format!(
         "store num_keys  at {address} failed after {}: the store is lost: no store answered ({address}: connection \
          refused) (it was lost earlier: the server closed the connection)\n  hint: did the server end or crash? its \
@@ -1202,7 +1202,7 @@ fn a_client_is_not_greeted_by_another_program() {
         let start = Instant::now();
         let error = TcpStore::open(options).unwrap_err();
         assert!(start.elapsed() < PATIENCE + GRACE);
-        assert_eq!(error.kind(), FaultKind::Connect);
+        assert_eq!(error.kind(), ErrorKind::Connect);
         let text = error.to_string();
         assert!(text.contains(reason), "{text}");
         assert!(

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use suite::{Subject, promises};
 use tenfold_store::{
-    Deadline, Fault, FaultKind, FileStore, HashStore, PrefixStore, Request, Response, Server, ServerOptions,
+    Deadline, ErrorKind, Fault, FileStore, HashStore, PrefixStore, Request, Response, Server, ServerOptions,
     Store, StoreExt, TcpStore,
 };
 
@@ -72,7 +72,7 @@ fn user_written() -> Subject {
                     let old = map.get(&*key).map(|text| String::from_utf8_lossy(text).into_owned());
                     let sum = old.map_or(Some(0), |text| c10d_number(&text));
                     let sum = sum
-                        .ok_or_else(|| Fault::new(FaultKind::NotANumber, "no number"))?
+                        .ok_or_else(|| Fault::new(ErrorKind::NotANumber, "no number"))?
                         .wrapping_add(delta);
                     map.insert(key.into_owned(), sum.to_string().into_bytes());
                     Response::Number(sum)
@@ -151,7 +151,7 @@ fn a_store_without_queues_says_so() {
             store.queue_len("q").unwrap_err(),
             store.try_queue_pop("q").unwrap_err(),
         ] {
-            assert_eq!(error.kind(), FaultKind::Unsupported, "{error}");
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
             assert!(error.to_string().contains("this store has no queue"), "{error}");
         }
     }

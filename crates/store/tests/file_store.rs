@@ -13,7 +13,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use rustix::fs::FlockOperation;
 use tempfile::TempDir;
-use tenfold_store::{FaultKind, FileStore, FileStoreOptions, Store, StoreExt, Value};
+use tenfold_store::{ErrorKind, FileStore, FileStoreOptions, Store, StoreExt, Value};
 
 fn folder() -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
@@ -43,7 +43,7 @@ fn names(mut keys: Vec<Value>) -> Vec<String> {
 const AT_ONCE: Duration = Duration::from_secs(20);
 
 /// The kind and text of the error that opening gives, which must come at once.
-fn refusal(path: &Path, world_size: Option<usize>) -> (FaultKind, String) {
+fn refusal(path: &Path, world_size: Option<usize>) -> (ErrorKind, String) {
     let start = Instant::now();
     let error = FileStore::open(path, world_size).unwrap_err();
     assert!(start.elapsed() < AT_ONCE, "took {:?}", start.elapsed());
@@ -67,7 +67,7 @@ fn a_file_of_another_user_in_a_folder_for_everybody_is_refused() {
         |mode| std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(mode)).unwrap();
     set_mode(0o1777);
     let error = FileStore::open(&path, Some(1)).unwrap_err();
-    assert_eq!(error.kind(), FaultKind::Argument);
+    assert_eq!(error.kind(), ErrorKind::Argument);
     assert!(
         error.to_string().contains("the file belongs to user 65534, this process runs as user 0"),
         "{error}"
@@ -160,7 +160,7 @@ fn adding_to_what_is_no_number_is_refused_and_changes_nothing() {
     store.multi_set(&["word", "empty"], &["blue", ""]).unwrap();
     let before = fs::read(&path).unwrap();
     for key in ["word", "empty"] {
-        assert_eq!(store.add(key, 1).unwrap_err().kind(), FaultKind::NotANumber);
+        assert_eq!(store.add(key, 1).unwrap_err().kind(), ErrorKind::NotANumber);
     }
     assert_eq!(fs::read(&path).unwrap(), before);
 }
@@ -169,8 +169,8 @@ fn adding_to_what_is_no_number_is_refused_and_changes_nothing() {
 fn there_are_no_queues_but_there_is_a_barrier() {
     let (_folder, path) = folder();
     let store = open(&path);
-    assert_eq!(store.queue_push("q", "x").unwrap_err().kind(), FaultKind::Unsupported);
-    assert_eq!(store.queue_len("q").unwrap_err().kind(), FaultKind::Unsupported);
+    assert_eq!(store.queue_push("q", "x").unwrap_err().kind(), ErrorKind::Unsupported);
+    assert_eq!(store.queue_len("q").unwrap_err().kind(), ErrorKind::Unsupported);
     assert!(!store.has_extended_api());
     thread::scope(|scope| {
         for _ in 0..3 {
@@ -293,7 +293,7 @@ fn a_lock_that_somebody_keeps_is_waited_for_until_the_time_is_up() {
     let error = store.set("k", "w").unwrap_err();
     let took = start.elapsed();
     assert!(took >= limit && took < limit + AT_ONCE, "{took:?}");
-    assert_eq!(error.kind(), FaultKind::Timeout);
+    assert_eq!(error.kind(), ErrorKind::Timeout);
     assert!(error.fault().message().starts_with("another process held the file's lock for "), "{error}");
     // Nothing new, so no lock is needed.
     assert_eq!(&*store.get("k").unwrap(), b"v");
@@ -343,7 +343,7 @@ fn a_damaged_end_that_no_store_left_is_an_error_for_everybody() {
         let damaged = fs::read(&path).unwrap();
 
         let (kind, text) = refusal(&path, None);
-        assert_eq!(kind, FaultKind::Corrupt);
+        assert_eq!(kind, ErrorKind::Corrupt);
         assert!(text.starts_with(&format!("store open at file {} failed", path.display())), "{text}");
         assert!(text.contains(&format!(": the file is damaged at offset {end}: ")), "{text}");
 
@@ -354,7 +354,7 @@ fn a_damaged_end_that_no_store_left_is_an_error_for_everybody() {
             earlier.wait_for(&["key"], Duration::from_secs(60)).unwrap_err(),
             earlier.list_keys().unwrap_err(),
         ] {
-            assert_eq!(error.kind(), FaultKind::Corrupt, "{error}");
+            assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
             assert!(error.hint().unwrap().contains("another program wrote to the file"), "{error}");
         }
         drop(earlier);
@@ -403,7 +403,7 @@ fn files_of_another_kind_are_refused_and_left_as_they_are() {
     for content in [thesis, vec![0xff; 4096], vec![0; 4096], b"x".to_vec(), log(&[("key", "value")])] {
         fs::write(&path, &content).unwrap();
         let (kind, text) = refusal(&path, Some(2));
-        assert_eq!(kind, FaultKind::Corrupt);
+        assert_eq!(kind, ErrorKind::Corrupt);
         assert!(text.contains("is the path right? it was left as it is"), "{text}");
         assert_eq!(fs::read(&path).unwrap(), content);
     }
@@ -423,7 +423,7 @@ fn a_file_that_shrank_is_an_error() {
     store.set("k", "v").unwrap();
     OpenOptions::new().write(true).open(&path).unwrap().set_len(18).unwrap();
     let error = store.get("k").unwrap_err();
-    assert_eq!(error.kind(), FaultKind::Corrupt);
+    assert_eq!(error.kind(), ErrorKind::Corrupt);
     assert_eq!(error.fault().message(), "the file shrank from 29 to 18 bytes");
 }
 
@@ -437,19 +437,19 @@ fn a_removed_file_is_not_written_anew_and_not_waited_for_beyond_the_time() {
     store.set_timeout(limit);
     let removed = "the file was removed after this store was opened";
     let error = store.set("k", "w").unwrap_err();
-    assert_eq!((error.kind(), error.fault().message()), (FaultKind::Lost, removed));
+    assert_eq!((error.kind(), error.fault().message()), (ErrorKind::Lost, removed));
     assert!(store.try_clone().is_err());
     let start = Instant::now();
     let error = store.get("k").unwrap_err();
     assert!(start.elapsed() >= limit);
-    assert_eq!((error.kind(), error.fault().message()), (FaultKind::Lost, removed));
+    assert_eq!((error.kind(), error.fault().message()), (ErrorKind::Lost, removed));
     assert!(!path.exists());
 
     // Another store at the same path is not ours, even where file systems use inode numbers again at once.
     let other = open(&path);
     let replaced = "the file was replaced by another after this store was opened";
     for error in [store.set("k", "w").unwrap_err(), store.get("k").unwrap_err()] {
-        assert_eq!((error.kind(), error.fault().message()), (FaultKind::Lost, replaced));
+        assert_eq!((error.kind(), error.fault().message()), (ErrorKind::Lost, replaced));
     }
     drop(store);
     assert_eq!(fs::read(&path).unwrap(), record("refcount/", "1"), "a stranger does not count itself out");
@@ -460,14 +460,14 @@ fn a_removed_file_is_not_written_anew_and_not_waited_for_beyond_the_time() {
 fn a_path_that_cannot_be_is_an_error_at_once() {
     let (folder, path) = folder();
     let (kind, text) = refusal(&path.join("under/nothing"), None);
-    assert_eq!(kind, FaultKind::Io);
+    assert_eq!(kind, ErrorKind::Io);
     assert!(text.contains("its folder does not exist"), "{text}");
     let (kind, text) = refusal(folder.path(), None);
-    assert_eq!(kind, FaultKind::Io);
+    assert_eq!(kind, ErrorKind::Io);
     assert!(text.contains("name a file in that folder"), "{text}");
-    assert_eq!(refusal(Path::new("/dev/null"), None).0, FaultKind::Argument);
+    assert_eq!(refusal(Path::new("/dev/null"), None).0, ErrorKind::Argument);
     // Not even root may create files there.
-    assert_eq!(refusal(Path::new("/proc/tenfold"), None).0, FaultKind::Io);
+    assert_eq!(refusal(Path::new("/proc/tenfold"), None).0, ErrorKind::Io);
 }
 
 // ── a full disk ────────────────────────────────────────────────────────────────────────────────────────────
@@ -509,13 +509,13 @@ fn a_full_disk_is_an_error_that_loses_and_tears_nothing() {
         }
         assert!(stored < 100, "64 kB hold fewer");
     };
-    assert_eq!(error.kind(), FaultKind::Io);
+    assert_eq!(error.kind(), ErrorKind::Io);
     assert!(error.to_string().contains("No space left on device"), "{error}");
     assert!(error.to_string().contains(&path.display().to_string()), "{error}");
     assert!(error.hint().unwrap().contains("make room"), "{error}");
     assert!(stored > 50);
     let length = fs::metadata(&path).unwrap().len();
-    assert_eq!(store.multi_set(&["big", "bigger"], &[&value, &value]).unwrap_err().kind(), FaultKind::Io);
+    assert_eq!(store.multi_set(&["big", "bigger"], &[&value, &value]).unwrap_err().kind(), ErrorKind::Io);
     assert_eq!(fs::metadata(&path).unwrap().len(), length, "nothing torn remains");
     for reader in [&store, &peer, &FileStore::open(&path, None).unwrap()] {
         for index in 0..stored {
@@ -596,7 +596,7 @@ fn a_full_file_from_before_this_process_is_left_over_from_an_earlier_run() {
     };
     grow_old();
     let error = FileStore::open(&path, Some(2)).unwrap_err();
-    assert_eq!(error.kind(), FaultKind::Corrupt);
+    assert_eq!(error.kind(), ErrorKind::Corrupt);
     let (_, ago) = error.fault().message().rsplit_once("written ").unwrap();
     let ago = ago.trim_end_matches(" s ago");
     assert!((3600.0..3700.0).contains(&ago.parse::<f64>().unwrap()), "{error}");

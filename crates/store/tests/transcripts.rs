@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tenfold_store::{
-    FaultKind, PrefixStore, Server, ServerOptions, Store, StoreExt, TcpStore, TcpStoreOptions,
+    ErrorKind, PrefixStore, Server, ServerOptions, Store, StoreExt, TcpStore, TcpStoreOptions,
 };
 use transcript::{Entry, GUARD, Transcript, hex, play_server};
 
@@ -267,11 +267,11 @@ fn make_call(line: &str, port: u16, stores: &mut HashMap<String, Arc<dyn Store>>
         (Some(_), Err(error)) => Err(error.to_string()),
         (None, Ok(got)) => Err(format!("got {got:?} instead of an error")),
         (None, Err(error)) => {
-            let kinds: &[FaultKind] = match () {
-                () if rest.contains("timeout after") => &[FaultKind::Timeout],
-                () if rest.contains("QueueEmptyError") => &[FaultKind::QueueEmpty],
-                () if rest.contains("must be of same size") => &[FaultKind::Argument],
-                () => &[FaultKind::Lost],
+            let kinds: &[ErrorKind] = match () {
+                () if rest.contains("timeout after") => &[ErrorKind::Timeout],
+                () if rest.contains("QueueEmptyError") => &[ErrorKind::QueueEmpty],
+                () if rest.contains("must be of same size") => &[ErrorKind::Argument],
+                () => &[ErrorKind::Lost],
             };
             if kinds.contains(&error.kind()) { Ok(()) } else { Err(format!("got {error:?}")) }
         }

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use tenfold_store::wire::{
     self, Cancelled, Command, Decoded, MAGIC, Malformed, REPLY_KEYS_MAX, REPLY_VALUE_MAX, ReplySource, Scan,
 };
-use tenfold_store::{Bytes, Fault, FaultKind, MessageLimits, Operation, Request, Response, Value};
+use tenfold_store::{Bytes, ErrorKind, Fault, MessageLimits, Operation, Request, Response, Value};
 
 // ── commands ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -372,7 +372,7 @@ impl ReplySource for Said<'_> {
     fn fill(&mut self, bytes: &mut [u8]) -> Result<(), Fault> {
         self.largest = self.largest.max(bytes.len());
         if bytes.len() > self.bytes.len() {
-            return Err(Fault::new(FaultKind::Lost, "no more bytes"));
+            return Err(Fault::new(ErrorKind::Lost, "no more bytes"));
         }
         let (now, later) = self.bytes.split_at(bytes.len());
         bytes.copy_from_slice(now);
@@ -447,7 +447,7 @@ proptest! {
         prop_assert_eq!(source.bytes, b"the next reply");
         if cut < length {
             let fault = wire::decode_response(operation, count, &mut said(&bytes[..cut])).expect_err("it is cut");
-            prop_assert_eq!(fault.kind(), FaultKind::Lost);
+            prop_assert_eq!(fault.kind(), ErrorKind::Lost);
         }
     }
 
@@ -485,8 +485,8 @@ fn a_server_that_announces_too_much_is_not_believed() {
             let kind = heard.as_ref().err().map(Fault::kind);
             let expected = match length {
                 0 => None,
-                1..=REPLY_VALUE_MAX => Some(FaultKind::Lost), // it goes on to read them
-                _ => Some(FaultKind::Protocol),
+                1..=REPLY_VALUE_MAX => Some(ErrorKind::Lost), // it goes on to read them
+                _ => Some(ErrorKind::Protocol),
             };
             assert_eq!(kind, expected, "{operation:?} of {length}");
             assert!(source.largest <= 1 << 20, "memory follows the bytes that arrive");
@@ -494,7 +494,7 @@ fn a_server_that_announces_too_much_is_not_believed() {
     }
     for count in [-1, REPLY_KEYS_MAX + 1, i64::MIN, i64::MAX] {
         let fault = wire::decode_response(Operation::ListKeys, 0, &mut said(&count.to_le_bytes()));
-        assert_eq!(fault.expect_err("not believed").kind(), FaultKind::Protocol);
+        assert_eq!(fault.expect_err("not believed").kind(), ErrorKind::Protocol);
     }
 }
 
@@ -508,7 +508,7 @@ fn a_cancelled_wait_is_told_from_one_whose_answer_crossed_the_cancel() {
     wire::encode_cancelled(&mut crossed);
     assert_eq!(wire::decode_cancelled(&mut said(&crossed)).expect("whole"), Cancelled::TooLate);
     for wrong in [&[2][..], &[0, 0], &[0, 2]] {
-        assert_eq!(wire::decode_cancelled(&mut said(wrong)).expect_err("wrong").kind(), FaultKind::Protocol);
+        assert_eq!(wire::decode_cancelled(&mut said(wrong)).expect_err("wrong").kind(), ErrorKind::Protocol);
     }
     let mut pong = Vec::new();
     wire::encode_pong(0x0102_0304, &mut pong);

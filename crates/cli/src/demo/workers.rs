@@ -6,7 +6,7 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Child, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use tenfold_store::{FaultKind, Server, StoreExt, TcpStore, TcpStoreOptions, Value};
+use tenfold_store::{ErrorKind, Server, StoreExt, TcpStore, TcpStoreOptions, Value};
 
 use super::progress::Progress;
 use super::{Args, LIMIT, keys};
@@ -80,7 +80,7 @@ impl Workers {
         loop {
             match self.store.wait_for(&[key], SLICE) {
                 Ok(()) => return Ok(self.store.get(key)?),
-                Err(error) if error.kind() == FaultKind::Timeout && started.elapsed() < LIMIT => {}
+                Err(error) if error.kind() == ErrorKind::Timeout && started.elapsed() < LIMIT => {}
                 Err(error) => return Err(error.into()),
             }
             if let Some(failure) = self.failure() {

@@ -16,7 +16,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use tenfold_store::{Deadline, Fault, FaultKind, Request, Response, Store, Value};
+use tenfold_store::{Deadline, ErrorKind, Fault, Request, Response, Store, Value};
 
 use super::member::Member;
 use super::state::State;
@@ -173,7 +173,7 @@ impl Line {
                 self.broken = None;
                 Ok(response)
             }
-            Err(fault) if is_wait && fault.kind() == FaultKind::Timeout => Err(Trouble::Passing),
+            Err(fault) if is_wait && fault.kind() == ErrorKind::Timeout => Err(Trouble::Passing),
             Err(fault) => Err(self.judge(&fault)),
         }
     }
@@ -181,8 +181,8 @@ impl Line {
     fn judge(&mut self, fault: &Fault) -> Trouble {
         let broken_for = self.broken.get_or_insert_with(Instant::now).elapsed();
         let limit = match fault.kind() {
-            FaultKind::Timeout => self.slow_after,
-            FaultKind::Connect | FaultKind::Io | FaultKind::Lost => self.lost_after,
+            ErrorKind::Timeout => self.slow_after,
+            ErrorKind::Connect | ErrorKind::Io | ErrorKind::Lost => self.lost_after,
             _ => Duration::ZERO,
         };
         if broken_for < limit {
@@ -799,7 +799,7 @@ mod tests {
 
     impl Store for Lossy {
         fn call(&self, request: Request<'_>, deadline: Deadline) -> Result<Response, Fault> {
-            let lost = || Err(Fault::new(FaultKind::Lost, "the connection is gone"));
+            let lost = || Err(Fault::new(ErrorKind::Lost, "the connection is gone"));
             match self.calls.fetch_add(1, Ordering::Relaxed) % 10 {
                 4 => lost(),
                 9 => self.store.call(request, deadline).and_then(|_| lost()),
@@ -836,7 +836,7 @@ mod tests {
         fn call(&self, _: Request<'_>, _: Deadline) -> Result<Response, Fault> {
             let (is_free, freed) = &*self.0;
             drop(freed.wait_while(is_free.lock().unwrap(), |is_free| !*is_free).unwrap());
-            Err(Fault::new(FaultKind::Protocol, "it was stuck"))
+            Err(Fault::new(ErrorKind::Protocol, "it was stuck"))
         }
         fn duplicate(&self) -> Result<Arc<dyn Store>, Fault> {
             Ok(Arc::new(Stuck(self.0.clone())))

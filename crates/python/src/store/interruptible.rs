@@ -12,19 +12,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use pyo3::prelude::*;
-use tenfold_store::{Deadline, Fault, FaultKind, Request, Response, Store};
+use tenfold_store::{Deadline, ErrorKind, Fault, Request, Response, Store};
 
 use crate::waiting::{self, SLICE};
 
 #[cold]
 fn interrupted(error: PyErr) -> Fault {
     waiting::raise(error);
-    Fault::new(FaultKind::Io, "interrupted by a signal")
+    Fault::new(ErrorKind::Io, "interrupted by a signal")
 }
 
 /// A wait that ended too early to be the end: only the moment was over, not the time.
 fn is_too_short(outcome: &Result<Response, Fault>, deadline: Deadline) -> bool {
-    matches!(outcome, Err(fault) if fault.kind() == FaultKind::Timeout) && !deadline.passed()
+    matches!(outcome, Err(fault) if fault.kind() == ErrorKind::Timeout) && !deadline.passed()
 }
 
 /// A store of this host.

@@ -5,7 +5,7 @@ use std::fmt;
 use super::GradBucket;
 use crate::fault::{Error, Fault, Result};
 use crate::work::Work;
-use crate::{FaultKind, Group};
+use crate::{ErrorKind, Group};
 
 /// Reduces buckets in its own way. See [`hooks`](super::hooks) for examples.
 ///
@@ -40,7 +40,7 @@ pub trait CommHook: Send {
 /// What a hook returns that cannot go on, for a reason of its own. The group is the one it was called with.
 #[cold]
 pub fn hook_error(group: &Group, message: impl Into<String>) -> Error {
-    group.ddp_error(Fault::new(FaultKind::Aborted, message))
+    group.ddp_error(Fault::new(ErrorKind::Aborted, message))
 }
 
 impl fmt::Debug for dyn CommHook {

@@ -7,7 +7,7 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use super::Param;
 use crate::fault::{Fault, Result};
-use crate::{DType, FaultKind, Group, Rank, Tensor};
+use crate::{DType, ErrorKind, Group, Rank, Tensor};
 
 /// What a rank tells of its model in detail; one that needs more is only said to differ.
 const TEXT_MAX: usize = 64 << 20;
@@ -31,7 +31,7 @@ pub(super) fn verify(group: &Group, params: &[Param], settings: &str) -> Result<
     }
     let longest = facts.iter().map(|theirs| theirs[1]).max().unwrap_or_default();
     if longest > TEXT_MAX as i64 {
-        return Err(group.ddp_error(Fault::new(FaultKind::Mismatch, "ranks have different models")));
+        return Err(group.ddp_error(Fault::new(ErrorKind::Mismatch, "ranks have different models")));
     }
     let lengths: Vec<usize> = facts.iter().map(|theirs| theirs[1].max(0) as usize).collect();
     let all = gather(group, &description.text, &lengths)?;
@@ -40,7 +40,7 @@ pub(super) fn verify(group: &Group, params: &[Param], settings: &str) -> Result<
     let Some((rank, message)) = other else {
         return Ok(()); // builds with different ways to hash
     };
-    let fault = Fault::new(FaultKind::Mismatch, message).peer(rank);
+    let fault = Fault::new(ErrorKind::Mismatch, message).peer(rank);
     let hint =
         "build the same model with the same options on all ranks, with its parameters in the same order";
     Err(group.ddp_error(fault.hint(hint)))

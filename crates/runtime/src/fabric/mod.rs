@@ -240,7 +240,7 @@ impl Fabric {
         let system = |what: &'static str| {
             move |error: io::Error| {
                 let message = format!("{what}: {}", crate::network::explain(&error));
-                Fault::new(crate::FaultKind::Io, message)
+                Fault::new(crate::ErrorKind::Io, message)
             }
         };
         crate::network::raise_file_limit();
@@ -347,7 +347,7 @@ impl Fabric {
         let message =
             format!("the group belongs to pid {}, and this is its forked child, pid {now}", self.pid);
         let hint = "connect a group of its own in the child, or start processes with spawn or exec";
-        Fault::new(crate::FaultKind::Closed, message).hint(hint)
+        Fault::new(crate::ErrorKind::Closed, message).hint(hint)
     }
 
     /// The peer with this id, whether or not it is known yet.

@@ -13,7 +13,7 @@ use tenfold_memory::{Doing, PeerSegment};
 use tenfold_plan::Rank;
 
 use super::{Bell, Fabric};
-use crate::fault::{Fault, FaultKind, show_duration};
+use crate::fault::{ErrorKind, Fault, show_duration};
 use crate::wire::{FabricId, GroupPulse};
 
 /// Where a peer can be found; from its card in the store.
@@ -53,22 +53,22 @@ impl Fate {
     pub(crate) fn fault(&self, rank: Rank, peer: &Peer) -> Fault {
         let (kind, what, hint) = match self {
             Fate::Died => (
-                FaultKind::PeerLost,
+                ErrorKind::PeerLost,
                 "died: its process ended".to_string(),
                 "see that rank's log, or the kernel's for `out of memory`",
             ),
             Fate::Left => (
-                FaultKind::PeerLost,
+                ErrorKind::PeerLost,
                 "left: it closed its groups".to_string(),
                 "a rank that is done with a group must not leave it before the others are",
             ),
             Fate::Silent(time) => (
-                FaultKind::PeerSilent,
+                ErrorKind::PeerSilent,
                 format!("shows no sign of life for {}", show_duration(*time)),
                 "it is stopped or frozen, or the network to it is cut; `heartbeat` sets how long to wait",
             ),
             Fate::Unreachable(why) => (
-                FaultKind::Connect,
+                ErrorKind::Connect,
                 format!("cannot be reached: {why}"),
                 "check that no firewall is between the hosts; TENFOLD_INTERFACE and TENFOLD_PORT_RANGE choose address and ports",
             ),

@@ -21,7 +21,7 @@ use tenfold_memory::{Lease, Region};
 use tenfold_store::Deadline;
 
 use super::{Fabric, LOCAL, Order, Peer, lock};
-use crate::fault::{Fault, FaultKind, show_duration};
+use crate::fault::{ErrorKind, Fault, show_duration};
 use crate::wire::FabricId;
 
 /// How long peers have to map a region. Their helper threads do nothing that takes long, so one that needs more is stopped.
@@ -169,12 +169,12 @@ fn wait_for_all(
             let names: Vec<String> = missing.iter().map(|peer| format!("({peer})")).collect();
             let time = show_duration(deadline.elapsed());
             let message = format!("{} did not map the region within {time}", names.join(", "));
-            return Err(Fault::new(FaultKind::Timeout, message).hint("is that process stopped?"));
+            return Err(Fault::new(ErrorKind::Timeout, message).hint("is that process stopped?"));
         };
         if let Answer::Refused(why) = answer {
             let peer = missing.iter().find(|peer| peer.id() == from).map(ToString::to_string);
             let message = format!("({}) cannot map the region: {why}", peer.unwrap_or_default());
-            return Err(Fault::new(FaultKind::Io, message));
+            return Err(Fault::new(ErrorKind::Io, message));
         }
         missing.retain(|peer| peer.id() != from);
     }

@@ -30,7 +30,7 @@ use crate::control;
 use crate::debug_level::{DebugLevel, debug_level};
 use crate::environment::{Environment, TransportChoice};
 use crate::fabric::{FabricHandle, FabricOptions, Whereabouts};
-use crate::fault::{Fault, FaultKind};
+use crate::fault::{ErrorKind, Fault};
 use crate::transport::mesh::Member;
 use crate::wire::FabricId;
 
@@ -97,7 +97,7 @@ pub(super) fn meet(
     // Groups of this name that were made before. An attempt that failed does not count, so a rank that tries again and one
     // that comes late find each other.
     let made = format!("tenfold/{}/made", options.name);
-    let generation = 1 + store.add(&made, 0).map_err(store_fault)?;
+    let generation = 1 + store.add(&made, 0).map_err(Fault::store)?;
     let id = group_id(&options.name, generation as u64);
     let interface = first_interface(store, options, &environment)?;
     let mut fabric = make_fabric(interface, options, &environment)?;
@@ -151,12 +151,12 @@ pub(super) fn meet(
                 "rank {other} ({}, pid {}) has not joined again after it failed to",
                 cards[other].host, cards[other].pid
             );
-            return Err(Fault::new(FaultKind::Timeout, message).peer(other).hint("see that rank's log"));
+            return Err(Fault::new(ErrorKind::Timeout, message).peer(other).hint("see that rank's log"));
         }
         std::thread::sleep(Duration::from_millis(10));
     };
     if hosts.iter().any(|host| *host >= size) {
-        return Err(Fault::new(FaultKind::Protocol, "a rank names a host that nobody is on"));
+        return Err(Fault::new(ErrorKind::Protocol, "a rank names a host that nobody is on"));
     }
     // The store may have ended with the rank that hosts it; then no group is made through it again.
     let _ = store.set(&made, generation.to_string());
@@ -172,7 +172,7 @@ pub(super) fn meet(
     }
     if transport == TransportChoice::SharedMemory && members.iter().any(|member| !member.near) {
         let message = "TENFOLD_TRANSPORT=shm, but not all ranks share this host's memory";
-        return Err(Fault::new(FaultKind::Connect, message).hint("use `auto`, which takes TCP between hosts"));
+        return Err(Fault::new(ErrorKind::Connect, message).hint("use `auto`, which takes TCP between hosts"));
     }
     let confirms_roots = cards.iter().all(|card| card.detail);
     Ok(Met { fabric, id, room, members, topology: Topology::new(hosts), control, confirms_roots })
@@ -260,7 +260,7 @@ fn refuse_stranded(cards: &[Card]) -> Result<(), Fault> {
         "on host {}, set TENFOLD_INTERFACE (or GLOO_SOCKET_IFNAME) to the network interface that other hosts reach",
         card.host
     );
-    Err(Fault::new(FaultKind::Connect, message).peer(rank).hint(hint))
+    Err(Fault::new(ErrorKind::Connect, message).peer(rank).hint(hint))
 }
 
 /// Kernel and network namespace of this process.
@@ -280,18 +280,18 @@ fn check(cards: &[Card], rank: Rank, size: usize) -> Result<(), Fault> {
         if card.version != VERSION {
             let message =
                 format!("rank {other} speaks version {} and rank {rank} version {VERSION}", card.version);
-            return Err(Fault::new(FaultKind::Protocol, message)
+            return Err(Fault::new(ErrorKind::Protocol, message)
                 .peer(other)
                 .hint("run the same tenfold everywhere"));
         }
         if card.size != size {
             let message =
                 format!("rank {other} says that the group has {} ranks, rank {rank} says {size}", card.size);
-            return Err(Fault::new(FaultKind::Mismatch, message).peer(other));
+            return Err(Fault::new(ErrorKind::Mismatch, message).peer(other));
         }
         if let Some(twin) = cards[..other].iter().position(|earlier| earlier.fabric == card.fabric) {
             let message = format!("ranks {twin} and {other} are the same process");
-            return Err(Fault::new(FaultKind::Mismatch, message).peer(other));
+            return Err(Fault::new(ErrorKind::Mismatch, message).peer(other));
         }
     }
     planner::check_settings(cards.iter().map(|card| card.settings.as_str()))
@@ -303,7 +303,7 @@ fn introduce(fabric: &FabricHandle, cards: &[Card], rank: Rank) -> Result<Peers,
     let peer = |(other, card): (usize, &Card)| {
         let id = u128::from_str_radix(&card.fabric, 16);
         let id = id.map_err(|_| {
-            Fault::new(FaultKind::Protocol, format!("rank {other} has no proper card")).peer(other)
+            Fault::new(ErrorKind::Protocol, format!("rank {other} has no proper card")).peer(other)
         })?;
         Ok((other != rank).then(|| fabric.peer(FabricId(id))))
     };
@@ -355,11 +355,11 @@ impl Exchange<'_> {
         let own = serde_json::to_vec(own).map_err(|error| Fault::argument(error.to_string()))?;
         let ranks = StoreCollectives::new(Arc::clone(self.store), self.rank, self.size);
         let limit = self.deadline.left().unwrap_or(Duration::MAX);
-        let values = ranks.all_gather(format!("{}/{what}", self.prefix), own, limit).map_err(store_fault)?;
+        let values = ranks.all_gather(format!("{}/{what}", self.prefix), own, limit).map_err(Fault::store)?;
         let parse = |(rank, value): (usize, &tenfold_store::Value)| {
             serde_json::from_slice(value).map_err(|error| {
                 let message = format!("rank {rank} left a {what} in the store that makes no sense: {error}");
-                Fault::new(FaultKind::Protocol, message).peer(rank)
+                Fault::new(ErrorKind::Protocol, message).peer(rank)
             })
         };
         values.iter().enumerate().map(parse).collect()
@@ -373,21 +373,5 @@ impl Exchange<'_> {
                 let _ = self.store.delete_key(key); // only to save memory; not every store can delete
             }
         }
-    }
-}
-
-#[cold]
-pub(super) fn store_fault(error: tenfold_store::Error) -> Fault {
-    let kind = match error.kind() {
-        tenfold_store::FaultKind::Timeout => FaultKind::Timeout,
-        _ => FaultKind::Store,
-    };
-    let text = error.to_string();
-    let (message, hint) =
-        text.split_once("\n  hint: ").map_or((text.as_str(), None), |(message, hint)| (message, Some(hint)));
-    let fault = Fault::new(kind, message);
-    match hint {
-        Some(hint) => fault.hint(hint),
-        None => fault,
     }
 }

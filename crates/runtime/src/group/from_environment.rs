@@ -14,7 +14,6 @@ use std::time::Duration;
 use tenfold_plan::Rank;
 use tenfold_store::{Deadline, PrefixStore, Server, Store, TcpStore, TcpStoreOptions};
 
-use super::connect::store_fault;
 use super::{Group, Options, connect_error};
 use crate::environment;
 use crate::fault::{Fault, Result};
@@ -117,7 +116,7 @@ impl Meeting {
             .multi_tenant(true) // a second group may be made while the first is there
             .world_size(size)
             .wait_workers(!hosts); // whoever hosts may count who has come; we do not, because meeting tells who is missing
-        TcpStore::open(options).map(Arc::new).map_err(store_fault)
+        TcpStore::open(options).map(Arc::new).map_err(Fault::store)
     }
 
     fn of_this_round(&self, store: &Arc<TcpStore>) -> Arc<dyn Store> {

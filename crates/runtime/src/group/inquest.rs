@@ -18,7 +18,7 @@ use tenfold_memory::Head;
 use tenfold_plan::Rank;
 
 use super::detail::{Detail, show_all};
-use crate::fault::{Fault, FaultKind, show_ranks};
+use crate::fault::{ErrorKind, Fault, show_ranks};
 use crate::label::{Label, is_same_call};
 
 /// How long ranks that disagree wait for the others to say what they called: one of them may never call anything.
@@ -204,7 +204,7 @@ impl Inquest {
         let message = format!("ranks called different operations as #{}: {}", self.seq, texts.join("; "));
         let hint = "all ranks must call the same collectives in the same order, with the same dtype, shape, \
                     reduce operation and root";
-        let mut fault = Fault::new(FaultKind::Mismatch, message).hint(hint);
+        let mut fault = Fault::new(ErrorKind::Mismatch, message).hint(hint);
         fault.peer = culprit.or(Some(self.rank));
         fault
     }
@@ -223,7 +223,7 @@ impl Inquest {
             ),
         };
         let hint = "its shared memory or a message of it is damaged: look for wild writes in that process";
-        let mut fault = Fault::new(FaultKind::Protocol, message).hint(hint);
+        let mut fault = Fault::new(ErrorKind::Protocol, message).hint(hint);
         fault.peer = suspect;
         fault
     }
@@ -280,7 +280,7 @@ mod tests {
         let told: Vec<_> = inquest.testimony_for(1).iter().filter_map(|said| said.saw).collect();
         assert_eq!(told, [1], "a peer that is met hears it");
         let fault = inquest.verdict();
-        assert_eq!((fault.kind, fault.peer), (FaultKind::Protocol, Some(1)));
+        assert_eq!((fault.kind, fault.peer), (ErrorKind::Protocol, Some(1)));
         assert_eq!(
             fault.message,
             "rank 1 showed another call as #7 than all_reduce(sum, float32 × 1000), which all ranks made"
@@ -448,7 +448,7 @@ mod tests {
             let mut tensor = Tensor::zeros(DType::F32, count);
             let work = group.all_reduce(tensor.lend(), ReduceOp::Sum)?;
             let error = work.wait().expect_err("ranks called different operations");
-            assert_eq!(error.kind(), FaultKind::Mismatch, "{error}");
+            assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
             assert!(error.to_string().contains("; rank 1 called "), "{error}");
             left.wait(); // all ranks have heard all
             group.fabric().wait_until_told();

@@ -12,7 +12,7 @@ use super::point_to_point::Receiving;
 use super::state::GroupState;
 use super::submit::refused;
 use crate::debug_level::{DebugLevel, debug_level};
-use crate::fault::{Fault, FaultKind, Result, show_duration, show_ranks};
+use crate::fault::{ErrorKind, Fault, Result, show_duration, show_ranks};
 use crate::label::{Label, OpKind};
 use crate::recorder::{self, Sizes};
 use crate::work::{Recorded, Shared, Work};
@@ -169,7 +169,7 @@ impl Group {
         for (index, wait) in waits.iter().enumerate() {
             match wait.wait_for(deadline.left().unwrap_or(Duration::MAX)) {
                 Ok(()) => {}
-                Err(error) if error.kind() == FaultKind::Timeout && self.failure().is_none() => {
+                Err(error) if error.kind() == ErrorKind::Timeout && self.failure().is_none() => {
                     missing.push(index + 1);
                 }
                 Err(error) => return Err(error),
@@ -181,7 +181,7 @@ impl Group {
         if !missing.is_empty() {
             let time = show_duration(timeout);
             let message = format!("{} did not reach the monitored barrier in {time}", show_ranks(&missing));
-            let fault = Fault::new(FaultKind::Timeout, message).peer(missing[0]);
+            let fault = Fault::new(ErrorKind::Timeout, message).peer(missing[0]);
             let fault = fault.hint("see that rank's log; it called something else, or is still computing");
             self.inner.fabric.engine.fail(&self.inner.fabric, self.inner.index, fault.clone());
             return Err(self.error(label, fault));

@@ -171,6 +171,11 @@ impl Options {
 
 /// Ranks that communicate. Cheap to clone; the group is left when the last clone is dropped.
 ///
+/// # Threads and forks
+/// Threads may share a group and call it at the same time. All ranks must call collectives in the same order, so threads that
+/// call collectives of one group must agree on an order, or each use a group of its own. A forked child must not use its
+/// parent's group: every call returns an error there.
+///
 /// ```
 /// use tenfold::{Group, ReduceOp, Tensor};
 ///
@@ -429,7 +434,7 @@ impl Group {
             fabric.host(),
             fabric.pid()
         );
-        let fault = Fault::new(crate::FaultKind::Aborted, message).peer(self.rank());
+        let fault = Fault::new(crate::ErrorKind::Aborted, message).peer(self.rank());
         fabric.engine.fail(fabric, self.inner.index, fault);
         fabric.wait_until_told();
         recorder::wait_until_dumped();
@@ -511,7 +516,7 @@ impl Drop for Inner {
         }
         let fabric = &self.fabric;
         self.record.leave();
-        let closed = Fault::new(crate::FaultKind::Closed, "the group was dropped while this was under way");
+        let closed = Fault::new(crate::ErrorKind::Closed, "the group was dropped while this was under way");
         let Some(mut state) = fabric.engine.remove(self.index) else { return };
         state.say_goodbye(fabric);
         let (name, calls) = (&self.name, state.sequence_number());

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use tenfold_plan::{Algorithm, Kind, Needs, Plan, Rank, Topology, choose, fingerprint, named, names};
 
-use crate::fault::{Fault, FaultKind};
+use crate::fault::{ErrorKind, Fault};
 use crate::transport::mesh::TCP_PIECE;
 
 /// Plans that are kept: each algorithm that fits the group, and for operations with a root, some roots.
@@ -118,7 +118,7 @@ pub(super) fn check_settings<'a>(settings: impl IntoIterator<Item = &'a str>) ->
     let Some((rank, other)) = settings.find(|(_, other)| *other != first) else { return Ok(()) };
     let message = format!("ranks have different settings: rank 0 has `{first}`, rank {rank} has `{other}`");
     let hint = "set `deterministic`, `algorithm` and TENFOLD_ALGORITHM to the same values on all ranks, and run the same tenfold everywhere";
-    Err(Fault::new(FaultKind::Mismatch, message).peer(rank).hint(hint))
+    Err(Fault::new(ErrorKind::Mismatch, message).peer(rank).hint(hint))
 }
 
 /// Algorithms by the names of operation and algorithm.

@@ -10,7 +10,7 @@ use std::task::Poll;
 use tenfold_memory::{Bytes, Head, Lane, SLOT, Span, TensorView};
 use tenfold_plan::Rank;
 
-use crate::fault::{Error, Fault, FaultKind};
+use crate::fault::{Error, ErrorKind, Fault};
 use crate::label::{Label, OpKind};
 use crate::recorder::Waited;
 use crate::transport::mesh::{Mesh, TCP_PIECE};
@@ -214,7 +214,7 @@ impl PointToPoint {
         loop {
             let polled = match mesh.poll_any(LANE, from) {
                 // Another rank may send what is asked for. If none is left that could, `Mesh::lost_among` finds out.
-                Err(fault) if fault.kind == FaultKind::PeerLost && !self.needs(from) => return Ok(moved),
+                Err(fault) if fault.kind == ErrorKind::PeerLost && !self.needs(from) => return Ok(moved),
                 polled => polled?,
             };
             let Poll::Ready((head, len)) = polled else { return Ok(moved) };
@@ -386,7 +386,7 @@ fn check(from: Rank, label: &Label, total: usize, receiving: &Receiving) -> Resu
         view.elements()
     );
     let hint = "sender and receiver must have the same dtype, and the receiver at least as many elements";
-    Err(Fault::new(FaultKind::Mismatch, message).peer(from).hint(hint))
+    Err(Fault::new(ErrorKind::Mismatch, message).peer(from).hint(hint))
 }
 
 /// Bytes that travel as one message.
@@ -397,5 +397,5 @@ fn piece(mesh: &Mesh, peer: Rank) -> usize {
 #[cold]
 fn nonsense(from: Rank) -> Fault {
     let message = format!("rank {from} sent a point-to-point message that makes no sense");
-    Fault::new(FaultKind::Protocol, message).peer(from)
+    Fault::new(ErrorKind::Protocol, message).peer(from)
 }

@@ -24,7 +24,7 @@ use super::planner::Planner;
 use super::point_to_point::PointToPoint;
 use super::stuck::{self, Told};
 use crate::fabric::{Fabric, Fate, GroupProgress, Peer};
-use crate::fault::{Error, Fault, FaultKind, show_duration, show_ranks};
+use crate::fault::{Error, ErrorKind, Fault, show_duration, show_ranks};
 use crate::label::{Label, Roots, differ_in_earlier_roots};
 use crate::recorder::{self, GroupRecord, Stalls, Waited};
 use crate::run::{Buffers, Run};
@@ -72,7 +72,7 @@ impl std::fmt::Debug for Job {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 enum Notice {
     /// The sender's group failed, and why.
-    Failed { rank: Rank, kind: FaultKind, peer: Option<Rank>, message: String, hint: Option<String> },
+    Failed { rank: Rank, kind: ErrorKind, peer: Option<Rank>, message: String, hint: Option<String> },
     /// Calls differ: what the sender called as number `seq`, if it has called that yet.
     Called {
         rank: Rank,
@@ -416,7 +416,7 @@ impl GroupState {
         }
         let peer = fault.peer.and_then(|rank| Some((rank, self.mesh.members()[rank].peer.clone()?)));
         if let Some((rank, _)) = peer
-            && fault.kind == FaultKind::PeerLost
+            && fault.kind == ErrorKind::PeerLost
         {
             // The first sign of a death, of a departure, or of trouble in the network: the control stream knows which.
             self.broken = Some(Broken { rank, fault, since: now() });
@@ -540,7 +540,7 @@ impl GroupState {
             [one] => format!("{} did not answer for {time}", self.introduce(*one)),
             many => format!("{} did not answer for {time}", show_ranks(many)),
         };
-        let mut fault = Fault::new(FaultKind::Timeout, message).hint(self.evidence(&waited));
+        let mut fault = Fault::new(ErrorKind::Timeout, message).hint(self.evidence(&waited));
         fault.peer = waited.first().copied();
         Some(fault)
     }
@@ -616,7 +616,7 @@ impl GroupState {
 
     pub(crate) fn abort(&mut self, fabric: &Arc<Fabric>, reason: &str, finished: &mut Vec<Arc<Shared>>) {
         let message = format!("{} aborted the group: {reason}", self.introduce(self.rank));
-        self.fail(fabric, Fault::new(FaultKind::Aborted, message).peer(self.rank), finished);
+        self.fail(fabric, Fault::new(ErrorKind::Aborted, message).peer(self.rank), finished);
     }
 
     fn peers(&self) -> Vec<Arc<Peer>> {
@@ -647,9 +647,9 @@ impl GroupState {
 
     /// What to tell members about why the group failed.
     fn notice(&self) -> Option<Vec<u8>> {
-        let Fault { kind, peer, message, hint } = self.failed.clone()?;
+        let Fault { kind, peer, message, hint, .. } = self.failed.clone()?;
         let seen =
-            matches!(kind, FaultKind::Timeout | FaultKind::PeerSilent) && !message.contains("(seen by rank");
+            matches!(kind, ErrorKind::Timeout | ErrorKind::PeerSilent) && !message.contains("(seen by rank");
         let message = if seen { format!("{message} (seen by rank {})", self.rank) } else { message };
         Some(encode(&Notice::Failed { rank: self.rank, kind, peer, message, hint }))
     }
@@ -681,8 +681,12 @@ impl GroupState {
                     // It failed there in a call that may be further on: what is complete here has not failed.
                     while matches!(self.try_poll(finished), Ok(true)) {}
                     // A rank whose own time is up says so in its own words.
-                    let own = if kind == FaultKind::Timeout { self.timed_out(&self.wants()) } else { None };
-                    self.fail(fabric, own.unwrap_or(Fault { kind, peer, message, hint }), finished);
+                    let own = if kind == ErrorKind::Timeout { self.timed_out(&self.wants()) } else { None };
+                    self.fail(
+                        fabric,
+                        own.unwrap_or(Fault { peer, hint, ..Fault::new(kind, message) }),
+                        finished,
+                    );
                 }
             }
             Ok(Notice::Called { rank, seq, head, detail, saw, told })
@@ -829,7 +833,7 @@ mod tests {
     #[test]
     fn a_reason_of_any_length_arrives_as_a_notice_that_can_be_read() {
         for text in ["disk full; ".repeat(100_000), "ä\u{1}\"\n".repeat(50_000), "short".to_string()] {
-            let (kind, hint) = (FaultKind::Aborted, Some(text.clone()));
+            let (kind, hint) = (ErrorKind::Aborted, Some(text.clone()));
             let notice = Notice::Failed { rank: 3, kind, peer: Some(1), message: text.clone(), hint };
             let mut stream = Vec::new();
             ControlFrame::Notice { group: 7, text: encode(&notice) }.encode(&mut stream);

@@ -20,7 +20,7 @@ use tenfold_memory::{
 use tenfold_plan::Rank;
 
 use crate::fabric::{Fabric, Fate, Peer};
-use crate::fault::{Fault, FaultKind};
+use crate::fault::{ErrorKind, Fault};
 use crate::label::{Label, is_same_call};
 use crate::transport::tcp::{TcpIn, TcpOut, Unexpected};
 use crate::transport::{Socket, Stage, Transport, Wants};
@@ -289,7 +289,7 @@ impl Mesh {
             return Ok(());
         };
         let damaged =
-            || Fault::new(FaultKind::Protocol, format!("rank {to} has no room where it said")).peer(to);
+            || Fault::new(ErrorKind::Protocol, format!("rank {to} has no room where it said")).peer(to);
         let theirs = PeerRoom::new(segment, member.room, self.members.len(), self.key).ok_or_else(damaged)?;
         let link = Link::new(&self.room, to, theirs, self.rank).ok_or_else(damaged)?;
         let near = Near {
@@ -504,12 +504,12 @@ impl Mesh {
     fn unexpected(&mut self, from: Rank, theirs: Head, their_len: usize, head: &Head, len: usize) -> Fault {
         if !is_same_call(&theirs, head) {
             self.stray = Some((from, theirs));
-            return Fault::new(FaultKind::Mismatch, format!("rank {from} called something else")).peer(from);
+            return Fault::new(ErrorKind::Mismatch, format!("rank {from} called something else")).peer(from);
         }
         let what = Label::from_head(head).map_or_else(String::new, |label| format!(" of {label}"));
         let message = format!("rank {from} sent {their_len} bytes{what} where {len} were expected");
         let hint = "the splits of all_to_all must agree: what one rank sends is what the other receives";
-        Fault::new(FaultKind::Mismatch, message).peer(from).hint(hint)
+        Fault::new(ErrorKind::Mismatch, message).peer(from).hint(hint)
     }
 
     fn peek(&self, lane: Lane, from: Rank) -> Bytes<'_> {
@@ -818,11 +818,11 @@ fn hello(fabric: &Fabric, group: u64, from: Rank, to: Rank, lane: Lane, peer: &P
 
 fn open(fabric: &Fabric, peer: &Peer, rank: Rank, hello: &Hello) -> Result<TcpOut, Fault> {
     let address: SocketAddr = peer.address().ok_or_else(|| {
-        Fault::new(FaultKind::Connect, format!("rank {rank} ({peer}) has no TCP address")).peer(rank)
+        Fault::new(ErrorKind::Connect, format!("rank {rank} ({peer}) has no TCP address")).peer(rank)
     })?;
     TcpOut::connect(address, fabric.interface(), hello).map_err(|error| {
         let reason = crate::network::explain(&error);
-        Fault::new(FaultKind::Connect, format!("cannot reach rank {rank} ({peer}) at {address}: {reason}"))
+        Fault::new(ErrorKind::Connect, format!("cannot reach rank {rank} ({peer}) at {address}: {reason}"))
             .peer(rank)
     })
 }
@@ -851,19 +851,19 @@ pub(crate) const TCP_PIECE: usize = 512 * 1024;
 #[cold]
 fn lost(peer: Rank, error: &std::io::Error) -> Fault {
     // The fabric knows more about a peer that died than its broken connection does; see `Mesh::lost_among`.
-    Fault::new(FaultKind::PeerLost, format!("the connection with rank {peer} broke: {error}")).peer(peer)
+    Fault::new(ErrorKind::PeerLost, format!("the connection with rank {peer} broke: {error}")).peer(peer)
 }
 
 #[cold]
 fn withdrawn(peer: Rank) -> Fault {
     let message = format!("rank {peer} gave up the operation while its memory was read");
-    Fault::new(FaultKind::PeerLost, message).peer(peer)
+    Fault::new(ErrorKind::PeerLost, message).peer(peer)
 }
 
 #[cold]
 fn damaged(peer: Rank) -> Fault {
     let message = format!("rank {peer} sent a message that points outside its memory");
-    Fault::new(FaultKind::Protocol, message).peer(peer)
+    Fault::new(ErrorKind::Protocol, message).peer(peer)
 }
 
 /// One lane of a mesh.

@@ -23,7 +23,7 @@ use std::task::Poll;
 use tenfold_memory::{Bytes, Head};
 use tenfold_plan::{Rank, Topology};
 
-use crate::fault::{Fault, FaultKind};
+use crate::fault::{ErrorKind, Fault};
 use crate::run::Run;
 use crate::transport::{Stage, Transport, Wants};
 
@@ -414,7 +414,7 @@ impl Transport for Port<'_> {
             return Ok(Poll::Ready(()));
         }
         let text = format!("rank {from} called something else, or sent {} bytes", message.bytes.len());
-        Err(Fault::new(FaultKind::Mismatch, text).peer(from))
+        Err(Fault::new(ErrorKind::Mismatch, text).peer(from))
     }
 
     fn peek(&self, from: Rank) -> Bytes<'_> {

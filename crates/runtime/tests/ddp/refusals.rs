@@ -14,7 +14,7 @@ fn different_models_are_refused_on_all_ranks_with_the_first_difference() {
             Reducer::new(&group, &params, Options::default()).map(drop)
         });
         for error in &errors {
-            assert_eq!((error.kind(), error.peer()), (FaultKind::Mismatch, Some(2)));
+            assert_eq!((error.kind(), error.peer()), (ErrorKind::Mismatch, Some(2)));
             assert_eq!(error.message(), errors[0].message(), "all hear the same");
         }
         message(errors[1].clone())

@@ -128,7 +128,7 @@ fn a_rank_that_is_late_is_named_with_the_bucket_that_waits_for_it() {
         Ok(error)
     });
     let error = errors.unwrap().remove(0).expect("nobody came");
-    assert_eq!((error.kind(), error.peer()), (FaultKind::Timeout, Some(1)), "{error}");
+    assert_eq!((error.kind(), error.peer()), (ErrorKind::Timeout, Some(1)), "{error}");
     assert!(error.message().contains("rank 1"), "{error}");
     assert!(error.message().ends_with(", in bucket 0 with `weight`, `bias`"), "{error}");
 }

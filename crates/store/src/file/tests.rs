@@ -42,7 +42,7 @@ fn a_record_cut_anywhere_is_damage_and_all_before_it_is_read() {
     for end in start + 1..whole.len() {
         let (replica, result) = replay(&whole[..end]);
         let fault = result.unwrap_err();
-        assert_eq!(fault.kind(), FaultKind::Corrupt);
+        assert_eq!(fault.kind(), ErrorKind::Corrupt);
         let place = format!("the file is damaged at offset {start}: a record breaks off: its ");
         assert!(fault.message().starts_with(&place), "{}", fault.message());
         assert_eq!(replica.refcount(), 1);

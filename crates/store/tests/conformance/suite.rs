@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tenfold_store::{FaultKind, Store, StoreExt, Value};
+use tenfold_store::{ErrorKind, Store, StoreExt, Value};
 
 /// One store under test: how to get a handle of one's own on its data, and what it has beyond the basics.
 pub(crate) struct Subject {
@@ -115,7 +115,7 @@ pub(crate) fn counting_on_text_is_an_error_and_changes_nothing(subject: &Subject
         let store = subject.open();
         store.set("text", text).unwrap();
         let error = store.add("text", 1).unwrap_err();
-        let expected = if subject.says_not_a_number { FaultKind::NotANumber } else { FaultKind::Lost };
+        let expected = if subject.says_not_a_number { ErrorKind::NotANumber } else { ErrorKind::Lost };
         assert_eq!(error.kind(), expected, "{error}");
         assert!(error.to_string().starts_with("store add `text` at "), "{error}");
         assert_eq!(&*store.get("text").unwrap(), text.as_bytes(), "the same handle goes on");
@@ -198,7 +198,7 @@ pub(crate) fn several_keys_are_read_in_the_order_asked(subject: &Subject) {
 pub(crate) fn lists_of_different_lengths_are_refused_and_nothing_is_written(subject: &Subject) {
     let store = subject.open();
     let error = store.multi_set(&["a", "b"], &["1"]).unwrap_err();
-    assert_eq!(error.kind(), FaultKind::Argument);
+    assert_eq!(error.kind(), ErrorKind::Argument);
     assert!(error.to_string().contains("2 keys but 1 values"), "{error}");
     assert!(!store.check(&["a"]).unwrap());
 }
@@ -243,7 +243,7 @@ pub(crate) fn queues_are_first_in_first_out(subject: &Subject) {
         return; // each such store has a test of how it says so
     }
     assert_eq!(one.queue_len("q").unwrap(), 0);
-    assert_eq!(one.try_queue_pop("q").unwrap_err().kind(), FaultKind::QueueEmpty);
+    assert_eq!(one.try_queue_pop("q").unwrap_err().kind(), ErrorKind::QueueEmpty);
     for item in ["1", "", "3"] {
         one.queue_push("q", item).unwrap();
     }
@@ -261,7 +261,7 @@ pub(crate) fn queues_are_first_in_first_out(subject: &Subject) {
 fn pop_in_the_end(store: &impl StoreExt) -> Value {
     loop {
         match store.queue_pop("q") {
-            Err(error) if error.kind() == FaultKind::QueueEmpty => {}
+            Err(error) if error.kind() == ErrorKind::QueueEmpty => {}
             popped => return popped.unwrap(),
         }
     }

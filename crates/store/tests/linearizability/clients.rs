@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use tenfold_store::wire::{self, Command, MAGIC, ReplySource};
 use tenfold_store::{
-    Bytes, Deadline, Fault, FaultKind, Operation, Request, Response, Server, ServerOptions, Store, TcpStore,
+    Bytes, Deadline, ErrorKind, Fault, Operation, Request, Response, Server, ServerOptions, Store, TcpStore,
 };
 
 use crate::checker::{Call, NEVER};
@@ -449,6 +449,6 @@ struct Socket(TcpStream);
 
 impl ReplySource for Socket {
     fn fill(&mut self, bytes: &mut [u8]) -> Result<(), Fault> {
-        self.0.read_exact(bytes).map_err(|error| Fault::io("cannot read", error).kind_is(FaultKind::Lost))
+        self.0.read_exact(bytes).map_err(|error| Fault::io("cannot read", error).kind_is(ErrorKind::Lost))
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-use tenfold_store::{FaultKind, Server, ServerOptions, StoreExt, TcpStore, TcpStoreOptions};
+use tenfold_store::{ErrorKind, Server, ServerOptions, StoreExt, TcpStore, TcpStoreOptions};
 
 use crate::clients::PATIENCE;
 
@@ -50,7 +50,7 @@ fn six_thousand_items_are_popped_once_each_and_in_order() {
                         popped.push((pusher.parse().expect("a number"), serial.parse().expect("a number")));
                     }
                     // As in c10d: two may see the same item, and one of them is late.
-                    Err(error) => assert_eq!(error.kind(), FaultKind::QueueEmpty, "{error}"),
+                    Err(error) => assert_eq!(error.kind(), ErrorKind::QueueEmpty, "{error}"),
                 }
             }
         };

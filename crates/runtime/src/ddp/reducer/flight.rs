@@ -8,7 +8,7 @@ use super::super::logger::Statistics;
 use super::super::{Param, numbers};
 use super::{Phase, Rebuilt, Reducer, State};
 use crate::fault::{Fault, Result};
-use crate::{FaultKind, ReduceOp, SparseTensor, Tensor};
+use crate::{ErrorKind, ReduceOp, SparseTensor, Tensor};
 
 impl Reducer {
     pub(super) fn launch(&mut self, range: Range<usize>) -> Result<()> {
@@ -138,7 +138,7 @@ impl Reducer {
         let order: Vec<usize> = order.as_slice::<i64>().iter().map(|param| *param as usize).collect();
         if !is_order_of(&order, self.params.len()) {
             let fault =
-                Fault::new(FaultKind::Protocol, "rank 0 sent an order that is none of all parameters");
+                Fault::new(ErrorKind::Protocol, "rank 0 sent an order that is none of all parameters");
             return Err(self.fail(fault.peer(0)));
         }
         let homes: Vec<(usize, Range<usize>)> = (0..self.params.len())

@@ -9,7 +9,7 @@ use super::super::options::Options;
 use super::super::{Param, complaint, numbers};
 use super::{Phase, Reducer};
 use crate::fault::{Error, Fault, Result};
-use crate::{DType, FaultKind, SparseTensor};
+use crate::{DType, ErrorKind, SparseTensor};
 
 impl Reducer {
     pub(super) fn check_usable(&self) -> Result<()> {
@@ -143,7 +143,7 @@ impl Reducer {
     /// The group failed in this bucket. Perhaps because gradients are missing elsewhere.
     #[cold]
     pub(super) fn broken(&mut self, bucket: Option<usize>, error: Error) -> Error {
-        if error.kind() == FaultKind::Aborted
+        if error.kind() == ErrorKind::Aborted
             && error.message().contains(complaint::MISSING)
             && let Some(error) = self.complain(&self.complaint(), None)
         {
@@ -151,13 +151,7 @@ impl Reducer {
         }
         let place =
             bucket.map_or_else(String::new, |index| format!(", in {}", self.memory[index].describe()));
-        let fault = Fault {
-            kind: error.kind(),
-            peer: error.peer(),
-            message: format!("{}{place}", error.message()),
-            hint: error.hint().map(str::to_owned),
-        };
-        let error = Error::new(error.scene().clone(), fault);
+        let error = error.in_place(&place);
         // An error of a hook, say, of which the group knows nothing yet.
         if self.group.failure().is_none() {
             self.group.abort(error.message());

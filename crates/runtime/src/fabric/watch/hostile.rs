@@ -301,7 +301,7 @@ fn take<'s>(script: &mut &'s [u8]) -> &'s [u8] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::FaultKind;
+    use crate::ErrorKind;
     use crate::fabric::UNCLAIMED_FOR;
     use crate::fabric::watch::READS;
     use proptest::prelude::*;
@@ -415,7 +415,7 @@ mod tests {
         scene.lines[TCP] = None;
         let mut tensor = Tensor::zeros(DType::F32, 1);
         let error = scene.group.recv(tensor.lend(), 1, 0).unwrap().wait().unwrap_err();
-        assert_eq!((error.kind(), error.peer()), (FaultKind::PeerLost, Some(1)), "{error}");
+        assert_eq!((error.kind(), error.peer()), (ErrorKind::PeerLost, Some(1)), "{error}");
         assert!(error.message().starts_with("the connection with rank 1 ("), "{error}");
         assert!(error.to_string().contains("hint: that rank is alive; check the network "), "{error}");
         scene.check();

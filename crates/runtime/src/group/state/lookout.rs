@@ -10,7 +10,7 @@ use tenfold_plan::Rank;
 use super::super::stuck::{self, StuckPolicy, Waiting};
 use super::{GroupState, Notice, encode};
 use crate::fabric::Fabric;
-use crate::fault::{Fault, FaultKind};
+use crate::fault::{ErrorKind, Fault};
 use crate::label::{Label, OpKind};
 use crate::recorder;
 use crate::work::Shared;
@@ -150,7 +150,7 @@ impl GroupState {
             StuckPolicy::Abort => {
                 let hint = "see what that rank does; TENFOLD_STUCK_AFTER and TENFOLD_STUCK_POLICY say how long a rank may \
                             take, and what then";
-                let mut fault = Fault::new(FaultKind::Timeout, text).hint(hint);
+                let mut fault = Fault::new(ErrorKind::Timeout, text).hint(hint);
                 fault.peer = culprit;
                 self.fail(fabric, fault, finished);
                 return true;

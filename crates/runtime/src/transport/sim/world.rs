@@ -9,7 +9,7 @@ use tenfold_plan::{Rank, Topology};
 
 use super::calls::{Call, Job};
 use super::{Chance, Network, Port};
-use crate::fault::{Fault, FaultKind};
+use crate::fault::{ErrorKind, Fault};
 use crate::run::Run;
 use crate::transport::Wants;
 
@@ -244,7 +244,7 @@ impl World {
         let rank = first.expect("somebody is at work, or the world would have ended");
         let peer = self.waited(rank).first().copied();
         let peer = peer.unwrap_or_else(|| panic!("rank {rank} waits for nobody:\n{}", self.report()));
-        self.actors[rank].state = State::Failed(Fault::new(FaultKind::Timeout, "did not answer").peer(peer));
+        self.actors[rank].state = State::Failed(Fault::new(ErrorKind::Timeout, "did not answer").peer(peer));
     }
 
     /// Whom `rank` waits for.
@@ -260,14 +260,14 @@ impl World {
         if self.trouble == Trouble::Mistake
             && let Some(peer) = self.network.stray(rank, &run.label().head())
         {
-            return Some(Fault::new(FaultKind::Mismatch, "called something else").peer(peer));
+            return Some(Fault::new(ErrorKind::Mismatch, "called something else").peer(peer));
         }
         self.waited(rank).into_iter().find_map(|peer| match &self.actors[peer].state {
             State::Working => None,
-            State::Dead => Some(Fault::new(FaultKind::PeerLost, "died").peer(peer)),
+            State::Dead => Some(Fault::new(ErrorKind::PeerLost, "died").peer(peer)),
             State::Failed(fault) => Some(fault.clone()),
             State::Done if self.trouble == Trouble::Mistake => {
-                Some(Fault::new(FaultKind::PeerLost, "left").peer(peer))
+                Some(Fault::new(ErrorKind::PeerLost, "left").peer(peer))
             }
             State::Done => None,
         })
