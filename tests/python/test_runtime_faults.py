@@ -42,6 +42,7 @@ def ranks(
     size: int = 2,
     places: list[Host] | None = None,
     environment: dict[str, str] | None = None,
+    before: tuple[str, ...] = (),
 ) -> Iterator[list[Process]]:
     """Ranks of one scene of programs/faulty_rank.py, on these hosts; ended with all their children."""
     processes: list[Process] = []
@@ -49,7 +50,7 @@ def ranks(
         for rank in range(size):
             command = python("faulty_rank.py", scene, way, folder / "store", rank, size)
             place = places[rank % len(places)] if places else None
-            command = place.command(*command) if place else command
+            command = [*before, *(place.command(*command) if place else command)]
             processes.append(Process(command, environment or {}))
         yield processes
     finally:
@@ -77,6 +78,18 @@ def test_a_forked_child_that_leaves_the_block_of_a_group_does_not_abort_it(tmp_p
     with ranks("leave_block", "tenfold", tmp_path) as processes:
         for process in processes:
             process.line("left")
+        assert [process.ended() for process in processes] == [0, 0], "\n".join(map(str, processes))
+
+
+@pytest.mark.parametrize("way", ["tenfold", "torch"])
+def test_a_container_with_64_kb_of_dev_shm_is_enough(way: str, tmp_path: Path) -> None:
+    mount = 'mount -t tmpfs -o size=64k none /dev/shm && exec "$@"'
+    inside = ("unshare", "--mount", "sh", "-c", mount, "sh")
+    if subprocess.run([*inside, "true"], check=False, capture_output=True).returncode != 0:
+        pytest.skip("no mount namespaces here")
+    with ranks("fill", way, tmp_path, before=inside) as processes:
+        for process in processes:
+            process.line("summed beside 65536 bytes")
         assert [process.ended() for process in processes] == [0, 0], "\n".join(map(str, processes))
 
 

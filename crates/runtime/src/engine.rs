@@ -12,6 +12,7 @@
 
 mod roster;
 
+use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -617,6 +618,13 @@ impl Engine {
             fabric.bell.ring(); // a group may have failed
         }
         warn(&warnings);
+    }
+
+    /// For every peer whose board can be seen, a number that changes with each collective that it calls or finishes.
+    pub(crate) fn calls_of_peers(&self) -> HashMap<FabricId, u64> {
+        let mut calls = HashMap::new();
+        self.with(|state| state.groups.iter().flatten().for_each(|group| group.count_calls(&mut calls)));
+        calls
     }
 
     /// For every group: its id and what this rank does in it.

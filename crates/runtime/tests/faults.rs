@@ -48,6 +48,7 @@ const JOBS: Jobs = &[
     ("leave", leave),
     ("sum_once", sum_once),
     ("make_groups", make_groups),
+    ("make_another_group", make_another_group),
     ("sum_without_unix_sockets", sum_without_unix_sockets),
     ("come_late", stuck::come_late),
     ("wait_for_a_message", stuck::wait_for_a_message),
@@ -360,6 +361,20 @@ fn make_groups(rank: &Rank) {
     assert_eq!(after.descriptors, before.descriptors, "{before:?} {after:?}");
     assert_eq!(after.threads, before.threads, "{before:?} {after:?}");
     assert!(after.resident_bytes < before.resident_bytes + (1 << 20), "{before:?} {after:?}");
+}
+
+/// Tells what becomes of a second group, which is made when the order comes; the first goes on.
+fn make_another_group(rank: &Rank) {
+    let group = connect(rank, options());
+    let store: Arc<dyn Store> = rank.store();
+    sum(&group, &mut ones(DType::F32, 10)).unwrap();
+    rank.event("ready");
+    rank.order();
+    let start = Instant::now();
+    let error =
+        Group::connect(store, rank.rank, rank.size, Options::new("another").timeout(SOON)).unwrap_err();
+    rank.event(format!("{} {error}", start.elapsed().as_millis()));
+    sum(&group, &mut ones(DType::F32, 10)).unwrap();
 }
 
 // ── what tests see ─────────────────────────────────────────────────────────────────────────────────────────
@@ -900,6 +915,27 @@ fn a_store_that_ends_disturbs_no_group_in_use() {
     }
     (0..4).for_each(|rank| ranks.kill(rank));
     ranks.join(SOON);
+}
+
+#[test]
+fn a_group_that_is_made_after_the_store_has_ended_fails_with_that_cause() {
+    once_within(Duration::from_secs(1), || {
+        let store: Server = local_store();
+        let mut ranks = Job::new("make_another_group", 2).start(store.address());
+        ranks.wait_for_all("ready", SOON);
+        drop(store);
+        ranks.tell_all("go on");
+        let told = ranks.wait_for_all("", SOON);
+        let took = told.iter().map(|event| {
+            let (took, text) = event.text.split_once(' ').unwrap();
+            assert!(text.starts_with("connect in group `another` failed on rank "), "{text}");
+            assert!(text.contains(" of 2: store "), "{text}");
+            Duration::from_millis(took.parse().unwrap())
+        });
+        let longest = took.max().unwrap();
+        ranks.join_well(SOON);
+        longest
+    });
 }
 
 #[test]

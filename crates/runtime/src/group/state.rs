@@ -8,7 +8,7 @@
 
 mod lookout;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
@@ -195,6 +195,16 @@ impl GroupState {
         let stuck = self.stuck.report.clone();
         let late = self.record.metrics.recent_lateness(self.rank);
         GroupProgress { id: self.id, name, rank: self.rank, size, doing: self.doing, stuck, late }
+    }
+
+    /// Adds up what members have called and finished, as far as it can be seen.
+    pub(crate) fn count_calls(&self, calls: &mut HashMap<FabricId, u64>) {
+        for (rank, member) in self.mesh.members().iter().enumerate() {
+            if let (Some(peer), Some(doing)) = (&member.peer, self.mesh.doing(rank)) {
+                let count = calls.entry(peer.id()).or_default();
+                *count = count.wrapping_add(doing.current[1]).wrapping_add(doing.finished[1]);
+            }
+        }
     }
 
     /// What the log is to be told.

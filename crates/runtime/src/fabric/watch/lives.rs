@@ -24,6 +24,8 @@ const GREETING_MAX: Duration = Duration::from_secs(10);
 /// How a peer on this host was last seen.
 pub(super) struct Pulse {
     pub(super) last: u64,
+    /// What it had called when its pulse was last found unchanged; see `Engine::calls_of_peers`.
+    calls: Option<u64>,
     pub(super) silence: Silence,
 }
 
@@ -122,14 +124,21 @@ impl Watch {
 
     pub(super) fn watch_near(&mut self, now: Instant, away: bool) {
         let peers: Vec<Arc<Peer>> = lock(&self.fabric.peers).values().cloned().collect();
+        let mut boards: Option<HashMap<FabricId, u64>> = None;
         for peer in peers {
-            let Some(pulse) = peer.pulse() else { continue };
-            let seen = self
-                .pulses
-                .entry(peer.id())
-                .or_insert_with(|| Pulse { last: pulse, silence: Silence::new(now) });
-            if pulse != seen.last || away {
-                *seen = Pulse { last: pulse, silence: Silence::new(now) };
+            let Some(last) = peer.pulse() else { continue };
+            let fresh = || Pulse { last, calls: None, silence: Silence::new(now) };
+            let seen = self.pulses.entry(peer.id()).or_insert_with(fresh);
+            if last != seen.last || away {
+                *seen = fresh();
+            } else {
+                // Its helper thread may not have run, on a host that is busy, while another thread of it has.
+                let boards = boards.get_or_insert_with(|| self.fabric.engine.calls_of_peers());
+                let calls = boards.get(&peer.id()).copied();
+                if seen.calls.is_some() && seen.calls != calls {
+                    seen.silence.heard(now);
+                }
+                seen.calls = calls;
             }
             let look = seen.silence.look(now, self.fabric.options.heartbeat);
             self.judge(&peer, &look);
