@@ -94,7 +94,7 @@ impl Scene<'_> {
     }
 }
 
-fn with_a_peer(groups: usize, body: impl Fn(&Scene<'_>) + Sync) {
+fn with_a_peer(groups: usize, body: impl Fn(&mut Scene<'_>) + Sync) {
     let (orders, ordered) = channel();
     let (sends, sent) = channel();
     let rank_0 = Mutex::new(Some((orders, sent)));
@@ -110,7 +110,7 @@ fn with_a_peer(groups: usize, body: impl Fn(&Scene<'_>) + Sync) {
             let (orders, sent) = rank_0.lock().unwrap().take().expect("there is one rank 0");
             let fabric = group.fabric();
             fabric.engine.looks_rarely.store(true, Ordering::Relaxed);
-            body(&Scene { engine: &fabric.engine, fabric, groups, orders, sent });
+            body(&mut Scene { engine: &fabric.engine, fabric, groups, orders, sent });
         } else {
             let (ordered, sends) = rank_1.lock().unwrap().take().expect("there is one rank 1");
             for index in ordered {
@@ -219,6 +219,64 @@ fn the_helper_goes_when_nothing_is_under_way_and_comes_when_nobody_waits() {
             scene.hear(&said).unwrap();
             scene.until(|_| !scene.fabric.helper_is_called());
         }
+    });
+}
+
+#[test]
+fn the_helper_sleeps_while_nothing_moves() {
+    with_a_peer(1, |scene| {
+        let work = scene.receive(0);
+        scene.until(|state| state.roster.helper_watches());
+        scene.orders.send(0).unwrap();
+        work.wait().unwrap();
+    });
+}
+
+#[test]
+fn whoever_asks_drives_without_a_helper() {
+    with_a_peer(2, |scene| {
+        let _held = scene.hold_helper();
+        let work = scene.receive(0);
+        scene.orders.send(0).unwrap();
+        scene.hear(&scene.sent);
+        let end = Instant::now() + LOST;
+        while !work.is_done() {
+            assert!(Instant::now() < end, "not done after {LOST:?}");
+            std::thread::yield_now();
+        }
+    });
+}
+
+#[test]
+fn a_thread_that_sleeps_in_a_group_that_is_dropped_is_woken() {
+    with_a_peer(2, |scene| {
+        let _held = scene.hold_helper();
+        let (say, said) = channel();
+        let work = scene.receive(0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| say.send(work.wait()).unwrap());
+            scene.until_asleep(1);
+            drop(scene.groups.remove(0));
+            assert!(scene.hear(&said).is_err());
+        });
+    });
+}
+
+#[test]
+fn a_work_that_is_aborted_ends_and_the_engine_tells_what_its_groups_do() {
+    with_a_peer(1, |scene| {
+        let work = scene.receive(0);
+        let doing: Vec<u64> = scene.engine.doing().into_iter().map(|(id, _)| id).collect();
+        let progress = scene.engine.progress();
+        assert_eq!(doing, progress.iter().map(|group| group.id).collect::<Vec<_>>());
+        assert_eq!(progress.last().map(|group| &*group.name), Some("g0"));
+        assert_eq!(scene.engine.notices(), []);
+        work.abort("told to");
+        assert_eq!(work.wait().unwrap_err().kind(), crate::FaultKind::Aborted);
+        let notices = scene.engine.notices();
+        assert_eq!(notices.len(), 1);
+        assert_eq!(Some(&notices[0].0), doing.last());
+        assert!(String::from_utf8_lossy(&notices[0].1).contains("told to"));
     });
 }
 

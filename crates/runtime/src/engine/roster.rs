@@ -98,6 +98,11 @@ impl Roster {
         }
     }
 
+    #[cfg(test)]
+    pub(super) fn helper_watches(&self) -> bool {
+        self.watching == Some(Watching::Helper)
+    }
+
     /// The helper looks around. True if it rests now: threads wait, and drive what is under way.
     pub(super) fn helper_rests(&mut self, is_busy: bool) -> bool {
         self.helper_sleeps = is_busy && self.is_waited_in();
