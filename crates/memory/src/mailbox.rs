@@ -439,6 +439,20 @@ mod tests {
     }
 
     #[test]
+    fn a_rank_is_wanted_while_it_says_so() {
+        let (outbox, inbox, records) = ends(9);
+        let (sleeper, waker) = (inbox.pair, outbox.pair);
+        assert!(!waker.theirs().is_wanted());
+        sleeper.mine().want(Wanted::ANYTHING);
+        assert!(waker.theirs().is_wanted());
+        assert!(!sleeper.theirs().is_wanted(), "the other one is awake");
+        sleeper.mine().want(Wanted::NOTHING);
+        assert!(!waker.theirs().is_wanted());
+        assert_eq!(format!("{:?}", waker.theirs()), "Record", "what a peer wrote is not printed");
+        free(records);
+    }
+
+    #[test]
     fn two_threads_pass_a_hundred_thousand_messages() {
         let count = if cfg!(miri) { 100 } else { 100_000 };
         let (mut outbox, mut inbox, records) = ends(3);

@@ -393,6 +393,104 @@ mod tests {
     }
 
     #[test]
+    fn peers_never_see_half_of_what_a_rank_does() {
+        let (room, theirs, _segment) = rooms();
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+        let of = |number: u64| Doing { current: [number; 3], finished: [number; 3], since: [number; 2] };
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                let mut seen = 0;
+                while !is_over.load(Ordering::Relaxed) {
+                    // Nothing: the writer was stopped in the middle.
+                    if let Some(doing) = theirs.doing() {
+                        assert_eq!(doing, of(doing.current[0]));
+                        assert!(doing.current[0] >= seen, "time goes forward");
+                        seen = doing.current[0];
+                    }
+                }
+            });
+            (1..=300_000).for_each(|number| room.show(&of(number)));
+            is_over.store(true, Ordering::Relaxed);
+            reader.join().unwrap();
+        });
+        assert_eq!(theirs.doing(), Some(of(300_000)));
+    }
+
+    #[test]
+    fn while_a_rank_writes_what_it_does_peers_see_nothing() {
+        let (room, theirs, _segment) = rooms();
+        room.show(&Doing::default());
+        let version = &room.board().version;
+        assert_eq!(version.load(Ordering::Relaxed), 2);
+        version.store(3, Ordering::Relaxed); // stopped in the middle
+        assert_eq!(theirs.doing(), None);
+        room.show(&Doing::default());
+        assert_eq!(version.load(Ordering::Relaxed), 4);
+        assert_eq!(theirs.doing(), Some(Doing::default()));
+    }
+
+    #[test]
+    fn a_room_is_as_long_as_its_board_its_records_and_its_slots() {
+        assert_eq!(slots(3), [16, 14]);
+        assert_eq!(slots(100), [100, 208]);
+        assert_eq!(slots(10_000), [10_000, 8 + 2 * 8192]);
+        assert_eq!(Room::len_for(3), 4 * 4096 + 30 * 128 * 1024);
+        let (room, ..) = rooms();
+        assert_eq!(room.key(), 5);
+        assert_eq!(format!("{room:?}"), "Room(3 places at 4096)");
+    }
+
+    #[test]
+    fn slots_fill_the_room_behind_its_records_and_peers_find_them() {
+        let (room, theirs, _segment) = rooms();
+        let count: usize = slots(3).iter().sum();
+        for index in 0..count {
+            assert_eq!(room.slot(index).len(), SLOT);
+            room.slot(index).copy_from(Bytes::of(&[1 + index as u8; SLOT]));
+        }
+        for index in 0..count {
+            let seen = theirs.bytes(room.slot_place(index), SLOT).unwrap().to_vec();
+            assert!(seen.iter().all(|byte| *byte == 1 + index as u8), "slot {index}");
+        }
+        let records = theirs.bytes((room.offset() + PAGE) as u64, 3 * PAGE).unwrap().to_vec();
+        assert!(records.iter().all(|byte| *byte == 0), "no slot lies in a record");
+        let (first, end) = (room.slot_place(0), (room.offset() + Room::len_for(3)) as u64);
+        assert_eq!(room.slot_place(count - 1) + SLOT as u64, end);
+        let staged = [first - 1, first, end - 1, end].map(|place| theirs.is_staged(place));
+        assert_eq!(staged, [false, true, true, false]);
+    }
+
+    #[test]
+    fn a_room_whose_owner_goes_stays_as_it_is() {
+        let (room, theirs, segment) = rooms();
+        segment.abandon();
+        drop(room);
+        assert!(theirs.is_open(), "what peers have not read yet is still there");
+    }
+
+    #[test]
+    fn a_link_knows_what_was_read_and_who_sleeps() {
+        let (room, theirs, _segment) = rooms();
+        let room = Arc::new(room);
+        let mut sender = Link::new(&room, 1, theirs.clone(), 0).unwrap();
+        let mut receiver = Link::new(&room, 0, theirs, 1).unwrap();
+        for lane in [Lane::Collective, Lane::PointToPoint] {
+            assert!(sender.is_read(), "nothing was sent");
+            sender.outbox(lane).post(&[1, 0, 0], Payload::Inline(b"short"));
+            assert!(receiver.peek(lane).is_some());
+            assert!(!sender.is_read(), "{lane:?}");
+            assert!(receiver.take(lane));
+        }
+        assert!(sender.is_read());
+        assert!(!sender.peer_sleeps());
+        receiver.want(Wanted::ANYTHING);
+        assert!(sender.peer_sleeps());
+        assert!(!receiver.peer_sleeps());
+        receiver.want(Wanted::NOTHING);
+        assert!(!sender.peer_sleeps());
+    }
+
+    #[test]
     fn a_room_whose_owner_left_is_closed_and_says_nothing() {
         let (room, theirs, segment) = rooms();
         drop(room);

@@ -10,6 +10,10 @@
 
 #![expect(clippy::disallowed_methods, reason = "reads the clock before it sleeps")]
 
+#[cfg(test)]
+mod hand_over;
+#[cfg(all(test, loom))]
+mod model;
 mod roster;
 
 use std::collections::HashMap;
@@ -51,6 +55,8 @@ pub(crate) struct Engine {
     /// In tests: sleepers look around only if they are woken, so that a wake-up that is lost is found out.
     #[cfg(test)]
     looks_rarely: std::sync::atomic::AtomicBool,
+    #[cfg(test)]
+    interlude: hand_over::Interlude,
 }
 
 #[derive(Debug)]
@@ -223,6 +229,8 @@ impl Engine {
             crowd: AtomicUsize::new(0),
             #[cfg(test)]
             looks_rarely: false.into(),
+            #[cfg(test)]
+            interlude: Default::default(),
         }
     }
 
@@ -461,13 +469,11 @@ impl Engine {
         }
     }
 
-    #[cfg(test)]
     fn look_after(&self, usual: Duration) -> Duration {
-        if self.looks_rarely.load(Ordering::Relaxed) { Duration::from_secs(3600) } else { usual }
-    }
-
-    #[cfg(not(test))]
-    fn look_after(&self, usual: Duration) -> Duration {
+        #[cfg(test)]
+        if self.looks_rarely.load(Ordering::Relaxed) {
+            return Duration::from_secs(3600);
+        }
         usual
     }
 
@@ -487,6 +493,8 @@ impl Engine {
         let watches = state.roster.must_watch();
         let (mut sockets, mut until) = (Vec::new(), None);
         if watches {
+            #[cfg(test)]
+            self.interlude.run();
             (sockets, until) = state.prepare_to_sleep();
             // Whatever came before the peers could see that we sleep is seen now.
             if state.poll(fabric) || !state.to_tell.is_empty() {
@@ -527,12 +535,14 @@ impl Engine {
     /// The helper's turn: drives while something is under way and no thread waits, until the control plane needs it.
     pub(crate) fn helper_turn(&self, fabric: &Arc<Fabric>, control: BorrowedFd<'_>, limit: Duration) {
         let mut state = self.lock();
-        if !state.is_busy() {
+        let is_busy = state.is_busy();
+        let rests = state.roster.helper_rests(is_busy);
+        if !is_busy {
             fabric.dismiss_helper();
             self.tell(state);
             return;
         }
-        if state.roster.is_waited_in() {
+        if rests {
             drop(state);
             sleep_on(None, &[], Some(control), limit.min(LOOK_LATE));
             return;

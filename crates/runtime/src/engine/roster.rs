@@ -5,7 +5,7 @@
 //! later watches in its place if the wants have changed since. All others are woken by name only.
 //!
 //! So that nothing stands still, three rules hold whenever the engine's lock is free and something is under way:
-//! 1. A waiting thread is awake, or a thread watches, or the helper has been called.
+//! 1. A waiting thread is awake, or a thread watches, or the helper has been called and does not rest.
 //! 2. If the wants have changed since the watching thread fell asleep, it has been woken or another thread is awake.
 //! 3. A sleeper whose operation is over has been woken.
 
@@ -40,6 +40,8 @@ pub(super) struct Roster {
     watching: Option<Watching>,
     /// The wants have changed since the watching thread fell asleep.
     stale: bool,
+    /// The helper sleeps: it watches, or watched until it was relieved, or rests because threads waited when it looked around.
+    helper_sleeps: bool,
     next: u64,
 }
 
@@ -75,9 +77,12 @@ impl Roster {
 
     /// A thread falls asleep; with `watches` on the bell and the sockets, with the latest wants.
     pub(super) fn fall_asleep(&mut self, who: Watching, watches: bool) {
-        if let Watching::Waiter(waiter) = who {
-            self.awake -= 1;
-            self.asleep.push((waiter, false));
+        match who {
+            Watching::Waiter(waiter) => {
+                self.awake -= 1;
+                self.asleep.push((waiter, false));
+            }
+            Watching::Helper => self.helper_sleeps = true,
         }
         if watches {
             self.watching = Some(who);
@@ -85,17 +90,34 @@ impl Roster {
         }
     }
 
-    /// Does the helper watch with wants that are not the latest?
+    /// Does the helper watch with wants that are not the latest, or sleep without watching although no thread waits any more?
     pub(super) fn helper_is_behind(&self) -> bool {
-        self.stale && self.watching == Some(Watching::Helper)
+        match self.watching {
+            Some(Watching::Helper) => self.stale,
+            _ => self.helper_sleeps && !self.is_waited_in(),
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn helper_watches(&self) -> bool {
+        self.watching == Some(Watching::Helper)
+    }
+
+    /// The helper looks around. True if it rests now: threads wait, and drive what is under way.
+    pub(super) fn helper_rests(&mut self, is_busy: bool) -> bool {
+        self.helper_sleeps = is_busy && self.is_waited_in();
+        self.helper_sleeps
     }
 
     /// A thread has woken up, by itself or not. True if it was the one that watches: then the bell is its to silence, and the
     /// peers are told that this rank is awake.
     pub(super) fn wake_up(&mut self, who: Watching) -> bool {
-        if let Watching::Waiter(waiter) = who {
-            self.asleep.retain(|(other, _)| *other != waiter);
-            self.awake += 1;
+        match who {
+            Watching::Waiter(waiter) => {
+                self.asleep.retain(|(other, _)| *other != waiter);
+                self.awake += 1;
+            }
+            Watching::Helper => self.helper_sleeps = false,
         }
         let watched = self.watching == Some(who);
         if watched {
@@ -215,6 +237,34 @@ mod tests {
         asleep(&mut roster);
         roster.wants_changed();
         assert!(!roster.helper_is_behind(), "it was relieved");
+    }
+
+    #[test]
+    fn the_helper_rests_while_threads_wait_and_is_behind_once_none_does() {
+        let mut roster = Roster::default();
+        assert!(!roster.helper_rests(true), "no thread waits");
+        assert!(!roster.helper_is_behind());
+        roster.enter();
+        assert!(!roster.helper_rests(false), "nothing is under way");
+        assert!(roster.helper_rests(true));
+        assert!(!roster.helper_is_behind(), "a thread waits");
+        assert_eq!(roster.leave(false), Wake::Nobody, "nothing is under way");
+        assert!(roster.helper_is_behind(), "the next call has to wake it");
+        assert!(!roster.helper_rests(true));
+        assert!(!roster.helper_is_behind());
+    }
+
+    #[test]
+    fn a_helper_that_was_relieved_is_behind_once_no_thread_waits() {
+        let mut roster = Roster::default();
+        roster.fall_asleep(Watching::Helper, true);
+        let waiter = asleep(&mut roster);
+        assert!(!roster.helper_is_behind(), "it was relieved");
+        assert!(roster.wake_up(Watching::Waiter(waiter)));
+        assert_eq!(roster.leave(false), Wake::Nobody, "nothing is under way");
+        assert!(roster.helper_is_behind(), "it still sleeps: the next call has to wake it");
+        assert!(!roster.wake_up(Watching::Helper));
+        assert!(!roster.helper_is_behind());
     }
 
     #[test]
