@@ -521,7 +521,7 @@ def test_ranks_of_the_launcher_can_be_asked_by_the_command(tmp_path):
         assert launcher.ended() == 0, launcher
     assert list(folder.iterdir()) == []
     ran = worker(sockets[0])
-    expected = f"error: no answer from the worker at {sockets[0]}: there is no such file\n  hint: "
+    expected = f"error: no answer from the worker at {sockets[0]}: the file does not exist\n  hint: "
     assert (ran.returncode, ran.stderr.startswith(expected)) == (1, True), ran.stderr
 
 

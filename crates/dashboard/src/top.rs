@@ -69,8 +69,8 @@ pub fn run(args: Args) -> Outcome {
     // The first look is made before the screen is taken: what is wrong with the address is said in plain words.
     let first = match Facts::ask(&dashboard) {
         Ok(facts) => facts,
-        Err(Trouble::NotHttp) => return show_store(&args),
-        Err(trouble) => return Err(trouble.told(&args.dashboard.to_string()).into()),
+        Err(trouble) if trouble.is_not_http() => return show_store(&args, &trouble),
+        Err(trouble) => return Err(trouble.message(&args.dashboard.to_string()).into()),
     };
     let mut out = std::io::stdout();
     if args.json {
@@ -84,12 +84,12 @@ pub fn run(args: Args) -> Outcome {
     watch(&args, dashboard, first)
 }
 
-/// Somebody answers who speaks no HTTP: a store, perhaps, which can tell a part of it.
-fn show_store(args: &Args) -> Outcome {
+/// What answers is not an HTTP server: perhaps a store, which has statistics of its own.
+fn show_store(args: &Args, trouble: &Trouble) -> Outcome {
     let Address { host, port } = &args.dashboard;
     let options = TcpStoreOptions::new(host.clone(), *port).timeout(args.timeout);
     let Ok(store) = TcpStore::open(options) else {
-        return Err(Trouble::NotHttp.told(&args.dashboard.to_string()).into());
+        return Err(trouble.message(&args.dashboard.to_string()).into());
     };
     eprintln!(
         "note: {} is a store, not a dashboard: this is what the store itself tells, once\n  \
