@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::Path;
 
-use super::guard;
+use super::mark;
 use super::progress;
 use super::rendezvous::Assignment;
 use super::worker_sockets;
@@ -69,7 +69,7 @@ pub(super) fn environment(
     set(FENCE, assignment.fence().to_string());
     set("TORCHELASTIC_MAX_RESTARTS", job.max_restarts.to_string());
     set("TORCHELASTIC_SIGNALS_TO_HANDLE", job.signals.clone());
-    set(guard::VARIABLE, job.mark.clone());
+    set(mark::VARIABLE, job.mark.clone());
     let mut defaults = vec![("PYTHONUNBUFFERED", "1"), ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")];
     if local_ranks > 1 {
         // Ranks with a thread for every core each would fight for them; Rust programs (candle) ask rayon's variable.

@@ -27,11 +27,14 @@ mod failure;
 mod guard;
 mod inspect;
 mod joining;
+mod leftovers;
 mod lines;
 mod logs;
+mod mark;
 mod numa;
 mod output;
 mod pipes;
+mod proc;
 mod program;
 mod progress;
 mod rank;
@@ -59,10 +62,11 @@ use args::{Endpoint, Plan};
 use endpoint::Home;
 use environment::Job;
 use failure::MemoryWatch;
+use guard::Guard;
 pub use guard::stand_guard;
-use guard::{Guard, Mark};
 use inspect::{Connections, RankStatus};
 use logs::Logs;
+use mark::Mark;
 use output::{Outlet, printable};
 use progress::{Progress, Stuck};
 use rank::{Rank, signal_name};
@@ -178,7 +182,7 @@ struct Launch {
     restarts_used: u64,
     guard: Guard,
     /// Everybody whom ranks started becomes a child of ours at last.
-    is_foster_parent: bool,
+    is_subreaper: bool,
     mark: Mark,
     progress: Progress,
     /// What was said about ranks that keep others waiting.
@@ -216,7 +220,7 @@ impl Launch {
     ) -> Result<Self, Box<dyn std::error::Error>> {
         let (wake, waker) = UnixStream::pair()?;
         let signals = SignalDelivery::with_pipe(wake, waker, SignalOnly, signals::heard(&plan.signals))?;
-        let is_foster_parent = guard::become_foster_parent(); // before there are children
+        let is_subreaper = leftovers::become_subreaper(); // before there are children
         let mark = Mark::new()?;
         let guard = Guard::start(&mark)?;
         let (bell, ringer) = UnixStream::pair()?;
@@ -255,7 +259,7 @@ impl Launch {
             started: Instant::now(),
             restarts_used: 0,
             guard,
-            is_foster_parent,
+            is_subreaper,
             mark,
             progress,
             stuck: Stuck::default(),

@@ -16,7 +16,7 @@ use super::args::Endpoint;
 use super::culprit::{self, Suspect};
 use super::environment::{Place, environment};
 use super::failure::{Failure, Words};
-use super::guard::{self, Finder};
+use super::leftovers::{self, Finder};
 use super::logs::RankLogs;
 use super::output::{Prefix, Speaker};
 use super::program;
@@ -370,12 +370,12 @@ impl Launch {
     }
 
     pub(super) fn end_leftovers(&mut self) {
-        let finder = if self.is_foster_parent {
+        let finder = if self.is_subreaper {
             Finder::Tree { without: Some(self.guard.process()) }
         } else {
             Finder::Marked(self.mark.clone())
         };
-        let left = guard::end_leftovers(&finder);
+        let left = leftovers::end_leftovers(&finder);
         if left > 0 {
             self.outlet.note(&format!(
                 "warning: {left} processes that ranks started do not end, not even when killed"
