@@ -20,9 +20,8 @@ use serde_json::Value;
 use signal_hook::consts::{SIGABRT, SIGBUS, SIGFPE, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGPIPE, SIGQUIT};
 use signal_hook::consts::{SIGSEGV, SIGSYS, SIGTERM, SIGXCPU, SIGXFSZ};
 
-use super::output::printable;
 use super::rank::{End, signal_name};
-use tenfold_console::show_size;
+use tenfold_console::{printable, show_size};
 
 /// All of a failure's text: it goes through the store to every node.
 pub(super) const TEXT_MAX: usize = 8 << 10;
@@ -874,14 +873,6 @@ mod tests {
         assert!(
             text.contains("\n  | ValueError: no\n") && text.ends_with("\n  and 978 more ranks"),
             "{text}"
-        );
-    }
-
-    #[test]
-    fn a_summary_has_no_terminal_commands() {
-        assert_eq!(
-            printable("\x1b[31mred\x1b(B\x1b[m\t\x07ä\x1bä\x1b[2ä\x1b]0;title\x07 b\x1b"),
-            "red\täää b"
         );
     }
 

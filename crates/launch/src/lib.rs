@@ -58,7 +58,7 @@ use signal_hook::iterator::backend::SignalDelivery;
 use signal_hook::iterator::exfiltrator::SignalOnly;
 
 pub use args::Args;
-use args::{Endpoint, Plan};
+use args::{Endpoint, LaunchPlan};
 use endpoint::Home;
 use environment::Job;
 use failure::MemoryWatch;
@@ -67,13 +67,13 @@ pub use guard::stand_guard;
 use inspect::{Connections, RankStatus};
 use logs::Logs;
 use mark::Mark;
-use output::{Outlet, printable};
+use output::Outlet;
 use progress::{Progress, Stuck};
 use rank::{Rank, signal_name};
 use rendezvous::{Assignment, Order, Rendezvous};
 use round::{Phase, Round};
 use status::Status;
-use tenfold_console::{Outcome, raise_open_files};
+use tenfold_console::{Outcome, printable, raise_open_files};
 use tenfold_dashboard::Dashboard;
 use worker_sockets::WorkerSockets;
 
@@ -114,7 +114,7 @@ pub fn run(args: &Args) -> Outcome {
 /// Raises the limit of open files if it is too low for the ranks, or if this launcher may host the store for other nodes, whose
 /// ranks all connect to it. The limit before that, which is the ranks': programs that use `select` or close all files at
 /// their start do badly with a high one.
-fn make_room_for_files(plan: &Plan) -> Option<Rlimit> {
+fn make_room_for_files(plan: &LaunchPlan) -> Option<Rlimit> {
     let before = getrlimit(Resource::Nofile);
     let needed = (plan.ranks * FILES_A_RANK) as u64;
     if plan.nodes.max == 1 && before.current.is_none_or(|limit| limit >= needed) {
@@ -164,7 +164,7 @@ impl Herald {
 }
 
 struct Launch {
-    plan: Arc<Plan>,
+    plan: Arc<LaunchPlan>,
     program: Vec<OsString>,
     processors: Option<Vec<Vec<usize>>>,
     /// The limit of open files that ranks are given, if it is not the launcher's.
@@ -214,7 +214,7 @@ struct Ready {
 
 impl Launch {
     fn new(
-        plan: Arc<Plan>,
+        plan: Arc<LaunchPlan>,
         program: Vec<OsString>,
         processors: Option<Vec<Vec<usize>>>,
     ) -> Result<Self, Box<dyn std::error::Error>> {

@@ -6,12 +6,12 @@
 
 use std::time::{Duration, Instant};
 
+use tenfold_console::WIPE;
+
 /// Between two drawings because of a new text.
 const CHANGE_PAUSE: Duration = Duration::from_millis(250);
 /// Between two drawings because lines of ranks took its place: it should not flicker.
 const RETURN_PAUSE: Duration = Duration::from_millis(50);
-/// To the beginning of the line, and wipe it.
-pub(super) const WIPE: &str = "\r\x1b[2K";
 
 /// What there is to tell. Set it as often as you like: it is drawn only when it changed, and for the clock.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,12 +1,13 @@
 //! The verdict in words for a person, and as JSON for a program.
 
 use serde_json::{Value, json};
+use tenfold_console::one_line;
 
 use super::align::{Group, Job};
 use super::dump::End;
 use super::read::Refusal;
 use super::verdict::{Finding, Level};
-use super::words::{self, clean};
+use super::words;
 
 /// All that was found out.
 pub(crate) struct Report<'a> {
@@ -52,7 +53,7 @@ impl Report<'_> {
     /// One sentence: the first finding's, or that there is none.
     pub(crate) fn verdict(&self) -> String {
         match self.findings.iter().find(|finding| finding.level == Level::Bad) {
-            Some(finding) => clean(&finding.headline),
+            Some(finding) => one_line(&finding.headline),
             None => self.all_well(),
         }
     }
@@ -79,16 +80,16 @@ impl Report<'_> {
         let paint = Paint { is_on: colour };
         let mut lines = Vec::new();
         if !self.is_bad() {
-            lines.push(format!("{} {}", paint.green("✓"), clean(&self.all_well())));
+            lines.push(format!("{} {}", paint.green("✓"), one_line(&self.all_well())));
         }
         for finding in self.findings.iter().take(limit) {
             let (mark, headline) = match finding.level {
-                Level::Bad => (paint.red("✗"), paint.red(&clean(&finding.headline))),
-                Level::Note => (paint.yellow("!"), clean(&finding.headline)),
+                Level::Bad => (paint.red("✗"), paint.red(&one_line(&finding.headline))),
+                Level::Note => (paint.yellow("!"), one_line(&finding.headline)),
             };
             let follows = if finding.is_consequence { " (follows from the above)" } else { "" };
             lines.push(format!("{mark} {headline}{follows}"));
-            lines.extend(finding.lines.iter().map(|line| format!("    {}", clean(line))));
+            lines.extend(finding.lines.iter().map(|line| format!("    {}", one_line(line))));
         }
         let more = self.findings.len().saturating_sub(limit);
         if more > 0 {
@@ -113,7 +114,7 @@ impl Report<'_> {
         let mut text = format!(
             "{} (format {}), {}, {}",
             words::counted(job.dumps.len(), "dump"),
-            clean(&versions.join(" and ")),
+            one_line(&versions.join(" and ")),
             words::counted(job.groups.len(), "group"),
             words::counted(collectives, "collective")
         );

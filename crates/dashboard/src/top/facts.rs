@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::ask::{Dashboard, Trouble};
 use crate::verdict::{self, Level, Verdict, is_good_end, show_seconds};
-use tenfold_console::show_size;
+use tenfold_console::{one_line, show_size};
 
 /// The answers, as they came.
 #[derive(Clone, Debug, Default)]
@@ -522,14 +522,8 @@ fn clean(text: &str) -> String {
 }
 
 fn clean_to(letters_max: usize, text: &str) -> String {
-    let harmless = |letter: char| match letter {
-        letter if letter.is_control() => '\u{fffd}',
-        '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}' => {
-            '\u{fffd}'
-        }
-        letter => letter,
-    };
-    let mut clean: String = text.chars().take(letters_max).map(harmless).collect();
+    let taken: String = text.chars().take(letters_max).collect();
+    let mut clean = one_line(&taken);
     if text.chars().nth(letters_max).is_some() {
         clean.push('…');
     }
