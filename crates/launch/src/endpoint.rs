@@ -15,7 +15,7 @@ use rustix::process::{Resource, getrlimit};
 use tenfold_store::owner::{self, Owner};
 use tenfold_store::{Deadline, Limits, Server, ServerOptions, TcpStore, TcpStoreOptions, show_duration};
 
-use super::args::{ELASTIC_PORT, Endpoint, Meeting, Plan};
+use super::args::{ELASTIC_PORT, Endpoint, LaunchPlan, Meeting};
 
 const LOOPBACK: &str = "127.0.0.1";
 /// One attempt to connect; between two of them people may be told.
@@ -37,7 +37,7 @@ pub(super) struct Home {
 }
 
 /// Opens the store; `note` is called with lines for people.
-pub(super) fn open(plan: &Plan, note: &dyn Fn(String)) -> Result<Home, String> {
+pub(super) fn open(plan: &LaunchPlan, note: &dyn Fn(String)) -> Result<Home, String> {
     let home = match &plan.meeting {
         Meeting::Alone => {
             let server = start(LOOPBACK, 0, plan.other_users)?;
@@ -83,7 +83,7 @@ enum Decision {
 
 const BOUND: &str = "the address could be bound here";
 
-fn decide(endpoint: &Endpoint, plan: &Plan) -> Result<Decision, String> {
+fn decide(endpoint: &Endpoint, plan: &LaunchPlan) -> Result<Decision, String> {
     match plan.settings.is_host {
         Some(false) => return Ok(Decision::Guest("is_host=false")),
         Some(true) => return insist(endpoint, plan).map(|(server, why)| Decision::Host(server, why)),
@@ -110,7 +110,7 @@ fn decide(endpoint: &Endpoint, plan: &Plan) -> Result<Decision, String> {
 }
 
 /// Hosts, also where the address is not one of this machine's: it may be translated on the way.
-fn insist(endpoint: &Endpoint, plan: &Plan) -> Result<(Server, &'static str), String> {
+fn insist(endpoint: &Endpoint, plan: &LaunchPlan) -> Result<(Server, &'static str), String> {
     let (listen, why) = listen_where(endpoint, plan);
     match start(listen, endpoint.port, plan.other_users) {
         Ok(server) => Ok((server, why)),
@@ -124,7 +124,7 @@ fn insist(endpoint: &Endpoint, plan: &Plan) -> Result<(Server, &'static str), St
 }
 
 /// A machine's name often means 127.0.1.1 on the machine itself, where nobody else can reach it.
-fn listen_where<'a>(endpoint: &'a Endpoint, plan: &Plan) -> (&'a str, &'static str) {
+fn listen_where<'a>(endpoint: &'a Endpoint, plan: &LaunchPlan) -> (&'a str, &'static str) {
     let is_name = endpoint.host.parse::<IpAddr>().is_err() && endpoint.host != "localhost";
     let only_here = || {
         resolve(endpoint).is_ok_and(|addresses| {
@@ -209,7 +209,7 @@ fn trust_holder(endpoint: &Endpoint, holder: Option<Owner>) -> Result<(), String
     }
 }
 
-fn tell(note: &dyn Fn(String), plan: &Plan, server: &Server, endpoint: &Endpoint, why: &str) {
+fn tell(note: &dyn Fn(String), plan: &LaunchPlan, server: &Server, endpoint: &Endpoint, why: &str) {
     if plan.tells_where {
         let port = server.address().port();
         let endpoint = Endpoint { port, ..endpoint.clone() };
@@ -228,7 +228,7 @@ fn warn_if_open(note: &dyn Fn(String), server: &Server) {
     }
 }
 
-fn check_port(endpoint: &Endpoint, plan: &Plan) -> Result<(), String> {
+fn check_port(endpoint: &Endpoint, plan: &LaunchPlan) -> Result<(), String> {
     if endpoint.port == 0 && plan.nodes.max > 1 {
         return Err(format!(
             "{endpoint}: a port that is picked cannot be known to the other nodes\n  hint: give one"
@@ -238,7 +238,7 @@ fn check_port(endpoint: &Endpoint, plan: &Plan) -> Result<(), String> {
 }
 
 /// Connects to the server of this very process.
-fn host(server: Server, endpoint: &Endpoint, plan: &Plan) -> Result<Home, String> {
+fn host(server: Server, endpoint: &Endpoint, plan: &LaunchPlan) -> Result<Home, String> {
     let own = server.address();
     let reached = match own.ip() {
         ip if !ip.is_unspecified() => ip.to_string(),
@@ -252,7 +252,7 @@ fn host(server: Server, endpoint: &Endpoint, plan: &Plan) -> Result<Home, String
 }
 
 /// Connects to another node's server, which may not be there yet.
-fn connect(endpoint: &Endpoint, plan: &Plan, note: &dyn Fn(String)) -> Result<Home, String> {
+fn connect(endpoint: &Endpoint, plan: &LaunchPlan, note: &dyn Fn(String)) -> Result<Home, String> {
     let deadline = Deadline::after(plan.settings.join_timeout);
     let mut told = deadline.elapsed();
     loop {
