@@ -219,7 +219,7 @@ impl Onlooker {
 
     fn stop(self) -> Result<Looks, Failure> {
         drop(self.stop);
-        self.thread.join().map_err(|_| Failure::new("who looked at the dashboard has panicked"))?
+        self.thread.join().map_err(|_| Failure::new("the thread that polls the dashboard has panicked"))?
     }
 }
 
@@ -236,7 +236,9 @@ fn parse_page(line: &str) -> Result<SocketAddr, Failure> {
     let address =
         line.strip_prefix("dashboard on http://").and_then(|rest| rest.trim_end_matches('/').parse().ok());
     address.ok_or_else(|| {
-        Failure::new(format!("the server should say `dashboard on http://HOST:PORT/`, but says `{line}`"))
+        Failure::new(format!(
+            "expected the line `dashboard on http://HOST:PORT/` from the server, got `{line}`"
+        ))
     })
 }
 
@@ -250,7 +252,7 @@ mod tests {
         assert_eq!(says("dashboard on http://127.0.0.1:4000/"), Ok(SocketAddr::from(([127, 0, 0, 1], 4000))));
         assert_eq!(
             says("hello").unwrap_err(),
-            "the server should say `dashboard on http://HOST:PORT/`, but says `hello`"
+            "expected the line `dashboard on http://HOST:PORT/` from the server, got `hello`"
         );
     }
 }

@@ -10,33 +10,33 @@ use tenfold_http::client::{self, Address, Answer, Client};
 /// The longest answer that is read; a profile of a minute may have some hundred megabytes.
 const ANSWER_MAX: usize = 1 << 30;
 
-/// Asks a worker of a running job what it does: its stacks, its flight recorder, its health.
+/// Ask a worker of a running job for its stacks, its flight recorder or its health.
 ///
-/// Workers listen if they are asked to, on a socket file or an address: see `tenfold run --worker-server`, the variable
-/// TENFOLD_WORKER_SERVER, and docs/control-plane.md. PyTorch's worker servers answer as well.
+/// Workers listen on a socket file or an address if `tenfold run --worker-server` or the variable TENFOLD_WORKER_SERVER
+/// says so: see docs/control-plane.md. PyTorch's worker servers answer as well.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Examples:
   tenfold run --worker-server=/tmp/job -n 2 train.py
-  tenfold worker /tmp/job/rank-0.sock                          what can be asked
+  tenfold worker /tmp/job/rank-0.sock                          list the handlers
   tenfold worker /tmp/job/rank-0.sock dump_traceback           the stacks of all Python threads
   tenfold worker /tmp/job/rank-1.sock fr_trace_json            the last collectives
   tenfold worker /tmp/job/rank-1.sock fr_trace_pickle > trace_1  the same with call sites, for `tenfold trace`
   tenfold worker 127.0.0.1:7000 torch_profile duration=2 > trace.json
 
-Exit status: 0 answered, 1 not, 2 wrong arguments.")]
+Exit status: 0 answered, 1 no answer or an error, 2 invalid arguments.")]
 pub(crate) struct Args {
     /// Where the worker listens: the path of its socket (with a slash in it), or HOST:PORT
     #[arg(value_name = "SOCKET|HOST:PORT", value_parser = parse_endpoint)]
     worker: Endpoint,
-    /// What to ask; without it, what can be asked is listed
+    /// Handler to call [default: list the handlers]
     handler: Option<String>,
     /// Parameters of the handler
     #[arg(value_name = "KEY=VALUE", value_parser = parse_parameter)]
     parameters: Vec<(String, String)>,
-    /// Text to send with it; `-` reads standard input
+    /// Body of the request; `-` reads standard input
     #[arg(long, value_name = "TEXT", requires = "handler")]
     body: Option<String>,
-    /// For the whole answer
+    /// Time limit for the whole answer
     #[arg(long, default_value = "60s", value_parser = parse_duration)]
     timeout: Duration,
 }
@@ -62,13 +62,13 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let Answer { status, body } = ask(args, &body)?;
     if !(200..300).contains(&status) {
         let said = String::from_utf8_lossy(&body);
-        let said = if said.trim().is_empty() { "without a word".into() } else { said };
+        let said = if said.trim().is_empty() { "no message".into() } else { said };
         return Err(format!("the worker at {} answered {status}: {}", args.worker, said.trim_end()).into());
     }
     let mut output = io::stdout().lock();
     if args.handler.is_none() {
         let names: Vec<String> = serde_json::from_slice(&body)
-            .map_err(|error| format!("what answers at {} is no worker server: {error}", args.worker))?;
+            .map_err(|error| format!("the server at {} is not a worker server: {error}", args.worker))?;
         for name in names {
             writeln!(output, "{name}")?;
         }

@@ -169,14 +169,15 @@ fn ids(list: &Value) -> Vec<String> {
 
 fn parse_state(text: &[u8], left: &mut Left) -> Result<State, String> {
     if text.len() > STATE_MAX {
-        return Err(format!("its state has {} bytes, more than the {STATE_MAX} that are read", text.len()));
+        return Err(format!("its state is {} bytes long, the limit is {STATE_MAX}", text.len()));
     }
     let state: State =
         serde_json::from_slice(text).map_err(|error| format!("its state cannot be read: {error}"))?;
     let count = state.nodes().count();
-    left.nodes = left.nodes.checked_sub(count).ok_or_else(|| {
-        format!("its {count} nodes are more than are shown: {NODES_MAX} of all jobs together")
-    })?;
+    left.nodes = left
+        .nodes
+        .checked_sub(count)
+        .ok_or_else(|| format!("its {count} nodes exceed the limit of {NODES_MAX} nodes of all jobs"))?;
     Ok(state)
 }
 
@@ -215,7 +216,7 @@ pub(super) struct Run {
 
 #[derive(Debug, PartialEq, Serialize)]
 pub(super) struct Node {
-    /// Nothing for one that has not come.
+    /// Nothing for one that has not joined.
     node: Option<NodeInfo>,
     rank: Option<usize>,
     pub(super) status: NodeStatus,
@@ -234,7 +235,7 @@ pub(super) enum NodeStatus {
     Lost,
     /// There is no room for it.
     Spare,
-    /// It has not come.
+    /// It has not joined.
     Missing,
 }
 
@@ -421,10 +422,10 @@ fn judge(status: RankStatus, seen: &Seen) -> Rank {
     let longest = own.max_by(|a, b| a.seconds.total_cmp(&b.seconds)).cloned();
     let why = match &longest {
         _ if status.state == "stopped" => {
-            "stopped by a signal (SIGSTOP or Ctrl-Z); SIGCONT lets it go on".into()
+            "stopped by a signal (SIGSTOP or Ctrl-Z); send SIGCONT to continue it".into()
         }
         Some(wait) if wait.seconds > STUCK_AFTER => {
-            format!("waits in the store for {} since {:.0} s ({})", wait.keys, wait.seconds, wait.operation)
+            format!("has waited {1:.0} s in the store for {0} ({2})", wait.keys, wait.seconds, wait.operation)
         }
         _ => String::new(),
     };

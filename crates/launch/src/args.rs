@@ -26,52 +26,52 @@ use values::{Nodes, Settings};
 /// torchrun uses the same name, so that jobs without a name meet.
 const NO_RUN_ID: &str = "none";
 
-/// Starts the ranks of a program on this machine, or on several that meet, as torchrun does.
+/// Start the ranks of a program on this machine, or on several machines, as torchrun does.
 ///
 /// Every rank finds torchrun's variables in its environment (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, …)
-/// and a store at MASTER_ADDR:MASTER_PORT, which a launcher hosts. PYTHONUNBUFFERED and, with several ranks,
-/// OMP_NUM_THREADS and RAYON_NUM_THREADS are 1 unless they are set. What ranks write passes through line by line behind
-/// `[rank]`; they read nothing from standard input, but for a rank that is alone in its job, unless it is a terminal.
+/// and a store at MASTER_ADDR:MASTER_PORT, hosted by a launcher. PYTHONUNBUFFERED and, with several ranks,
+/// OMP_NUM_THREADS and RAYON_NUM_THREADS are 1 unless they are set. Output of ranks is shown line by line with
+/// the prefix `[rank]`. Ranks get no standard input, except a single-rank job whose standard input is not a terminal.
 ///
-/// The first rank that fails ends the others: SIGTERM, and SIGKILL for those that are still there after the shutdown
-/// timeout. Ctrl-C and SIGTERM are passed on to the ranks once; a second one kills them. Processes that ranks started and
-/// left behind end with the run, also if the launcher is killed.
+/// When a rank fails, the others are stopped: SIGTERM, and SIGKILL for those still alive after the shutdown
+/// timeout. Ctrl-C and SIGTERM are passed on to the ranks once; a second one kills them. Processes that
+/// ranks leave behind are killed at the end of the run, even if the launcher itself is killed.
 ///
-/// The exit code is torchrun's: 0 if all ranks ended well, 1 if not, 2 for wrong usage.
+/// The exit code is torchrun's: 0 if all ranks succeeded, 1 if not, 2 for invalid arguments.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Examples:
   tenfold run -n 4 train.py --epochs 3         a Python program, under the python3 on PATH
   tenfold run -n 2 --python .venv/bin/python train.py
   tenfold run -n 2 -- ./simulation --steps 10  any other program
   tenfold run -n 2 sh -c 'echo $RANK of $WORLD_SIZE at $MASTER_ADDR:$MASTER_PORT'
-  # on each of 2 to 4 machines; the one that has the address hosts the store:
+  # on each of 2 to 4 machines; the one with this address hosts the store:
   tenfold run --nnodes 2:4 -n 8 --rdzv-backend c10d --rdzv-endpoint 10.0.0.1:29400 train.py
-  # on two machines with ranks that are given:
+  # on two machines with fixed node ranks:
   tenfold run --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 -n 8 train.py
   tenfold run --nnodes 2 --node-rank 1 --master-addr 10.0.0.1 -n 8 train.py
 
-Options are also read from the environment, as torchrun does: PET_NPROC_PER_NODE=4.
-Each can be written with `_` for `-` too: --nproc_per_node.")]
+As with torchrun, options can also be set in the environment: PET_NPROC_PER_NODE=4.
+Options may be spelled with `_` instead of `-`: --nproc_per_node.")]
 pub struct Args {
-    /// Ranks to start on this node: a number, `cpu` (one for each processor that this process may use), `gpu` (one for
-    /// each NVIDIA device), or `auto` (gpu if there are any, else cpu)
+    /// Number of ranks to start on this node: a number, `cpu` (one for each available processor), `gpu` (one for each
+    /// NVIDIA device), or `auto` (gpu if there are devices, otherwise cpu)
     #[arg(short = 'n', long, alias = "nproc_per_node", value_name = "N|auto|cpu|gpu", default_value = "1")]
     #[arg(env = "PET_NPROC_PER_NODE", hide_env = true)]
     nproc_per_node: String,
-    /// Nodes, each with a `tenfold run` of its own: a number, or a range
+    /// Number of nodes, each running its own `tenfold run`: a number or a range
     #[arg(long, value_name = "N|MIN:MAX", default_value = "1", env = "PET_NNODES", hide_env = true)]
     nnodes: Nodes,
-    /// How often the ranks may be started again after a failure, counted for the whole job
+    /// How often the ranks may be restarted after a failure, counted for the whole job
     #[arg(long, alias = "max_restarts", value_name = "COUNT", default_value_t = 0)]
     #[arg(env = "PET_MAX_RESTARTS", hide_env = true)]
     max_restarts: u64,
-    /// From asking ranks to end to killing them [default: $TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 10s]
+    /// Time from SIGTERM to SIGKILL when ranks are stopped [default: $TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 10s]
     #[arg(long, alias = "shutdown_timeout", value_name = "TIME", value_parser = parse_duration)]
     #[arg(env = "PET_SHUTDOWN_TIMEOUT", hide_env = true)]
     shutdown_timeout: Option<Duration>,
-    /// Signals that are passed on to the ranks and end the run; others keep their default action, but for SIGUSR1 and
-    /// SIGUSR2, which are passed on to ranks that catch them and end nothing. What is ignored when tenfold is started, as by
-    /// nohup or in the background of a script, stays ignored
+    /// Signals that are passed on to the ranks and end the run. Other signals keep their default action, except SIGUSR1
+    /// and SIGUSR2, which are passed on to ranks that catch them. Signals that are ignored when tenfold starts (nohup, jobs
+    /// in the background of a script) stay ignored
     #[arg(
         long,
         alias = "signals_to_handle",
@@ -83,24 +83,24 @@ pub struct Args {
     /// Role of this node's ranks: ROLE_NAME, and what ROLE_RANK counts
     #[arg(long, value_name = "NAME", default_value = "default", env = "PET_ROLE", hide_env = true)]
     role: String,
-    /// Keep each rank on some processors: those of a NUMA node, of a socket, a part of a node that no other rank has, or
-    /// those that share an L3 cache. Nodes are dealt to local ranks in turn: which device a rank will use is not known
+    /// Bind each rank to processors: those of a NUMA node, of a socket, an exclusive part of a node, or those that share
+    /// an L3 cache. NUMA nodes are assigned to local ranks in turn, since the device of a rank is not known
     #[arg(long, alias = "numa_binding", value_name = "MODE")]
     numa_binding: Option<Binding>,
-    /// LOCAL_RANK is 0 for every rank, and CUDA_VISIBLE_DEVICES names its device alone
+    /// Set LOCAL_RANK to 0 for every rank, and CUDA_VISIBLE_DEVICES to its own device
     #[arg(long, alias = "virtual_local_rank", action = SetTrue, value_parser = FalseyValueParser::new())]
     #[arg(env = "PET_VIRTUAL_LOCAL_RANK", hide_env = true)]
     virtual_local_rank: bool,
 
-    /// The program is a Python module, as with `python -m`
+    /// Treat the program as a Python module, as `python -m` does
     #[arg(short, long, action = SetTrue, value_parser = FalseyValueParser::new(), help_heading = "Program")]
     #[arg(env = "PET_MODULE", hide_env = true)]
     module: bool,
-    /// Run the program as it is, also if it ends in .py
+    /// Run the program directly, even if its name ends in .py
     #[arg(long, alias = "no_python", action = SetTrue, value_parser = FalseyValueParser::new(), help_heading = "Program")]
     #[arg(env = "PET_NO_PYTHON", hide_env = true)]
     no_python: bool,
-    /// The program is a Python file, given by its absolute path, whatever its name ends in
+    /// Treat the program as a Python file, given by its absolute path, whatever its name
     #[arg(long, alias = "run_path", action = SetTrue, value_parser = FalseyValueParser::new(), help_heading = "Program")]
     #[arg(env = "PET_RUN_PATH", hide_env = true)]
     run_path: bool,
@@ -109,8 +109,8 @@ pub struct Args {
     #[arg(long, value_name = "PATH", help_heading = "Program")]
     python: Option<PathBuf>,
 
-    /// How nodes meet: `static`, by the rank that each is given, or `c10d` (also `tenfold`), in the order in which they
-    /// come
+    /// How nodes find each other: `static`, with a given rank each, or `c10d` (also called `tenfold`), numbered in the
+    /// order in which they join
     #[arg(
         long,
         alias = "rdzv_backend",
@@ -120,12 +120,12 @@ pub struct Args {
     )]
     #[arg(env = "PET_RDZV_BACKEND", hide_env = true)]
     rdzv_backend: String,
-    /// Where nodes meet: the store's address [default port: 29400]. The node that can bind it hosts the store, unless a
-    /// store answers there already
+    /// Address of the store that nodes use to find each other [default port: 29400]. The node that can bind it hosts the
+    /// store, unless a store already answers there
     #[arg(long, alias = "rdzv_endpoint", value_name = "HOST[:PORT]", help_heading = "Nodes")]
     #[arg(env = "PET_RDZV_ENDPOINT", hide_env = true, default_value = "", hide_default_value = true)]
     rdzv_endpoint: String,
-    /// Name of the job; nodes with the same one meet
+    /// Name of the job; nodes with the same name belong together
     #[arg(long, alias = "rdzv_id", value_name = "NAME", default_value = NO_RUN_ID, help_heading = "Nodes")]
     #[arg(env = "PET_RDZV_ID", hide_env = true)]
     rdzv_id: String,
@@ -134,11 +134,11 @@ pub struct Args {
     #[arg(long, alias = "rdzv_conf", value_name = "KEY=VALUE,…", help_heading = "Nodes")]
     #[arg(env = "PET_RDZV_CONF", hide_env = true, default_value = "", hide_default_value = true)]
     rdzv_conf: Settings,
-    /// One node with a store on a free port, whatever else is said about nodes
+    /// Run one node with a store on a free port, whatever the other options about nodes say
     #[arg(long, action = SetTrue, value_parser = FalseyValueParser::new(), help_heading = "Nodes")]
     #[arg(env = "PET_STANDALONE", hide_env = true)]
     standalone: bool,
-    /// Rank of this node (static); 0 by default, but needed if several nodes meet at --rdzv-endpoint
+    /// Rank of this node (static) [default: 0; required if several nodes use --rdzv-endpoint]
     #[arg(long, alias = "node_rank", value_name = "RANK", help_heading = "Nodes")]
     #[arg(env = "PET_NODE_RANK", hide_env = true)]
     node_rank: Option<usize>,
@@ -156,11 +156,11 @@ pub struct Args {
     #[arg(long, alias = "master_port", value_name = "PORT", help_heading = "Nodes")]
     #[arg(env = "PET_MASTER_PORT", hide_env = true)]
     master_port: Option<u16>,
-    /// Name or address by which other nodes reach this one [default: found out]
+    /// Name or address by which other nodes reach this one [default: detected]
     #[arg(long, alias = "local_addr", value_name = "HOST", help_heading = "Nodes")]
     #[arg(env = "PET_LOCAL_ADDR", hide_env = true)]
     local_addr: Option<String>,
-    /// Let processes of other users of this machine use a store that this launcher hosts on loopback
+    /// Let other users of this machine use a store that this launcher hosts on loopback
     #[arg(long, help_heading = "Nodes")]
     allow_other_users: bool,
 
@@ -174,7 +174,7 @@ pub struct Args {
     /// Let the page show values of the store
     #[arg(long, alias = "dashboard_values", requires = "dashboard", help_heading = "Dashboard")]
     dashboard_values: bool,
-    /// A further name by which browsers may ask for the page
+    /// Another host name under which the page may be requested
     #[arg(
         long,
         alias = "dashboard_name",
@@ -184,41 +184,46 @@ pub struct Args {
     )]
     dashboard_name: Vec<String>,
 
-    /// Let ranks that use tenfold be asked what they do, each by a socket in this folder, rank-N.sock: see `tenfold worker`
+    /// Let ranks that use tenfold answer questions on a socket in this folder, rank-N.sock: see `tenfold worker`
     /// [default folder: a temporary one]
     #[arg(long, alias = "worker_server", value_name = "FOLDER", num_args = 0..=1, require_equals = true)]
     #[arg(default_missing_value = "", help_heading = "Debugging")]
     worker_server: Option<String>,
 
-    /// Has no effect: ends are noticed when they happen
+    /// Ignored: exits are detected immediately
     #[arg(
         long,
         alias = "monitor_interval",
         value_name = "SECONDS",
-        help_heading = "Accepted for torchrun's sake"
+        help_heading = "Accepted for compatibility with torchrun"
     )]
     #[arg(env = "PET_MONITOR_INTERVAL", hide_env = true)]
     monitor_interval: Option<f64>,
-    /// Has no effect: ranks are programs of their own
+    /// Ignored: ranks are always separate programs
     #[arg(
         long,
         alias = "start_method",
         value_name = "METHOD",
-        help_heading = "Accepted for torchrun's sake"
+        help_heading = "Accepted for compatibility with torchrun"
     )]
     #[arg(env = "PET_START_METHOD", hide_env = true)]
     start_method: Option<StartMethod>,
-    /// Has no effect, with a warning: handlers of torchrun are Python code
+    /// Ignored with a warning: torchrun's handlers are Python code
     #[arg(
         long,
         alias = "event_log_handler",
         value_name = "NAME",
-        help_heading = "Accepted for torchrun's sake"
+        help_heading = "Accepted for compatibility with torchrun"
     )]
     #[arg(env = "PET_EVENT_LOG_HANDLER", hide_env = true)]
     event_log_handler: Option<String>,
-    /// Has no effect, with a warning: log specs of torchrun are Python code
-    #[arg(long, alias = "logs_specs", value_name = "NAME", help_heading = "Accepted for torchrun's sake")]
+    /// Ignored with a warning: torchrun's log specs are Python code
+    #[arg(
+        long,
+        alias = "logs_specs",
+        value_name = "NAME",
+        help_heading = "Accepted for compatibility with torchrun"
+    )]
     logs_specs: Option<String>,
     #[arg(long, alias = "print_completion", value_name = "SHELL", hide = true, exclusive = true)]
     print_completion: Option<String>,
@@ -233,26 +238,26 @@ pub struct Args {
 #[derive(clap::Args, Debug)]
 #[command(next_help_heading = "Output")]
 struct OutputArgs {
-    /// Folder for log files; each run makes a folder of its own in it [default: a temporary one if files are wanted].
-    /// Without -r and -t both streams of all ranks go to files and are shown here too
+    /// Folder for log files; each run creates a folder in it [default: a temporary one if log files are requested].
+    /// Without -r and -t, both streams of all ranks are written to files and shown here
     #[arg(long, alias = "log_dir", value_name = "FOLDER", env = "PET_LOG_DIR", hide_env = true)]
     log_dir: Option<PathBuf>,
-    /// Streams that go to log files instead of here: 1 standard output, 2 standard error, 3 both; or for some local ranks:
+    /// Write streams to log files instead of showing them: 1 standard output, 2 standard error, 3 both; or for some local ranks:
     /// 0:1,1:3
     #[arg(short, long, value_name = "STREAMS", value_parser = parse_selection, env = "PET_REDIRECTS", hide_env = true)]
     redirects: Option<Selection>,
-    /// Streams that go to log files as well as here, written as for --redirects
+    /// Write streams to log files and show them as well; same values as --redirects
     #[arg(short, long, value_name = "STREAMS", value_parser = parse_selection, env = "PET_TEE", hide_env = true)]
     tee: Option<Selection>,
-    /// Local ranks whose output is shown here: 0,1
+    /// Show the output of these local ranks only: 0,1
     #[arg(long, alias = "local_ranks_filter", value_name = "RANKS", value_parser = parse_ranks)]
     #[arg(env = "PET_LOCAL_RANKS_FILTER", hide_env = true)]
     local_ranks_filter: Option<BTreeSet<usize>>,
-    /// What stands before each line, with ${rank}, ${local_rank}, ${role_name} and ${hostname} filled in
+    /// Prefix of each line, with ${rank}, ${local_rank}, ${role_name} and ${hostname} filled in
     #[arg(long, alias = "log_line_prefix_template", value_name = "TEXT")]
     #[arg(env = "PET_LOG_LINE_PREFIX_TEMPLATE", hide_env = true)]
     log_line_prefix_template: Option<String>,
-    /// Lines of standard output that hold one of these words also go to a file of their own; a comma is written twice
+    /// Copy lines of standard output that contain one of these words to a separate file; write a comma twice
     #[arg(
         long,
         alias = "duplicate_stdout_filters",

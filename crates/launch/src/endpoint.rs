@@ -117,7 +117,10 @@ fn insist(endpoint: &Endpoint, plan: &LaunchPlan) -> Result<(Server, &'static st
         Err(_) if look(endpoint) == Look::Elsewhere => {
             let is_v6 = endpoint.host.parse().is_ok_and(|address: IpAddr| address.is_ipv6());
             let server = start(if is_v6 { "::" } else { "0.0.0.0" }, endpoint.port, plan.other_users)?;
-            Ok((server, "told to; the address is not one of this machine's, so it listens on all of them"))
+            Ok((
+                server,
+                "requested; the address is not one of this machine's, so the store listens on all addresses",
+            ))
         }
         Err(error) => Err(error),
     }
@@ -132,7 +135,7 @@ fn listen_where<'a>(endpoint: &'a Endpoint, plan: &LaunchPlan) -> (&'a str, &'st
         })
     };
     if is_name && plan.nodes.max > 1 && only_here() {
-        return ("0.0.0.0", "the name means a loopback address here, so it listens on all addresses");
+        return ("0.0.0.0", "the name resolves to loopback here, so the store listens on all addresses");
     }
     (&endpoint.host, BOUND)
 }
@@ -221,7 +224,7 @@ fn tell(note: &dyn Fn(String), plan: &LaunchPlan, server: &Server, endpoint: &En
 fn warn_if_open(note: &dyn Fn(String), server: &Server) {
     if !server.is_private() {
         note(format!(
-            "warning: no authentication: whoever reaches {} can read and write this store, and ranks trust what they \
+            "warning: no authentication: anyone who can reach {} can read and write this store, and ranks trust what they \
              read there",
             server.address()
         ));
@@ -231,7 +234,7 @@ fn warn_if_open(note: &dyn Fn(String), server: &Server) {
 fn check_port(endpoint: &Endpoint, plan: &LaunchPlan) -> Result<(), String> {
     if endpoint.port == 0 && plan.nodes.max > 1 {
         return Err(format!(
-            "{endpoint}: a port that is picked cannot be known to the other nodes\n  hint: give one"
+            "{endpoint}: the other nodes cannot know a port that is chosen here\n  hint: give a port other than 0"
         ));
     }
     Ok(())
@@ -265,8 +268,8 @@ fn connect(endpoint: &Endpoint, plan: &LaunchPlan, note: &dyn Fn(String)) -> Res
             Err(error) if deadline.passed() => {
                 let waited = show_duration(deadline.elapsed());
                 return Err(format!(
-                    "cannot reach the store at {endpoint} within {waited}: {}\n  hint: is the node that hosts it up, and does a \
-                     firewall let this one reach it? join_timeout in --rdzv-conf is how long to wait",
+                    "cannot reach the store at {endpoint} within {waited}: {}\n  hint: check that the node that hosts it is up and that no \
+                     firewall blocks it; raise join_timeout in --rdzv-conf to wait longer",
                     error.fault().message()
                 ));
             }
@@ -294,7 +297,7 @@ pub(super) fn open_for_ranks(
     let host = match local_address {
         Some(address) => address.to_string(),
         None => own_address(met_at)
-            .map_err(|error| format!("cannot tell by which address {met_at} reaches this node: {error}"))?
+            .map_err(|error| format!("cannot find this node's address towards {met_at}: {error}"))?
             .to_string(),
     };
     let server = match start(&host, 0, other_users) {
@@ -386,7 +389,7 @@ mod tests {
             [
                 "--local-addr no-such-name.invalid cannot be bound here, so the ranks' store listens on all addresses".into(),
                 format!(
-                    "warning: no authentication: whoever reaches 0.0.0.0:{port} can read and write this store, and ranks \
+                    "warning: no authentication: anyone who can reach 0.0.0.0:{port} can read and write this store, and ranks \
                      trust what they read there"
                 )
             ]

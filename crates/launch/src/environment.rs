@@ -104,9 +104,7 @@ fn own_device(
             let devices = devices.to_string_lossy();
             let device = devices.split(',').nth(local_rank).map(|device| device.trim().to_string());
             device.ok_or_else(|| {
-                format!(
-                    "--virtual-local-rank: there is no device for local rank {local_rank} in {name}={devices}"
-                )
+                format!("--virtual-local-rank: no device for local rank {local_rank} in {name}={devices}")
             })?
         }
     };
@@ -240,7 +238,7 @@ mod tests {
         assert_eq!(device(&both), Ok((some("0"), some("3"), some("3"))));
         assert_eq!(
             device(&[("CUDA_VISIBLE_DEVICES", "4")]),
-            Err("--virtual-local-rank: there is no device for local rank 1 in CUDA_VISIBLE_DEVICES=4".into())
+            Err("--virtual-local-rank: no device for local rank 1 in CUDA_VISIBLE_DEVICES=4".into())
         );
     }
 }

@@ -76,7 +76,7 @@ pub(super) struct Words {
 impl Failure {
     /// `exit code 3`, `killed by SIGKILL`.
     pub(super) fn summary(&self) -> String {
-        self.end.map_or_else(|| "an error, and it has not ended yet".into(), |end| end.to_string())
+        self.end.map_or_else(|| "an error; it has not exited yet".into(), |end| end.to_string())
     }
 
     /// Several lines, the first without `error: `, the last without an end; at most [`TEXT_MAX`] bytes.
@@ -155,20 +155,20 @@ impl Failure {
         });
         let full = self.words.full.as_ref().map(|file| Cause {
             words: format!("the disk of {} is full", file.display()),
-            hint: Some("`df -h`; `--log-dir` names another place".into()),
+            hint: Some("check `df -h`; choose another folder with `--log-dir`".into()),
         });
         said.or(full).or_else(|| match self.end? {
             End::Signal(signal) => meaning(signal),
             End::Exit(126) => {
-                cause("a program that it wanted to start may not be executed", "see its last lines")
+                cause("a program that it tried to start is not executable", "see its last lines")
             }
-            End::Exit(127) => cause("a program that it wanted to start was not found", "see its last lines"),
+            End::Exit(127) => cause("a program that it tried to start was not found", "see its last lines"),
             End::Exit(code) => {
                 let signal = i32::from(code.checked_sub(128).filter(|signal| (1..32).contains(signal))?);
                 let name = signal_name(signal);
                 Some(Cause {
                     words: format!(
-                        "a program that it had started was probably killed by {name}: shells tell it so"
+                        "a child process was probably killed by {name} (shells report that with this exit code)"
                     ),
                     hint: meaning(signal).and_then(|meaning| meaning.hint),
                 })
@@ -182,8 +182,8 @@ pub(super) fn stubborn(ranks: &[usize]) -> String {
     let killed: Vec<String> = ranks.iter().map(usize::to_string).collect();
     match killed.as_slice() {
         [] => String::new(),
-        [one] => format!("\n  rank {one} did not end when asked, and was killed"),
-        several => format!("\n  ranks {} did not end when asked, and were killed", several.join(", ")),
+        [one] => format!("\n  rank {one} did not exit after SIGTERM and was killed"),
+        several => format!("\n  ranks {} did not exit after SIGTERM and were killed", several.join(", ")),
     }
 }
 
@@ -279,8 +279,8 @@ mod tests {
         let text = "rank 5 of 8 failed first: exit code 1 after 12.3 s (pid 4711)\n  | loading\n  | giving up\n  \
                     log: /logs/job_x/attempt_0/1/stderr.log\n  rank 6 failed at the same time: killed by SIGKILL";
         assert_eq!(failed.text() + &stubborn(&[]), text);
-        assert_eq!(stubborn(&[0]), "\n  rank 0 did not end when asked, and was killed");
-        assert_eq!(stubborn(&[0, 1]), "\n  ranks 0, 1 did not end when asked, and were killed");
+        assert_eq!(stubborn(&[0]), "\n  rank 0 did not exit after SIGTERM and was killed");
+        assert_eq!(stubborn(&[0, 1]), "\n  ranks 0, 1 did not exit after SIGTERM and were killed");
         failed.host = Some("b7".into());
         failed.words.are_on_screen = true;
         assert_eq!(
@@ -307,10 +307,10 @@ mod tests {
         let plain = ErrorFile::parse(br#"{"message": "two\nlines"}"#).unwrap();
         failed.words.error_file = Some(Ok(plain));
         assert!(failed.text().ends_with("(pid 4711)\n  | two\n  | lines"), "{}", failed.text());
-        failed.words.error_file = Some(Err("its error file x is not what `record` writes".into()));
+        failed.words.error_file = Some(Err("its error file x was not written by `record`".into()));
         let text = failed.text();
         assert!(
-            text.ends_with("(pid 4711)\n  its error file x is not what `record` writes\n  | seen"),
+            text.ends_with("(pid 4711)\n  its error file x was not written by `record`\n  | seen"),
             "{text}"
         );
     }
@@ -337,16 +337,18 @@ mod tests {
             ("cannot bind [::]:7000: Address already in use (os error 98)", Some(7000)),
             ("[12:30:45] OSError: [Errno 98] Address already in use", None),
         ] {
-            let hint = "tells by whom; use another port";
-            match port {
-                Some(port) => assert_cause(
-                    failed,
-                    line,
-                    &format!("port {port} is taken"),
-                    &format!("`ss -ltnp 'sport = :{port}'` {hint}"),
-                ),
-                None => assert_cause(failed, line, "a port is taken", &format!("`ss -ltnp` {hint}")),
-            }
+            let (words, list) = match port {
+                Some(port) => {
+                    (format!("port {port} is already in use"), format!("ss -ltnp 'sport = :{port}'"))
+                }
+                None => ("a port is already in use".into(), "ss -ltnp".into()),
+            };
+            assert_cause(
+                failed,
+                line,
+                &words,
+                &format!("find the process with `{list}`, or use another port"),
+            );
         }
         for line in [
             "ModuleNotFoundError: No module named 'numpy.core'",
@@ -356,38 +358,38 @@ mod tests {
                 failed,
                 line,
                 "the Python module `numpy.core` is missing in /opt/venv/bin/python3",
-                "`/opt/venv/bin/python3 -m pip install numpy`, or name another Python with `--python`",
+                "run `/opt/venv/bin/python3 -m pip install numpy`, or choose another Python with `--python`",
             );
         }
         assert_cause(
             failed,
             "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB",
             "the GPU's memory is full",
-            "a smaller batch; `nvidia-smi` tells who uses the GPU",
+            "use a smaller batch; `nvidia-smi` lists the processes on the GPU",
         );
         assert_cause(
             failed,
             "OSError: [Errno 24] Too many open files: 'x'",
             "the limit of open files was reached",
-            "`ulimit -n` tells and raises it",
+            "show and raise it with `ulimit -n`",
         );
         assert_cause(
             End::Signal(SIGBUS),
             "ERROR: Unexpected bus error. This might be caused by insufficient shared memory (shm).",
             "shared memory is full",
-            "`df -h /dev/shm`; in Docker, `--shm-size` or `--ipc=host`",
+            "check `df -h /dev/shm`; in Docker, use `--shm-size` or `--ipc=host`",
         );
         assert_cause(
             failed,
             "OSError: [Errno 28] No space left on device",
             "a disk is full",
-            "`df -h`, and `df -h /dev/shm` for shared memory",
+            "check `df -h`, and `df -h /dev/shm` for shared memory",
         );
         assert_cause(
             failed,
             "sh: fork: Cannot allocate memory",
-            "the system gave it no more memory",
-            "`free -m`, and `ulimit -v`",
+            "the system is out of memory",
+            "check `free -m` and `ulimit -v`",
         );
         let mut told = failure(failed, &[]);
         told.program = "sh".into();
@@ -406,19 +408,19 @@ mod tests {
         assert_cause(
             End::Signal(SIGKILL),
             "",
-            "killed by somebody, or by the kernel for lack of memory",
-            "`dmesg | grep -i oom` tells if it was the kernel",
+            "killed by a user, or by the kernel's OOM killer",
+            "run `dmesg | grep -i oom` to see if it was the kernel",
         );
         assert_cause(
             End::Signal(SIGBUS),
             "",
-            "memory that it was promised is not there: shared memory may be full",
-            "`df -h /dev/shm`; in Docker, `--shm-size` or `--ipc=host`",
+            "access to memory that could not be provided: shared memory may be full",
+            "check `df -h /dev/shm`; in Docker, use `--shm-size` or `--ipc=host`",
         );
         assert_cause(
             End::Signal(SIGSEGV),
             "",
-            "it used memory that is not its own: a bug in native code",
+            "invalid memory access: a bug in native code",
             "PYTHONFAULTHANDLER=1 shows where a Python program was",
         );
         for signal in
@@ -429,19 +431,19 @@ mod tests {
         assert_cause(
             End::Exit(126),
             "",
-            "a program that it wanted to start may not be executed",
+            "a program that it tried to start is not executable",
             "see its last lines",
         );
         assert_cause(
             End::Exit(127),
             "",
-            "a program that it wanted to start was not found",
+            "a program that it tried to start was not found",
             "see its last lines",
         );
         assert_cause(
             End::Exit(139),
             "",
-            "a program that it had started was probably killed by SIGSEGV: shells tell it so",
+            "a child process was probably killed by SIGSEGV (shells report that with this exit code)",
             "PYTHONFAULTHANDLER=1 shows where a Python program was",
         );
         for code in [1, 2, 128, 160, 255] {
@@ -480,7 +482,7 @@ mod tests {
         assert!(failed.text().contains("cause: a disk is full"));
         write("job/memory.max", "max\n");
         let cause = watch.kills().unwrap().cause();
-        assert_eq!(cause.words, "killed by the kernel for lack of memory");
+        assert_eq!(cause.words, "killed by the kernel's OOM killer");
     }
 
     #[test]

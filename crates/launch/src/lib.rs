@@ -284,7 +284,7 @@ impl Launch {
             self.outlet.note(&line);
         }
         if let Some(sockets) = &self.worker_sockets {
-            let line = format!("ranks can be asked what they do: tenfold worker {sockets}");
+            let line = format!("inspect ranks with: tenfold worker {sockets}");
             self.outlet.note(&line);
         }
         self.find_store()?;
@@ -403,7 +403,7 @@ impl Launch {
                 self.held_until = None;
                 self.guard.release();
                 self.over.get_or_insert(outcome);
-                self.stop_after_dumps("the job is over: all ranks are asked to end".into());
+                self.stop_after_dumps("the job is over: stopping all ranks".into());
             }
         }
         Ok(())
@@ -429,8 +429,8 @@ impl Launch {
     fn replace_guard(&mut self) {
         if let Err(error) = self.guard.replace() {
             self.outlet.note(&format!(
-                "warning: the guard process ended and cannot be replaced ({error}): if this launcher is killed now, \
-                 processes that ranks started may stay"
+                "warning: the guard process exited and cannot be replaced ({error}): if this launcher is killed now, \
+                 processes that ranks started may stay alive"
             ));
         }
     }
@@ -462,9 +462,9 @@ impl Launch {
         let until = Instant::now() + LEAVING;
         self.leaving = Some((signal, until));
         let seconds = self.plan.shutdown_timeout.as_secs_f64();
-        let note = format!("{name}: passed on to all ranks, which have {seconds} s");
+        let note = format!("{name}: passed on to all ranks; they have {seconds} s to exit");
         if self.hosts_others() {
-            self.outlet.note("this node hosts the store: the job ends for the other nodes, too");
+            self.outlet.note("this node hosts the store, so the job ends on the other nodes as well");
         }
         // A rank that is alone is as good as the program itself: whoever pressed Ctrl-C knows.
         let is_alone = self.round.as_ref().is_none_or(|round| round.assignment.world_size() == 1);

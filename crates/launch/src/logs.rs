@@ -208,11 +208,11 @@ impl Logs {
         let incomplete = self.incomplete.lock().unwrap_or_else(PoisonError::into_inner);
         match incomplete.as_slice() {
             [] => None,
-            [one] => Some(format!("{} is not complete: it could not be written", one.display())),
+            [one] => Some(format!("{} is incomplete: it could not be written", one.display())),
             [first, others @ ..] => {
                 let (count, first) = (others.len() + 1, first.display());
                 Some(format!(
-                    "{count} log files are not complete, {first} among them: they could not be written"
+                    "{count} log files are incomplete, among them {first}: they could not be written"
                 ))
             }
         }
@@ -249,7 +249,7 @@ fn make_run_folder(folder: Option<&Path>, run_id: &str) -> Result<PathBuf, Strin
 fn cannot_make(folder: &Path, error: &io::Error) -> String {
     let what = describe(error);
     format!(
-        "cannot make the log folder `{}`: {what}\n  hint: name another one with `--log-dir`",
+        "cannot create the log folder `{}`: {what}\n  hint: choose another one with `--log-dir`",
         folder.display()
     )
 }
@@ -378,7 +378,7 @@ mod tests {
             assert_eq!(
                 Logs::open(options, "job", "tenfold-run-test-").unwrap_err(),
                 format!(
-                    "cannot make the log folder `{}`: {why}\n  hint: name another one with `--log-dir`",
+                    "cannot create the log folder `{}`: {why}\n  hint: choose another one with `--log-dir`",
                     path.display()
                 )
             );
@@ -398,7 +398,7 @@ mod tests {
         assert_eq!(ranks[1].traces.error_file, None);
         assert_eq!(
             logs.reminder().unwrap(),
-            format!("{} is not complete: it could not be written", next.display())
+            format!("{} is incomplete: it could not be written", next.display())
         );
     }
 
@@ -409,7 +409,9 @@ mod tests {
         let mut copies = Copies { file: Some(full()), filter: None, on_console: true };
         assert_eq!(
             copies.write(b"words", b"", 3),
-            ["cannot write /dev/full: No space left on device; rank 3's words go to the console only"]
+            [
+                "cannot write /dev/full: No space left on device; the output of rank 3 goes to the console only"
+            ]
         );
         assert_eq!(copies.write(b"words", b"", 3), Vec::<String>::new());
         let filter = Filter { words: vec!["a".into()], cutter: Cutter::default(), file: full() };
@@ -417,8 +419,8 @@ mod tests {
         assert_eq!(
             copies.write(b"b\na\na\n", b"", 4),
             [
-                "cannot write /dev/full: No space left on device; rank 4's words are lost",
-                "cannot write /dev/full: No space left on device; rank 4 is missing there"
+                "cannot write /dev/full: No space left on device; the output of rank 4 is lost",
+                "cannot write /dev/full: No space left on device; the lines of rank 4 are missing there"
             ]
         );
         let logs = |incomplete| Logs {
@@ -428,9 +430,9 @@ mod tests {
             incomplete,
         };
         let reminder = logs(incomplete.clone()).reminder().unwrap();
-        assert_eq!(reminder, "/dev/full is not complete: it could not be written");
+        assert_eq!(reminder, "/dev/full is incomplete: it could not be written");
         add(&incomplete, Path::new("/other"));
         let reminder = logs(incomplete).reminder().unwrap();
-        assert_eq!(reminder, "2 log files are not complete, /dev/full among them: they could not be written");
+        assert_eq!(reminder, "2 log files are incomplete, among them /dev/full: they could not be written");
     }
 }

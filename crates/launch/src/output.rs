@@ -212,7 +212,8 @@ impl Outlet {
         self.held = self.queue.iter().map(|chunk| chunk.bytes.len() - chunk.written).sum();
         if stream == Stream::Output {
             let name = stream.name();
-            let note = format!("tenfold: cannot write to {name}: {error}; what ranks say there is lost\n");
+            let note =
+                format!("tenfold: cannot write to {name}: {error}; further output of ranks there is lost\n");
             self.push(Stream::Error, &[note.as_bytes()]);
         }
     }
@@ -396,7 +397,7 @@ mod tests {
         let mut text = String::new();
         errors.rewind().unwrap();
         errors.read_to_string(&mut text).unwrap();
-        let note = "tenfold: cannot write to standard output: Broken pipe (os error 32); what ranks say there is lost\n";
+        let note = "tenfold: cannot write to standard output: Broken pipe (os error 32); further output of ranks there is lost\n";
         assert_eq!(text, format!("kept\n{note}kept\nkept\n"));
     }
 

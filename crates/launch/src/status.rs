@@ -21,7 +21,7 @@ pub(super) struct Status {
     pub(super) round: u64,
     /// Nodes of this round.
     pub(super) nodes: usize,
-    /// What is waited for before the next round: `1 of 2 nodes are here; waiting for the rest for up to 600 s`.
+    /// What is waited for before the next round: `1 of 2 nodes have joined; waiting for the rest for up to 600 s`.
     pub(super) awaited: Option<String>,
     pub(super) ranks_running: usize,
     /// Of this node, in this round.
@@ -158,10 +158,10 @@ mod tests {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         assert_eq!(four(start).text(at(75), 80), "tenfold 1:15 | 4 ranks running");
-        let awaited = Some("1 of 2 nodes are here; waiting for the rest".to_string());
+        let awaited = Some("1 of 2 nodes have joined; waiting for the rest".to_string());
         assert_eq!(
             Status { awaited, ..Status::new(start) }.text(at(5), 80),
-            "tenfold 0:05 | 1 of 2 nodes are here; waiting for the rest"
+            "tenfold 0:05 | 1 of 2 nodes have joined; waiting for the rest"
         );
         let all = Status {
             round: 2,

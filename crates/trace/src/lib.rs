@@ -144,7 +144,7 @@ fn nothing_left(job: &Job<'_>, filter: &Filter) -> Option<String> {
             .collect();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let wanted = filter.groups.join("`, `");
-        return Some(format!("no group is called `{wanted}`\n  hint: there are {}", names.join(", ")));
+        return Some(format!("no group is named `{wanted}`\n  hint: the groups are {}", names.join(", ")));
     }
     None
 }

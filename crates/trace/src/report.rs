@@ -61,17 +61,17 @@ impl Report<'_> {
     fn all_well(&self) -> String {
         let records: usize = self.job.dumps.iter().map(|dump| dump.records.len()).sum();
         if records == 0 {
-            return "no operation was recorded".into();
+            return "no operations were recorded".into();
         }
         let active = self.job.groups.iter().filter(|group| !group.rows.is_empty());
         let busiest = active.max_by_key(|group| group.rows.len());
         let place = busiest.and_then(|group| {
             let title = group.rows.values().next_back()?.values().next()?.last()?.title();
-            Some(format!(": all ranks have come to {title} of {}", group.title))
+            Some(format!(": all ranks have reached {title} of {}", group.title))
         });
         let blind =
             self.job.dumps.iter().flat_map(|dump| &dump.records).any(|record| record.end == End::Unknown);
-        let caveat = if blind { "; whether it ended is not recorded" } else { "" };
+        let caveat = if blind { "; whether it completed is not recorded" } else { "" };
         format!("no trouble found{}{caveat}", place.unwrap_or_default())
     }
 
@@ -125,7 +125,7 @@ impl Report<'_> {
             text += &format!("; {} not read", words::counted(self.refusals.len(), "file"));
         }
         if self.left_out > 0 {
-            text += &format!("; {} left out, named after no rank", words::counted(self.left_out, "file"));
+            text += &format!("; {} ignored (no rank in the name)", words::counted(self.left_out, "file"));
         }
         text
     }

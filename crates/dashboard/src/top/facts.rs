@@ -194,7 +194,7 @@ impl Facts {
             count: if total > 0 { total.to_string() } else { String::new() },
             columns: vec![right("clients"), right("for up to"), left("wait for"), left("who")],
             rows: capped(rows.collect()),
-            nothing: "Nobody waits for a key.",
+            nothing: "No client is waiting for a key.",
         }
     }
 
@@ -245,7 +245,7 @@ impl Facts {
                 left("key"),
             ],
             rows: capped(rows.collect()),
-            nothing: "None that took long enough to be noted.",
+            nothing: "No slow operations.",
         }
     }
 
@@ -391,8 +391,8 @@ fn node_row(node: &Value) -> Option<Row> {
     let beat =
         node["beat_seconds"].as_f64().map_or(String::new(), |beat| format!(" for {}", show_seconds(beat)));
     let (tone, what) = match node["status"].as_str()? {
-        "missing" => (Tone::Bad, format!("{rank} has not come")),
-        "lost" => (Tone::Bad, format!("{rank} on {host} is not heard of{beat}")),
+        "missing" => (Tone::Bad, format!("{rank} has not joined")),
+        "lost" => (Tone::Bad, format!("{rank} on {host} is unresponsive{beat}")),
         "spare" => (Tone::Dim, format!("{host} is a spare node")),
         _ => return None,
     };

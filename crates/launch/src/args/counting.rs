@@ -12,8 +12,8 @@ pub(super) fn count_ranks(text: &str) -> Result<usize, String> {
         },
         "gpu" => match devices() {
             0 => {
-                return Err("--nproc-per-node gpu: there is no NVIDIA device that ranks could use\n  hint: \
-                            /proc/driver/nvidia/gpus and /dev/nvidia0 are not there, or CUDA_VISIBLE_DEVICES names none of \
+                return Err("--nproc-per-node gpu: no usable NVIDIA device found\n  hint: \
+                            /proc/driver/nvidia/gpus and /dev/nvidia0 do not exist, or CUDA_VISIBLE_DEVICES lists none of \
                             them; give a number, or `cpu`"
                     .into());
             }
@@ -21,13 +21,15 @@ pub(super) fn count_ranks(text: &str) -> Result<usize, String> {
         },
         "xpu" => return Err("--nproc-per-node xpu: tenfold cannot count such devices\n  hint: give a number".into()),
         number => number.parse().map_err(|_| {
-            format!("--nproc-per-node: `{number}` is no number of ranks\n  hint: a number, or one of auto, cpu, gpu")
+            format!("--nproc-per-node: invalid number of ranks `{number}`\n  hint: give a number, or one of auto, cpu, gpu")
         })?,
     };
     if (1..=RANKS_MAX).contains(&ranks) {
         Ok(ranks)
     } else {
-        Err(format!("--nproc-per-node: {ranks} ranks on one node; from 1 to {RANKS_MAX} are possible"))
+        Err(format!(
+            "--nproc-per-node: {ranks} ranks on one node are out of range: expected 1 to {RANKS_MAX}"
+        ))
     }
 }
 

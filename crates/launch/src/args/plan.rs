@@ -86,15 +86,14 @@ impl Args {
     pub(crate) fn plan(&self) -> Result<LaunchPlan, String> {
         if self.print_completion.is_some() {
             return Err(
-                "tenfold has no completions for shells\n  hint: `tenfold run --help` lists the options"
-                    .into(),
+                "tenfold has no shell completions\n  hint: `tenfold run --help` lists the options".into()
             );
         }
         // The value of --dashboard needs `=`, since the program may follow it.
         if let (Some(_), Some(address)) = (&self.dashboard, self.program[0].to_str())
             && address.parse::<std::net::SocketAddr>().is_ok()
         {
-            return Err(format!("`{address}` is no program\n  hint: write --dashboard={address}"));
+            return Err(format!("`{address}` is not a program\n  hint: write --dashboard={address}"));
         }
         let mut warnings = Vec::new();
         let meeting = self.meeting(&mut warnings)?;
@@ -103,7 +102,7 @@ impl Args {
             ("--logs-specs", self.logs_specs.is_some()),
         ] {
             if is_given {
-                warnings.push(format!("{flag} has no effect: it names Python code of torchrun's"));
+                warnings.push(format!("{flag} has no effect: it names Python code of torchrun"));
             }
         }
         warnings.extend(ignored_variables(|name| std::env::var(name).ok()));
@@ -145,15 +144,15 @@ impl Args {
             "c10d" | "tenfold" => false,
             name @ ("etcd" | "etcd-v2") => {
                 return Err(format!(
-                    "--rdzv-backend {name} is not offered: tenfold brings its own store\n  hint: --rdzv-backend c10d \
-                     --rdzv-endpoint HOST:29400, where HOST is one of the nodes; no etcd is needed"
+                    "--rdzv-backend {name} is not supported: tenfold brings its own store\n  hint: use --rdzv-backend c10d \
+                     --rdzv-endpoint HOST:29400, where HOST is one of the nodes"
                 ));
             }
             name => {
                 let near = nearest(name, &["static", "c10d", "tenfold"]);
-                let near = near.map_or(String::new(), |near| format!("; is it `{near}`?"));
+                let near = near.map_or(String::new(), |near| format!("; did you mean `{near}`?"));
                 return Err(format!(
-                    "--rdzv-backend: there is no `{name}`{near}\n  hint: static, c10d (also called tenfold)"
+                    "--rdzv-backend: unknown backend `{name}`{near}\n  hint: use static or c10d (also called tenfold)"
                 ));
             }
         };
@@ -165,7 +164,7 @@ impl Args {
             if self.node_rank.is_some_and(|rank| rank != 0) {
                 let name = &self.rdzv_backend;
                 warnings.push(format!(
-                    "--node-rank has no effect with --rdzv-backend {name}: ranks are given as nodes come"
+                    "--node-rank has no effect with --rdzv-backend {name}: nodes are numbered in the order in which they join"
                 ));
             }
             let endpoint = if self.rdzv_endpoint.is_empty() { "localhost" } else { &self.rdzv_endpoint };
@@ -175,7 +174,7 @@ impl Args {
         }
         if self.nnodes.min != self.nnodes.max {
             return Err(format!(
-                "--nnodes {}:{}: the number of nodes cannot change when their ranks are given\n  hint: add \
+                "--nnodes {}:{}: a range of nodes needs an elastic rendezvous\n  hint: add \
                  --rdzv-backend c10d, or give one number",
                 self.nnodes.min, self.nnodes.max
             ));
@@ -184,7 +183,7 @@ impl Args {
         if self.nnodes.max > 1 && self.node_rank.is_none() && !self.rdzv_endpoint.is_empty() {
             let nodes = self.nnodes.max;
             return Err(format!(
-                "--nnodes {nodes} --rdzv-endpoint {}: it is not known which of the {nodes} nodes this is\n  hint: add \
+                "--nnodes {nodes} --rdzv-endpoint {}: cannot tell which of the {nodes} nodes this is\n  hint: add \
                  --rdzv-backend c10d on all nodes to have them numbered, or --node-rank 0 to {} to number them yourself",
                 self.rdzv_endpoint,
                 nodes - 1
@@ -194,7 +193,7 @@ impl Args {
         if node_rank >= self.nnodes.max {
             let nodes = self.nnodes.max;
             return Err(format!(
-                "--node-rank {node_rank}: of --nnodes {nodes} the last has rank {}",
+                "--node-rank {node_rank} is out of range: with --nnodes {nodes}, node ranks are 0 to {}",
                 nodes - 1
             ));
         }
@@ -224,15 +223,15 @@ impl Args {
 /// What is set for torchrun's agent and not read here, a line each.
 fn ignored_variables(value: impl Fn(&str) -> Option<String>) -> Vec<String> {
     const IGNORED: [(&str, &str); 4] = [
-        ("TORCHELASTIC_ENABLE_FILE_TIMER", "tenfold watches no timers of ranks"),
+        ("TORCHELASTIC_ENABLE_FILE_TIMER", "tenfold does not watch timers of ranks"),
         (
             "TORCHELASTIC_HEALTH_CHECK_PORT",
-            "tenfold answers no health checks; `--dashboard` has what it knows as JSON",
+            "tenfold does not answer health checks; `--dashboard` offers its state as JSON",
         ),
-        ("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", "`--shutdown-timeout` holds for all ranks"),
+        ("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", "`--shutdown-timeout` applies to all ranks"),
         (
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
-            "ranks share the store in which nodes meet if a launcher hosts it",
+            "ranks share the store of the rendezvous if a launcher hosts it",
         ),
     ];
     let is_set = |name: &&(&str, &str)| value(name.0).is_some_and(|value| !matches!(value.trim(), "" | "0"));
@@ -290,53 +289,58 @@ mod tests {
         let says = |words| plan(words).unwrap_err();
         assert_eq!(
             says("--nnodes 1:2"),
-            "--nnodes 1:2: the number of nodes cannot change when their ranks are given\n  hint: add --rdzv-backend \
+            "--nnodes 1:2: a range of nodes needs an elastic rendezvous\n  hint: add --rdzv-backend \
              c10d, or give one number"
         );
         // Without a rank each of them would be node 0, host a store, and wait for the other.
         assert_eq!(
             says("--nnodes 2 --rdzv-endpoint b:7"),
-            "--nnodes 2 --rdzv-endpoint b:7: it is not known which of the 2 nodes this is\n  hint: add --rdzv-backend c10d \
+            "--nnodes 2 --rdzv-endpoint b:7: cannot tell which of the 2 nodes this is\n  hint: add --rdzv-backend c10d \
              on all nodes to have them numbered, or --node-rank 0 to 1 to number them yourself"
         );
-        assert_eq!(says("--nnodes 2 --node-rank 2"), "--node-rank 2: of --nnodes 2 the last has rank 1");
+        assert_eq!(
+            says("--nnodes 2 --node-rank 2"),
+            "--node-rank 2 is out of range: with --nnodes 2, node ranks are 0 to 1"
+        );
         assert_eq!(
             says("--rdzv-backend etcd-v2"),
-            "--rdzv-backend etcd-v2 is not offered: tenfold brings its own store\n  hint: --rdzv-backend c10d \
-             --rdzv-endpoint HOST:29400, where HOST is one of the nodes; no etcd is needed"
+            "--rdzv-backend etcd-v2 is not supported: tenfold brings its own store\n  hint: use --rdzv-backend c10d \
+             --rdzv-endpoint HOST:29400, where HOST is one of the nodes"
         );
         assert_eq!(
             says("--rdzv-backend c10"),
-            "--rdzv-backend: there is no `c10`; is it `c10d`?\n  hint: static, c10d (also called tenfold)"
+            "--rdzv-backend: unknown backend `c10`; did you mean `c10d`?\n  hint: use static or c10d (also called tenfold)"
         );
         assert_eq!(says("--no-python --module"), "--no-python and --module contradict each other");
         assert_eq!(
             says("-n xpu"),
             "--nproc-per-node xpu: tenfold cannot count such devices\n  hint: give a number"
         );
-        assert_eq!(says("-n 0"), "--nproc-per-node: 0 ranks on one node; from 1 to 1024 are possible");
+        assert_eq!(
+            says("-n 0"),
+            "--nproc-per-node: 0 ranks on one node are out of range: expected 1 to 1024"
+        );
         assert_eq!(
             says("-n four"),
-            "--nproc-per-node: `four` is no number of ranks\n  hint: a number, or one of auto, cpu, gpu"
+            "--nproc-per-node: invalid number of ranks `four`\n  hint: give a number, or one of auto, cpu, gpu"
         );
         assert_eq!(
             says("--signals-to-handle SIGTERM,SIGUSR3"),
-            "--signals-to-handle: there is no signal `SIGUSR3`; is it `SIGUSR1`?"
+            "--signals-to-handle: unknown signal `SIGUSR3`; did you mean `SIGUSR1`?"
         );
-        assert_eq!(
-            says("--signals-to-handle SIGKILL"),
-            "--signals-to-handle: SIGKILL cannot be handled by any program"
-        );
+        assert_eq!(says("--signals-to-handle SIGKILL"), "--signals-to-handle: SIGKILL cannot be handled");
         assert!(
             says("--rdzv-conf join_timeut=5")
-                .contains("there is no setting `join_timeut`; is it `join_timeout`?")
+                .contains("unknown setting `join_timeut`; did you mean `join_timeout`?")
         );
         let words = ["run", "--dashboard", "127.0.0.1:80", "train.py"];
         assert_eq!(
             Cli::try_parse_from(words).unwrap().args.plan().unwrap_err(),
-            "`127.0.0.1:80` is no program\n  hint: write --dashboard=127.0.0.1:80"
+            "`127.0.0.1:80` is not a program\n  hint: write --dashboard=127.0.0.1:80"
         );
-        assert!(says("--nnodes 3:2").contains("write a number of nodes such as 2, or a range such as 1:4"));
+        assert!(
+            says("--nnodes 3:2").contains("expected a number of nodes such as 2, or a range such as 1:4")
+        );
     }
 
     #[test]
@@ -386,7 +390,7 @@ mod tests {
         };
         assert_eq!(
             warned("TORCHELASTIC_ENABLE_FILE_TIMER", "1"),
-            ["TORCHELASTIC_ENABLE_FILE_TIMER has no effect: tenfold watches no timers of ranks"]
+            ["TORCHELASTIC_ENABLE_FILE_TIMER has no effect: tenfold does not watch timers of ranks"]
         );
         assert_eq!(warned("TORCHELASTIC_ENABLE_FILE_TIMER", "0"), [""; 0]);
         assert_eq!(warned("TORCHELASTIC_HEALTH_CHECK_PORT", "8080").len(), 1);

@@ -24,7 +24,7 @@ impl FromStr for Nodes {
     fn from_str(text: &str) -> Result<Self, String> {
         let (min, max) = text.split_once(':').unwrap_or((text, text));
         let bad =
-            || format!("write a number of nodes such as 2, or a range such as 1:4 (at most {NODES_MAX})");
+            || format!("expected a number of nodes such as 2, or a range such as 1:4 (at most {NODES_MAX})");
         let number = |text: &str| text.trim().parse::<usize>().map_err(|_| bad());
         let nodes = Nodes { min: number(min)?, max: number(max)? };
         let is_range = 1 <= nodes.min && nodes.min <= nodes.max && nodes.max <= NODES_MAX;
@@ -92,19 +92,20 @@ impl FromStr for Settings {
                 "keep_alive_interval" => settings.beat_interval = time()?.max(Duration::from_millis(100)),
                 "read_timeout" => settings.read_timeout = time()?,
                 "keep_alive_max_attempt" => {
-                    let bad = |_| format!("{key}: `{value}` is no number of beats");
+                    let bad = |_| format!("{key}: `{value}` is not a number of heartbeats");
                     settings.beats_missed_max = value.parse().map_err(bad)?;
                     if settings.beats_missed_max < 2 {
                         return Err(format!(
-                            "{key}: {value} is too few: a node must be allowed to be late with a beat, so 2 or more"
+                            "{key}: {value} is too few; at least 2, so that a node may miss a heartbeat"
                         ));
                     }
                 }
                 "is_host" => settings.is_host = Some(parse_truth(key, value)?),
                 _ if KEYS.contains(&key) => {} // nothing here takes so long, or can collide
                 _ => {
-                    let near = nearest(key, &KEYS).map_or(String::new(), |near| format!("; is it `{near}`?"));
-                    return Err(format!("there is no setting `{key}`{near}"));
+                    let near =
+                        nearest(key, &KEYS).map_or(String::new(), |near| format!("; did you mean `{near}`?"));
+                    return Err(format!("unknown setting `{key}`{near}"));
                 }
             }
         }
@@ -150,7 +151,8 @@ impl Endpoint {
     /// `host`, `host:7`, `10.0.0.1:7`, `[::1]:7`; torchrun also takes an address of the new kind without a port.
     pub(crate) fn parse(text: &str, default_port: u16) -> Result<Endpoint, String> {
         let text = text.trim();
-        let bad = || format!("`{text}` is no endpoint: write HOST or HOST:PORT, and [ADDRESS]:PORT for IPv6");
+        let bad =
+            || format!("invalid endpoint `{text}`: expected HOST or HOST:PORT, and [ADDRESS]:PORT for IPv6");
         let (host, port) = match text.strip_prefix('[') {
             Some(rest) => {
                 let (host, rest) = rest.split_once(']').ok_or_else(bad)?;
@@ -172,11 +174,12 @@ pub(super) fn parse_signals(text: &str) -> Result<Vec<i32>, String> {
     for name in text.split(',').map(str::trim).filter(|name| !name.is_empty()) {
         let found = known().find(|(_, known)| *known == name).ok_or_else(|| {
             let names: Vec<&str> = known().map(|(_, name)| name).collect();
-            let near = nearest(name, &names).map_or(String::new(), |near| format!("; is it `{near}`?"));
-            format!("--signals-to-handle: there is no signal `{name}`{near}")
+            let near =
+                nearest(name, &names).map_or(String::new(), |near| format!("; did you mean `{near}`?"));
+            format!("--signals-to-handle: unknown signal `{name}`{near}")
         })?;
         if signal_hook::consts::FORBIDDEN.contains(&found.0) {
-            return Err(format!("--signals-to-handle: {name} cannot be handled by any program"));
+            return Err(format!("--signals-to-handle: {name} cannot be handled"));
         }
         if !signals.contains(&found.0) {
             signals.push(found.0);
@@ -207,9 +210,9 @@ mod tests {
         assert_eq!(bad("join_timeout"), "`join_timeout` has no value: write key=value,key=value");
         assert_eq!(
             bad("keep_alive_max_attempt=1"),
-            "keep_alive_max_attempt: 1 is too few: a node must be allowed to be late with a beat, so 2 or more"
+            "keep_alive_max_attempt: 1 is too few; at least 2, so that a node may miss a heartbeat"
         );
-        assert_eq!(bad("nothing_like_it=1"), "there is no setting `nothing_like_it`");
+        assert_eq!(bad("nothing_like_it=1"), "unknown setting `nothing_like_it`");
     }
 
     #[test]

@@ -40,7 +40,7 @@ impl ErrorFile {
             Ok(_) => Some(
                 ErrorFile::parse(&bytes)
                     .map(|file| ErrorFile { modified, ..file })
-                    .ok_or_else(|| format!("its error file {name} is not what `record` writes")),
+                    .ok_or_else(|| format!("its error file {name} was not written by `record`")),
             ),
         }
     }
@@ -84,7 +84,7 @@ mod tests {
         };
         assert_eq!(ErrorFile::read(&folder.path().join("none")), None);
         assert_eq!(read(b""), None);
-        let strange = format!("its error file {} is not what `record` writes", path.display());
+        let strange = format!("its error file {} was not written by `record`", path.display());
         for bytes in
             [&b"{"[..], b"[]", b"7", b"{\"message\": {}}", b"{\"message\": {\"message\": 7}}", b"\xff"]
         {

@@ -99,10 +99,8 @@ impl MemoryKills {
                 }
             }
             None => Cause {
-                words: "killed by the kernel for lack of memory".into(),
-                hint: Some(
-                    "`dmesg | grep -i oom` tells more; use less memory in each rank, or fewer ranks".into(),
-                ),
+                words: "killed by the kernel's OOM killer".into(),
+                hint: Some("see `dmesg | grep -i oom`; use less memory in each rank, or fewer ranks".into()),
             },
         }
     }

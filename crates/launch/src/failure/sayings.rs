@@ -39,27 +39,27 @@ pub(super) const SAYINGS: &[Saying] = &[
         patterns: &["cuda out of memory", "cuda error: out of memory", "hip out of memory"],
         means: Means::Always(
             "the GPU's memory is full",
-            "a smaller batch; `nvidia-smi` tells who uses the GPU",
+            "use a smaller batch; `nvidia-smi` lists the processes on the GPU",
         ),
     },
     Saying {
         patterns: &["too many open files"],
-        means: Means::Always("the limit of open files was reached", "`ulimit -n` tells and raises it"),
+        means: Means::Always("the limit of open files was reached", "show and raise it with `ulimit -n`"),
     },
     Saying {
         patterns: &["insufficient shared memory", "unable to allocate shared memory"],
         means: Means::Always(
             "shared memory is full",
-            "`df -h /dev/shm`; in Docker, `--shm-size` or `--ipc=host`",
+            "check `df -h /dev/shm`; in Docker, use `--shm-size` or `--ipc=host`",
         ),
     },
     Saying {
         patterns: &["no space left on device"],
-        means: Means::Always("a disk is full", "`df -h`, and `df -h /dev/shm` for shared memory"),
+        means: Means::Always("a disk is full", "check `df -h`, and `df -h /dev/shm` for shared memory"),
     },
     Saying {
         patterns: &["cannot allocate memory"],
-        means: Means::Always("the system gave it no more memory", "`free -m`, and `ulimit -v`"),
+        means: Means::Always("the system is out of memory", "check `free -m` and `ulimit -v`"),
     },
 ];
 
@@ -74,10 +74,13 @@ impl Saying {
             Means::Always(words, hint) => (words.into(), hint.into()),
             Means::PortTaken => match port_in(line) {
                 Some(port) => (
-                    format!("port {port} is taken"),
-                    format!("`ss -ltnp 'sport = :{port}'` tells by whom; use another port"),
+                    format!("port {port} is already in use"),
+                    format!("find the process with `ss -ltnp 'sport = :{port}'`, or use another port"),
                 ),
-                None => ("a port is taken".into(), "`ss -ltnp` tells by whom; use another port".into()),
+                None => (
+                    "a port is already in use".into(),
+                    "find the process with `ss -ltnp`, or use another port".into(),
+                ),
             },
             Means::ModuleMissing => module_missing(line, program),
         };
@@ -114,13 +117,13 @@ fn module_missing(line: &str, program: &str) -> (String, String) {
     if !file.to_string_lossy().starts_with("python") {
         return (
             format!("the Python module `{name}` is missing"),
-            "install it, or name a Python with `--python`".into(),
+            "install it, or choose a Python with `--python`".into(),
         );
     }
     let package = name.split('.').next().unwrap_or_default();
     (
         format!("the Python module `{name}` is missing in {program}"),
-        format!("`{program} -m pip install {package}`, or name another Python with `--python`"),
+        format!("run `{program} -m pip install {package}`, or choose another Python with `--python`"),
     )
 }
 
@@ -128,31 +131,29 @@ fn module_missing(line: &str, program: &str) -> (String, String) {
 pub(super) fn meaning(signal: i32) -> Option<Cause> {
     match signal {
         SIGKILL => cause(
-            "killed by somebody, or by the kernel for lack of memory",
-            "`dmesg | grep -i oom` tells if it was the kernel",
+            "killed by a user, or by the kernel's OOM killer",
+            "run `dmesg | grep -i oom` to see if it was the kernel",
         ),
         SIGBUS => cause(
-            "memory that it was promised is not there: shared memory may be full",
-            "`df -h /dev/shm`; in Docker, `--shm-size` or `--ipc=host`",
+            "access to memory that could not be provided: shared memory may be full",
+            "check `df -h /dev/shm`; in Docker, use `--shm-size` or `--ipc=host`",
         ),
         SIGSEGV => cause(
-            "it used memory that is not its own: a bug in native code",
+            "invalid memory access: a bug in native code",
             "PYTHONFAULTHANDLER=1 shows where a Python program was",
         ),
         SIGILL => cause(
-            "an instruction that this processor does not have",
-            "a library may be built for another one: see `lscpu`",
+            "illegal instruction: this processor does not have it",
+            "a library may be built for another processor: see `lscpu`",
         ),
-        SIGFPE => cause("a division by zero, or the like, in native code", ""),
-        SIGABRT => {
-            cause("it gave up: a failed check, or an exception that nobody caught, in native code", "")
-        }
-        SIGTERM => cause("somebody outside asked it to end: a person, or a scheduler", ""),
-        SIGINT | SIGQUIT | SIGHUP => cause("somebody outside sent it this signal", ""),
-        SIGPIPE => cause("it wrote to a pipe or a connection that nobody reads", ""),
-        SIGXCPU => cause("it used up its processor time", "`ulimit -t`"),
-        SIGXFSZ => cause("a file became longer than it may be", "`ulimit -f`"),
-        SIGSYS => cause("a system call that is not allowed here, as in some containers", ""),
+        SIGFPE => cause("arithmetic error in native code, such as a division by zero", ""),
+        SIGABRT => cause("aborted: a failed assertion or an uncaught exception in native code", ""),
+        SIGTERM => cause("terminated from outside: by a user or a scheduler", ""),
+        SIGINT | SIGQUIT | SIGHUP => cause("the signal was sent from outside", ""),
+        SIGPIPE => cause("it wrote to a pipe or connection whose reader had closed it", ""),
+        SIGXCPU => cause("it exceeded its limit of processor time", "`ulimit -t`"),
+        SIGXFSZ => cause("a file exceeded the size limit", "`ulimit -f`"),
+        SIGSYS => cause("a system call that is not permitted here, as in some containers", ""),
         _ => None,
     }
 }

@@ -62,13 +62,15 @@ impl Copies {
     /// Writes the files; notes for people if something is lost from now on.
     pub(crate) fn write(&mut self, bytes: &[u8], prefix: &[u8], rank: usize) -> Vec<String> {
         let mut notes = Vec::new();
-        let fate = if self.on_console { "go to the console only" } else { "are lost" };
+        let fate = if self.on_console { "goes to the console only" } else { "is lost" };
         if let Some(file) = &mut self.file {
-            notes.extend(file.write(bytes).map(|lost| format!("{lost}; rank {rank}'s words {fate}")));
+            notes.extend(file.write(bytes).map(|lost| format!("{lost}; the output of rank {rank} {fate}")));
         }
         if let Some(filter) = &mut self.filter {
             notes.extend(
-                filter.take(bytes, prefix).map(|lost| format!("{lost}; rank {rank} is missing there")),
+                filter
+                    .take(bytes, prefix)
+                    .map(|lost| format!("{lost}; the lines of rank {rank} are missing there")),
             );
         }
         notes

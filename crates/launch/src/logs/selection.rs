@@ -69,7 +69,7 @@ pub(crate) fn parse_selection(text: &str) -> Result<Selection, String> {
     });
     entries.collect::<Option<BTreeMap<_, _>>>().map(Selection::Some).ok_or_else(|| {
         format!(
-            "`{text}` names no streams: write 0 for none, 1 for standard output, 2 for standard error, 3 for both, or \
+            "invalid streams `{text}`: expected 0 for none, 1 for standard output, 2 for standard error, 3 for both, or \
              such a number for some local ranks: 0:3,1:2"
         )
     })
@@ -78,7 +78,7 @@ pub(crate) fn parse_selection(text: &str) -> Result<Selection, String> {
 /// `0,2`: the value of `--local-ranks-filter`.
 pub(crate) fn parse_ranks(text: &str) -> Result<BTreeSet<usize>, String> {
     text.split(',').map(|rank| parse_rank(rank.trim())).collect::<Option<_>>().ok_or_else(|| {
-        format!("`{text}` names no ranks: write local ranks with commas between them, such as 0,2")
+        format!("invalid ranks `{text}`: expected local ranks separated by commas, such as 0,2")
     })
 }
 
@@ -135,7 +135,7 @@ mod tests {
             assert_eq!(
                 parse_selection(wrong),
                 Err(format!(
-                    "`{wrong}` names no streams: write 0 for none, 1 for standard output, 2 for standard error, 3 for \
+                    "invalid streams `{wrong}`: expected 0 for none, 1 for standard output, 2 for standard error, 3 for \
                      both, or such a number for some local ranks: 0:3,1:2"
                 ))
             );
@@ -143,7 +143,7 @@ mod tests {
         assert_eq!(parse_ranks("0,2"), Ok(BTreeSet::from([0, 2])));
         for wrong in ["", "x", "0,", "-1"] {
             let error =
-                format!("`{wrong}` names no ranks: write local ranks with commas between them, such as 0,2");
+                format!("invalid ranks `{wrong}`: expected local ranks separated by commas, such as 0,2");
             assert_eq!(parse_ranks(wrong), Err(error));
         }
         assert_eq!(parse_words("apple,orange"), ["apple", "orange"]);

@@ -193,7 +193,7 @@ impl Line {
         Trouble::Final(match limit.is_zero() {
             true => format!("the store at {name} cannot be used: {message}"),
             false => format!(
-                "the store at {name} was lost: {message}\n  hint: did the launcher or server end that hosts it?"
+                "the store at {name} was lost: {message}\n  hint: check that the launcher or server that hosts it is still running"
             ),
         })
     }
@@ -210,7 +210,7 @@ impl Line {
     }
 
     fn wrong_answer(&self) -> Trouble {
-        Trouble::Final(format!("the store at {} gave an answer of the wrong kind", self.store.name()))
+        Trouble::Final(format!("the store at {} sent an unexpected kind of answer", self.store.name()))
     }
 }
 

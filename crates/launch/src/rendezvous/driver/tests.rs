@@ -133,7 +133,7 @@ fn nodes_start_together_fail_together_take_one_more_in_lose_one_and_succeed() {
         }
         drop(nodes.remove(1));
         for node in &nodes {
-            assert_eq!(node.stop(), "node b was not heard of for 10 s");
+            assert_eq!(node.stop(), "node b sent no heartbeat for 10 s");
         }
         for node in &nodes {
             assert_eq!(node.start().round, 3);
@@ -329,7 +329,7 @@ fn a_state_that_nobody_tells_of_is_found_with_the_next_beat() {
     assert_eq!(node.stop(), "node z joined");
     let start = node.start();
     assert_eq!(hosts(&start), ["a", "z"], "nothing is known against it");
-    assert_eq!(node.stop(), "node z was not heard of for 10 s");
+    assert_eq!(node.stop(), "node z sent no heartbeat for 10 s");
     assert_eq!(hosts(&node.start()), ["a"]);
 }
 
@@ -353,5 +353,5 @@ fn many_nodes_find_each_other() {
 fn settings_that_cannot_work_are_an_error_at_once() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
     let error = Rendezvous::join(store, settings(2, 1), scenarios::node("a"), |_| {}).unwrap_err();
-    assert_eq!(error.to_string(), "2 to 1 nodes: the least must be 1 or more, the most 4096 or less");
+    assert_eq!(error.to_string(), "invalid number of nodes, 2 to 1: expected 1 to 4096, the smaller first");
 }
