@@ -493,7 +493,7 @@ def test_ranks_of_the_launcher_can_be_asked_by_the_command(tmp_path):
     sockets = [folder / f"rank-{rank}.sock" for rank in range(2)]
     words = [f"--worker-server={folder}", "-n", 2, "--python", sys.executable, program, over]
     with Launcher(*words) as launcher:
-        launcher.until(re.escape(f"ranks can be asked what they do: tenfold worker {folder}/rank-N.sock"))
+        launcher.until(re.escape(f"inspect ranks with: tenfold worker {folder}/rank-N.sock"))
         for _ in range(2):
             launcher.until(r"\] place ")
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -521,7 +521,7 @@ def test_ranks_of_the_launcher_can_be_asked_by_the_command(tmp_path):
         assert launcher.ended() == 0, launcher
     assert list(folder.iterdir()) == []
     ran = worker(sockets[0])
-    expected = f"error: no answer from the worker at {sockets[0]}: there is no such file\n  hint: "
+    expected = f"error: no answer from the worker at {sockets[0]}: the file does not exist\n  hint: "
     assert (ran.returncode, ran.stderr.startswith(expected)) == (1, True), ran.stderr
 
 

@@ -32,14 +32,14 @@ SAID = {
 ✗ rank 1 has not entered all_reduce #5 of GROUP
     ranks 0 and 2 entered it <time> before their dumps and failed (timeout 5.0 s), \
 called at programs/hang_scenes.py in all_reduce
-    rank 1's last in this group was broadcast #4, completed <time> before its dump
+    rank 1's last call in this group was broadcast #4, completed <time> before its dump
     rank 1 made that call at programs/hang_scenes.py in broadcast ← programs/hang_scenes.py in warm_up \
 ← programs/hang_scenes.py in act
 {FOOT}""",
     "computes": f"""\
 ✗ rank 1 has not entered all_reduce #5 of GROUP
     ranks 0 and 2 entered it <time> before their dumps and failed (timeout 5.0 s)
-    rank 1's last in this group was broadcast #4, completed <time> before its dump
+    rank 1's last call in this group was broadcast #4, completed <time> before its dump
 {FOOT}""",
     "wrong-collective": f"""\
 ✗ rank 1 called broadcast #5 of GROUP where ranks 0 and 2 called all_reduce
@@ -71,22 +71,22 @@ called at programs/hang_scenes.py in all_reduce
     "no-sender": """\
 ✗ rank 0 receives from rank 1, which does not send (GROUP)
     rank 0 entered it <time> before its dump and failed (timeout 5.0 s), Float [2]
-    rank 1's last in this group was broadcast #4, completed <time> before its dump
+    rank 1's last call in this group was broadcast #4, completed <time> before its dump
 3 dumps (format 2.10), 1 group, 4 collectives, 1 message call
 """,
     "no-receiver": """\
 ✗ rank 0 sends to rank 1, which does not receive (GROUP)
     rank 0 entered it <time> before its dump and failed (timeout 5.0 s), Float [4194304]
-    rank 1's last in this group was broadcast #4, completed <time> before its dump
+    rank 1's last call in this group was broadcast #4, completed <time> before its dump
 3 dumps (format 2.10), 1 group, 4 collectives, 1 message call
 """,
     "asked": f"""\
 ✗ rank 1 has not entered all_reduce #5 of GROUP
-    ranks 0 and 2 wait in it since <time> (timeout 90.0 s)
-    rank 1's last in this group was broadcast #4, completed <time> before its dump
+    ranks 0 and 2 have been waiting in it for <time> (timeout 90.0 s)
+    rank 1's last call in this group was broadcast #4, completed <time> before its dump
 {FOOT}""",
     "healthy": """\
-✓ no trouble found: all ranks have come to all_reduce #6 of GROUP
+✓ no trouble found: all ranks have reached all_reduce #6 of GROUP
 4 dumps (format 2.10), 1 group, 6 collectives, 8 message calls
 """,
 }

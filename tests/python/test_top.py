@@ -144,7 +144,7 @@ def test_a_dashboard_that_goes_away_is_said_and_what_was_known_stays(top, dashbo
     terminal = top("--interval", "100ms")
     dashboard.stop()
     terminal.until("✗ no answer for")
-    terminal.until("connection refused; this is what was known then")
+    terminal.until("connection refused; showing the last known state")
     terminal.until("rank 5 (host b1) has not joined")
     terminal.press(b"q")
     assert terminal.end() == 0

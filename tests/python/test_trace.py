@@ -49,10 +49,10 @@ def test_a_rank_that_does_not_come_is_named(scene) -> None:
     verdict = trace(scene("sleeps"))
     assert verdict.head == "✗ rank 1 has not entered all_reduce #5 of group default_pg", verdict
     assert re.search(
-        r"ranks 0 and 2 wait in it since [\d.]+ \w+ \(timeout 60\.0 s\), called at .*\.py:\d+ in train_step",
+        r"ranks 0 and 2 have been waiting in it for [\d.]+ \w+ \(timeout 60\.0 s\), called at .*\.py:\d+ in train_step",
         verdict.said,
     ), verdict.said
-    assert "rank 1's last in this group was barrier #4" in verdict.said
+    assert "rank 1's last call in this group was barrier #4" in verdict.said
     assert "in warm_up ←" in verdict.said, "where the rank was last"
     assert verdict.code == TROUBLE
 
@@ -97,14 +97,14 @@ def test_the_first_cause_comes_before_what_follows_from_it(scene) -> None:
     only = trace(scene("pairs"), "--group", "second")
     assert only.head == "✗ rank 0 has not entered all_reduce #2 of group second"
     nobody = trace(scene("pairs"), "--group", "third")
-    assert "no group is called `third`" in nobody.complained
+    assert "no group is named `third`" in nobody.complained
     assert "first, second" in nobody.complained
 
 
 def test_a_job_in_order_is_said_to_be(scene) -> None:
     verdict = trace(scene("healthy"))
     assert verdict.head.startswith(
-        "✓ no trouble found: all ranks have come to all_reduce #7 of group default_pg"
+        "✓ no trouble found: all ranks have reached all_reduce #7 of group default_pg"
     )
     assert verdict.code == FINE
 
@@ -112,7 +112,7 @@ def test_a_job_in_order_is_said_to_be(scene) -> None:
 def test_a_straggler_is_named(scene) -> None:
     verdict = trace(scene("straggler"))
     assert verdict.code == FINE, verdict
-    assert re.search(r"! rank 1 is a straggler: the last to come to 1\d of 16 collectives", verdict.said), (
+    assert re.search(r"! rank 1 is a straggler: the last to reach 1\d of 16 collectives", verdict.said), (
         verdict.said
     )
 
@@ -295,7 +295,7 @@ def test_the_page_names_the_verdict_and_asks_nobody(browser: Browser, tmp_path: 
         "✗ rank 2 has not entered all_reduce #79 of group default_pg"
     )
     text = browser.text()
-    assert "ranks 0, 1 and 3 wait in it since 1.3 s (timeout 30.0 s), called at job/train.py:88" in text
+    assert "ranks 0, 1 and 3 have been waiting in it for 1.3 s (timeout 30.0 s), called at job/train.py:88" in text
     assert browser.requested() == [page.as_uri()]
     assert browser.complaints() == []
     light = pixel(browser)

@@ -16,7 +16,7 @@ pub(crate) mod rank;
 mod team;
 mod values;
 
-use std::io::{IsTerminal as _, Write as _};
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -28,7 +28,7 @@ pub(crate) use peer::python_with_torch;
 use peer::{Implementation, PeerName, Recipe, core_count};
 use protocol::{Order, Pace};
 use team::{Coordinator, Outcome, Team};
-use tenfold_console::parse_size;
+use tenfold_console::{ProgressLine, parse_size};
 
 /// Beyond this the known values would no longer be exact in every dtype, see `peers/`.
 const RANKS_MAX: usize = 64;
@@ -110,12 +110,13 @@ pub(crate) fn run(args: &CollectiveArgs) -> Result<(), Failure> {
     let mut json = args.json.as_ref().map(|path| create(path)).transpose()?;
     let coordinator = Coordinator::start(interrupt.clone())?;
     let load = load_average();
-    let mut bench = Bench { args, interrupt, load, rows: Vec::new(), remarks: Vec::new() };
+    let progress = ProgressLine::new();
+    let mut bench = Bench { args, interrupt, load, rows: Vec::new(), remarks: Vec::new(), progress };
     let recipes = bench.recipes(&coordinator)?;
     for &ranks in &args.ranks {
         bench.measure_teams(ranks, &recipes, &coordinator)?;
     }
-    bench.erase_progress();
+    bench.progress.clear();
 
     if let Some((path, file)) = &mut json {
         file.write_all(figures::json(&bench.rows).as_bytes())
@@ -150,6 +151,7 @@ struct Bench<'a> {
     /// Processes that wanted to run in the minute before we began, where the system tells.
     load: Option<f64>,
     rows: Vec<Row>,
+    progress: ProgressLine,
     /// What the reader should know, each once.
     remarks: Vec<String>,
 }
@@ -310,15 +312,7 @@ impl Bench<'_> {
     }
 
     fn show_progress(&self, what: impl std::fmt::Display) {
-        if std::io::stderr().is_terminal() {
-            eprint!("\r\x1b[2K[{}] {what}", self.rows.len() + 1);
-        }
-    }
-
-    fn erase_progress(&self) {
-        if std::io::stderr().is_terminal() {
-            eprint!("\r\x1b[2K");
-        }
+        self.progress.show(format_args!("[{}] {what}", self.rows.len() + 1));
     }
 }
 
@@ -387,6 +381,7 @@ mod tests {
             interrupt: Interrupt::default(),
             load: None,
             rows: Vec::new(),
+            progress: ProgressLine::new(),
             remarks: Vec::new(),
         };
         let points = args.ranks.iter().flat_map(|&ranks| bench.points(ranks));

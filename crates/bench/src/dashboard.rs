@@ -8,12 +8,13 @@
     reason = "a benchmark reads the clock, and who looks does so on a thread of its own"
 )]
 
-use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
+use std::io::Write as _;
+use std::net::SocketAddr;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use tenfold_http::client::{Address, Client};
 use tenfold_store::{Request, Response};
 
 use super::case::Case;
@@ -192,13 +193,15 @@ struct Onlooker {
 impl Onlooker {
     fn start(page: SocketAddr) -> Result<Self, Failure> {
         let (stop, stopped) = channel();
+        let address = Address::Tcp { host: page.ip().to_string(), port: page.port() };
+        let client = Client::new(address).timeout(ANSWER_MAX);
         let look = move || {
             let mut looks = Looks::default();
             loop {
                 let start = Instant::now();
                 for (route, times) in ROUTES.iter().zip(&mut looks.millis) {
                     let start = Instant::now();
-                    fetch(page, route)?;
+                    fetch(&client, route)?;
                     times.push(start.elapsed().as_secs_f64() * 1e3);
                 }
                 match stopped.recv_timeout(PERIOD.saturating_sub(start.elapsed())) {
@@ -216,27 +219,16 @@ impl Onlooker {
 
     fn stop(self) -> Result<Looks, Failure> {
         drop(self.stop);
-        self.thread.join().map_err(|_| Failure::new("who looked at the dashboard has panicked"))?
+        self.thread.join().map_err(|_| Failure::new("the thread that polls the dashboard has panicked"))?
     }
 }
 
-/// One answer, which must be a good one.
-fn fetch(page: SocketAddr, route: &str) -> Result<String, Failure> {
-    let ask = || -> std::io::Result<String> {
-        let mut stream = TcpStream::connect_timeout(&page, ANSWER_MAX)?;
-        stream.set_read_timeout(Some(ANSWER_MAX))?;
-        write!(stream, "GET {route} HTTP/1.1\r\nHost: {page}\r\nConnection: close\r\n\r\n")?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer)?;
-        Ok(answer)
-    };
-    let answer = ask().map_err(|error| Failure::new(format!("asking for {route}: {error}")))?;
-    match answer.starts_with("HTTP/1.1 200 ") {
-        true => Ok(answer),
-        false => {
-            let line = answer.lines().next().unwrap_or_default();
-            Err(Failure::new(format!("{route} was answered with `{line}`")))
-        }
+/// One answer, which must have the status 200.
+fn fetch(client: &Client, route: &str) -> Result<(), Failure> {
+    let answer = client.get(route).map_err(|error| Failure::new(format!("cannot get {route}: {error}")))?;
+    match answer.status {
+        200 => Ok(()),
+        status => Err(Failure::new(format!("{route} answered with status {status}"))),
     }
 }
 
@@ -244,7 +236,9 @@ fn parse_page(line: &str) -> Result<SocketAddr, Failure> {
     let address =
         line.strip_prefix("dashboard on http://").and_then(|rest| rest.trim_end_matches('/').parse().ok());
     address.ok_or_else(|| {
-        Failure::new(format!("the server should say `dashboard on http://HOST:PORT/`, but says `{line}`"))
+        Failure::new(format!(
+            "expected the line `dashboard on http://HOST:PORT/` from the server, got `{line}`"
+        ))
     })
 }
 
@@ -258,7 +252,7 @@ mod tests {
         assert_eq!(says("dashboard on http://127.0.0.1:4000/"), Ok(SocketAddr::from(([127, 0, 0, 1], 4000))));
         assert_eq!(
             says("hello").unwrap_err(),
-            "the server should say `dashboard on http://HOST:PORT/`, but says `hello`"
+            "expected the line `dashboard on http://HOST:PORT/` from the server, got `hello`"
         );
     }
 }

@@ -6,7 +6,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
-use std::io::{IsTerminal as _, Write as _};
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
@@ -16,7 +16,7 @@ use serde_json::json;
 use super::collectives::python_with_torch;
 use super::report::{align, median};
 use super::{Failure, Interrupt};
-use tenfold_console::Program;
+use tenfold_console::{Program, ProgressLine};
 
 /// Measures how long it takes to run programs that do nothing: `true`, and an empty Python file.
 #[derive(Debug, clap::Args)]
@@ -107,12 +107,12 @@ pub(crate) fn run(args: &LaunchArgs) -> Result<(), Failure> {
         launchers.push(Launcher::Torchrun);
     }
     let stage = Stage { python: python.as_os_str(), script: &script, interrupt: &interrupt };
-    let mut rows = Vec::new();
+    let (mut rows, progress) = (Vec::new(), ProgressLine::new());
     for job in [Job::True, Job::Python] {
         for &ranks in &args.ranks {
             let mut row =
                 Row { job, ranks, times: launchers.iter().map(|&launcher| (launcher, Vec::new())).collect() };
-            show_progress(&format!("{} on {ranks} ranks", job.name()));
+            progress.show(format_args!("{} on {ranks} ranks", job.name()));
             // The first of each warms caches and is not counted.
             for round in 0..=args.rounds {
                 for (launcher, times) in &mut row.times {
@@ -123,7 +123,7 @@ pub(crate) fn run(args: &LaunchArgs) -> Result<(), Failure> {
             rows.push(row);
         }
     }
-    show_progress("");
+    progress.clear();
     if let Some(path) = &args.json {
         std::fs::write(path, json_rows(&rows))
             .map_err(|error| Failure::new(format!("cannot write `{}`: {error}", path.display())))?;
@@ -238,12 +238,6 @@ fn json_rows(rows: &[Row]) -> String {
         })
         .collect();
     format!("{:#}\n", serde_json::Value::from(rows))
-}
-
-fn show_progress(what: &str) {
-    if std::io::stderr().is_terminal() {
-        eprint!("\r\x1b[2K{what}");
-    }
 }
 
 #[cfg(test)]

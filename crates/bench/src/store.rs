@@ -5,7 +5,7 @@
 #![expect(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
 
 use std::fs::File;
-use std::io::{IsTerminal as _, Write as _};
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,7 @@ use super::report::{self, Row, Sample, median};
 use super::script::Scripts;
 use super::server::{Implementation, Recipe, Server, raise_file_limit};
 use super::{Failure, Interrupt, crowd};
+use tenfold_console::ProgressLine;
 
 /// Measures a store server: operations per second, waking, connecting, memory.
 ///
@@ -80,7 +81,8 @@ pub(crate) fn run(args: &StoreArgs) -> Result<(), Failure> {
         Some(_) => "the generator on one, the servers on the others",
         None => "shared by the generator and the servers",
     };
-    let mut bench = Bench { plan, recipes, cores, interrupt, rows: Vec::new() };
+    let mut bench =
+        Bench { plan, recipes, cores, interrupt, rows: Vec::new(), progress: ProgressLine::new() };
     bench.run()?;
 
     bench.rows.sort_by_key(|row| row.point);
@@ -195,6 +197,7 @@ struct Bench {
     cores: Cores,
     interrupt: Interrupt,
     rows: Vec<Row>,
+    progress: ProgressLine,
 }
 
 /// One server and its clients, while a group of points lasts.
@@ -218,9 +221,7 @@ impl Bench {
         self.loads(&servers)?;
         self.large(&servers)?;
         self.wakes(&servers)?;
-        if std::io::stderr().is_terminal() {
-            eprint!("\r\x1b[2K");
-        }
+        self.progress.clear();
         Ok(())
     }
 
@@ -369,9 +370,7 @@ impl Bench {
         server: impl Fn(&S) -> &Server,
         mut run: impl FnMut(&mut S) -> Result<Sample, Failure>,
     ) -> Result<(), Failure> {
-        if std::io::stderr().is_terminal() {
-            eprint!("\r\x1b[2K[{}/{}] {point}", self.rows.len() + 1, self.plan.rows());
-        }
+        self.progress.show(format_args!("[{}/{}] {point}", self.rows.len() + 1, self.plan.rows()));
         let mut columns: Vec<(Implementation, Vec<Sample>)> =
             sides.iter().map(|side| (server(side).implementation, Vec::new())).collect();
         let start = Instant::now();

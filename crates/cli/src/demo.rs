@@ -207,12 +207,12 @@ fn print_training(
     let steps = curve.last().map_or(0, |point| point.step);
     screen.line(format_args!("\nloss       {:.3} → {loss_last:.3} in {steps} steps", losses[0]))?;
     screen.line(format_args!(
-        "accuracy   {:.1} % of {} points that nobody was trained with",
+        "accuracy   {:.1} % of {} points that were not used for training",
         accuracy * 100.0,
         train::TEST_POINTS
     ))?;
     screen.line(format_args!(
-        "a step     {step_us:.0} µs, {communication_us:.0} µs of it ({:.0} %) waiting for gradients of others",
+        "a step     {step_us:.0} µs, {communication_us:.0} µs of it ({:.0} %) waiting for gradients of other workers",
         100.0 * communication_us / step_us
     ))?;
     screen.line(format_args!(

@@ -43,28 +43,24 @@ const OWN: &[Known] = &[
     (
         &["PYTHON_EXEC"],
         "a path (default: python3 on PATH)",
-        "the Python that `tenfold run` starts, unless --python names one",
+        "the Python that `tenfold run` uses, unless --python is given",
     ),
     (
         &["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"],
         "seconds (default: 10)",
-        "from asking ranks to end to killing them, unless --shutdown-timeout says it",
+        "time from SIGTERM to SIGKILL for ranks, unless --shutdown-timeout is given",
     ),
     (
         &["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"],
         "such as [${role_name}${rank}]: (default: [rank])",
-        "what `tenfold run` puts before each line, unless --log-line-prefix-template says it",
+        "prefix of each line of `tenfold run`, unless --log-line-prefix-template is given",
     ),
     (
         &["CUDA_VISIBLE_DEVICES"],
         "as CUDA reads it (default: all)",
         "the devices that `tenfold run -n gpu` and `-n auto` count",
     ),
-    (
-        &["PET_…"],
-        "as PET_NPROC_PER_NODE",
-        "any option of `tenfold run` that torchrun has too, where it is not given",
-    ),
+    (&["PET_…"], "as PET_NPROC_PER_NODE", "default of any option of `tenfold run` that torchrun also has"),
     (&["NO_COLOR"], "anything", "no colours"),
 ];
 
@@ -116,7 +112,7 @@ fn as_text(only_set: bool, look_up: impl Fn(&str) -> Option<String>) -> String {
             }
         }
     }
-    if text.is_empty() { "none is set; `tenfold environment` lists all\n".into() } else { text }
+    if text.is_empty() { "none is set; run `tenfold environment` to list all\n".into() } else { text }
 }
 
 fn as_json(only_set: bool, look_up: impl Fn(&str) -> Option<String>) -> String {
@@ -145,7 +141,7 @@ mod tests {
             what carries messages within a host: shared memory where possible, shared memory or an error, TCP\n      \
             auto (default), shm, tcp\n      now: TENFOLD_TRANSPORT=tcp\n";
         assert_eq!(as_text(true, transport), expected);
-        assert_eq!(as_text(true, |_| None), "none is set; `tenfold environment` lists all\n");
+        assert_eq!(as_text(true, |_| None), "none is set; run `tenfold environment` to list all\n");
         assert_eq!(as_text(true, |_| Some(String::new())), as_text(true, |_| None), "empty is not set");
     }
 

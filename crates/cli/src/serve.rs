@@ -97,7 +97,7 @@ pub(crate) fn run(args: Args) -> Outcome {
     out.flush()?;
     if !server.is_private() {
         eprintln!(
-            "warning: no authentication: whoever reaches {} can read and write this store, and torchrun's agents run \
+            "warning: no authentication: anyone who can reach {} can read and write this store, and torchrun's agents run \
              what they read there",
             server.address()
         );

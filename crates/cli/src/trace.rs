@@ -62,7 +62,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let was_all_read = dumps.refusals().is_empty();
     if dumps.is_empty() {
         if was_all_read {
-            eprintln!("error: no dump was found");
+            eprintln!("error: no dumps found");
         }
         return Ok(UNSURE);
     }

@@ -246,7 +246,7 @@ fn a_job_shows_who_is_missing_and_who_is_stuck() {
     ];
     assert_eq!(facts, expected);
     assert_eq!(ranks[0]["store_operation"]["operation"], "wait");
-    assert_eq!(ranks[2]["why"], "stopped by a signal (SIGSTOP or Ctrl-Z); SIGCONT lets it go on");
+    assert_eq!(ranks[2]["why"], "stopped by a signal (SIGSTOP or Ctrl-Z); send SIGCONT to continue it");
     assert!(run["verdict"].as_str().unwrap().starts_with("job job"), "{}", run["verdict"]);
     waiting.end();
 }
@@ -314,7 +314,7 @@ fn values_are_shown_only_by_a_server_that_was_told_to() {
     store.set("color", "blue").unwrap();
     store.ping().unwrap();
     let (status, _, body) = shown.get("/api/value?key=/color");
-    let hint = "start the server with --dashboard-values to have them shown to whoever reaches this page";
+    let hint = "start the server with --dashboard-values to show them to anyone who can reach this page";
     assert_eq!(status, 403);
     assert_eq!(
         serde_json::from_str::<Value>(&body).unwrap(),
@@ -347,10 +347,10 @@ fn values_are_shown_only_by_a_server_that_was_told_to() {
 fn what_cannot_be_answered_says_why() {
     let shown = Shown::start(&["--dashboard-values"]);
     let refused = [
-        ("/nothing", 404, "there is nothing at this path"),
-        ("/api/", 404, "there is nothing at this path"),
-        ("/api/clients?limit=-1", 400, "`limit` is no number"),
-        ("/api/clients?limit=99999999999999999999", 400, "`limit` is no number"),
+        ("/nothing", 404, "nothing at this path"),
+        ("/api/", 404, "nothing at this path"),
+        ("/api/clients?limit=-1", 400, "`limit` is not a number"),
+        ("/api/clients?limit=99999999999999999999", 400, "`limit` is not a number"),
         (
             "/api/keys?prefix=%zz",
             400,
@@ -385,7 +385,7 @@ fn it_is_read_only_and_answers_to_its_own_names() {
     }
     let (status, _, body) = by_host("evil.example");
     let message = "the Host header names no host that this server answers to";
-    let hint = "ask by the server's address or by localhost, or start it with --dashboard-name NAME";
+    let hint = "use the server's address or localhost, or start it with --dashboard-name NAME";
     assert_eq!((status, serde_json::from_str::<Value>(&body).unwrap()), (421, error(message, hint)));
 }
 

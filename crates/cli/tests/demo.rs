@@ -66,8 +66,8 @@ fn a_pipe_gets_lines_and_a_curve_and_no_control_characters() {
     for expected in [
         "█",
         " in 50 steps\n",
-        "% of 1500 points that nobody was trained with\n",
-        "%) waiting for gradients of others\n",
+        "% of 1500 points that were not used for training\n",
+        "%) waiting for gradients of other workers\n",
         "replicas   bit-identical: 3 workers × 4547 parameters, ",
         "\nstore      set + check ",
         "\nall_reduce 8 B ",

@@ -142,8 +142,7 @@ fn the_exit_code_is_torchruns() {
     assert_eq!(
         (without_numbers(&error).as_str(), code),
         (
-            "error: the rank failed: killed by SIGSEGV\n  cause: it used memory that is not its own: a bug in native \
-             code\n  hint: PYTHONFAULTHANDLER=1 shows where a Python program was\n",
+            "error: the rank failed: killed by SIGSEGV\n  cause: invalid memory access: a bug in native code\n  hint: PYTHONFAULTHANDLER=1 shows where a Python program was\n",
             Some(1)
         )
     );
@@ -188,7 +187,7 @@ fn a_signal_for_ranks_goes_to_those_that_expect_it_and_ends_nobody() {
     let mut run = Run::start(&["-n", "3", script]);
     let mut error = BufReader::new(run.launcher.0.stderr.take().unwrap());
     assert_eq!((0..6).map(|_| run.any_line()).collect::<Vec<_>>(), ["ready"; 6]);
-    let lacks = "not to rank 2, which does not catch it and would be ended by it";
+    let lacks = "not to rank 2, which does not catch it and would be killed by it";
     run.launcher.signal(Signal::USR1);
     assert_eq!(
         note(&mut error, "tenfold: SIGUSR1"),
@@ -228,7 +227,7 @@ fn a_signal_for_ranks_before_there_are_any_is_noted() {
     run.launcher.signal(Signal::USR1);
     assert_eq!(
         note(&mut error, "tenfold: SIGUSR1"),
-        "tenfold: SIGUSR1: no rank runs here that it could be passed on to"
+        "tenfold: SIGUSR1: no rank on this node to pass it on to"
     );
     run.launcher.signal(Signal::INT);
     let mut rest = String::new();
@@ -250,7 +249,7 @@ fn a_second_signal_kills_at_once() {
     run.launcher.signal(Signal::TERM);
     let mut rest = String::new();
     error.read_to_string(&mut rest).unwrap();
-    assert_eq!(rest, "error: ended by SIGTERM\n  ranks 0, 1 did not end when asked, and were killed\n");
+    assert_eq!(rest, "error: ended by SIGTERM\n  ranks 0, 1 did not exit after SIGTERM and were killed\n");
     assert_eq!(run.launcher.0.wait().unwrap().code(), Some(1));
 }
 
@@ -355,8 +354,7 @@ fn ranks_go_on_when_nobody_reads_what_they_write() {
     drop(output);
     let (error, status) = ended(launcher);
     assert_eq!(status.code(), Some(0));
-    let note =
-        "tenfold: cannot write to standard output: Broken pipe (os error 32); what ranks say there is lost\n";
+    let note = "tenfold: cannot write to standard output: Broken pipe (os error 32); further output of ranks there is lost\n";
     assert!(error.is_empty() || error == note, "{error}"); // all may have been written by then
 }
 

@@ -20,7 +20,7 @@ fn a_rank_that_fails_ends_the_others_and_is_named_with_its_last_lines() {
     let (output, error, code) = finished(&["-n", "3", script]);
     assert_eq!((output.as_str(), code), ("[1] about to fail\n", Some(1)));
     let (said, report) = error.split_once("error: ").unwrap();
-    for line in ["[1] why\n", "tenfold: rank 1 failed (exit code 3): the others are asked to end\n"] {
+    for line in ["[1] why\n", "tenfold: rank 1 failed (exit code 3): stopping the others\n"] {
         assert!(said.contains(line), "{error}");
     }
     let mut lines: Vec<String> = without_numbers(report).lines().map(str::to_string).collect();
@@ -76,7 +76,7 @@ fn a_rank_that_ignores_sigterm_is_killed_when_its_time_is_up() {
     let (_, report) = error.split_once("error: ").unwrap();
     assert_eq!(
         without_numbers(report),
-        "rank 1 of 2 failed first: exit code 3\n  rank 0 did not end when asked, and was killed\n"
+        "rank 1 of 2 failed first: exit code 3\n  rank 0 did not exit after SIGTERM and was killed\n"
     );
 }
 
@@ -127,7 +127,7 @@ fn a_signal_is_heard_while_ranks_write_dumps_and_what_they_say_is_shown() {
 #[test]
 fn ranks_that_write_dumps_are_asked_to_end_when_they_have() {
     let (error, code) = while_dumping(&["dumped", "asked"], |_, go| std::fs::write(go, "").unwrap());
-    assert!(error.contains("tenfold: rank 1 failed (exit code 3): the others are asked to end\n"), "{error}");
+    assert!(error.contains("tenfold: rank 1 failed (exit code 3): stopping the others\n"), "{error}");
     assert!(error.contains("error: rank 1 of 2 failed first: exit code 3 after "), "{error}");
     assert_eq!(code, Some(1));
 }
@@ -316,11 +316,11 @@ fn what_cannot_be_run_is_told_before_anything_starts() {
     };
     assert_eq!(
         says(&["-n", "2", "./no-such-program"]),
-        ("error: there is no program `./no-such-program`\n".into(), Some(1))
+        ("error: program `./no-such-program` not found\n".into(), Some(1))
     );
     assert_eq!(
         says(&["-n", "2", "no-such-file.py"]),
-        ("error: there is no file `no-such-file.py`\n".into(), Some(1))
+        ("error: file `no-such-file.py` not found\n".into(), Some(1))
     );
     let (error, code) = says(&["--nproc-per-nod", "2", "true"]);
     assert!(error.contains("a similar argument exists: '--nproc-per-node'"), "{error}");
@@ -328,8 +328,7 @@ fn what_cannot_be_run_is_told_before_anything_starts() {
     assert_eq!(
         says(&["/proc/version"]),
         (
-            "error: `/proc/version` may not be executed\n  hint: `chmod +x /proc/version`, or name the program that reads \
-             it first\n"
+            "error: `/proc/version` is not executable\n  hint: run `chmod +x /proc/version`, or put its interpreter before it\n"
                 .into(),
             Some(1)
         )
@@ -350,7 +349,6 @@ fn what_the_system_cannot_run_is_told_with_the_likely_reason() {
     };
     assert_eq!(
         says("#!/no/such/interpreter\n"),
-        "error: cannot start rank 0: cannot run `FILE`: No such file or directory (os error 2)\n  hint: is the interpreter \
-         there that its first line names?\n"
+        "error: cannot start rank 0: cannot run `FILE`: No such file or directory (os error 2)\n  hint: check that the interpreter named in its first line exists\n"
     );
 }

@@ -159,7 +159,7 @@ fn a_log_folder_that_cannot_be_made_is_told_before_anything_starts() {
     fs::write(&file, "").unwrap();
     let (output, error, code) = finished(&["-n", "2", "--log-dir", file.to_str().unwrap(), "echo started"]);
     let expected = format!(
-        "error: cannot make the log folder `{}`: File exists\n  hint: name another one with `--log-dir`\n",
+        "error: cannot create the log folder `{}`: File exists\n  hint: choose another one with `--log-dir`\n",
         file.display()
     );
     assert_eq!((output.as_str(), error.as_str(), code), ("", expected.as_str(), Some(1)));
@@ -169,11 +169,14 @@ fn a_log_folder_that_cannot_be_made_is_told_before_anything_starts() {
 fn streams_that_mean_nothing_are_wrong_usage() {
     for flag in ["--redirects", "-t"] {
         let (_, error, code) = finished(&[flag, "0:7", "true"]);
-        assert!(error.contains("`0:7` names no streams: write 0 for none, 1 for standard output"), "{error}");
+        assert!(
+            error.contains("invalid streams `0:7`: expected 0 for none, 1 for standard output"),
+            "{error}"
+        );
         assert_eq!(code, Some(2));
     }
     let (_, error, code) = finished(&["--local-ranks-filter", "all", "true"]);
-    assert!(error.contains("`all` names no ranks"), "{error}");
+    assert!(error.contains("invalid ranks `all`"), "{error}");
     assert_eq!(code, Some(2));
 }
 
@@ -203,7 +206,7 @@ fn ranks_go_on_when_the_log_disk_is_full() {
     assert!(note.ends_with(end), "{note}");
     let reminder = notes.next().unwrap();
     assert!(
-        reminder.ends_with("/attempt_0/0/stdout.log is not complete: it could not be written"),
+        reminder.ends_with("/attempt_0/0/stdout.log is incomplete: it could not be written"),
         "{reminder}"
     );
     assert_eq!(notes.next(), None);
@@ -293,7 +296,7 @@ fn each_round_has_its_own_files() {
     for round in 0..2 {
         assert_eq!(folder.read(&format!("attempt_{round}/0/stdout.log")), format!("round {round}\n"));
     }
-    assert!(error.contains("tenfold: restart 1 of 1: round 1 begins with 1 node"), "{error}");
+    assert!(error.contains("tenfold: restart 1 of 1: round 1 starts on 1 node"), "{error}");
 }
 
 #[test]

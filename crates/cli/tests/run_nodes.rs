@@ -151,18 +151,14 @@ fn two_nodes_with_given_ranks_meet_in_either_order() {
             "tenfold: this node hosts the store at 127.0.0.2:{port} (the address could be bound here)\n"
         )));
         assert!(
-            error.ends_with(
-                "tenfold: round 0 begins with 2 nodes: this one is node 0, with ranks 0 to 1 of 3\n"
-            )
+            error.ends_with("tenfold: round 0 starts on 2 nodes; this is node 0, with ranks 0 to 1 of 3\n")
         );
         let (error, status) = second.ended();
         assert_eq!(status.code(), Some(0), "{error}");
         assert!(error.starts_with(&format!(
             "tenfold: node 1 of 2 connects to the store of node 0 at 127.0.0.2:{port}\n"
         )));
-        assert!(
-            error.ends_with("tenfold: round 0 begins with 2 nodes: this one is node 1, with rank 2 of 3\n")
-        );
+        assert!(error.ends_with("tenfold: round 0 starts on 2 nodes; this is node 1, with rank 2 of 3\n"));
     }
 }
 
@@ -187,7 +183,7 @@ fn nodes_come_leave_and_die_and_the_others_begin_again() {
         error,
         format!(
             "tenfold: this node connects to the store at 127.0.0.2:{port} (a store answers there already)\n\
-             tenfold: round 2 begins with 3 nodes: this one is node 2, with ranks 4 to 5 of 6\n\
+             tenfold: round 2 starts on 3 nodes; this is node 2, with ranks 4 to 5 of 6\n\
              tenfold: SIGTERM: passed on to all ranks, which have 10 s\n\
              error: ended by SIGTERM\n"
         )
@@ -202,15 +198,15 @@ fn nodes_come_leave_and_die_and_the_others_begin_again() {
         error,
         format!(
             "tenfold: this node hosts the store at 127.0.0.2:{port} (the address could be bound here)\n\
-             tenfold: 1 node is here; waiting for up to 2 more for 0.1 s\n\
-             tenfold: node b joined: the ranks are asked to end\n\
-             tenfold: round 1 begins with 2 nodes: this one is node 0, with ranks 0 to 1 of 4\n\
-             tenfold: node c joined: the ranks are asked to end\n\
-             tenfold: round 2 begins with 3 nodes: this one is node 0, with ranks 0 to 1 of 6\n\
-             tenfold: node c left: SIGTERM: the ranks are asked to end\n\
-             tenfold: round 3 begins with 2 nodes: this one is node 0, with ranks 0 to 1 of 4\n\
-             tenfold: node b was not heard of for 5 s: the ranks are asked to end\n\
-             tenfold: round 4 begins with 1 node: this one is node 0, with ranks 0 to 1 of 2\n"
+             tenfold: 1 node has joined; waiting for up to 2 more for 0.1 s\n\
+             tenfold: node b joined: stopping the ranks\n\
+             tenfold: round 1 starts on 2 nodes; this is node 0, with ranks 0 to 1 of 4\n\
+             tenfold: node c joined: stopping the ranks\n\
+             tenfold: round 2 starts on 3 nodes; this is node 0, with ranks 0 to 1 of 6\n\
+             tenfold: node c left: SIGTERM: stopping the ranks\n\
+             tenfold: round 3 starts on 2 nodes; this is node 0, with ranks 0 to 1 of 4\n\
+             tenfold: node b sent no heartbeat for 5 s: stopping the ranks\n\
+             tenfold: round 4 starts on 1 node; this is node 0, with ranks 0 to 1 of 2\n"
         )
     );
 }
@@ -238,15 +234,11 @@ fn a_failure_on_one_node_ends_all_and_everybody_tells_the_same() {
         );
     }
     assert!(
-        first.0.contains("tenfold: rank 3 on node node1 failed: exit code 3: the ranks are asked to end\n"),
+        first.0.contains("tenfold: rank 3 on node node1 failed: exit code 3: stopping the ranks\n"),
         "{}",
         first.0
     );
-    assert!(
-        second.0.contains("tenfold: rank 3 failed (exit code 3): the others are asked to end\n"),
-        "{}",
-        second.0
-    );
+    assert!(second.0.contains("tenfold: rank 3 failed (exit code 3): stopping the others\n"), "{}", second.0);
     ranks.iter().for_each(wait_until_gone);
 }
 
@@ -267,8 +259,7 @@ fn ranks_are_started_again_as_often_as_allowed() {
     assert_eq!(output, "[0] 0 of 2\n[0] 1 of 2\n");
     assert_eq!(
         error,
-        "tenfold: rank 1 failed (exit code 3): the others are asked to end\ntenfold: restart 1 of 2: round 1 begins with 1 \
-         node: this one is node 0, with ranks 0 to 1 of 2\n"
+        "tenfold: rank 1 failed (exit code 3): stopping the others\ntenfold: restart 1 of 2: round 1 starts on 1 node; this is node 0, with ranks 0 to 1 of 2\n"
     );
     assert_eq!(code, Some(0));
     let (_, error, code) = run("9");
@@ -333,7 +324,7 @@ fn a_node_that_waits_in_vain_says_for_whom() {
     let (output, error, code) = finished(&words);
     assert_eq!((output.as_str(), code), ("", Some(1)));
     assert!(
-        error.contains("\ntenfold: 1 of 2 nodes are here; waiting for the rest for up to 0.3 s\nerror: "),
+        error.contains("\ntenfold: 1 of 2 nodes have joined; waiting for the rest for up to 0.3 s\nerror: "),
         "{error}"
     );
 
@@ -346,8 +337,7 @@ fn a_node_that_waits_in_vain_says_for_whom() {
     let (_, report) = error.split_once("error: ").unwrap();
     assert!(report.starts_with(&format!("cannot reach the store at 127.0.0.2:{port} within ")), "{error}");
     assert!(report.ends_with(
-        "refused)\n  hint: is the node that hosts it up, and does a firewall let this one reach it? join_timeout in \
-         --rdzv-conf is how long to wait\n"
+        "refused)\n  hint: check that the node that hosts it is up and that no firewall blocks it; raise join_timeout in --rdzv-conf to wait longer\n"
     ), "{error}");
 }
 
@@ -400,7 +390,7 @@ fn who_hosts_the_store_follows_from_the_address_unless_it_is_said() {
         error,
         format!(
             "tenfold: this node hosts the store at 192.0.2.1:{port} (told to; the address is not one of this machine's, so \
-             it listens on all of them)\ntenfold: warning: no authentication: whoever reaches 0.0.0.0:{port} can read and \
+             it listens on all of them)\ntenfold: warning: no authentication: anyone who can reach 0.0.0.0:{port} can read and \
              write this store, and ranks trust what they read there\n"
         )
     );

@@ -46,8 +46,8 @@ fn told(case: &str) -> (String, i32) {
 #[test]
 fn a_rank_that_sleeps_under_gloo() {
     let said = "✗ rank 1 has not entered all_reduce #5 of group default_pg\n    \
-        ranks 0 and 2 wait in it (timeout 60.0 s), called at programs/trace_scenes.py:51 in train_step\n    \
-        rank 1's last in this group was barrier #4\n    \
+        ranks 0 and 2 have been waiting in it (timeout 60.0 s), called at programs/trace_scenes.py:51 in train_step\n    \
+        rank 1's last call in this group was barrier #4\n    \
         rank 1 made that call at programs/trace_scenes.py:38 in warm_up ← programs/trace_scenes.py:120 in <module>\n\
         3 dumps (format 2.10), 1 group, 5 collectives\n";
     assert_eq!(told("torch/sleeps"), (said.into(), 1));
@@ -80,7 +80,7 @@ fn a_rank_with_another_size_under_gloo_as_pickle_and_as_json() {
 fn a_message_without_a_partner_under_pytorchs_hook() {
     let said = "✗ rank 0 receives from rank 1, which does not send (group default_pg)\n    \
         rank 0 entered it (timeout 30.0 min), called at programs/trace_scenes.py:103 in no_partner, Float [2]\n    \
-        rank 1's last in this group was barrier #4\n    \
+        rank 1's last call in this group was barrier #4\n    \
         rank 1's last call of all was a receive from rank 0 of group default_pg\n    \
         rank 1 made that call at programs/trace_scenes.py:101 in no_partner ← programs/trace_scenes.py:151 in <module>\n\
         3 dumps (format 2.10), 1 group, 4 collectives, 3 message calls\n";
@@ -100,7 +100,7 @@ fn what_our_own_recorder_left() {
             "ours/missing",
             "✗ rank 3 has not entered all_reduce #7 of group default_pg\n    \
              ranks 0-2 entered it and failed (timeout 2.0 s)\n    \
-             rank 3's last in this group was barrier #6, which it completed",
+             rank 3's last call in this group was barrier #6, which it completed",
         ),
         (
             "ours/size",
@@ -111,7 +111,7 @@ fn what_our_own_recorder_left() {
     for (case, said) in cases {
         assert_eq!(told(case), (format!("{said}{end}"), 1), "{case}");
     }
-    let fine = "✓ no trouble found: all ranks have come to barrier #7 of group default_pg\n\
+    let fine = "✓ no trouble found: all ranks have reached barrier #7 of group default_pg\n\
         4 dumps (format 2.10), 3 groups, 9 collectives\n";
     assert_eq!(told("ours/clean"), (fine.into(), 0));
 }

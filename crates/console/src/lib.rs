@@ -1,16 +1,22 @@
-//! What tenfold's commands share: exit codes, how sizes, times and addresses are written, log lines, limits, and how a
-//! command starts itself again.
+//! What tenfold's commands share: exit codes, how sizes, times and addresses are written, log lines, progress
+//! lines, text from elsewhere that is safe to print, limits, and how a command starts itself again.
 
 mod address;
 mod limits;
+#[cfg(feature = "log")]
 mod log;
 mod program;
+mod progress_line;
+mod text;
 mod units;
 
 pub use address::{Address, parse_address};
 pub use limits::raise_open_files;
+#[cfg(feature = "log")]
 pub use log::{LogWriter, log_filter};
 pub use program::Program;
+pub use progress_line::{ProgressLine, WIPE};
+pub use text::{command_len, one_line, printable};
 pub use units::{parse_duration, parse_size, show_size};
 
 /// Exit code of a command that did what was asked.

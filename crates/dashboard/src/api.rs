@@ -66,11 +66,7 @@ impl Board {
             "/api/keys" => self.keys(request),
             "/api/value" => self.value(request),
             "/metrics" => Ok(self.metrics(now)),
-            _ => Err(error(
-                404,
-                "there is nothing at this path",
-                "the page is at /, the facts are under /api/",
-            )),
+            _ => Err(error(404, "nothing at this path", "the page is at /, the facts are under /api/")),
         };
         answer.unwrap_or_else(|refused| refused)
     }
@@ -148,7 +144,7 @@ impl Board {
     fn clients(&self, request: &Request) -> Answer {
         let limit = match text(request, "limit")? {
             None => CLIENTS,
-            Some(limit) => limit.parse().map_err(|_| bad("`limit` is no number", "such as ?limit=200"))?,
+            Some(limit) => limit.parse().map_err(|_| bad("`limit` is not a number", "such as ?limit=200"))?,
         };
         self.server.clients(limit).map(|clients| json(&clients)).ok_or_else(busy)
     }
@@ -172,7 +168,7 @@ impl Board {
         }
         if !self.values {
             let hint =
-                "start the server with --dashboard-values to have them shown to whoever reaches this page";
+                "start the server with --dashboard-values to show them to anyone who can reach this page";
             return Err(error(403, "this server does not show values", hint));
         }
         let Some(mut key) = bytes(request, "key")? else {
@@ -184,7 +180,7 @@ impl Board {
             value = self.server.value(&key);
         }
         let hint = "a key is given as /api/keys lists it; a queue has no value";
-        let value = value.ok_or_else(|| error(404, "there is no value under this key", hint))?;
+        let value = value.ok_or_else(|| error(404, "no value under this key", hint))?;
         let shown = &value[..value.len().min(VALUE_SHOWN)];
         let name = String::from_utf8_lossy(&key);
         Ok(json(&Shown {
@@ -227,7 +223,7 @@ fn bytes(request: &Request, name: &str) -> Result<Option<Vec<u8>>, Response> {
 
 fn text(request: &Request, name: &str) -> Result<Option<String>, Response> {
     let bytes = request.parameter(name).map_err(bad_query)?;
-    bytes.map(String::from_utf8).transpose().map_err(|_| bad("a parameter is no text", "it must be UTF-8"))
+    bytes.map(String::from_utf8).transpose().map_err(|_| bad("a parameter is not text", "it must be UTF-8"))
 }
 
 fn bad_query(problem: QueryError) -> Response {
@@ -243,7 +239,7 @@ fn file(content_type: &'static str, bytes: &'static [u8]) -> Response {
 fn json(facts: &impl Serialize) -> Response {
     match serde_json::to_vec(facts) {
         Ok(text) => Response::json(200, text),
-        Err(problem) => error(500, &format!("the answer is no JSON: {problem}"), "this is a bug"),
+        Err(problem) => error(500, &format!("the answer is not JSON: {problem}"), "this is a bug"),
     }
 }
 
@@ -267,7 +263,7 @@ fn survey(survey: Option<&Survey>) -> Response {
 }
 
 fn busy() -> Response {
-    error(503, "the store's server did not answer within 2 s", "it is busy or has ended; ask again")
+    error(503, "the store's server did not answer within 2 s", "it is busy or has exited; try again")
 }
 
 /// The text of a value; nothing if it is none. A cut may have gone through a character.

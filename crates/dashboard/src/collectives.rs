@@ -45,7 +45,7 @@ impl Collective {
         self.call.starts_with("send") || self.call.starts_with("recv")
     }
 
-    /// Does the rank say that somebody has not come to this call of the group?
+    /// Does the rank say that somebody has not joined to this call of the group?
     fn complains_about(&self, number: u64) -> bool {
         self.stuck.as_ref().is_some_and(|complaint| !complaint.is_message && complaint.number == number)
     }

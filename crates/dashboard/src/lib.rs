@@ -99,7 +99,7 @@ pub fn start(options: Options, server: Arc<Server>) -> io::Result<Dashboard> {
     limits.output = OUTPUT_MAX;
     let http = tenfold_http::Options::default()
         .listeners(listeners)
-        .names(names, "ask by the server's address or by localhost, or start it with --dashboard-name NAME")
+        .names(names, "use the server's address or localhost, or start it with --dashboard-name NAME")
         .limits(limits);
     let shown = board.clone();
     let http = tenfold_http::Server::start(http, move |request| shown.answer(request, now()))?;
@@ -118,7 +118,7 @@ impl Dashboard {
         let address = self.http.addresses().iter().find(|address| is_open(address))?;
         let values = if self.shows_values { "values too" } else { "but no values" };
         Some(format!(
-            "no authentication: whoever reaches the dashboard at {address} sees the names of keys, the addresses of \
+            "no authentication: anyone who can reach the dashboard at {address} sees the names of keys, the addresses of \
              clients and what they wait for, {values}"
         ))
     }

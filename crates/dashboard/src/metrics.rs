@@ -68,9 +68,9 @@ fn store(page: &mut Page, facts: &Facts) {
         page.gauge(name, help);
         page.number(level);
     }
-    page.gauge("tenfold_store_oldest_wait_seconds", "How long the one who waits longest has waited.");
+    page.gauge("tenfold_store_oldest_wait_seconds", "Longest current wait.");
     page.number(facts.oldest_wait_seconds);
-    page.gauge("tenfold_store_uptime_seconds", "Since the server was started.");
+    page.gauge("tenfold_store_uptime_seconds", "Time since the server started.");
     page.number(facts.uptime_seconds);
 }
 
@@ -78,7 +78,7 @@ fn jobs(page: &mut Page, runs: &[Run]) {
     if runs.is_empty() {
         return;
     }
-    page.gauge("tenfold_run_ranks", "Ranks of a job by what their process does.");
+    page.gauge("tenfold_run_ranks", "Ranks of a job by the state of their process.");
     for run in runs {
         for state in RANK_STATES {
             let count = ranks(run).filter(|rank| rank.state() == state).count();
@@ -100,11 +100,11 @@ fn jobs(page: &mut Page, runs: &[Run]) {
             page.labelled(&[("run", &run.id), ("status", status.name())], count);
         }
     }
-    page.gauge("tenfold_run_round", "How often a job's ranks were started again.");
+    page.gauge("tenfold_run_round", "Number of the round: how often the ranks were started again.");
     for run in runs {
         page.labelled(&[("run", &run.id)], run.round());
     }
-    page.gauge("tenfold_run_restarts_used", "Restarts of a job that were used up by failures.");
+    page.gauge("tenfold_run_restarts_used", "Restarts that a job has used.");
     for run in runs {
         page.labelled(&[("run", &run.id)], run.restarts_used());
     }

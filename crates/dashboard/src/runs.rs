@@ -9,16 +9,17 @@
 //!
 //! Pure but for [`read`]; the time comes in as an argument.
 
+mod schema;
+
 use std::collections::{HashMap, HashSet};
-use std::fmt;
-use std::marker::PhantomData;
 use std::net::SocketAddr;
 use std::time::Instant;
 
 use super::collectives::{Collective, culprits};
-use serde::de::{Error as _, SeqAccess, Visitor};
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::Serialize;
 use tenfold_store::{ClientFacts, Facts, Server, Value, WaiterFacts};
+
+use schema::{NodeInfo, NodeText, RankStatus, State};
 
 /// Clients put a `/` in front of every key.
 const RUNS: &str = "/tenfold/runs";
@@ -168,148 +169,20 @@ fn ids(list: &Value) -> Vec<String> {
 
 fn parse_state(text: &[u8], left: &mut Left) -> Result<State, String> {
     if text.len() > STATE_MAX {
-        return Err(format!("its state has {} bytes, more than the {STATE_MAX} that are read", text.len()));
+        return Err(format!("its state is {} bytes long, the limit is {STATE_MAX}", text.len()));
     }
     let state: State =
         serde_json::from_slice(text).map_err(|error| format!("its state cannot be read: {error}"))?;
     let count = state.nodes().count();
-    left.nodes = left.nodes.checked_sub(count).ok_or_else(|| {
-        format!("its {count} nodes are more than are shown: {NODES_MAX} of all jobs together")
-    })?;
+    left.nodes = left
+        .nodes
+        .checked_sub(count)
+        .ok_or_else(|| format!("its {count} nodes exceed the limit of {NODES_MAX} nodes of all jobs"))?;
     Ok(state)
 }
 
 fn parse_beat(text: &[u8]) -> NodeText {
     serde_json::from_slice(text).unwrap_or_default()
-}
-
-/// A job's state, as much of it as is shown.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-struct State {
-    version: u64,
-    job: u64,
-    round: u64,
-    phase: String,
-    nodes_min: usize,
-    nodes_max: usize,
-    max_restarts: u64,
-    restarts_used: u64,
-    #[serde(deserialize_with = "bounded")]
-    members: Vec<Member>,
-    #[serde(deserialize_with = "bounded")]
-    spares: Vec<NodeInfo>,
-    failure: Option<Failure>,
-    outcome: Option<String>,
-    reason: String,
-}
-
-impl State {
-    fn nodes(&self) -> impl Iterator<Item = &NodeInfo> {
-        self.members.iter().map(|member| &member.node).chain(&self.spares)
-    }
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-struct Member {
-    node: NodeInfo,
-    rank: Option<usize>,
-    ready: bool,
-    done: bool,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-struct NodeInfo {
-    id: String,
-    host: String,
-    ranks: usize,
-    role: String,
-    fixed_rank: Option<usize>,
-    worker_store: Option<String>,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-struct Failure {
-    round: u64,
-    node_rank: usize,
-    host: String,
-    rank: usize,
-    summary: String,
-    text: String,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct NodeText {
-    beat: u64,
-    silence_max_seconds: Option<f64>,
-    #[serde(deserialize_with = "lenient")]
-    ranks: Vec<RankStatus>,
-}
-
-impl NodeText {
-    fn silence_max(&self) -> f64 {
-        self.silence_max_seconds.unwrap_or(LOST_AFTER).max(LOST_AFTER_MIN)
-    }
-}
-
-/// What a launcher knows of one of its ranks.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-struct RankStatus {
-    rank: Option<usize>,
-    local_rank: Option<usize>,
-    pid: Option<u64>,
-    state: String,
-    end: Option<String>,
-    store_connections: Vec<String>,
-    cpu_seconds: Option<f64>,
-    memory_bytes: Option<u64>,
-    last_output_seconds: Option<f64>,
-    started_unix: Option<f64>,
-    /// What it does in its groups, where it tells.
-    collectives: Vec<Collective>,
-}
-
-impl RankStatus {
-    /// What it does in its groups; nothing of one that has ended.
-    fn under_way(&self) -> &[Collective] {
-        let count = if self.state == "ended" { 0 } else { self.collectives.len().min(COLLECTIVES_MAX) };
-        &self.collectives[..count]
-    }
-}
-
-/// A list that is refused as soon as it is too long: two bytes of text may become hundreds in memory.
-fn bounded<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Vec<T>, D::Error> {
-    struct Bounded<T>(PhantomData<T>);
-    impl<'de, T: Deserialize<'de>> Visitor<'de> for Bounded<T> {
-        type Value = Vec<T>;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            write!(f, "a list of at most {NODES_MAX} nodes")
-        }
-
-        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<T>, A::Error> {
-            let mut items = Vec::new();
-            while let Some(item) = list.next_element()? {
-                if items.len() == NODES_MAX {
-                    return Err(A::Error::invalid_length(NODES_MAX + 1, &self));
-                }
-                items.push(item);
-            }
-            Ok(items)
-        }
-    }
-    deserializer.deserialize_seq(Bounded(PhantomData))
-}
-
-/// Ranks that can be read, whatever stands between them.
-fn lenient<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<RankStatus>, D::Error> {
-    let ranks = Option::<Vec<serde_json::Value>>::deserialize(deserializer)?.unwrap_or_default();
-    Ok(ranks.into_iter().filter_map(|rank| serde_json::from_value(rank).ok()).collect())
 }
 
 /// Takes the waits of launchers out of what is said of waiters: they wait for the next state of their job for as long as
@@ -343,7 +216,7 @@ pub(super) struct Run {
 
 #[derive(Debug, PartialEq, Serialize)]
 pub(super) struct Node {
-    /// Nothing for one that has not come.
+    /// Nothing for one that has not joined.
     node: Option<NodeInfo>,
     rank: Option<usize>,
     pub(super) status: NodeStatus,
@@ -362,7 +235,7 @@ pub(super) enum NodeStatus {
     Lost,
     /// There is no room for it.
     Spare,
-    /// It has not come.
+    /// It has not joined.
     Missing,
 }
 
@@ -549,10 +422,10 @@ fn judge(status: RankStatus, seen: &Seen) -> Rank {
     let longest = own.max_by(|a, b| a.seconds.total_cmp(&b.seconds)).cloned();
     let why = match &longest {
         _ if status.state == "stopped" => {
-            "stopped by a signal (SIGSTOP or Ctrl-Z); SIGCONT lets it go on".into()
+            "stopped by a signal (SIGSTOP or Ctrl-Z); send SIGCONT to continue it".into()
         }
         Some(wait) if wait.seconds > STUCK_AFTER => {
-            format!("waits in the store for {} since {:.0} s ({})", wait.keys, wait.seconds, wait.operation)
+            format!("has waited {1:.0} s in the store for {0} ({2})", wait.keys, wait.seconds, wait.operation)
         }
         _ => String::new(),
     };

@@ -4,7 +4,7 @@ use std::io::Write as _;
 use std::time::Duration;
 
 use serde_json::json;
-use tenfold_console::show_size;
+use tenfold_console::{one_line, show_size};
 use tenfold_store::{ErrorKind, StoreExt as _, TcpStore};
 
 /// Prints what the server behind `store` reports: as a table, or as JSON.
@@ -26,7 +26,7 @@ pub fn print_stats(store: &TcpStore, json: bool) -> Result<(), Box<dyn std::erro
     writeln!(
         out,
         "tenfold store at {}, up {:.1} s, round trip {} µs",
-        printable(&facts.address),
+        one_line(&facts.address),
         facts.uptime_seconds,
         round_trip.as_micros()
     )?;
@@ -46,7 +46,7 @@ pub fn print_stats(store: &TcpStore, json: bool) -> Result<(), Box<dyn std::erro
     )?;
     let list =
         facts.operations.iter().map(|(name, count)| format!("{name} {count}")).collect::<Vec<_>>().join(", ");
-    writeln!(out, "operations   {}", if list.is_empty() { "none yet".into() } else { printable(&list) })?;
+    writeln!(out, "operations   {}", if list.is_empty() { "none yet".into() } else { one_line(&list) })?;
     for (reason, count) in &facts.closed {
         writeln!(out, "closed       {count} × {}", json!(reason).as_str().unwrap_or_default())?;
     }
@@ -55,19 +55,14 @@ pub fn print_stats(store: &TcpStore, json: bool) -> Result<(), Box<dyn std::erro
         writeln!(
             out,
             "  {} in {} for {} ({} keys), {:.1} s",
-            printable(&waiter.peer),
-            printable(&waiter.operation),
-            printable(&waiter.keys),
+            one_line(&waiter.peer),
+            one_line(&waiter.operation),
+            one_line(&waiter.keys),
             waiter.keys_count,
             waiter.seconds
         )?;
     }
     Ok(())
-}
-
-/// What a server tells, without what a terminal would obey: the server may be anybody's.
-fn printable(text: &str) -> String {
-    text.chars().map(|character| if character.is_control() { '\u{fffd}' } else { character }).collect()
 }
 
 /// What any TCPStore server tells.

@@ -30,7 +30,7 @@ use ask::{Dashboard, Trouble};
 use facts::Facts;
 use screen::Screen;
 
-/// Shows a store and its jobs in the terminal: what hangs, who waits for what, how busy it is.
+/// Show a store and its jobs in the terminal: what hangs, which rank waits for what, how busy the store is.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Examples:
   tenfold top 127.0.0.1:29580             the dashboard that `tenfold serve --dashboard` opened
@@ -42,16 +42,16 @@ pub struct Args {
     /// HOST:PORT of a dashboard: what `serve --dashboard` and `run --dashboard` print
     #[arg(value_parser = parse_address)]
     dashboard: Address,
-    /// Print one snapshot and end; so it is too if standard output is no terminal
+    /// Print one snapshot and exit (the default when standard output is not a terminal)
     #[arg(long)]
     once: bool,
-    /// Print the facts of one moment as JSON and end
+    /// Print one snapshot as JSON and exit
     #[arg(long)]
     json: bool,
-    /// From one look to the next
+    /// Time between updates
     #[arg(long, default_value = "1s", value_parser = parse_duration)]
     interval: Duration,
-    /// For one answer of the dashboard
+    /// Time limit for one answer of the dashboard
     #[arg(long, default_value = "10s", value_parser = parse_duration)]
     timeout: Duration,
 }
@@ -69,8 +69,8 @@ pub fn run(args: Args) -> Outcome {
     // The first look is made before the screen is taken: what is wrong with the address is said in plain words.
     let first = match Facts::ask(&dashboard) {
         Ok(facts) => facts,
-        Err(Trouble::NotHttp) => return show_store(&args),
-        Err(trouble) => return Err(trouble.told(&args.dashboard.to_string()).into()),
+        Err(trouble) if trouble.is_not_http() => return show_store(&args, &trouble),
+        Err(trouble) => return Err(trouble.message(&args.dashboard.to_string()).into()),
     };
     let mut out = std::io::stdout();
     if args.json {
@@ -84,15 +84,15 @@ pub fn run(args: Args) -> Outcome {
     watch(&args, dashboard, first)
 }
 
-/// Somebody answers who speaks no HTTP: a store, perhaps, which can tell a part of it.
-fn show_store(args: &Args) -> Outcome {
+/// What answers is not an HTTP server: perhaps a store, which has statistics of its own.
+fn show_store(args: &Args, trouble: &Trouble) -> Outcome {
     let Address { host, port } = &args.dashboard;
     let options = TcpStoreOptions::new(host.clone(), *port).timeout(args.timeout);
     let Ok(store) = TcpStore::open(options) else {
-        return Err(Trouble::NotHttp.told(&args.dashboard.to_string()).into());
+        return Err(trouble.message(&args.dashboard.to_string()).into());
     };
     eprintln!(
-        "note: {} is a store, not a dashboard: this is what the store itself tells, once\n  \
+        "note: {} is a store, not a dashboard; showing its own statistics once\n  \
          hint: start it with `tenfold serve --dashboard` and give `top` the address that it prints",
         args.dashboard
     );
@@ -117,7 +117,7 @@ fn watch(args: &Args, dashboard: Dashboard, first: Facts) -> Outcome {
             }
             Ok(Err(trouble)) => problem = Some(trouble.to_string()),
             Err(TryRecvError::Empty) => {}
-            Err(TryRecvError::Disconnected) => problem = Some("the asking thread has ended".into()),
+            Err(TryRecvError::Disconnected) => problem = Some("the polling thread has exited".into()),
         }
         let silence = problem.as_ref().map(|problem| (answered.elapsed(), problem.as_str()));
         terminal.draw(|frame| screen.draw(frame, silence))?;

@@ -75,7 +75,7 @@ pub(crate) fn store_verdict(server: &Value, waiters: &Value) -> Verdict {
     let seconds = longest["seconds"].as_f64().unwrap_or(0.0);
     if seconds < LONG {
         let (clients, keys) = (counted(number("connections"), "client"), counted(number("keys"), "key"));
-        let text = format!("store: {clients}, {keys}, nobody waits for long");
+        let text = format!("store: {clients}, {keys}, no long waits");
         return Verdict { level: Level::Ok, text };
     }
     let count = number("waiters_count").max(list(waiters).len());
@@ -92,7 +92,7 @@ fn ended_well(run: &Value) -> String {
         0 => String::new(),
         count => format!(", after {}", counted(count as usize, "restart")),
     };
-    format!(" ended well: {}{restarts}", counted(ranks, "rank"))
+    format!(" succeeded: {}{restarts}", counted(ranks, "rank"))
 }
 
 fn failed(state: &Value) -> String {
@@ -105,7 +105,7 @@ fn failed(state: &Value) -> String {
     let used = state["restarts_used"].as_u64().unwrap_or(0);
     let restarts = match used {
         0 => String::new(),
-        _ => format!("; {} did not help", counted(used as usize, "restart")),
+        _ => format!("; failed again after {}", counted(used as usize, "restart")),
     };
     format!(" failed: {who}{what}{restarts}")
 }
@@ -124,14 +124,14 @@ fn joining(run: &Value) -> (Level, String) {
     let mut text = format!(": {here} of {} here", counted(wanted.max(here), "node"));
     let lost: Vec<String> = nodes.iter().filter(|node| node.status == "lost").map(Node::name).collect();
     if !lost.is_empty() {
-        text += &format!(" — {} not heard of", are(&lost));
+        text += &format!(" — {} unresponsive", are(&lost));
         return (Level::Bad, text);
     }
     let missing: Vec<String> = nodes.iter().filter(|node| node.status == "missing").map(Node::name).collect();
     if !missing.is_empty() {
-        text += &format!(" — {} not come", have(&missing));
+        text += &format!(" — {} not joined", have(&missing));
     } else if here < wanted {
-        text += &format!(" — {} more to come", wanted - here);
+        text += &format!(" — {} more must join", wanted - here);
     } else {
         text += " — the ranks are about to start";
     }
@@ -156,11 +156,11 @@ fn running(run: &Value) -> (Level, String) {
         })
         .collect();
     if !lost.is_empty() {
-        blamed.push(format!("not heard of {}", listed(&lost)));
+        blamed.push(format!("no heartbeat from {}", listed(&lost)));
     }
     let missing: Vec<String> = nodes.iter().filter(|node| node.status == "missing").map(Node::name).collect();
     if !missing.is_empty() {
-        blamed.push(format!("{} not come", have(&missing)));
+        blamed.push(format!("{} not joined", have(&missing)));
     }
     for (end, who) in by_end(&ranks) {
         blamed.push(format!("{who} ended: {end}"));
@@ -255,7 +255,7 @@ struct Rank<'a> {
     stuck: bool,
     stopped: bool,
     ended: bool,
-    /// On a node that is not heard of.
+    /// On a node that is unresponsive.
     lost: bool,
     bad_end: Option<&'a str>,
     /// Others wait for it in a collective; `why` says which.
@@ -476,7 +476,7 @@ mod tests {
         nodes[1]["beat_seconds"] = json!(23.0);
         (nodes[0]["ranks"][1]["state"], nodes[0]["ranks"][1]["end"]) =
             (json!("ended"), json!("killed by SIGKILL (out of memory?)\nmore"));
-        let expected = "job x: 4 of 4 ranks joined — not heard of node 1 (host b7) for 23 s, \
+        let expected = "job x: 4 of 4 ranks joined — no heartbeat from node 1 (host b7) for 23 s, \
                         rank 1 (host a1) ended: killed by SIGKILL (out of memory?)";
         assert_eq!(says(&run(nodes)), (Level::Bad, expected.into()));
     }
@@ -487,12 +487,15 @@ mod tests {
         nodes.push(json!({"node": null, "rank": 1, "status": "missing", "beat_seconds": null, "ranks": []}));
         let mut joining = run(nodes);
         joining["state"]["phase"] = json!("joining");
-        assert_eq!(says(&joining), (Level::Waiting, "job x: 1 of 2 nodes here — node 1 has not come".into()));
+        assert_eq!(
+            says(&joining),
+            (Level::Waiting, "job x: 1 of 2 nodes here — node 1 has not joined".into())
+        );
         joining["nodes"][1] = node(1, "b7", vec![]);
         let expected = "job x: 2 of 2 nodes here — the ranks are about to start";
         assert_eq!(says(&joining), (Level::Waiting, expected.into()));
         joining["nodes"][1]["status"] = json!("lost");
-        let expected = "job x: 1 of 2 nodes here — node 1 (host b7) is not heard of";
+        let expected = "job x: 1 of 2 nodes here — node 1 (host b7) is unresponsive";
         assert_eq!(says(&joining), (Level::Bad, expected.into()));
     }
 
@@ -501,16 +504,16 @@ mod tests {
         let mut over = run(vec![node(0, "a1", vec![rank(0), rank(1)])]);
         over["state"]["phase"] = json!("over");
         over["state"]["outcome"] = json!("success");
-        assert_eq!(says(&over), (Level::Ok, "job x ended well: 2 ranks".into()));
+        assert_eq!(says(&over), (Level::Ok, "job x succeeded: 2 ranks".into()));
         over["state"]["restarts_used"] = json!(1);
-        assert_eq!(says(&over), (Level::Ok, "job x ended well: 2 ranks, after 1 restart".into()));
+        assert_eq!(says(&over), (Level::Ok, "job x succeeded: 2 ranks, after 1 restart".into()));
         over["state"]["outcome"] = json!("failed");
         over["state"]["failure"] = json!({"rank": 1, "host": "a1", "summary": "exit code 3"});
-        let expected = "job x failed: rank 1 (host a1): exit code 3; 1 restart did not help";
+        let expected = "job x failed: rank 1 (host a1): exit code 3; failed again after 1 restart";
         assert_eq!(says(&over), (Level::Bad, expected.into()));
         over["state"]["outcome"] = json!("closed");
-        over["state"]["reason"] = json!("1 of 2 nodes came within 600 s\n  hint: …");
-        let expected = "job x was closed: 1 of 2 nodes came within 600 s";
+        over["state"]["reason"] = json!("1 of 2 nodes joined within 600 s\n  hint: …");
+        let expected = "job x was closed: 1 of 2 nodes joined within 600 s";
         assert_eq!(says(&over), (Level::Bad, expected.into()));
     }
 
@@ -550,7 +553,7 @@ mod tests {
     fn a_store_without_a_job_says_whether_somebody_waits_for_long() {
         let server = json!({"connections": 1, "keys": 12, "waiters_count": 3});
         let Verdict { level, text } = store_verdict(&server, &json!([{"keys": "`a`", "seconds": 9.9}]));
-        assert_eq!((level, text.as_str()), (Level::Ok, "store: 1 client, 12 keys, nobody waits for long"));
+        assert_eq!((level, text.as_str()), (Level::Ok, "store: 1 client, 12 keys, no long waits"));
         let Verdict { level, text } = store_verdict(&server, &json!([{"keys": "`a`", "seconds": 41.0}]));
         assert_eq!((level, text.as_str()), (Level::Waiting, "3 clients wait, the longest for 41 s: `a`"));
     }

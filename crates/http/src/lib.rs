@@ -22,8 +22,11 @@
 //! Handlers run on the loop's thread, or, if they may take long, on a few threads of their own
 //! ([`Server::start_with_threads`]).
 //!
-//! Not here: chunked bodies, TLS, compression.
+//! [`client`] asks such servers, and others.
+//!
+//! Not here: requests with chunked bodies, TLS, compression.
 
+pub mod client;
 mod connection;
 mod head;
 mod host;

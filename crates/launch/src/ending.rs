@@ -10,10 +10,9 @@ use std::time::{Duration, Instant};
 use super::Launch;
 use super::endpoint::Home;
 use super::failure;
-use super::output::printable;
 use super::rank::signal_name;
 use super::rendezvous::{self, Order};
-use tenfold_console::{FAILURE, Outcome, SUCCESS};
+use tenfold_console::{FAILURE, Outcome, SUCCESS, printable};
 
 /// For the others to read how the job ended, when this node hosts the store.
 const LAST_WORDS: Duration = Duration::from_secs(5);

@@ -15,7 +15,7 @@ use rustix::process::{Resource, getrlimit};
 use tenfold_store::owner::{self, Owner};
 use tenfold_store::{Deadline, Limits, Server, ServerOptions, TcpStore, TcpStoreOptions, show_duration};
 
-use super::args::{ELASTIC_PORT, Endpoint, Meeting, Plan};
+use super::args::{ELASTIC_PORT, Endpoint, LaunchPlan, Meeting};
 
 const LOOPBACK: &str = "127.0.0.1";
 /// One attempt to connect; between two of them people may be told.
@@ -37,7 +37,7 @@ pub(super) struct Home {
 }
 
 /// Opens the store; `note` is called with lines for people.
-pub(super) fn open(plan: &Plan, note: &dyn Fn(String)) -> Result<Home, String> {
+pub(super) fn open(plan: &LaunchPlan, note: &dyn Fn(String)) -> Result<Home, String> {
     let home = match &plan.meeting {
         Meeting::Alone => {
             let server = start(LOOPBACK, 0, plan.other_users)?;
@@ -83,7 +83,7 @@ enum Decision {
 
 const BOUND: &str = "the address could be bound here";
 
-fn decide(endpoint: &Endpoint, plan: &Plan) -> Result<Decision, String> {
+fn decide(endpoint: &Endpoint, plan: &LaunchPlan) -> Result<Decision, String> {
     match plan.settings.is_host {
         Some(false) => return Ok(Decision::Guest("is_host=false")),
         Some(true) => return insist(endpoint, plan).map(|(server, why)| Decision::Host(server, why)),
@@ -110,21 +110,24 @@ fn decide(endpoint: &Endpoint, plan: &Plan) -> Result<Decision, String> {
 }
 
 /// Hosts, also where the address is not one of this machine's: it may be translated on the way.
-fn insist(endpoint: &Endpoint, plan: &Plan) -> Result<(Server, &'static str), String> {
+fn insist(endpoint: &Endpoint, plan: &LaunchPlan) -> Result<(Server, &'static str), String> {
     let (listen, why) = listen_where(endpoint, plan);
     match start(listen, endpoint.port, plan.other_users) {
         Ok(server) => Ok((server, why)),
         Err(_) if look(endpoint) == Look::Elsewhere => {
             let is_v6 = endpoint.host.parse().is_ok_and(|address: IpAddr| address.is_ipv6());
             let server = start(if is_v6 { "::" } else { "0.0.0.0" }, endpoint.port, plan.other_users)?;
-            Ok((server, "told to; the address is not one of this machine's, so it listens on all of them"))
+            Ok((
+                server,
+                "requested; the address is not one of this machine's, so the store listens on all addresses",
+            ))
         }
         Err(error) => Err(error),
     }
 }
 
 /// A machine's name often means 127.0.1.1 on the machine itself, where nobody else can reach it.
-fn listen_where<'a>(endpoint: &'a Endpoint, plan: &Plan) -> (&'a str, &'static str) {
+fn listen_where<'a>(endpoint: &'a Endpoint, plan: &LaunchPlan) -> (&'a str, &'static str) {
     let is_name = endpoint.host.parse::<IpAddr>().is_err() && endpoint.host != "localhost";
     let only_here = || {
         resolve(endpoint).is_ok_and(|addresses| {
@@ -132,7 +135,7 @@ fn listen_where<'a>(endpoint: &'a Endpoint, plan: &Plan) -> (&'a str, &'static s
         })
     };
     if is_name && plan.nodes.max > 1 && only_here() {
-        return ("0.0.0.0", "the name means a loopback address here, so it listens on all addresses");
+        return ("0.0.0.0", "the name resolves to loopback here, so the store listens on all addresses");
     }
     (&endpoint.host, BOUND)
 }
@@ -209,7 +212,7 @@ fn trust_holder(endpoint: &Endpoint, holder: Option<Owner>) -> Result<(), String
     }
 }
 
-fn tell(note: &dyn Fn(String), plan: &Plan, server: &Server, endpoint: &Endpoint, why: &str) {
+fn tell(note: &dyn Fn(String), plan: &LaunchPlan, server: &Server, endpoint: &Endpoint, why: &str) {
     if plan.tells_where {
         let port = server.address().port();
         let endpoint = Endpoint { port, ..endpoint.clone() };
@@ -221,24 +224,24 @@ fn tell(note: &dyn Fn(String), plan: &Plan, server: &Server, endpoint: &Endpoint
 fn warn_if_open(note: &dyn Fn(String), server: &Server) {
     if !server.is_private() {
         note(format!(
-            "warning: no authentication: whoever reaches {} can read and write this store, and ranks trust what they \
+            "warning: no authentication: anyone who can reach {} can read and write this store, and ranks trust what they \
              read there",
             server.address()
         ));
     }
 }
 
-fn check_port(endpoint: &Endpoint, plan: &Plan) -> Result<(), String> {
+fn check_port(endpoint: &Endpoint, plan: &LaunchPlan) -> Result<(), String> {
     if endpoint.port == 0 && plan.nodes.max > 1 {
         return Err(format!(
-            "{endpoint}: a port that is picked cannot be known to the other nodes\n  hint: give one"
+            "{endpoint}: the other nodes cannot know a port that is chosen here\n  hint: give a port other than 0"
         ));
     }
     Ok(())
 }
 
 /// Connects to the server of this very process.
-fn host(server: Server, endpoint: &Endpoint, plan: &Plan) -> Result<Home, String> {
+fn host(server: Server, endpoint: &Endpoint, plan: &LaunchPlan) -> Result<Home, String> {
     let own = server.address();
     let reached = match own.ip() {
         ip if !ip.is_unspecified() => ip.to_string(),
@@ -252,7 +255,7 @@ fn host(server: Server, endpoint: &Endpoint, plan: &Plan) -> Result<Home, String
 }
 
 /// Connects to another node's server, which may not be there yet.
-fn connect(endpoint: &Endpoint, plan: &Plan, note: &dyn Fn(String)) -> Result<Home, String> {
+fn connect(endpoint: &Endpoint, plan: &LaunchPlan, note: &dyn Fn(String)) -> Result<Home, String> {
     let deadline = Deadline::after(plan.settings.join_timeout);
     let mut told = deadline.elapsed();
     loop {
@@ -265,8 +268,8 @@ fn connect(endpoint: &Endpoint, plan: &Plan, note: &dyn Fn(String)) -> Result<Ho
             Err(error) if deadline.passed() => {
                 let waited = show_duration(deadline.elapsed());
                 return Err(format!(
-                    "cannot reach the store at {endpoint} within {waited}: {}\n  hint: is the node that hosts it up, and does a \
-                     firewall let this one reach it? join_timeout in --rdzv-conf is how long to wait",
+                    "cannot reach the store at {endpoint} within {waited}: {}\n  hint: check that the node that hosts it is up and that no \
+                     firewall blocks it; raise join_timeout in --rdzv-conf to wait longer",
                     error.fault().message()
                 ));
             }
@@ -294,7 +297,7 @@ pub(super) fn open_for_ranks(
     let host = match local_address {
         Some(address) => address.to_string(),
         None => own_address(met_at)
-            .map_err(|error| format!("cannot tell by which address {met_at} reaches this node: {error}"))?
+            .map_err(|error| format!("cannot find this node's address towards {met_at}: {error}"))?
             .to_string(),
     };
     let server = match start(&host, 0, other_users) {
@@ -386,7 +389,7 @@ mod tests {
             [
                 "--local-addr no-such-name.invalid cannot be bound here, so the ranks' store listens on all addresses".into(),
                 format!(
-                    "warning: no authentication: whoever reaches 0.0.0.0:{port} can read and write this store, and ranks \
+                    "warning: no authentication: anyone who can reach 0.0.0.0:{port} can read and write this store, and ranks \
                      trust what they read there"
                 )
             ]

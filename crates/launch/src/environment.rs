@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::Path;
 
-use super::guard;
+use super::mark;
 use super::progress;
 use super::rendezvous::Assignment;
 use super::worker_sockets;
@@ -69,7 +69,7 @@ pub(super) fn environment(
     set(FENCE, assignment.fence().to_string());
     set("TORCHELASTIC_MAX_RESTARTS", job.max_restarts.to_string());
     set("TORCHELASTIC_SIGNALS_TO_HANDLE", job.signals.clone());
-    set(guard::VARIABLE, job.mark.clone());
+    set(mark::VARIABLE, job.mark.clone());
     let mut defaults = vec![("PYTHONUNBUFFERED", "1"), ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")];
     if local_ranks > 1 {
         // Ranks with a thread for every core each would fight for them; Rust programs (candle) ask rayon's variable.
@@ -104,9 +104,7 @@ fn own_device(
             let devices = devices.to_string_lossy();
             let device = devices.split(',').nth(local_rank).map(|device| device.trim().to_string());
             device.ok_or_else(|| {
-                format!(
-                    "--virtual-local-rank: there is no device for local rank {local_rank} in {name}={devices}"
-                )
+                format!("--virtual-local-rank: no device for local rank {local_rank} in {name}={devices}")
             })?
         }
     };
@@ -240,7 +238,7 @@ mod tests {
         assert_eq!(device(&both), Ok((some("0"), some("3"), some("3"))));
         assert_eq!(
             device(&[("CUDA_VISIBLE_DEVICES", "4")]),
-            Err("--virtual-local-rank: there is no device for local rank 1 in CUDA_VISIBLE_DEVICES=4".into())
+            Err("--virtual-local-rank: no device for local rank 1 in CUDA_VISIBLE_DEVICES=4".into())
         );
     }
 }

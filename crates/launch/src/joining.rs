@@ -88,7 +88,7 @@ impl Launch {
     fn show_dashboard(&mut self, home: &Home) -> io::Result<()> {
         let Some(options) = self.plan.dashboard.clone() else { return Ok(()) };
         let Some(server) = &home.server else {
-            let note = "no dashboard here: this node does not host the store, and whoever does can show one";
+            let note = "no dashboard on this node: use --dashboard on the node that hosts the store";
             self.outlet.note(note);
             return Ok(());
         };

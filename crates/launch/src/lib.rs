@@ -27,11 +27,14 @@ mod failure;
 mod guard;
 mod inspect;
 mod joining;
+mod leftovers;
 mod lines;
 mod logs;
+mod mark;
 mod numa;
 mod output;
 mod pipes;
+mod proc;
 mod program;
 mod progress;
 mod rank;
@@ -55,21 +58,22 @@ use signal_hook::iterator::backend::SignalDelivery;
 use signal_hook::iterator::exfiltrator::SignalOnly;
 
 pub use args::Args;
-use args::{Endpoint, Plan};
+use args::{Endpoint, LaunchPlan};
 use endpoint::Home;
 use environment::Job;
 use failure::MemoryWatch;
+use guard::Guard;
 pub use guard::stand_guard;
-use guard::{Guard, Mark};
 use inspect::{Connections, RankStatus};
 use logs::Logs;
-use output::{Outlet, printable};
+use mark::Mark;
+use output::Outlet;
 use progress::{Progress, Stuck};
 use rank::{Rank, signal_name};
 use rendezvous::{Assignment, Order, Rendezvous};
 use round::{Phase, Round};
 use status::Status;
-use tenfold_console::{Outcome, raise_open_files};
+use tenfold_console::{Outcome, printable, raise_open_files};
 use tenfold_dashboard::Dashboard;
 use worker_sockets::WorkerSockets;
 
@@ -110,7 +114,7 @@ pub fn run(args: &Args) -> Outcome {
 /// Raises the limit of open files if it is too low for the ranks, or if this launcher may host the store for other nodes, whose
 /// ranks all connect to it. The limit before that, which is the ranks': programs that use `select` or close all files at
 /// their start do badly with a high one.
-fn make_room_for_files(plan: &Plan) -> Option<Rlimit> {
+fn make_room_for_files(plan: &LaunchPlan) -> Option<Rlimit> {
     let before = getrlimit(Resource::Nofile);
     let needed = (plan.ranks * FILES_A_RANK) as u64;
     if plan.nodes.max == 1 && before.current.is_none_or(|limit| limit >= needed) {
@@ -160,7 +164,7 @@ impl Herald {
 }
 
 struct Launch {
-    plan: Arc<Plan>,
+    plan: Arc<LaunchPlan>,
     program: Vec<OsString>,
     processors: Option<Vec<Vec<usize>>>,
     /// The limit of open files that ranks are given, if it is not the launcher's.
@@ -178,7 +182,7 @@ struct Launch {
     restarts_used: u64,
     guard: Guard,
     /// Everybody whom ranks started becomes a child of ours at last.
-    is_foster_parent: bool,
+    is_subreaper: bool,
     mark: Mark,
     progress: Progress,
     /// What was said about ranks that keep others waiting.
@@ -210,13 +214,13 @@ struct Ready {
 
 impl Launch {
     fn new(
-        plan: Arc<Plan>,
+        plan: Arc<LaunchPlan>,
         program: Vec<OsString>,
         processors: Option<Vec<Vec<usize>>>,
     ) -> Result<Self, Box<dyn std::error::Error>> {
         let (wake, waker) = UnixStream::pair()?;
         let signals = SignalDelivery::with_pipe(wake, waker, SignalOnly, signals::heard(&plan.signals))?;
-        let is_foster_parent = guard::become_foster_parent(); // before there are children
+        let is_subreaper = leftovers::become_subreaper(); // before there are children
         let mark = Mark::new()?;
         let guard = Guard::start(&mark)?;
         let (bell, ringer) = UnixStream::pair()?;
@@ -255,7 +259,7 @@ impl Launch {
             started: Instant::now(),
             restarts_used: 0,
             guard,
-            is_foster_parent,
+            is_subreaper,
             mark,
             progress,
             stuck: Stuck::default(),
@@ -280,7 +284,7 @@ impl Launch {
             self.outlet.note(&line);
         }
         if let Some(sockets) = &self.worker_sockets {
-            let line = format!("ranks can be asked what they do: tenfold worker {sockets}");
+            let line = format!("inspect ranks with: tenfold worker {sockets}");
             self.outlet.note(&line);
         }
         self.find_store()?;
@@ -399,7 +403,7 @@ impl Launch {
                 self.held_until = None;
                 self.guard.release();
                 self.over.get_or_insert(outcome);
-                self.stop_after_dumps("the job is over: all ranks are asked to end".into());
+                self.stop_after_dumps("the job is over: stopping all ranks".into());
             }
         }
         Ok(())
@@ -425,8 +429,8 @@ impl Launch {
     fn replace_guard(&mut self) {
         if let Err(error) = self.guard.replace() {
             self.outlet.note(&format!(
-                "warning: the guard process ended and cannot be replaced ({error}): if this launcher is killed now, \
-                 processes that ranks started may stay"
+                "warning: the guard process exited and cannot be replaced ({error}): if this launcher is killed now, \
+                 processes that ranks started may stay alive"
             ));
         }
     }
@@ -458,9 +462,9 @@ impl Launch {
         let until = Instant::now() + LEAVING;
         self.leaving = Some((signal, until));
         let seconds = self.plan.shutdown_timeout.as_secs_f64();
-        let note = format!("{name}: passed on to all ranks, which have {seconds} s");
+        let note = format!("{name}: passed on to all ranks; they have {seconds} s to exit");
         if self.hosts_others() {
-            self.outlet.note("this node hosts the store: the job ends for the other nodes, too");
+            self.outlet.note("this node hosts the store, so the job ends on the other nodes as well");
         }
         // A rank that is alone is as good as the program itself: whoever pressed Ctrl-C knows.
         let is_alone = self.round.as_ref().is_none_or(|round| round.assignment.world_size() == 1);

@@ -11,123 +11,30 @@
 //! [`RankLogs`] for each local rank; the [`Destination::stdio`] of its streams and the path of its error file go to the rank's process,
 //! and it becomes part of the rank's [`Pipes`](super::pipes::Pipes). At the end, [`Logs::reminder`].
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write as _};
+mod copies;
+mod selection;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use signal_hook::consts::SIGXFSZ;
 use tempfile::TempDir;
 
 use super::failure::first_bytes;
-use super::lines::{Cutter, Piece};
+use super::lines::Cutter;
 use super::output::Stream;
+
+pub(super) use copies::{Copies, Destination};
+use copies::{Filter, Incomplete, LogFile, add, describe};
+use selection::Streams;
+pub(super) use selection::{Selection, parse_ranks, parse_selection, parse_words};
 
 /// Of a run id, in the name of its folder: file names have at most 255 bytes.
 const RUN_ID_MAX: usize = 128;
-/// Files that cannot be written are named one by one up to this many.
-const NOTES_MAX: usize = 8;
-
-/// A choice of a rank's streams, as torchrun's flags tell it: 0 none, 1 standard output, 2 standard error, 3 both.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Streams {
-    output: bool,
-    error: bool,
-}
-
-impl Streams {
-    const NONE: Streams = Streams { output: false, error: false };
-    const BOTH: Streams = Streams { output: true, error: true };
-
-    fn parse(digit: &str) -> Option<Self> {
-        match digit {
-            "0" => Some(Streams::NONE),
-            "1" => Some(Streams { output: true, error: false }),
-            "2" => Some(Streams { output: false, error: true }),
-            "3" => Some(Streams::BOTH),
-            _ => None,
-        }
-    }
-
-    fn has(self, stream: Stream) -> bool {
-        match stream {
-            Stream::Output => self.output,
-            Stream::Error => self.error,
-        }
-    }
-}
-
-/// The value of `--redirects` and `--tee`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Selection {
-    /// The same for all ranks.
-    All(Streams),
-    /// By local rank; the others have none.
-    Some(BTreeMap<usize, Streams>),
-}
-
-impl Selection {
-    fn of(&self, local_rank: usize) -> Streams {
-        match self {
-            Selection::All(streams) => *streams,
-            Selection::Some(ranks) => ranks.get(&local_rank).copied().unwrap_or_default(),
-        }
-    }
-
-    fn has_any(&self) -> bool {
-        match self {
-            Selection::All(streams) => *streams != Streams::NONE,
-            Selection::Some(ranks) => ranks.values().any(|&streams| streams != Streams::NONE),
-        }
-    }
-}
-
-/// `3`, or `0:3,1:1` by local rank.
-pub(super) fn parse_selection(text: &str) -> Result<Selection, String> {
-    if let Some(streams) = Streams::parse(text) {
-        return Ok(Selection::All(streams));
-    }
-    let entries = text.split(',').map(|entry| {
-        let (rank, streams) = entry.split_once(':')?;
-        Some((parse_rank(rank)?, Streams::parse(streams)?))
-    });
-    entries.collect::<Option<BTreeMap<_, _>>>().map(Selection::Some).ok_or_else(|| {
-        format!(
-            "`{text}` names no streams: write 0 for none, 1 for standard output, 2 for standard error, 3 for both, or \
-             such a number for some local ranks: 0:3,1:2"
-        )
-    })
-}
-
-/// `0,2`: the value of `--local-ranks-filter`.
-pub(super) fn parse_ranks(text: &str) -> Result<BTreeSet<usize>, String> {
-    text.split(',').map(|rank| parse_rank(rank.trim())).collect::<Option<_>>().ok_or_else(|| {
-        format!("`{text}` names no ranks: write local ranks with commas between them, such as 0,2")
-    })
-}
-
-/// Digits alone: no sign, no blanks.
-fn parse_rank(text: &str) -> Option<usize> {
-    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
-}
-
-/// `apple,orange`: the value of `--duplicate-stdout-filters`; two commas are one that belongs to a word.
-pub(super) fn parse_words(text: &str) -> Vec<String> {
-    let (mut words, mut word, mut characters) = (Vec::new(), String::new(), text.chars().peekable());
-    while let Some(character) = characters.next() {
-        if character != ',' || characters.next_if_eq(&',').is_some() {
-            word.push(character);
-        } else {
-            words.push(std::mem::take(&mut word));
-        }
-    }
-    words.push(word);
-    words.retain(|word| !word.is_empty());
-    words
-}
 
 /// What the flags say.
 #[derive(Clone, Debug, Default)]
@@ -193,17 +100,6 @@ enum Place {
     Private(TempDir),
     /// Not even a temporary folder can be had, and nobody asked for files.
     Nowhere,
-}
-
-/// Files that could not be written, of all rounds.
-type Incomplete = Arc<Mutex<Vec<PathBuf>>>;
-
-fn add(incomplete: &Incomplete, path: &Path) -> usize {
-    let mut incomplete = incomplete.lock().unwrap_or_else(PoisonError::into_inner);
-    if !incomplete.iter().any(|known| known == path) {
-        incomplete.push(path.to_path_buf());
-    }
-    incomplete.len()
 }
 
 impl Logs {
@@ -312,11 +208,11 @@ impl Logs {
         let incomplete = self.incomplete.lock().unwrap_or_else(PoisonError::into_inner);
         match incomplete.as_slice() {
             [] => None,
-            [one] => Some(format!("{} is not complete: it could not be written", one.display())),
+            [one] => Some(format!("{} is incomplete: it could not be written", one.display())),
             [first, others @ ..] => {
                 let (count, first) = (others.len() + 1, first.display());
                 Some(format!(
-                    "{count} log files are not complete, {first} among them: they could not be written"
+                    "{count} log files are incomplete, among them {first}: they could not be written"
                 ))
             }
         }
@@ -353,15 +249,9 @@ fn make_run_folder(folder: Option<&Path>, run_id: &str) -> Result<PathBuf, Strin
 fn cannot_make(folder: &Path, error: &io::Error) -> String {
     let what = describe(error);
     format!(
-        "cannot make the log folder `{}`: {what}\n  hint: name another one with `--log-dir`",
+        "cannot create the log folder `{}`: {what}\n  hint: choose another one with `--log-dir`",
         folder.display()
     )
-}
-
-/// In the system's words, without its number.
-fn describe(error: &io::Error) -> String {
-    let text = error.to_string();
-    text.split_once(" (os error").map_or(text.clone(), |(words, _)| words.to_string())
 }
 
 /// Where one rank's words go.
@@ -382,167 +272,9 @@ pub(super) struct Traces {
     pub(super) unread: Vec<PathBuf>,
 }
 
-#[derive(Debug)]
-pub(super) enum Destination {
-    /// The rank writes there itself.
-    File(File),
-    /// The launcher reads it, and writes these.
-    Pipe(Copies),
-}
-
-impl Destination {
-    /// For `Command::stdout` and `Command::stderr`.
-    pub(super) fn stdio(&self) -> io::Result<Stdio> {
-        match self {
-            Destination::File(file) => Ok(file.try_clone()?.into()),
-            Destination::Pipe(_) => Ok(Stdio::piped()),
-        }
-    }
-}
-
-/// Where the launcher passes on what it reads.
-#[derive(Debug)]
-pub(super) struct Copies {
-    pub(super) file: Option<LogFile>,
-    pub(super) filter: Option<Filter>,
-    pub(super) on_console: bool,
-}
-
-impl Copies {
-    pub(super) fn console(on_console: bool) -> Self {
-        Copies { file: None, filter: None, on_console }
-    }
-
-    /// Writes the files; notes for people if something is lost from now on.
-    pub(super) fn write(&mut self, bytes: &[u8], prefix: &[u8], rank: usize) -> Vec<String> {
-        let mut notes = Vec::new();
-        let fate = if self.on_console { "go to the console only" } else { "are lost" };
-        if let Some(file) = &mut self.file {
-            notes.extend(file.write(bytes).map(|lost| format!("{lost}; rank {rank}'s words {fate}")));
-        }
-        if let Some(filter) = &mut self.filter {
-            notes.extend(
-                filter.take(bytes, prefix).map(|lost| format!("{lost}; rank {rank} is missing there")),
-            );
-        }
-        notes
-    }
-
-    /// Nothing will follow.
-    pub(super) fn finish(&mut self, prefix: &[u8]) {
-        if let Some(filter) = &mut self.filter {
-            filter.finish(prefix);
-        }
-    }
-}
-
-/// A file until it cannot be written.
-#[derive(Debug)]
-pub(super) struct LogFile {
-    path: PathBuf,
-    file: File,
-    lost: bool,
-    incomplete: Incomplete,
-}
-
-impl LogFile {
-    fn open(path: PathBuf, incomplete: &Incomplete) -> Result<Self, String> {
-        // Ranks share the filtered ones, and a rank may share its own with what it starts: all of them append.
-        let file = OpenOptions::new().create(true).append(true).open(&path);
-        let file = file.map_err(|error| format!("cannot write {}: {}", path.display(), describe(&error)))?;
-        Ok(LogFile { path, file, lost: false, incomplete: incomplete.clone() })
-    }
-
-    /// Says the first time why it cannot, unless others have said so often enough.
-    fn write(&mut self, bytes: &[u8]) -> Option<String> {
-        if self.lost {
-            return None;
-        }
-        let error = self.file.write_all(bytes).err()?;
-        self.lost = true;
-        (add(&self.incomplete, &self.path) <= NOTES_MAX)
-            .then(|| format!("cannot write {}: {}", self.path.display(), describe(&error)))
-    }
-}
-
-/// Copies lines with certain words to a file that all ranks share, behind their prefix.
-#[derive(Debug)]
-pub(super) struct Filter {
-    words: Vec<String>,
-    cutter: Cutter,
-    file: LogFile,
-}
-
-impl Filter {
-    fn take(&mut self, bytes: &[u8], prefix: &[u8]) -> Option<String> {
-        let Filter { words, cutter, file } = self;
-        let mut lost = None;
-        cutter.take(bytes, |piece| lost = lost.take().or(copy(piece, prefix, words, file)));
-        lost
-    }
-
-    fn finish(&mut self, prefix: &[u8]) {
-        let Filter { words, cutter, file } = self;
-        cutter.cut(&mut |piece| {
-            let _no_more_notes = copy(piece, prefix, words, file);
-        });
-    }
-}
-
-fn copy(piece: Piece<'_>, prefix: &[u8], words: &[String], file: &mut LogFile) -> Option<String> {
-    let Piece::Line(line) = piece else { return None };
-    let is_in = |word: &String| line.windows(word.len()).any(|window| window == word.as_bytes());
-    words.iter().any(is_in).then(|| file.write(&[prefix, line, b"\n"].concat()))?
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn streams(number: usize) -> Streams {
-        Streams { output: number & 1 == 1, error: number & 2 == 2 }
-    }
-
-    #[test]
-    fn streams_are_chosen_as_torchrun_reads_them() {
-        for number in 0..4 {
-            assert_eq!(parse_selection(&number.to_string()), Ok(Selection::All(streams(number))));
-        }
-        let some = parse_selection("0:3,1:0,12:1,3:2").unwrap();
-        let of: Vec<Streams> = [0, 1, 2, 3, 12].map(|rank| some.of(rank)).to_vec();
-        assert_eq!(of, [3, 0, 0, 2, 1].map(streams));
-        for wrong in [
-            "",
-            "4",
-            "-1",
-            "a",
-            "0:",
-            ":3",
-            "0:4",
-            "0:3,",
-            "0:3 ,1:1",
-            "+0:3",
-            "0:3:1",
-            "99999999999999999999:1",
-        ] {
-            assert_eq!(
-                parse_selection(wrong),
-                Err(format!(
-                    "`{wrong}` names no streams: write 0 for none, 1 for standard output, 2 for standard error, 3 for \
-                     both, or such a number for some local ranks: 0:3,1:2"
-                ))
-            );
-        }
-        assert_eq!(parse_ranks("0,2"), Ok(BTreeSet::from([0, 2])));
-        for wrong in ["", "x", "0,", "-1"] {
-            let error =
-                format!("`{wrong}` names no ranks: write local ranks with commas between them, such as 0,2");
-            assert_eq!(parse_ranks(wrong), Err(error));
-        }
-        assert_eq!(parse_words("apple,orange"), ["apple", "orange"]);
-        assert_eq!(parse_words("a,,b,c"), ["a,b", "c"]);
-        assert_eq!(parse_words(""), Vec::<String>::new());
-    }
 
     /// Where each stream of a rank goes: to a file that it holds, or `console`, `file` and `filter` by the launcher.
     fn fate(destination: &Destination) -> String {
@@ -646,7 +378,7 @@ mod tests {
             assert_eq!(
                 Logs::open(options, "job", "tenfold-run-test-").unwrap_err(),
                 format!(
-                    "cannot make the log folder `{}`: {why}\n  hint: name another one with `--log-dir`",
+                    "cannot create the log folder `{}`: {why}\n  hint: choose another one with `--log-dir`",
                     path.display()
                 )
             );
@@ -666,7 +398,7 @@ mod tests {
         assert_eq!(ranks[1].traces.error_file, None);
         assert_eq!(
             logs.reminder().unwrap(),
-            format!("{} is not complete: it could not be written", next.display())
+            format!("{} is incomplete: it could not be written", next.display())
         );
     }
 
@@ -677,7 +409,9 @@ mod tests {
         let mut copies = Copies { file: Some(full()), filter: None, on_console: true };
         assert_eq!(
             copies.write(b"words", b"", 3),
-            ["cannot write /dev/full: No space left on device; rank 3's words go to the console only"]
+            [
+                "cannot write /dev/full: No space left on device; the output of rank 3 goes to the console only"
+            ]
         );
         assert_eq!(copies.write(b"words", b"", 3), Vec::<String>::new());
         let filter = Filter { words: vec!["a".into()], cutter: Cutter::default(), file: full() };
@@ -685,8 +419,8 @@ mod tests {
         assert_eq!(
             copies.write(b"b\na\na\n", b"", 4),
             [
-                "cannot write /dev/full: No space left on device; rank 4's words are lost",
-                "cannot write /dev/full: No space left on device; rank 4 is missing there"
+                "cannot write /dev/full: No space left on device; the output of rank 4 is lost",
+                "cannot write /dev/full: No space left on device; the lines of rank 4 are missing there"
             ]
         );
         let logs = |incomplete| Logs {
@@ -696,28 +430,9 @@ mod tests {
             incomplete,
         };
         let reminder = logs(incomplete.clone()).reminder().unwrap();
-        assert_eq!(reminder, "/dev/full is not complete: it could not be written");
+        assert_eq!(reminder, "/dev/full is incomplete: it could not be written");
         add(&incomplete, Path::new("/other"));
         let reminder = logs(incomplete).reminder().unwrap();
-        assert_eq!(reminder, "2 log files are not complete, /dev/full among them: they could not be written");
-    }
-
-    #[test]
-    fn matching_lines_are_copied_whole_however_they_arrive() {
-        let folder = tempfile::tempdir().unwrap();
-        let text = "an apple\npear\n90 % apple\rorange, late\nlast apple";
-        for size in 1..=text.len() {
-            let path = folder.path().join(size.to_string());
-            let file = LogFile::open(path.clone(), &Incomplete::default()).unwrap();
-            let words = parse_words("apple,orange");
-            let filter = Some(Filter { words, cutter: Cutter::default(), file });
-            let mut copies = Copies { file: None, filter, on_console: true };
-            for part in text.as_bytes().chunks(size) {
-                assert_eq!(copies.write(part, b"[7] ", 7), Vec::<String>::new());
-            }
-            copies.finish(b"[7] ");
-            let found = fs::read_to_string(path).unwrap();
-            assert_eq!(found, "[7] an apple\n[7] orange, late\n[7] last apple\n", "in parts of {size}");
-        }
+        assert_eq!(reminder, "2 log files are incomplete, among them /dev/full: they could not be written");
     }
 }

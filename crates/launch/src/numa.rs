@@ -25,7 +25,7 @@ struct Processor {
 /// The processors of each of `ranks` local ranks.
 pub(super) fn processors(binding: Binding, ranks: usize) -> Result<Vec<Vec<usize>>, String> {
     let own = sched_getaffinity(None)
-        .map_err(|error| format!("cannot tell which processors may be used: {error}"))?;
+        .map_err(|error| format!("cannot find out which processors may be used: {error}"))?;
     let usable: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&number| own.is_set(number)).collect();
     deal(binding, ranks, &usable.into_iter().map(look_up).collect::<Vec<_>>())
 }
@@ -75,7 +75,7 @@ fn deal(binding: Binding, ranks: usize, processors: &[Processor]) -> Result<Vec<
     let nodes: Vec<usize> =
         processors.iter().map(|processor| processor.node).collect::<BTreeSet<_>>().into_iter().collect();
     if nodes.is_empty() {
-        return Err("there is no processor that may be used".into());
+        return Err("no processor may be used".into());
     }
     let of_node = |node: usize| processors.iter().filter(move |processor| processor.node == node);
     let mut lists = vec![Vec::new(); ranks];
@@ -194,7 +194,7 @@ mod tests {
         let few: Vec<Processor> =
             machine().into_iter().filter(|processor| [1, 2, 30].contains(&processor.number)).collect();
         assert_eq!(deal(Binding::Node, 2, &few).unwrap(), [vec![1, 2], vec![30]]);
-        assert_eq!(deal(Binding::Node, 1, &[]).unwrap_err(), "there is no processor that may be used");
+        assert_eq!(deal(Binding::Node, 1, &[]).unwrap_err(), "no processor may be used");
     }
 
     #[test]

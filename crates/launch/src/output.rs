@@ -13,11 +13,11 @@ use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, IsTerminal as _};
-use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 
 use rustix::io::Errno;
+use tenfold_console::{command_len, printable};
 
 use super::status::{Status, StatusLine};
 
@@ -212,7 +212,8 @@ impl Outlet {
         self.held = self.queue.iter().map(|chunk| chunk.bytes.len() - chunk.written).sum();
         if stream == Stream::Output {
             let name = stream.name();
-            let note = format!("tenfold: cannot write to {name}: {error}; what ranks say there is lost\n");
+            let note =
+                format!("tenfold: cannot write to {name}: {error}; further output of ranks there is lost\n");
             self.push(Stream::Error, &[note.as_bytes()]);
         }
     }
@@ -331,50 +332,12 @@ pub(super) fn without_cursor_moves(line: &[u8]) -> Cow<'_, [u8]> {
 
 const RESET: &[u8] = b"\x1b[0m";
 
-/// How many bytes the terminal command has that `bytes` begin with; the byte behind it never is within a character.
-pub(super) fn command_len(bytes: &[u8]) -> usize {
-    let run = |from: usize, of: RangeInclusive<u8>| {
-        let rest = bytes.get(from..).unwrap_or_default();
-        from + rest.iter().take_while(|byte| of.contains(byte)).count()
-    };
-    let with_last = |end: usize, of: RangeInclusive<u8>| {
-        end + usize::from(bytes.get(end).is_some_and(|byte| of.contains(byte)))
-    };
-    match bytes.get(1) {
-        Some(b'[') => with_last(run(2, 0x20..=0x3f), 0x40..=0x7e),
-        Some(b']') => {
-            let end = |at: &usize| bytes[*at] == 0x07 || bytes[*at..].starts_with(b"\x1b\\");
-            let end = (2..bytes.len()).find(end);
-            end.map_or(bytes.len(), |at| if bytes[at] == 0x07 { at + 1 } else { at + 2 })
-        }
-        _ => with_last(run(1, 0x20..=0x2f), 0x30..=0x7e),
-    }
-}
-
 /// Colours, and links (`ESC ] 8`): they leave the cursor where it is. Of what else `ESC ]` begins some write to the
 /// clipboard or ask the terminal for an answer that the shell would read as input.
 fn is_harmless(command: &[u8]) -> bool {
     let is_colour = command.starts_with(b"\x1b[") && command.ends_with(b"m");
     let has_end = command.ends_with(b"\x07") || command.ends_with(b"\x1b\\");
     is_colour || command.starts_with(b"\x1b]8;") && has_end
-}
-
-/// Text without terminal commands and control characters; lines and tabs stay. For what came from other nodes, and for
-/// what is read in files, far from where its colours began.
-pub(super) fn printable(text: &str) -> Cow<'_, str> {
-    let is_kept = |character: char| !character.is_control() || matches!(character, '\t' | '\n');
-    if text.chars().all(is_kept) {
-        return Cow::Borrowed(text);
-    }
-    let (mut kept, mut rest) = (String::new(), text);
-    while let Some(character) = rest.chars().next() {
-        let is_command = character == '\x1b';
-        if is_kept(character) {
-            kept.push(character);
-        }
-        rest = &rest[if is_command { command_len(rest.as_bytes()) } else { character.len_utf8() }..];
-    }
-    Cow::Owned(kept)
 }
 
 #[cfg(test)]
@@ -434,7 +397,7 @@ mod tests {
         let mut text = String::new();
         errors.rewind().unwrap();
         errors.read_to_string(&mut text).unwrap();
-        let note = "tenfold: cannot write to standard output: Broken pipe (os error 32); what ranks say there is lost\n";
+        let note = "tenfold: cannot write to standard output: Broken pipe (os error 32); further output of ranks there is lost\n";
         assert_eq!(text, format!("kept\n{note}kept\nkept\n"));
     }
 

@@ -73,9 +73,9 @@ fn find(name: &OsStr) -> Result<PathBuf, Missing> {
 /// What the system says when it was there and could not be run.
 pub(super) fn cannot_run(program: &OsStr, error: &io::Error) -> String {
     let hint = match error.kind() {
-        io::ErrorKind::NotFound => "\n  hint: is the interpreter there that its first line names?",
+        io::ErrorKind::NotFound => "\n  hint: check that the interpreter named in its first line exists",
         io::ErrorKind::PermissionDenied => {
-            "\n  hint: it, or the interpreter that its first line names, may not be executed"
+            "\n  hint: check that it and the interpreter named in its first line are executable"
         }
         _ => "",
     };
@@ -97,32 +97,29 @@ impl fmt::Display for Missing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Missing::Program(name) if name.as_encoded_bytes().contains(&b'/') => {
-                write!(f, "there is no program `{}`", name.display())
+                write!(f, "program `{}` not found", name.display())
             }
             Missing::Program(name) => {
                 let name = name.display();
                 write!(
                     f,
-                    "there is no program `{name}` on PATH\n  hint: for a file of this folder write `./{name}`"
+                    "program `{name}` not found on PATH\n  hint: to run a file of this folder, write `./{name}`"
                 )
             }
             Missing::Absolute(name) => {
                 let name = name.display();
-                write!(f, "--run-path: `{name}` is no absolute path\n  hint: write `$PWD/{name}`")
+                write!(f, "--run-path: `{name}` is not an absolute path\n  hint: write `$PWD/{name}`")
             }
-            Missing::File(name) => write!(f, "there is no file `{}`", name.display()),
+            Missing::File(name) => write!(f, "file `{}` not found", name.display()),
             Missing::Python(program) => {
                 let program = program.display();
-                write!(
-                    f,
-                    "there is no python3 on PATH for `{program}`\n  hint: name a Python with `--python`"
-                )
+                write!(f, "no python3 on PATH for `{program}`\n  hint: choose a Python with `--python`")
             }
             Missing::Permission(file) => {
                 let file = file.display();
                 write!(
                     f,
-                    "`{file}` may not be executed\n  hint: `chmod +x {file}`, or name the program that reads it first"
+                    "`{file}` is not executable\n  hint: run `chmod +x {file}`, or put its interpreter before it"
                 )
             }
         }
@@ -169,25 +166,25 @@ mod tests {
         let says = |word: &str| says_of(word, Kind::ByName);
         assert_eq!(
             says("no-such-program"),
-            "there is no program `no-such-program` on PATH\n  hint: for a file of this folder write \
+            "program `no-such-program` not found on PATH\n  hint: to run a file of this folder, write \
              `./no-such-program`"
         );
-        assert_eq!(says("./no-such-program"), "there is no program `./no-such-program`");
-        assert_eq!(says("no-such-file.py"), "there is no file `no-such-file.py`");
+        assert_eq!(says("./no-such-program"), "program `./no-such-program` not found");
+        assert_eq!(says("no-such-file.py"), "file `no-such-file.py` not found");
         assert_eq!(
             says_of("train.py", Kind::PythonFile),
-            "--run-path: `train.py` is no absolute path\n  hint: write `$PWD/train.py`"
+            "--run-path: `train.py` is not an absolute path\n  hint: write `$PWD/train.py`"
         );
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("data");
         std::fs::write(&file, "").unwrap();
         let file = file.display();
         let expected = format!(
-            "`{file}` may not be executed\n  hint: `chmod +x {file}`, or name the program that reads it first"
+            "`{file}` is not executable\n  hint: run `chmod +x {file}`, or put its interpreter before it"
         );
         assert_eq!(says(&file.to_string()), expected);
         let script = folder.path().join("train.py");
         std::fs::write(&script, "").unwrap();
-        assert_eq!(says(script.to_str().unwrap()), "there is no program `/nowhere/python`");
+        assert_eq!(says(script.to_str().unwrap()), "program `/nowhere/python` not found");
     }
 }

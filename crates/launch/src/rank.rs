@@ -19,6 +19,7 @@ use rustix::process::{
 use super::logs::RankLogs;
 use super::output::Prefix;
 use super::pipes::Pipes;
+use super::proc::Stat;
 
 /// How a rank ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,8 +126,7 @@ impl Rank {
 
     /// Has it begun to end? Its connections are closed by then, its parent is told later.
     pub(super) fn is_ending(&self) -> bool {
-        let stat = || std::fs::read_to_string(format!("/proc/{}/stat", self.process)).unwrap_or_default();
-        self.is_running() && is_ending(&stat())
+        self.is_running() && Stat::read(self.process).is_some_and(Stat::is_exiting)
     }
 
     /// To all of its group.
@@ -142,17 +142,6 @@ impl Rank {
             let _it_has_just_ended = kill_process(self.process, signal);
         }
     }
-}
-
-/// From `/proc/PID/stat`: a zombie, or a process with the flag PF_EXITING.
-fn is_ending(stat: &str) -> bool {
-    const EXITING: u64 = 0x4;
-    let Some((_, fields)) = stat.rsplit_once(") ") else { return false }; // the name before it may hold anything
-    let mut fields = fields.split(' ');
-    let is_dead = matches!(fields.next(), Some("Z" | "X"));
-    const FLAGS: usize = 9 - 4; // fields that lie between
-    let flags = fields.nth(FLAGS).and_then(|flags| flags.parse::<u64>().ok());
-    is_dead || flags.is_some_and(|flags| flags & EXITING != 0)
 }
 
 /// However the launcher comes to its end.
@@ -188,13 +177,5 @@ mod tests {
         assert_eq!(of(End::Exit(3)), ("exit code 3".into(), true));
         assert_eq!(of(End::Signal(9)), ("killed by SIGKILL".into(), true));
         assert_eq!(of(End::Signal(40)), ("killed by signal 40".into(), true));
-    }
-
-    #[test]
-    fn a_process_that_is_about_to_end_is_seen() {
-        let stat = |state: &str, flags: &str| format!("7 (a ) Z b) {state} 1 7 7 0 -1 {flags} 93 0 0\n");
-        assert!(!is_ending(&stat("S", "4194304")));
-        assert!(is_ending(&stat("R", "4194308")) && is_ending(&stat("Z", "4194304")));
-        assert!(!is_ending("") && !is_ending("7 (sh) R 1"));
     }
 }

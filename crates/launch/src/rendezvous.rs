@@ -80,19 +80,19 @@ impl Settings {
         let (min, max) = (self.nodes_min, self.nodes_max);
         if min == 0 || min > max || max > NODES_MAX {
             return Err(format!(
-                "{min} to {max} nodes: the least must be 1 or more, the most {NODES_MAX} or less"
+                "invalid number of nodes, {min} to {max}: expected 1 to {NODES_MAX}, the smaller first"
             ));
         }
         if self.beats_missed_max < 2 || self.beat_interval.is_zero() {
             return Err(
-                "a node must be allowed to be late with a beat: 2 intervals or more, longer than 0".into()
+                "a node must be allowed to miss a heartbeat: at least 2 intervals, each longer than 0".into(),
             );
         }
         const ID_MAX: usize = 256; // it becomes a part of keys, and a line of a list
         let id = &self.run_id;
         if id.is_empty() || id.len() > ID_MAX || id.contains(char::is_control) {
             return Err(format!(
-                "the run id {id:?} is empty, longer than {ID_MAX} bytes, or has control characters"
+                "invalid run id {id:?}: it is empty, longer than {ID_MAX} bytes, or has control characters"
             ));
         }
         Ok(())
@@ -236,15 +236,15 @@ mod tests {
         };
         assert_eq!(
             error(|settings| settings.nodes_min = 3),
-            "3 to 2 nodes: the least must be 1 or more, the most 4096 or less"
+            "invalid number of nodes, 3 to 2: expected 1 to 4096, the smaller first"
         );
         assert_eq!(
             error(|settings| settings.run_id = "a\nb".into()),
-            "the run id \"a\\nb\" is empty, longer than 256 bytes, or has control characters"
+            "invalid run id \"a\\nb\": it is empty, longer than 256 bytes, or has control characters"
         );
         assert_eq!(
             error(|settings| settings.beats_missed_max = 1),
-            "a node must be allowed to be late with a beat: 2 intervals or more, longer than 0"
+            "a node must be allowed to miss a heartbeat: at least 2 intervals, each longer than 0"
         );
     }
 }

@@ -16,7 +16,7 @@ use super::args::Endpoint;
 use super::culprit::{self, Suspect};
 use super::environment::{Place, environment};
 use super::failure::{Failure, Words};
-use super::guard::{self, Finder};
+use super::leftovers::{self, Finder};
 use super::logs::RankLogs;
 use super::output::{Prefix, Speaker};
 use super::program;
@@ -99,7 +99,7 @@ impl Launch {
             let own = if local == 1 { format!("rank {first}") } else { format!("ranks {first} to {last}") };
             let nodes = if nodes.len() == 1 { "1 node".into() } else { format!("{} nodes", nodes.len()) };
             self.outlet.note(&format!(
-                "{beginning}round {number} begins with {nodes}: this one is node {node_rank}, with {own} of {world}"
+                "{beginning}round {number} starts on {nodes}; this is node {node_rank}, with {own} of {world}"
             ));
         }
         let mut round = Round {
@@ -130,7 +130,7 @@ impl Launch {
         if let Some((rank, error)) = unstarted {
             let summary = "could not be started";
             self.fail(rank, summary.into(), format!("cannot start rank {rank}: {error}"));
-            self.stop_after_dumps(format!("rank {rank} {summary}: the others are asked to end"));
+            self.stop_after_dumps(format!("rank {rank} {summary}: stopping the others"));
         }
         Ok(())
     }
@@ -193,8 +193,8 @@ impl Launch {
         if let Some(until) = self.held_until.filter(|&until| round.phase == Phase::Running && now > until) {
             let seconds = now.duration_since(until).as_secs_f64();
             self.outlet.note(&format!(
-                "this node has had no answer from the store for too long (its time was over {seconds:.1} s ago), so its guard \
-                 ended the ranks: the other nodes may be starting them again"
+                "the store has not answered this node for too long (its lease ended {seconds:.1} s ago), so its guard \
+                 killed the ranks: the other nodes may be starting them again"
             ));
         }
         if round.phase == Phase::Running {
@@ -232,7 +232,7 @@ impl Launch {
         let failure = self.describe();
         let (rank, summary) = (failure.rank, failure.summary());
         self.fail(rank, summary.clone(), failure.text());
-        let note = format!("rank {rank} failed ({summary}): the others are asked to end");
+        let note = format!("rank {rank} failed ({summary}): stopping the others");
         if let Some(round) = &mut self.round {
             round.phase = Phase::LettingDump { until: now + DUMPS_MAX, look_at: now, note };
         }
@@ -288,7 +288,7 @@ impl Launch {
     pub(super) fn told_to_stop(&mut self, number: u64, reason: &str) {
         match &self.round {
             Some(round) if round.assignment.round == number && !round.closed => {
-                self.stop_after_dumps(format!("{reason}: the ranks are asked to end"));
+                self.stop_after_dumps(format!("{reason}: stopping the ranks"));
             }
             _ => self.tell(Order::Stopped { round: number }), // they have ended by themselves
         }
@@ -370,16 +370,15 @@ impl Launch {
     }
 
     pub(super) fn end_leftovers(&mut self) {
-        let finder = if self.is_foster_parent {
+        let finder = if self.is_subreaper {
             Finder::Tree { without: Some(self.guard.process()) }
         } else {
             Finder::Marked(self.mark.clone())
         };
-        let left = guard::end_leftovers(&finder);
+        let left = leftovers::end_leftovers(&finder);
         if left > 0 {
-            self.outlet.note(&format!(
-                "warning: {left} processes that ranks started do not end, not even when killed"
-            ));
+            self.outlet
+                .note(&format!("warning: {left} processes that ranks started are still alive after SIGKILL"));
         }
     }
 }

@@ -41,9 +41,9 @@ fn is_in(status: &str, set: &str, signal: i32) -> bool {
 /// What became of a signal, of ranks that expected it and of those that did not.
 pub(super) fn note(name: &str, expecting: &[usize], others: &[usize]) -> String {
     let reason = if others.len() == 1 { "does" } else { "do" };
-    let reason = format!("which {reason} not catch it and would be ended by it");
+    let reason = format!("which {reason} not catch it and would be killed by it");
     match (expecting, others) {
-        ([], []) => format!("{name}: no rank runs here that it could be passed on to"),
+        ([], []) => format!("{name}: no rank on this node to pass it on to"),
         (_, []) => format!("{name}: passed on to {}", show(expecting)),
         ([], _) => format!("{name}: not passed on to {}, {reason}", show(others)),
         _ => format!("{name}: passed on to {}; not to {}, {reason}", show(expecting), show(others)),
@@ -88,8 +88,8 @@ mod tests {
 
     #[test]
     fn ranks_are_named_or_counted() {
-        let lacks = "not catch it and would be ended by it";
-        assert_eq!(note("SIGUSR1", &[], &[]), "SIGUSR1: no rank runs here that it could be passed on to");
+        let lacks = "not catch it and would be killed by it";
+        assert_eq!(note("SIGUSR1", &[], &[]), "SIGUSR1: no rank on this node to pass it on to");
         assert_eq!(note("SIGUSR1", &[3], &[]), "SIGUSR1: passed on to rank 3");
         assert_eq!(
             note("SIGUSR1", &[], &[0, 1]),

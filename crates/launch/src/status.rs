@@ -6,12 +6,12 @@
 
 use std::time::{Duration, Instant};
 
+use tenfold_console::WIPE;
+
 /// Between two drawings because of a new text.
 const CHANGE_PAUSE: Duration = Duration::from_millis(250);
 /// Between two drawings because lines of ranks took its place: it should not flicker.
 const RETURN_PAUSE: Duration = Duration::from_millis(50);
-/// To the beginning of the line, and wipe it.
-pub(super) const WIPE: &str = "\r\x1b[2K";
 
 /// What there is to tell. Set it as often as you like: it is drawn only when it changed, and for the clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub(super) struct Status {
     pub(super) round: u64,
     /// Nodes of this round.
     pub(super) nodes: usize,
-    /// What is waited for before the next round: `1 of 2 nodes are here; waiting for the rest for up to 600 s`.
+    /// What is waited for before the next round: `1 of 2 nodes have joined; waiting for the rest for up to 600 s`.
     pub(super) awaited: Option<String>,
     pub(super) ranks_running: usize,
     /// Of this node, in this round.
@@ -158,10 +158,10 @@ mod tests {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         assert_eq!(four(start).text(at(75), 80), "tenfold 1:15 | 4 ranks running");
-        let awaited = Some("1 of 2 nodes are here; waiting for the rest".to_string());
+        let awaited = Some("1 of 2 nodes have joined; waiting for the rest".to_string());
         assert_eq!(
             Status { awaited, ..Status::new(start) }.text(at(5), 80),
-            "tenfold 0:05 | 1 of 2 nodes are here; waiting for the rest"
+            "tenfold 0:05 | 1 of 2 nodes have joined; waiting for the rest"
         );
         let all = Status {
             round: 2,

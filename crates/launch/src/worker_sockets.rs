@@ -25,7 +25,7 @@ impl WorkerSockets {
     /// `asked` is the folder, or empty for a temporary one whose name begins with `name`.
     pub(super) fn open(asked: &str, name: &str) -> Result<Self, String> {
         let wrong =
-            |folder: &str, error: std::io::Error| format!("--worker-server: cannot make {folder}: {error}");
+            |folder: &str, error: std::io::Error| format!("--worker-server: cannot create {folder}: {error}");
         let (folder, temporary) = if asked.is_empty() {
             let only_owner = Permissions::from_mode(0o700);
             let temporary = tempfile::Builder::new().prefix(name).permissions(only_owner).tempdir();
@@ -45,7 +45,7 @@ impl WorkerSockets {
             if owner != own && owner != 0 {
                 return Err(format!(
                     "--worker-server: {asked} belongs to user {owner}, this process runs as user {own}\n  \
-                     hint: name a folder that does not exist, or one of your own"
+                     hint: choose a folder that does not exist, or one of your own"
                 ));
             }
             (folder, None)
@@ -53,7 +53,7 @@ impl WorkerSockets {
         let length = folder.as_os_str().len();
         if length + FILE_MAX > PATH_MAX {
             return Err(format!(
-                "--worker-server: {} has {length} bytes, and a socket's folder has room for {}\n  hint: a shorter path",
+                "--worker-server: {} has {length} bytes, but the folder of a socket may have at most {}\n  hint: use a shorter path",
                 folder.display(),
                 PATH_MAX - FILE_MAX
             ));
@@ -91,7 +91,7 @@ mod tests {
         drop(sockets);
         assert!(!folder.exists());
         let error = WorkerSockets::open(&here.path().join("l".repeat(90)).to_string_lossy(), "").unwrap_err();
-        assert!(error.contains("room for 89\n  hint: a shorter path"), "{error}");
+        assert!(error.contains("may have at most 89\n  hint: use a shorter path"), "{error}");
     }
 
     #[test]

@@ -309,7 +309,7 @@ mod tests {
 
     #[test]
     fn an_error_of_the_system_remains_the_source() {
-        for cause in [io::Error::from_raw_os_error(28), io::Error::new(io::ErrorKind::Other, "own")] {
+        for cause in [io::Error::from_raw_os_error(28), io::Error::other("own")] {
             let fault = Fault::io("cannot write", &cause);
             let kept = fault.source.as_ref().unwrap().downcast_ref::<io::Error>().unwrap();
             assert_eq!((kept.raw_os_error(), kept.to_string()), (cause.raw_os_error(), cause.to_string()));

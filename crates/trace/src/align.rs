@@ -9,8 +9,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use tenfold_console::one_line;
+
 use super::dump::{Detail, Dump, Record};
-use super::words;
 
 pub(crate) struct Job<'a> {
     /// In the order of ranks.
@@ -264,7 +265,7 @@ impl<'a> Group<'a> {
         };
         Group {
             name: name.clone(),
-            title: words::clean(&title),
+            title: one_line(&title),
             members,
             everyone,
             places,

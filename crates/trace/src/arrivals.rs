@@ -83,7 +83,7 @@ fn habit(group: &Group<'_>, arrivals: &[Arrival<'_>]) -> Option<Finding> {
         return None;
     }
     let headline = format!(
-        "rank {rank} is a straggler: the last to come to {} of {} collectives of {}",
+        "rank {rank} is a straggler: the last to reach {} of {} collectives of {}",
         times.len(),
         arrivals.len(),
         group.title
@@ -94,7 +94,7 @@ fn habit(group: &Group<'_>, arrivals: &[Arrival<'_>]) -> Option<Finding> {
         .filter(|arrival| arrival.last == rank)
         .max_by(|one, other| one.cost.total_cmp(&other.cost))?;
     finding.lines.push(format!(
-        "the others waited {} for it, {} each time; longest in {}: {}",
+        "the other ranks waited {} for it, {} each time; longest in {}: {}",
         words::seconds(total),
         words::seconds(mean),
         worst.record.title(),
@@ -162,11 +162,12 @@ impl Clocks {
             Some((rank, seconds)) => {
                 let way = if *seconds > 0.0 { "ahead" } else { "behind" };
                 let time = words::seconds(seconds.abs());
-                Some(format!("hosts' clocks differ and were corrected: rank {rank}'s is {time} {way}"))
+                Some(format!("the hosts' clocks differ and were corrected: rank {rank}'s is {time} {way}"))
             }
             None if self.is_known => None,
             None => Some(
-                "if ranks run on several hosts, their clocks may differ: that is not corrected here".into(),
+                "if the ranks run on several hosts, their clocks may differ, which is not corrected here"
+                    .into(),
             ),
         }
     }

@@ -7,11 +7,11 @@
 use std::collections::HashMap;
 
 use serde_json::{Value, json};
+use tenfold_console::one_line;
 
 use super::dump::End;
 use super::report::Report;
 use super::timeline::{self, Timeline};
-use super::words;
 
 const PAGE: &str = include_str!("page.html");
 /// Fields that are in each box: as text they would make every one different.
@@ -28,7 +28,7 @@ pub(crate) fn page(report: &Report<'_>, timeline: &Timeline<'_>) -> String {
             let fields = timeline::fields(one).into_iter().filter(|(name, _)| !OWN.contains(&name.as_str()));
             let text: Vec<String> = fields
                 .map(|(name, value)| match value.as_str() {
-                    Some(text) => format!("{name}: {}", words::clean(text)),
+                    Some(text) => format!("{name}: {}", one_line(text)),
                     None => format!("{name}: {value}"),
                 })
                 .collect();

@@ -29,6 +29,8 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::path::PathBuf;
 
+use tenfold_console::one_line;
+
 use align::Job;
 use report::Report;
 use timeline::Timeline;
@@ -121,8 +123,8 @@ impl fmt::Display for Refusal {
     /// Safe to show in a terminal, whatever the file contains.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Hints are on lines of their own.
-        let problem = self.problem.lines().map(words::clean).collect::<Vec<_>>().join("\n");
-        write!(f, "{}: {problem}", words::clean(&self.file))
+        let problem = self.problem.lines().map(one_line).collect::<Vec<_>>().join("\n");
+        write!(f, "{}: {problem}", one_line(&self.file))
     }
 }
 
@@ -138,11 +140,11 @@ fn nothing_left(job: &Job<'_>, filter: &Filter) -> Option<String> {
             .iter()
             .flat_map(|dump| &dump.records)
             .map(|record| if record.description.is_empty() { &record.group } else { &record.description })
-            .map(|name| words::clean(name))
+            .map(|name| one_line(name))
             .collect();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let wanted = filter.groups.join("`, `");
-        return Some(format!("no group is called `{wanted}`\n  hint: there are {}", names.join(", ")));
+        return Some(format!("no group is named `{wanted}`\n  hint: the groups are {}", names.join(", ")));
     }
     None
 }

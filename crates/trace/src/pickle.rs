@@ -156,7 +156,7 @@ impl<'a> Machine<'a> {
     fn protocol(&mut self) -> Result<(), String> {
         match self.byte()? {
             2..=5 => Ok(()),
-            other => Err(format!("it is of pickle protocol {other}; those from 2 to 5 are read")),
+            other => Err(format!("pickle protocol {other} is not supported (2 to 5 are)")),
         }
     }
 
@@ -214,7 +214,7 @@ impl<'a> Machine<'a> {
     /// Moves what is on the stack from this height on to the list below.
     fn append(&mut self, start: usize) -> Result<(), String> {
         let Some(&Plain::List(list)) = self.below(start) else {
-            return Err("values are appended to what is no list".into());
+            return Err("values are appended to something that is not a list".into());
         };
         Ok(self.heap.extend_list(list, self.stack.drain(start..))?)
     }
@@ -222,13 +222,15 @@ impl<'a> Machine<'a> {
     fn insert(&mut self, start: usize) -> Result<(), String> {
         match self.below(start) {
             Some(&dict @ Plain::Dict(_)) => self.insert_into(dict, start),
-            _ => Err("pairs are put into what is no dictionary".into()),
+            _ => Err("pairs are put into something that is not a dictionary".into()),
         }
     }
 
     /// Moves keys and values, in turns on the stack from this height on, to the dictionary.
     fn insert_into(&mut self, dict: Plain, start: usize) -> Result<(), String> {
-        let Plain::Dict(dict) = dict else { return Err("pairs are put into what is no dictionary".into()) };
+        let Plain::Dict(dict) = dict else {
+            return Err("pairs are put into something that is not a dictionary".into());
+        };
         let (pairs, rest) = self.stack[start..].as_chunks();
         if !rest.is_empty() {
             return Err("a key has no value".into());
@@ -359,9 +361,9 @@ fn refused(opcode: u8) -> String {
             let letter = char::from(opcode);
             return format!("opcode `{letter}` of pickle protocol 0, which no flight recorder writes");
         }
-        other => return format!("{other:#04x} is no opcode of pickle: damaged, or no pickle"),
+        other => return format!("{other:#04x} is not a pickle opcode: the file is damaged, or not a pickle"),
     };
-    format!("opcode {name} would make an object; a dump is plain data, and only that is read")
+    format!("opcode {name} would create an object: a dump contains plain data only")
 }
 
 #[cfg(test)]
@@ -412,12 +414,12 @@ mod tests {
         // pickle.dumps(os.system) and friends begin so.
         assert_eq!(
             problem(b"\x80\x02cposix\nsystem\nq\x00."),
-            "2: opcode GLOBAL would make an object; a dump is plain data, and only that is read"
+            "2: opcode GLOBAL would create an object: a dump contains plain data only"
         );
         let opcodes = b"cRbioPQ\x81\x82\x83\x84\x8f\x90\x91\x92\x93\x97\x98";
         for &opcode in opcodes {
             let text = problem(&[0x80, 4, opcode, b'.']);
-            assert!(text.contains("would make an object"), "{opcode:#x}: {text}");
+            assert!(text.contains("would create an object"), "{opcode:#x}: {text}");
         }
     }
 
@@ -429,17 +431,20 @@ mod tests {
             problem(b"\x80\x02X\xff\xff\xff\x7fab"),
             "2: 2147483647 bytes should follow and there are 2: truncated or damaged"
         );
-        assert_eq!(problem(b"\x80\x09."), "0: it is of pickle protocol 9; those from 2 to 5 are read");
+        assert_eq!(problem(b"\x80\x09."), "0: pickle protocol 9 is not supported (2 to 5 are)");
         assert_eq!(problem(b"\x80\x02h\x05."), "2: value 5 is mentioned and was never remembered");
         assert_eq!(problem(b"\x80\x02e."), "2: a container ends that was never begun");
         assert_eq!(problem(b"\x80\x02(."), "3: a value is taken where there is none");
-        assert_eq!(problem(b"\x80\x02(K\x01a."), "5: values are appended to what is no list");
+        assert_eq!(problem(b"\x80\x02(K\x01a."), "5: values are appended to something that is not a list");
         assert_eq!(problem(b"\x80\x02}(K\x01u."), "6: a key has no value");
         assert_eq!(
             problem(b"\x80\x02Nr\xff\xff\xff\x00."),
             "3: value 16777215 is to be remembered; the file is too short for so many"
         );
-        assert_eq!(problem(b"\x80\x02\xff."), "2: 0xff is no opcode of pickle: damaged, or no pickle");
+        assert_eq!(
+            problem(b"\x80\x02\xff."),
+            "2: 0xff is not a pickle opcode: the file is damaged, or not a pickle"
+        );
     }
 
     #[test]

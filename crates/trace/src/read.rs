@@ -232,14 +232,14 @@ fn read_file(path: &Path, large: &Mutex<()>, calls: &mut Calls) -> Result<Read, 
     let file = file.map_err(|error| error.to_string())?;
     let facts = file.metadata().map_err(|error| error.to_string())?;
     if !facts.is_file() {
-        return Err("it is no file".into()); // a pipe would be read for ever
+        return Err("not a regular file".into()); // a pipe would be read for ever
     }
     let _alone = (facts.len() > LARGE).then(|| large.lock().unwrap_or_else(PoisonError::into_inner));
     let mut bytes = Vec::with_capacity(facts.len().min(FILE_MAX) as usize + 1);
     file.take(FILE_MAX + 1).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
     let (mut dump, rank, mentioned) = read_bytes(&bytes, calls)?;
     dump.rank = rank.or_else(|| rank_of(path)).ok_or(
-        "which rank is it of? Its name does not end in a number\n  hint: rename it as trace_0 for rank 0",
+        "cannot tell which rank it belongs to: the file name does not end in a number\n  hint: rename it as trace_0 for rank 0",
     )?;
     dump.file = path.display().to_string();
     let modified = || facts.modified().ok().and_then(nanoseconds).filter(|&at| is_credible(&dump, at));
@@ -250,11 +250,11 @@ fn read_file(path: &Path, large: &Mutex<()>, calls: &mut Calls) -> Result<Read, 
 /// What a file's bytes say, and of which rank and of which others.
 pub(super) fn read_bytes(bytes: &[u8], calls: &mut Calls) -> Result<(Dump, Option<u32>, Vec<u32>), String> {
     if bytes.len() as u64 > FILE_MAX {
-        return Err(format!("it has more than {} MiB, and no dump does", FILE_MAX >> 20));
+        return Err(format!("longer than {} MiB, which is longer than any dump", FILE_MAX >> 20));
     }
     let first = bytes.iter().find(|byte| !byte.is_ascii_whitespace());
     let parsed = match (first, bytes) {
-        (None, _) => return Err("it is empty: was its rank killed while it wrote?".into()),
+        (None, _) => return Err("the file is empty: the rank may have been killed while writing it".into()),
         (_, [0x1f, 0x8b, ..]) => return Err("it is compressed\n  hint: `gunzip` it first".into()),
         (_, [0x28, 0xb5, 0x2f, 0xfd, ..]) => return Err("it is compressed\n  hint: `unzstd` it first".into()),
         (_, [0xfd, b'7', b'z', b'X', b'Z', 0, ..]) => {
@@ -262,7 +262,7 @@ pub(super) fn read_bytes(bytes: &[u8], calls: &mut Calls) -> Result<(Dump, Optio
         }
         (Some(b'{' | b'['), _) => json::parse(bytes),
         (_, [0x80, ..]) => pickle::unpickle(bytes),
-        _ => return Err("no flight-recorder dump: it begins neither as JSON nor as a pickle".into()),
+        _ => return Err("not a flight-recorder dump (neither JSON nor pickle)".into()),
     };
     let (heap, value) = parsed.map_err(|Problem { position, text }| format!("at byte {position}: {text}"))?;
     let top = heap.view(&value);
@@ -314,10 +314,10 @@ mod tests {
     #[test]
     fn what_is_no_dump_is_told_apart() {
         let problem = |bytes: &[u8]| read_bytes(bytes, &mut Calls::default()).unwrap_err();
-        assert_eq!(problem(b" \n"), "it is empty: was its rank killed while it wrote?");
+        assert_eq!(problem(b" \n"), "the file is empty: the rank may have been killed while writing it");
         assert_eq!(problem(b"\x1f\x8b\x08"), "it is compressed\n  hint: `gunzip` it first");
         assert_eq!(problem(b"\xfd7zXZ\0"), "it is compressed\n  hint: `unxz` it first");
-        assert_eq!(problem(b"hello"), "no flight-recorder dump: it begins neither as JSON nor as a pickle");
+        assert_eq!(problem(b"hello"), "not a flight-recorder dump (neither JSON nor pickle)");
         assert_eq!(problem(b"\x80\x02}"), "at byte 3: the file ends here: it is truncated");
     }
 
@@ -328,7 +328,7 @@ mod tests {
         let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
         rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).unwrap();
         let found = read_all(&[pipe]);
-        assert_eq!(found.refusals[0].problem, "it is no file");
+        assert_eq!(found.refusals[0].problem, "not a regular file");
     }
 
     #[test]

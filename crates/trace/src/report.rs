@@ -1,12 +1,13 @@
 //! The verdict in words for a person, and as JSON for a program.
 
 use serde_json::{Value, json};
+use tenfold_console::one_line;
 
 use super::align::{Group, Job};
 use super::dump::End;
 use super::read::Refusal;
 use super::verdict::{Finding, Level};
-use super::words::{self, clean};
+use super::words;
 
 /// All that was found out.
 pub(crate) struct Report<'a> {
@@ -52,7 +53,7 @@ impl Report<'_> {
     /// One sentence: the first finding's, or that there is none.
     pub(crate) fn verdict(&self) -> String {
         match self.findings.iter().find(|finding| finding.level == Level::Bad) {
-            Some(finding) => clean(&finding.headline),
+            Some(finding) => one_line(&finding.headline),
             None => self.all_well(),
         }
     }
@@ -60,17 +61,17 @@ impl Report<'_> {
     fn all_well(&self) -> String {
         let records: usize = self.job.dumps.iter().map(|dump| dump.records.len()).sum();
         if records == 0 {
-            return "no operation was recorded".into();
+            return "no operations were recorded".into();
         }
         let active = self.job.groups.iter().filter(|group| !group.rows.is_empty());
         let busiest = active.max_by_key(|group| group.rows.len());
         let place = busiest.and_then(|group| {
             let title = group.rows.values().next_back()?.values().next()?.last()?.title();
-            Some(format!(": all ranks have come to {title} of {}", group.title))
+            Some(format!(": all ranks have reached {title} of {}", group.title))
         });
         let blind =
             self.job.dumps.iter().flat_map(|dump| &dump.records).any(|record| record.end == End::Unknown);
-        let caveat = if blind { "; whether it ended is not recorded" } else { "" };
+        let caveat = if blind { "; whether it completed is not recorded" } else { "" };
         format!("no trouble found{}{caveat}", place.unwrap_or_default())
     }
 
@@ -79,16 +80,16 @@ impl Report<'_> {
         let paint = Paint { is_on: colour };
         let mut lines = Vec::new();
         if !self.is_bad() {
-            lines.push(format!("{} {}", paint.green("✓"), clean(&self.all_well())));
+            lines.push(format!("{} {}", paint.green("✓"), one_line(&self.all_well())));
         }
         for finding in self.findings.iter().take(limit) {
             let (mark, headline) = match finding.level {
-                Level::Bad => (paint.red("✗"), paint.red(&clean(&finding.headline))),
-                Level::Note => (paint.yellow("!"), clean(&finding.headline)),
+                Level::Bad => (paint.red("✗"), paint.red(&one_line(&finding.headline))),
+                Level::Note => (paint.yellow("!"), one_line(&finding.headline)),
             };
             let follows = if finding.is_consequence { " (follows from the above)" } else { "" };
             lines.push(format!("{mark} {headline}{follows}"));
-            lines.extend(finding.lines.iter().map(|line| format!("    {}", clean(line))));
+            lines.extend(finding.lines.iter().map(|line| format!("    {}", one_line(line))));
         }
         let more = self.findings.len().saturating_sub(limit);
         if more > 0 {
@@ -113,7 +114,7 @@ impl Report<'_> {
         let mut text = format!(
             "{} (format {}), {}, {}",
             words::counted(job.dumps.len(), "dump"),
-            clean(&versions.join(" and ")),
+            one_line(&versions.join(" and ")),
             words::counted(job.groups.len(), "group"),
             words::counted(collectives, "collective")
         );
@@ -124,7 +125,7 @@ impl Report<'_> {
             text += &format!("; {} not read", words::counted(self.refusals.len(), "file"));
         }
         if self.left_out > 0 {
-            text += &format!("; {} left out, named after no rank", words::counted(self.left_out, "file"));
+            text += &format!("; {} ignored (no rank in the name)", words::counted(self.left_out, "file"));
         }
         text
     }

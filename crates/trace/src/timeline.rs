@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
+use tenfold_console::one_line;
 
 use super::align::{Group, Job};
 use super::dump::{Detail, Dump, End, Record};
@@ -54,7 +55,7 @@ impl<'a> Timeline<'a> {
         choose_lanes(&mut boxes);
         let start_ns = boxes.iter().map(|one| one.begin_ns).min().unwrap_or(0);
         let end_ns = boxes.iter().map(|one| one.end_ns).max().unwrap_or(start_ns);
-        let groups = job.groups.iter().map(|group| words::clean(&group.title)).collect();
+        let groups = job.groups.iter().map(|group| one_line(&group.title)).collect();
         Timeline { start_ns, end_ns, boxes, groups }
     }
 

@@ -155,7 +155,7 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// `ranks 0 and 1 wait in it since 40.1 s (timeout 30.0 s), called at train.py:88 in step`
+    /// `ranks 0 and 1 have been waiting in it for 40.1 s (timeout 30.0 s), called at train.py:88 in step`
     fn new(job: &Job<'_>, records: &[(u32, &Record)]) -> Waiting {
         let of = |end: End| -> Vec<(u32, &Record)> {
             records.iter().copied().filter(|(_, record)| record.end == end).collect()
@@ -172,10 +172,14 @@ impl Waiting {
         let age = |&(rank, record): &(u32, &Record)| words::age(record, job.dump(rank)?);
         let longest = shown.iter().filter_map(age).max_by(f64::total_cmp);
         let who = words::ranks(&ranks);
-        let (waits, dumps) = if ranks.len() == 1 { ("waits", "its dump") } else { ("wait", "their dumps") };
+        let (waits, dumps) = if ranks.len() == 1 {
+            ("has been waiting", "its dump")
+        } else {
+            ("have been waiting", "their dumps")
+        };
         let since = longest.map(words::seconds);
         let mut text = match (state, since) {
-            (End::Open, Some(since)) => format!("{who} {waits} in it since {since}"),
+            (End::Open, Some(since)) => format!("{who} {waits} in it for {since}"),
             (End::Open, None) => format!("{who} {waits} in it"),
             (End::Failed, Some(since)) => format!("{who} entered it {since} before {dumps} and failed"),
             (End::Failed, None) => format!("{who} entered it and failed"),
@@ -204,9 +208,9 @@ fn last_words(job: &Job<'_>, group: &Group<'_>, rank: u32) -> Vec<String> {
     let host = dump.host.as_ref().filter(|_| job.has_several_hosts());
     let here = match job.standing(group, rank) {
         Standing::Last(record) => {
-            format!("rank {rank}'s last in this group was {}{}", record.title(), fate(record, dump))
+            format!("rank {rank}'s last call in this group was {}{}", record.title(), fate(record, dump))
         }
-        _ => format!("rank {rank} has made no call in this group"),
+        _ => format!("rank {rank} has not called a collective in this group"),
     };
     let mut lines = vec![here];
     lines.extend(host.map(|host| format!("rank {rank} is on host {host}")));
@@ -245,7 +249,7 @@ fn fate(record: &Record, dump: &Dump) -> String {
             format!(", completed {} before its dump", words::seconds(ago))
         }
         (End::Completed(_), _) => ", which it completed".into(),
-        (End::Open, Some(ago)) => format!(", in which it is since {}", words::seconds(ago)),
+        (End::Open, Some(ago)) => format!(", which it entered {} ago and has not left", words::seconds(ago)),
         (End::Open, None) => ", in which it still is".into(),
         (End::Failed, Some(ago)) => {
             format!(", entered {} before its dump, in which it failed", words::seconds(ago))

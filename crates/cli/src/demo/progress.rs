@@ -2,8 +2,8 @@
 
 use std::io::{self, Write};
 
-/// To the beginning of the line, and wipe it.
-const WIPE: &str = "\r\x1b[2K";
+use tenfold_console::WIPE;
+
 const GREEN: &str = "\x1b[32m";
 const PLAIN: &str = "\x1b[0m";
 /// Lines where nothing can move.

@@ -27,7 +27,7 @@ const STEPS_APART: u32 = 100;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Training {
     pub(super) parameters: usize,
-    /// Of points that nobody was trained with; all ranks have the same figure.
+    /// Of points that were not used for training; all ranks have the same figure.
     pub(super) accuracy: f64,
     /// Mean microseconds of a step, and of the time in it that this rank only waited for gradients of others.
     pub(super) step_us: f64,

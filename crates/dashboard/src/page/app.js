@@ -359,7 +359,7 @@ function storeVerdict(waiters, server) {
     const text = `${plural(amount, "client")} wait${amount === 1 ? "s" : ""}, the longest for ${seconds(longest.seconds)}: ${longest.keys}`;
     return { key: "store", level: "waiting", text };
   }
-  return { key: "store", level: "ok", text: `store: ${clients}, ${plural(server.keys ?? 0, "key")}, nobody waits for long` };
+  return { key: "store", level: "ok", text: `store: ${clients}, ${plural(server.keys ?? 0, "key")}, no long waits` };
 }
 
 // ---- Nodes and ranks -----------------------------------------------------------------------------------------------
@@ -379,8 +379,8 @@ const PROBLEM = new Set(["stuck", "stopped", "absent", "failed", "lost"]);
 const NODE_STATES = {
   joined: ["running", "●", "joined"],
   waiting: ["waits", "◔", "waiting"],
-  lost: ["lost", "✕", "not heard of"],
-  missing: ["absent", "○", "has not come"],
+  lost: ["lost", "✕", "no heartbeat"],
+  missing: ["absent", "○", "has not joined"],
   spare: ["done", "+", "spare"],
 };
 
@@ -626,7 +626,7 @@ function showNode(cell, node, amount) {
   write(name, nodeName(node));
   showStatus(state, kind, sign, word);
   const beat = number(node.beat_seconds);
-  const parts = [node.node ? plural(amount || node.node.ranks || 0, "rank") : null, beat === null ? null : `heard of ${beat < 3 ? "just now" : `${seconds(beat)} ago`}`];
+  const parts = [node.node ? plural(amount || node.node.ranks || 0, "rank") : null, beat === null ? null : `heartbeat ${beat < 3 ? "just now" : `${seconds(beat)} ago`}`];
   write(more, parts.filter(Boolean).map((text) => ` · ${text}`).join(""));
 }
 
@@ -793,7 +793,7 @@ const REASONS = {
   handshake_timeout: "connected and said nothing",
   memory: "memory was at its limit",
   message_timeout: "began a message and did not finish it",
-  not_a_number: "add or barrier on a value that is no number",
+  not_a_number: "ADD or barrier on a value that is not a number",
   too_long: "a length over its limit",
   unknown_opcode: "an operation that does not exist",
   user: "came from another user of this machine",

@@ -180,9 +180,9 @@ fn a_rank_is_stuck_when_stopped_or_when_it_waits_long() {
     let whys: Vec<(bool, &str)> =
         run.nodes.iter().flat_map(|node| &node.ranks).map(|rank| (rank.stuck, rank.why.as_str())).collect();
     let expected = [
-        (true, "stopped by a signal (SIGSTOP or Ctrl-Z); SIGCONT lets it go on"),
+        (true, "stopped by a signal (SIGSTOP or Ctrl-Z); send SIGCONT to continue it"),
         (false, ""),
-        (true, "waits in the store for `/a/b` since 41 s (wait)"),
+        (true, "has waited 41 s in the store for `/a/b` (wait)"),
         (false, ""),
     ];
     assert_eq!(whys, expected);
@@ -240,10 +240,10 @@ fn a_state_that_cannot_be_read_is_an_error_text() {
     assert_eq!(error("{"), expected);
     let long = format!("{{\"members\": [{}]}}", vec!["{}"; NODES_MAX + 1].join(","));
     assert!(error(&long).contains("invalid length 4097, expected a list of at most 4096 nodes"));
-    let expected = "its state has 2097153 bytes, more than the 2097152 that are read";
+    let expected = "its state is 2097153 bytes long, the limit is 2097152";
     assert_eq!(error(&" ".repeat(STATE_MAX + 1)), expected);
     let both = format!("{{\"members\": [{0}], \"spares\": [{0}]}}", vec!["{}"; 2049].join(","));
-    let expected = "its 4098 nodes are more than are shown: 4096 of all jobs together";
+    let expected = "its 4098 nodes exceed the limit of 4096 nodes of all jobs";
     assert_eq!(error(&both), expected);
 }
 

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::ask::{Dashboard, Trouble};
 use crate::verdict::{self, Level, Verdict, is_good_end, show_seconds};
-use tenfold_console::show_size;
+use tenfold_console::{one_line, show_size};
 
 /// The answers, as they came.
 #[derive(Clone, Debug, Default)]
@@ -194,7 +194,7 @@ impl Facts {
             count: if total > 0 { total.to_string() } else { String::new() },
             columns: vec![right("clients"), right("for up to"), left("wait for"), left("who")],
             rows: capped(rows.collect()),
-            nothing: "Nobody waits for a key.",
+            nothing: "No client is waiting for a key.",
         }
     }
 
@@ -245,7 +245,7 @@ impl Facts {
                 left("key"),
             ],
             rows: capped(rows.collect()),
-            nothing: "None that took long enough to be noted.",
+            nothing: "No slow operations.",
         }
     }
 
@@ -391,8 +391,8 @@ fn node_row(node: &Value) -> Option<Row> {
     let beat =
         node["beat_seconds"].as_f64().map_or(String::new(), |beat| format!(" for {}", show_seconds(beat)));
     let (tone, what) = match node["status"].as_str()? {
-        "missing" => (Tone::Bad, format!("{rank} has not come")),
-        "lost" => (Tone::Bad, format!("{rank} on {host} is not heard of{beat}")),
+        "missing" => (Tone::Bad, format!("{rank} has not joined")),
+        "lost" => (Tone::Bad, format!("{rank} on {host} is unresponsive{beat}")),
         "spare" => (Tone::Dim, format!("{host} is a spare node")),
         _ => return None,
     };
@@ -522,14 +522,8 @@ fn clean(text: &str) -> String {
 }
 
 fn clean_to(letters_max: usize, text: &str) -> String {
-    let harmless = |letter: char| match letter {
-        letter if letter.is_control() => '\u{fffd}',
-        '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}' => {
-            '\u{fffd}'
-        }
-        letter => letter,
-    };
-    let mut clean: String = text.chars().take(letters_max).map(harmless).collect();
+    let taken: String = text.chars().take(letters_max).collect();
+    let mut clean = one_line(&taken);
     if text.chars().nth(letters_max).is_some() {
         clean.push('…');
     }

@@ -97,7 +97,7 @@ impl Screen {
         let mut lines = Vec::new();
         if let Some((since, why)) = silence {
             let since = show_seconds(since.as_secs_f64());
-            let text = format!("✗ no answer for {since}: {why}; this is what was known then");
+            let text = format!("✗ no answer for {since}: {why}; showing the last known state");
             lines.push(Line::styled(text, tone(Tone::Bad).add_modifier(Modifier::BOLD)));
         }
         for verdict in self.facts.verdicts() {
@@ -315,7 +315,7 @@ q quit   Tab next pane   ↑↓ PgUp PgDn scroll
         let mut screen = Screen::new("here".into(), hung());
         let text = drawn(&mut screen, Some((Duration::from_secs(5), "connection refused")), 100, 12);
         let second = text.lines().nth(1).unwrap();
-        assert_eq!(second, "✗ no answer for 5.0 s: connection refused; this is what was known then");
+        assert_eq!(second, "✗ no answer for 5.0 s: connection refused; showing the last known state");
     }
 
     /// A server that says something else than it should, everywhere.

@@ -199,7 +199,7 @@ impl Member {
 
     fn forgotten(&self) -> String {
         format!(
-            "the store has forgotten the job `{}`\n  hint: was its server started anew? then start all nodes again",
+            "the store has forgotten the job `{}`\n  hint: if its server was restarted, start all nodes again",
             self.settings.run_id
         )
     }
@@ -208,7 +208,7 @@ impl Member {
         if let Some(job) = self.job {
             if state.job > job && !self.over {
                 let text =
-                    format!("the job `{}` ended while this node was not heard of", self.settings.run_id);
+                    format!("the job `{}` ended while this node was unresponsive", self.settings.run_id);
                 return Decision::last(self.lose(text));
             }
             if (state.job, state.version) < (job, self.version) {
@@ -260,7 +260,7 @@ impl Member {
         } else if !is_ours && state.is_settled() {
             next = state.next_job(&self.settings, &self.node);
         } else if !is_ours {
-            let note = "the job before under this run id is not over for all its nodes; waiting for them";
+            let note = "the previous job with this run id has not ended on all its nodes; waiting for them";
             decision.events.extend(self.note(note.into()));
         }
         decision.write = (next != *state).then_some(next);
@@ -291,7 +291,7 @@ impl Member {
             if next.phase == Phase::Over {
                 break; // who is missing there has not taken note of it
             }
-            next.remove(&node.id, &format!("node {} was not heard of for {silence} s", node.host));
+            next.remove(&node.id, &format!("node {} sent no heartbeat for {silence} s", node.host));
         }
         self.time(state, place, now, &mut next, &mut decision);
         decision.events.extend(self.explain(state));
@@ -307,9 +307,8 @@ impl Member {
         self.started = None;
         let reason = match place {
             Place::Member(_) => state.reason.clone(),
-            _ => {
-                "the others gave this node up, since it was not heard of for some time; it joins again".into()
-            }
+            _ => "the others gave this node up, since it sent no heartbeat for some time; it joins again"
+                .into(),
         };
         Some(Event::Stop { round, reason })
     }
@@ -370,7 +369,7 @@ impl Member {
         let (rank, min, max) = (self.node.fixed_rank?, self.settings.nodes_min, self.settings.nodes_max);
         if min != max {
             return Some(format!(
-                "{min} to {max} nodes cannot have node ranks that were given\n  hint: leave the node rank out, or say one number of nodes"
+                "{min} to {max} nodes cannot have fixed node ranks\n  hint: omit the node rank, or give a single number of nodes"
             ));
         }
         (rank >= max).then(|| {
@@ -424,14 +423,14 @@ impl Member {
         if count >= min {
             let late = state.members.iter().filter(|seat| !seat.ready);
             return format!(
-                "the ranks of the round before did not end within {seconds} s on {}",
+                "the ranks of the previous round did not exit within {seconds} s on {}",
                 hosts(late.map(|seat| &seat.node))
             );
         }
         let came = hosts(state.members.iter().map(|seat| &seat.node));
         format!(
-            "{count} of {min} nodes came within {seconds} s: {came}\n  \
-             hint: are the others started, with the same run id and endpoint? else raise the join timeout"
+            "{count} of {min} nodes joined within {seconds} s: {came}\n  \
+             hint: check that the other nodes were started with the same run id and endpoint, or raise the join timeout"
         )
     }
 
@@ -440,17 +439,17 @@ impl Member {
         let (count, min, max) = (state.members.len(), state.nodes_min, state.nodes_max);
         let note = match state.place(&self.node.id) {
             Place::Spare if count == max => {
-                format!("{max} nodes are there already; this one waits as a spare")
+                format!("{max} nodes have joined already; this node waits as a spare")
             }
             Place::Spare => "the job is about to end; this node waits as a spare".into(),
             Place::Member(_) if state.phase == Phase::Joining && count < min => {
                 let seconds = self.settings.join_timeout.as_secs_f64();
-                format!("{count} of {min} nodes are here; waiting for the rest for up to {seconds} s")
+                format!("{count} of {min} nodes have joined; waiting for the rest for up to {seconds} s")
             }
             Place::Member(_) if state.phase == Phase::Joining && state.round == 0 && count < max => {
                 let seconds = self.settings.last_call.as_secs_f64();
-                let here = if count == 1 { "1 node is".into() } else { format!("{count} nodes are") };
-                format!("{here} here; waiting for up to {} more for {seconds} s", max - count)
+                let here = if count == 1 { "1 node has".into() } else { format!("{count} nodes have") };
+                format!("{here} joined; waiting for up to {} more for {seconds} s", max - count)
             }
             _ => String::new(),
         };

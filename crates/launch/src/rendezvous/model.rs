@@ -524,7 +524,7 @@ impl World {
             Event::Over(outcome) => {
                 assert!(outcome == Outcome::Success || node.open.is_none(), "first stop, then over");
                 assert!(node.open.is_none() || node.running.is_none(), "success is when all is done");
-                let timed_out = matches!(&outcome, Outcome::Closed(text) if text.contains(" came within "));
+                let timed_out = matches!(&outcome, Outcome::Closed(text) if text.contains(" joined within "));
                 let what = match &outcome {
                     Outcome::Success => "success",
                     Outcome::Failed(_) => "failed",

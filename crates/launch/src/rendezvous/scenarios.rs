@@ -191,8 +191,8 @@ fn with_enough_nodes_the_first_round_starts_after_the_last_call() {
     assert_eq!(
         job.notes(0),
         [
-            "1 of 2 nodes are here; waiting for the rest for up to 600 s",
-            "2 nodes are here; waiting for up to 1 more for 30 s"
+            "1 of 2 nodes have joined; waiting for the rest for up to 600 s",
+            "2 nodes have joined; waiting for up to 1 more for 30 s"
         ]
     );
     job.intervals(5);
@@ -309,7 +309,7 @@ fn a_newcomer_does_not_disturb_a_job_that_is_about_to_end() {
 #[test]
 fn without_room_a_newcomer_is_a_spare_until_somebody_leaves() {
     let mut job = Job::of(3, settings(2, 2));
-    assert_eq!(job.notes(2), ["2 nodes are there already; this one waits as a spare"]);
+    assert_eq!(job.notes(2), ["2 nodes have joined already; this node waits as a spare"]);
     job.leaves(0);
     assert_eq!(job.told(0)[1..], ["stop 0: node a left: SIGTERM", "closed: this node left the job: SIGTERM"]);
     job.stopped(1, 0);
@@ -356,7 +356,7 @@ fn leaving_below_the_least_number_costs_a_restart_and_the_rest_wait() {
 fn leaving_below_the_least_number_without_restarts_closes_the_job() {
     let mut job = Job::of(2, Settings { max_restarts: 0, ..settings(2, 2) });
     job.leaves(0);
-    let text = "node a left: SIGTERM; 1 of the 2 nodes that it takes are left, and no restart (0 used)";
+    let text = "node a left: SIGTERM; 1 of at least 2 nodes are left, and all restarts are used (0)";
     assert_eq!(job.told(1)[1..], [format!("stop 0: {text}"), format!("closed: {text}")]);
 }
 
@@ -389,7 +389,7 @@ fn a_node_whose_beat_does_not_move_is_dead() {
     job.intervals(3);
     assert_eq!(job.told(0), ["start 0 as 0 of a b c"], "not yet");
     job.interval();
-    assert_eq!(job.told(0), ["stop 0: node b was not heard of for 15 s"]);
+    assert_eq!(job.told(0), ["stop 0: node b sent no heartbeat for 15 s"]);
     job.stopped(0, 0);
     job.stopped(2, 0);
     assert_eq!(job.told(0), ["start 1 as 0 of a c"]);
@@ -428,7 +428,7 @@ fn a_node_that_was_given_up_stops_its_ranks_and_joins_again() {
     assert_eq!(job.told(0)[2..], ["start 1 as 0 of a"]);
     job.members[1] = frozen;
     job.turn();
-    let gave_up = "the others gave this node up, since it was not heard of for some time; it joins again";
+    let gave_up = "the others gave this node up, since it sent no heartbeat for some time; it joins again";
     assert_eq!(job.told(1), ["start 0 as 1 of a b".to_string(), format!("stop 0: {gave_up}")]);
     job.stopped(1, 0);
     assert_eq!(job.told(0), ["stop 1: node b joined"]);
@@ -444,9 +444,9 @@ fn too_few_nodes_wait_for_the_join_timeout_and_say_who_came() {
     assert!(job.told(0).is_empty());
     job.now += Duration::from_secs(1);
     job.turn();
-    let hint = "hint: are the others started, with the same run id and endpoint? else raise the join timeout";
-    assert_eq!(job.told(0), [format!("closed: 2 of 3 nodes came within 600 s: a, b\n  {hint}")]);
-    assert_eq!(job.told(1), [format!("closed: 1 of 3 nodes came within 600 s: b\n  {hint}")]);
+    let hint = "hint: check that the other nodes were started with the same run id and endpoint, or raise the join timeout";
+    assert_eq!(job.told(0), [format!("closed: 2 of 3 nodes joined within 600 s: a, b\n  {hint}")]);
+    assert_eq!(job.told(1), [format!("closed: 1 of 3 nodes joined within 600 s: b\n  {hint}")]);
 }
 
 #[test]
@@ -471,7 +471,7 @@ fn ranks_that_never_end_on_a_node_are_named_after_the_join_timeout() {
     job.stopped(1, 0);
     job.now += Duration::from_secs(600);
     job.turn();
-    let text = "closed: the ranks of the round before did not end within 600 s on a";
+    let text = "closed: the ranks of the previous round did not exit within 600 s on a";
     assert_eq!(job.told(0).last().unwrap(), text);
     assert_eq!(job.told(1).last().unwrap(), "start 1 as 0 of b, restart 1");
 }
@@ -486,9 +486,8 @@ fn different_settings_are_an_error_for_the_later_node_as_soon_as_another_is_know
     assert_eq!(
         job.told(1),
         [
-            "closed: this node was started for 2 to 3 nodes and 3 restarts, but the job `job` that is there already \
-          has 2 to 2 nodes and 3 restarts\n  \
-          hint: give every node the same settings, or this one another run id"
+            "closed: this node was started for 2 to 3 nodes and 3 restarts, but the running job `job` has 2 to 2 nodes and 3 restarts\n  \
+          hint: give all nodes the same settings, or this node another run id"
         ]
     );
 }
@@ -520,7 +519,7 @@ fn the_second_node_with_a_fixed_rank_is_told_who_has_it() {
     assert_eq!(
         job.told(1),
         [
-            "closed: node rank 0 is taken: the launcher on a has it\n  hint: every node needs a node rank of its own"
+            "closed: node rank 0 is taken: the launcher on a has it\n  hint: give every node a different node rank"
         ]
     );
 }
@@ -549,8 +548,9 @@ fn fixed_ranks_that_cannot_be_are_errors() {
     job.turn();
     assert_eq!(
         job.told(0),
-        ["closed: 1 to 2 nodes cannot have node ranks that were given\n  \
-          hint: leave the node rank out, or say one number of nodes"]
+        [
+            "closed: 1 to 2 nodes cannot have fixed node ranks\n  hint: omit the node rank, or give a single number of nodes"
+        ]
     );
     let mut job = Job::of(1, settings(2, 2));
     job.join_fixed(1);
@@ -578,7 +578,7 @@ fn a_newcomer_waits_until_all_know_that_the_job_before_is_over() {
     job.turn();
     assert_eq!(
         job.notes(2),
-        ["the job before under this run id is not over for all its nodes; waiting for them"]
+        ["the previous job with this run id has not ended on all its nodes; waiting for them"]
     );
     assert_eq!(job.state().job, 0);
     job.members[1] = unaware;
@@ -615,7 +615,7 @@ fn a_node_that_slept_through_the_end_into_the_next_job_is_told_so() {
     job.turn();
     job.members[1] = frozen;
     job.turn();
-    let text = "the job `job` ended while this node was not heard of";
+    let text = "the job `job` ended while this node was unresponsive";
     assert_eq!(job.told(1)[1..], [format!("stop 0: {text}"), format!("closed: {text}")]);
 }
 
@@ -625,7 +625,7 @@ fn a_store_that_has_lost_the_state_ends_the_job() {
     job.state = None;
     job.turn();
     let text = "the store has forgotten the job `job`";
-    let hint = "hint: was its server started anew? then start all nodes again";
+    let hint = "hint: if its server was restarted, start all nodes again";
     assert_eq!(job.told(0)[1..], [format!("stop 0: {text}"), format!("closed: {text}\n  {hint}")]);
 }
 
@@ -676,7 +676,10 @@ fn four_thousand_nodes_fit_into_a_state() {
         state.spares.push(info(number));
     }
     state.join(&info(NODES_MAX)); // one too many, which takes the others along
-    assert_eq!(State::from_text(&state.to_text().unwrap()).unwrap_err(), "it makes no sense: too many nodes");
+    assert_eq!(
+        State::from_text(&state.to_text().unwrap()).unwrap_err(),
+        "it is inconsistent: too many nodes"
+    );
     state.remove(&info(NODES_MAX).id, "");
     assert!(state.can_begin());
     state.begin();
@@ -710,36 +713,45 @@ fn a_state_that_makes_no_sense_is_refused_with_the_reason() {
     };
     assert_eq!(
         error(|state| state.members[1].node.id = "a".into()),
-        "it makes no sense: a node is there twice"
+        "it is inconsistent: a node is listed twice"
     );
     assert_eq!(
         error(|state| state.members[1].rank = Some(0)),
-        "it makes no sense: two nodes have the same rank"
+        "it is inconsistent: two nodes have the same rank"
     );
     assert_eq!(
         error(|state| state.members[1].rank = None),
-        "it makes no sense: a round runs without all its ranks"
+        "it is inconsistent: a round runs without all its ranks"
     );
     assert_eq!(
         error(|state| state.members[1].node.ranks = usize::MAX),
-        "it makes no sense: a node has too many ranks"
+        "it is inconsistent: a node has too many ranks"
     );
     assert_eq!(
         error(|state| state.members.iter_mut().for_each(|seat| seat.node.fixed_rank = Some(0))),
-        "it makes no sense: two nodes were given the same rank"
+        "it is inconsistent: two nodes were given the same rank"
     );
-    assert_eq!(error(|state| state.nodes_max = 1), "it makes no sense: more members than there may be");
-    assert_eq!(error(|state| state.nodes_min = 0), "it makes no sense: the least and most nodes");
-    assert_eq!(error(|state| state.phase = Phase::Over), "it makes no sense: phase and outcome do not fit");
-    assert_eq!(error(|state| state.version = u64::MAX), "it makes no sense: it has no room to go on");
+    assert_eq!(error(|state| state.nodes_max = 1), "it is inconsistent: more members than allowed");
+    assert_eq!(
+        error(|state| state.nodes_min = 0),
+        "it is inconsistent: the limits of the number of nodes are wrong"
+    );
+    assert_eq!(
+        error(|state| state.phase = Phase::Over),
+        "it is inconsistent: phase and outcome contradict each other"
+    );
+    assert_eq!(
+        error(|state| state.version = u64::MAX),
+        "it is inconsistent: a counter has reached its limit"
+    );
     good.reason = "x".repeat(1 << 21);
     let text = serde_json::to_vec(&good).unwrap();
     assert_eq!(
         State::from_text(&text).unwrap_err(),
-        format!("it has {} bytes, more than the 2097152 that are allowed", text.len())
+        format!("it is {} bytes long, the limit is 2097152", text.len())
     );
     assert_eq!(
         good.to_text().unwrap_err(),
-        format!("it would have {} bytes, more than the 2097152 that are allowed", text.len())
+        format!("it would be {} bytes long, the limit is 2097152", text.len())
     );
 }

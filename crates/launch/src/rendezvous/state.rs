@@ -101,19 +101,17 @@ impl State {
     /// Reads what the store holds; what is wrong with it otherwise.
     pub(super) fn from_text(text: &[u8]) -> Result<State, String> {
         if text.len() > TEXT_MAX {
-            return Err(format!("it has {} bytes, more than the {TEXT_MAX} that are allowed", text.len()));
+            return Err(format!("it is {} bytes long, the limit is {TEXT_MAX}", text.len()));
         }
         let state: State = serde_json::from_slice(text).map_err(|error| error.to_string())?;
-        state.check().map_err(|what| format!("it makes no sense: {what}"))?;
+        state.check().map_err(|what| format!("it is inconsistent: {what}"))?;
         Ok(state)
     }
 
     pub(super) fn to_text(&self) -> Result<Vec<u8>, String> {
         let text = serde_json::to_vec(self).map_err(|error| error.to_string())?;
         match text.len() > TEXT_MAX {
-            true => {
-                Err(format!("it would have {} bytes, more than the {TEXT_MAX} that are allowed", text.len()))
-            }
+            true => Err(format!("it would be {} bytes long, the limit is {TEXT_MAX}", text.len())),
             false => Ok(text),
         }
     }
@@ -140,17 +138,20 @@ impl State {
         };
         let facts = [
             (count <= NODES_MAX, "too many nodes"),
-            (ids.len() == count, "a node is there twice"),
-            (1 <= self.nodes_min && self.nodes_min <= self.nodes_max, "the least and most nodes"),
-            (self.members.len() <= self.nodes_max, "more members than there may be"),
+            (ids.len() == count, "a node is listed twice"),
+            (
+                1 <= self.nodes_min && self.nodes_min <= self.nodes_max,
+                "the limits of the number of nodes are wrong",
+            ),
+            (self.members.len() <= self.nodes_max, "more members than allowed"),
             (ranks.len() == ranked, "two nodes have the same rank"),
             (fixed.len() == given, "two nodes were given the same rank"),
             (self.nodes().all(|node| node.ranks <= NODE_RANKS_MAX), "a node has too many ranks"),
             (self.phase != Phase::Running || all_ranked, "a round runs without all its ranks"),
-            (ended, "phase and outcome do not fit"),
+            (ended, "phase and outcome contradict each other"),
             (
                 self.version < u64::MAX && self.round < u64::MAX && self.job < u64::MAX,
-                "it has no room to go on",
+                "a counter has reached its limit",
             ),
         ];
         facts.iter().find(|(holds, _)| !holds).map_or(Ok(()), |(_, what)| Err(what))
@@ -185,8 +186,8 @@ impl State {
             let (ours, theirs) = (show(ours), show(theirs));
             return Some((
                 format!(
-                    "this node was started for {ours}, but the job `{}` that is there already has {theirs}\n  \
-                 hint: give every node the same settings, or this one another run id",
+                    "this node was started for {ours}, but the running job `{}` has {theirs}\n  \
+                 hint: give all nodes the same settings, or this node another run id",
                     settings.run_id
                 ),
                 None,
@@ -195,7 +196,7 @@ impl State {
         if self.nodes().count() >= NODES_MAX {
             return Some((format!("the job `{}` has {NODES_MAX} nodes already", settings.run_id), None));
         }
-        let kind = |fixed: bool| if fixed { "a node rank that was given" } else { "no node rank of its own" };
+        let kind = |fixed: bool| if fixed { "a fixed node rank" } else { "no node rank" };
         if let Some(other) =
             self.nodes().find(|other| other.fixed_rank.is_some() != node.fixed_rank.is_some())
         {
@@ -213,7 +214,7 @@ impl State {
         let same = self.nodes().find(|other| other.fixed_rank == Some(rank))?;
         Some((
             format!(
-                "node rank {rank} is taken: the launcher on {} has it\n  hint: every node needs a node rank of its own",
+                "node rank {rank} is taken: the launcher on {} has it\n  hint: give every node a different node rank",
                 same.host
             ),
             Some(&same.id),
@@ -341,7 +342,7 @@ impl State {
                 if left < min && !self.use_restart() {
                     let used = self.restarts_used;
                     let text = format!(
-                        "{why}; {left} of the {min} nodes that it takes are left, and no restart ({used} used)"
+                        "{why}; {left} of at least {min} nodes are left, and all restarts are used ({used})"
                     );
                     self.end(Ending::Closed, text);
                 }

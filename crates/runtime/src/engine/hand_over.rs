@@ -270,10 +270,14 @@ fn a_work_that_is_aborted_ends_and_the_engine_tells_what_its_groups_do() {
         let progress = scene.engine.progress();
         assert_eq!(doing, progress.iter().map(|group| group.id).collect::<Vec<_>>());
         assert_eq!(progress.last().map(|group| &*group.name), Some("g0"));
-        assert_eq!(scene.engine.notices(), []);
+        let peer = scene.engine.with(|state| {
+            let group = state.groups.iter().flatten().last().expect("there is a group");
+            group.peers()[0].id()
+        });
+        assert_eq!(scene.engine.notices(peer), []);
         work.abort("told to");
-        assert_eq!(work.wait().unwrap_err().kind(), crate::FaultKind::Aborted);
-        let notices = scene.engine.notices();
+        assert_eq!(work.wait().unwrap_err().kind(), crate::ErrorKind::Aborted);
+        let notices = scene.engine.notices(peer);
         assert_eq!(notices.len(), 1);
         assert_eq!(Some(&notices[0].0), doing.last());
         assert!(String::from_utf8_lossy(&notices[0].1).contains("told to"));

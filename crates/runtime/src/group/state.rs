@@ -629,7 +629,7 @@ impl GroupState {
         self.fail(fabric, Fault::new(ErrorKind::Aborted, message).peer(self.rank), finished);
     }
 
-    fn peers(&self) -> Vec<Arc<Peer>> {
+    pub(crate) fn peers(&self) -> Vec<Arc<Peer>> {
         self.mesh.members().iter().filter_map(|member| member.peer.clone()).collect()
     }
 

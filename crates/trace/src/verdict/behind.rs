@@ -82,16 +82,18 @@ fn behind(job: &Job<'_>, group: &Group<'_>, laggards: &Laggards) -> Option<Findi
     if let Some(lead) = dumped_earlier(job, &entered, ranks) {
         let its = if ranks.len() == 1 { "its dump was" } else { "their dumps were" };
         finding.lines.push(format!(
-            "{its} written {} earlier than that: ended by then, or still running",
+            "{its} written {} earlier than that: it had exited by then, or it is still running",
             words::seconds(lead)
         ));
     }
     if !is_waited_for {
         finding.level = Level::Note;
-        finding.lines.push("nobody waits for that: its dump is older, or the others did not need it".into());
+        finding
+            .lines
+            .push("no rank is waiting for it: its dump is older, or the other ranks did not need it".into());
     } else if waiting.is_short() {
         finding.level = Level::Note;
-        finding.lines.push("so short a time that it may be on its way".into());
+        finding.lines.push("this is so short that it may still arrive".into());
     } else {
         finding.lines.extend(failed::line(job, group));
     }
@@ -142,7 +144,7 @@ fn stuck(job: &Job<'_>, group: &Group<'_>) -> Option<Finding> {
         let who = words::ranks(&failed);
         (
             format!("{who} failed in {title} of {place}"),
-            "all had entered it and the calls agree: the error is in the log",
+            "all ranks had entered it and their calls match: see the error in the log",
         )
     } else {
         let headline = if inside.len() == all.len() {
@@ -156,7 +158,7 @@ fn stuck(job: &Job<'_>, group: &Group<'_>) -> Option<Finding> {
         };
         (
             headline,
-            "nobody is missing and the calls agree: look at the network, and for a rank that died in it",
+            "all ranks have entered it and their calls match: check the network, and whether a rank died in it",
         )
     };
     let mut finding = Finding::new(Kind::Stuck, headline).of(group, Some(sequence));

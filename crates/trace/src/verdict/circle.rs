@@ -57,7 +57,7 @@ fn circle(all: &[Finding], waits: &[usize]) -> Option<Finding> {
         let (whom, what) = (words::ranks(&other.ranks), &other.headline);
         finding.lines.push(format!("rank {rank} waits for {whom}: {what}"));
     }
-    finding.lines.push("calls of several groups must come in the same order on all ranks".into());
+    finding.lines.push("call the collectives of several groups in the same order on all ranks".into());
     finding.ranks = ranks.clone();
     finding.waiting = ranks;
     Some(finding)

@@ -74,7 +74,7 @@ fn from_any(job: &Job<'_>, group: &Group<'_>, target: u32, receives: &[&Record])
         })
         .sum();
     let receive = receives.get(spare)?;
-    let what = format!("rank {target} receives from any rank, and nobody sends to it");
+    let what = format!("rank {target} receives from any rank, but no rank sends to it");
     Some(alone(job, group, (target, receive), None, receives.len() - spare, what))
 }
 
@@ -109,7 +109,7 @@ fn alone(
         finding.level = Level::Note; // it left with nobody to take it, and its sender went on
     } else if waiting.is_short() {
         finding.level = Level::Note;
-        finding.lines.push("so short a time that it may be on its way".into());
+        finding.lines.push("this is so short that it may still arrive".into());
     } else if peer.is_some_and(|peer| failed::Excuses::new(job, group, &[(rank, record)]).has(peer)) {
         finding.level = Level::Note;
         finding.is_consequence = true;

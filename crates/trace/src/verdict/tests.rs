@@ -112,15 +112,15 @@ fn so_far_well() -> Vec<Dump> {
 
 #[test]
 fn nothing_is_wrong() {
-    assert_eq!(text(&so_far_well()), "✓ no trouble found: all ranks have come to all_reduce #2 of group dp");
+    assert_eq!(text(&so_far_well()), "✓ no trouble found: all ranks have reached all_reduce #2 of group dp");
     let mut unwatched = so_far_well();
     let records = unwatched.iter_mut().flat_map(|dump| &mut dump.records);
     records.for_each(|record| record.end = End::Unknown);
     assert_eq!(
         text(&unwatched),
-        "✓ no trouble found: all ranks have come to all_reduce #2 of group dp; whether it ended is not recorded"
+        "✓ no trouble found: all ranks have reached all_reduce #2 of group dp; whether it completed is not recorded"
     );
-    assert_eq!(text(&dumps(2)), "✓ no operation was recorded");
+    assert_eq!(text(&dumps(2)), "✓ no operations were recorded");
 }
 
 #[test]
@@ -131,8 +131,8 @@ fn a_rank_that_does_not_come_is_named() {
     assert_eq!(
         text(&dumps),
         "✗ rank 2 has not entered all_reduce #3 of group dp\n    \
-         ranks 0 and 1 wait in it since 40.1 s (timeout 30.0 s), called at job/train.py:83 in step\n    \
-         rank 2's last in this group was all_reduce #2, completed 50.0 s before its dump\n    \
+         ranks 0 and 1 have been waiting in it for 40.1 s (timeout 30.0 s), called at job/train.py:83 in step\n    \
+         rank 2's last call in this group was all_reduce #2, completed 50.0 s before its dump\n    \
          rank 2 made that call at job/train.py:82 in step ← job/train.py:140 in main"
     );
 }
@@ -145,8 +145,8 @@ fn a_rank_that_never_called_anything_is_named_and_one_whose_ring_lost_it_is_not(
     assert_eq!(
         text(&dumps),
         "✗ rank 2 has not entered barrier #1 of group dp\n    \
-         ranks 0 and 1 wait in it since 9.0 s (timeout 30.0 s), called at job/train.py:81 in step\n    \
-         rank 2 has made no call in this group"
+         ranks 0 and 1 have been waiting in it for 9.0 s (timeout 30.0 s), called at job/train.py:81 in step\n    \
+         rank 2 has not called a collective in this group"
     );
     add_group(&mut dumps, "1", "own", &[2]);
     call_in(&mut dumps[2], "1", "barrier", 900, 3.0, Some(1));
@@ -161,7 +161,7 @@ fn a_wait_of_milliseconds_is_no_trouble() {
     let text = text(&dumps);
     assert!(text.starts_with("✓ no trouble found"), "{text}");
     assert!(text.contains("! ranks 1 and 2 have not entered all_reduce #3 of group dp\n"), "{text}");
-    assert!(text.ends_with("so short a time that it may be on its way"), "{text}");
+    assert!(text.ends_with("this is so short that it may still arrive"), "{text}");
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn rings_that_begin_at_different_records_are_laid_side_by_side() {
     }
     dumps[1].records.drain(..2);
     dumps[2].records.drain(..1);
-    assert_eq!(text(&dumps), "✓ no trouble found: all ranks have come to all_reduce #3 of group dp");
+    assert_eq!(text(&dumps), "✓ no trouble found: all ranks have reached all_reduce #3 of group dp");
 }
 
 #[test]
@@ -192,9 +192,9 @@ fn who_is_waited_for_comes_before_who_waits_itself() {
             "✗ rank 1 has not entered all_reduce #1 of group a (follows from the above)"
         ]
     );
-    assert!(
-        text.contains("rank 1's last call of all was all_reduce #1 of group b, in which it is since 21.0 s")
-    );
+    assert!(text.contains(
+        "rank 1's last call of all was all_reduce #1 of group b, which it entered 21.0 s ago and has not left"
+    ));
 }
 
 #[test]
@@ -210,7 +210,7 @@ fn ranks_that_wait_for_each_other_are_a_circle() {
             "✗ ranks 0 and 1 wait for each other\n    \
              rank 0 waits for rank 1: rank 1 has not entered all_reduce #1 of group a\n    \
              rank 1 waits for rank 0: rank 0 has not entered all_reduce #1 of group b\n    \
-             calls of several groups must come in the same order on all ranks\n"
+             call the collectives of several groups in the same order on all ranks\n"
         ),
         "{text}"
     );
@@ -312,7 +312,7 @@ fn a_rank_without_a_dump_comes_first() {
     assert_eq!(
         text(&dumps),
         "✗ rank 2 has no dump here: 2 of 3 ranks do\n    \
-         all_reduce #3 of group dp needs rank 2: ranks 0 and 1 wait in it since 40.0 s (timeout 30.0 s), called at job/train.py:83 in step\n    \
+         all_reduce #3 of group dp needs rank 2: ranks 0 and 1 have been waiting in it for 40.0 s (timeout 30.0 s), called at job/train.py:83 in step\n    \
          it died, was killed, or hangs where it cannot write: see its log"
     );
     let refusals = [Refusal { file: "trace_2".into(), problem: "it is empty".into() }];
@@ -440,8 +440,8 @@ fn a_group_that_is_complete_and_does_not_move_is_told() {
     assert_eq!(
         text(&dumps),
         "✗ all 3 ranks are in all_reduce #3 of group dp, and none has completed it\n    \
-         ranks 0-2 wait in it since 40.0 s (timeout 30.0 s), called at job/train.py:83 in step\n    \
-         nobody is missing and the calls agree: look at the network, and for a rank that died in it"
+         ranks 0-2 have been waiting in it for 40.0 s (timeout 30.0 s), called at job/train.py:83 in step\n    \
+         all ranks have entered it and their calls match: check the network, and whether a rank died in it"
     );
     dumps[0].records[2].end = End::Completed(None);
     let text = text(&dumps);
@@ -460,7 +460,7 @@ fn ranks_that_failed_in_a_call_that_agrees_are_told() {
         text(&dumps),
         "✗ rank 1 failed in all_reduce #3 of group dp\n    \
          rank 1 entered it 500.0 ms before its dump and failed (timeout 30.0 s), called at job/train.py:83 in step\n    \
-         all had entered it and the calls agree: the error is in the log"
+         all ranks had entered it and their calls match: see the error in the log"
     );
 }
 
@@ -473,8 +473,8 @@ fn a_message_without_a_partner_is_named() {
     assert_eq!(
         text(&dumps),
         "✗ rank 0 receives from rank 1, which does not send (group dp)\n    \
-         rank 0 waits in it since 20.0 s (timeout 30.0 s), called at job/train.py:80 in step, Float [4]\n    \
-         rank 1's last in this group was all_reduce #2, completed 50.0 s before its dump\n    \
+         rank 0 has been waiting in it for 20.0 s (timeout 30.0 s), called at job/train.py:80 in step, Float [4]\n    \
+         rank 1's last call in this group was all_reduce #2, completed 50.0 s before its dump\n    \
          rank 1's last call of all was a receive from rank 0 of group dp, completed 30.0 s before its dump\n    \
          rank 1 made that call at job/train.py:80 in step ← job/train.py:140 in main"
     );
@@ -535,7 +535,9 @@ fn a_root_is_told_as_a_rank_of_the_job() {
 fn a_receiver_from_anybody_needs_a_sender() {
     let mut dumps = so_far_well();
     message(&mut dumps[0], "recv", (None, 0), 20.0, None);
-    assert!(text(&dumps).starts_with("✗ rank 0 receives from any rank, and nobody sends to it (group dp)\n"));
+    assert!(
+        text(&dumps).starts_with("✗ rank 0 receives from any rank, but no rank sends to it (group dp)\n")
+    );
     message(&mut dumps[2], "send", (Some(2), 0), 19.0, None);
     assert!(text(&dumps).starts_with("✓"), "{}", text(&dumps));
 }
@@ -570,9 +572,9 @@ fn late() -> Vec<Dump> {
 
 #[test]
 fn a_straggler_is_named_with_what_it_costs() {
-    let told = "✓ no trouble found: all ranks have come to all_reduce #20 of group dp\n\
-         ! rank 1 is a straggler: the last to come to 20 of 20 collectives of group dp\n    \
-         the others waited 400.0 ms for it, 20.0 ms each time; longest in all_reduce #";
+    let told = "✓ no trouble found: all ranks have reached all_reduce #20 of group dp\n\
+         ! rank 1 is a straggler: the last to reach 20 of 20 collectives of group dp\n    \
+         the other ranks waited 400.0 ms for it, 20.0 ms each time; longest in all_reduce #";
     let text = text(&late());
     assert!(text.starts_with(told), "{text}");
     assert!(!text.contains("clock"), "all are on one host: {text}");
@@ -592,15 +594,20 @@ fn clocks_that_differ_are_taken_off_before_somebody_is_called_late() {
         }
     }
     let text = text(&dumps);
-    assert!(text.contains("! rank 1 is a straggler: the last to come to 20 of 20"), "{text}");
-    assert!(text.ends_with("hosts' clocks differ and were corrected: rank 2's is 3.0 s ahead"), "{text}");
+    assert!(text.contains("! rank 1 is a straggler: the last to reach 20 of 20"), "{text}");
+    assert!(
+        text.ends_with("the the hosts' clocks differ and were corrected: rank 2's is 3.0 s ahead"),
+        "{text}"
+    );
     for dump in &mut dumps {
         dump.host = None;
         dump.records.iter_mut().for_each(|record| record.end = End::Unknown);
     }
     let text = super::tests::text(&dumps);
     assert!(
-        text.ends_with("if ranks run on several hosts, their clocks may differ: that is not corrected here"),
+        text.ends_with(
+            "if the ranks run on several hosts, their clocks may differ, which is not corrected here"
+        ),
         "{text}"
     );
 }
