@@ -164,7 +164,7 @@ def test_a_damaged_file_is_named_and_the_others_are_analysed(scene, tmp_path: Pa
     for broken, problem in [
         (whole[2][:100], "at byte "),
         (gzip.compress(whole[2]), "it is compressed"),
-        (b"", "it is empty"),
+        (b"", "the file is empty"),
         (b"import os", "not a flight-recorder dump"),
         (
             pickle.dumps({"version": "2.10", "entries": [os.getcwd]}, protocol=2),

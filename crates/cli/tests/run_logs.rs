@@ -282,8 +282,8 @@ fn a_failure_is_told_with_its_likely_cause() {
     let (_, report) = error.split_once("error: ").unwrap();
     assert_eq!(
         without_numbers(report),
-        "rank 1 of 2 failed first: exit code 1\n  cause: port 29500 is already in use\n  hint: `ss -ltnp 'sport = :29500'` tells \
-         by whom; use another port\n  | listen on 127.0.0.1:29500: Address already in use\n"
+        "rank 1 of 2 failed first: exit code 1\n  cause: port 29500 is already in use\n  hint: find the process with \
+         `ss -ltnp 'sport = :29500'`, or use another port\n  | listen on 127.0.0.1:29500: Address already in use\n"
     );
 }
 
