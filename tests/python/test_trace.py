@@ -79,7 +79,7 @@ def test_a_rank_with_another_size_is_named(scene) -> None:
 def test_a_rank_without_a_dump_is_named(scene) -> None:
     verdict = trace(scene("missing"))
     assert verdict.head == "✗ rank 1 has no dump here: 2 of 3 ranks do", verdict
-    assert "all_reduce #5 of group default_pg needs rank 1: ranks 0 and 2 wait in it since" in verdict.said
+    assert "all_reduce #5 of group default_pg needs rank 1: ranks 0 and 2 have been waiting in it for" in verdict.said
 
 
 def test_a_message_without_a_partner_is_named(scene) -> None:
@@ -165,8 +165,8 @@ def test_a_damaged_file_is_named_and_the_others_are_analysed(scene, tmp_path: Pa
     for broken, problem in [
         (whole[2][:100], "at byte "),
         (gzip.compress(whole[2]), "it is compressed"),
-        (b"", "it is empty"),
-        (b"import os", "no flight-recorder dump"),
+        (b"", "the file is empty"),
+        (b"import os", "not a flight-recorder dump"),
         (
             pickle.dumps({"version": "2.10", "entries": [os.getcwd]}, protocol=2),
             "opcode GLOBAL would make an object",

@@ -82,7 +82,7 @@ const SIZES: &str = "8,512,4K,32K,256K,2M,16M,64M";
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   tenfold bench                                            all_reduce, 2 ranks, 8 B to 64 MiB
-  tenfold bench --against gloo,openmpi,mpich,intelmpi      beside whoever else can do it
+  tenfold bench --against gloo,openmpi,mpich,intelmpi      against all that are installed
   tenfold bench all_gather barrier --ranks 2,4,8 --sizes 8,64K,1M
   tenfold bench send_recv --transport tcp --against gloo,mpi --json rows.json
   tenfold bench store --against torch --quick              the store server, see `bench store --help`

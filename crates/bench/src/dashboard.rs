@@ -25,7 +25,7 @@ use super::script::{Exchange, Scripts};
 use super::server::{Recipe, Server, raise_file_limit};
 use super::{Failure, Interrupt};
 
-/// Measures what the dashboard costs the server's clients.
+/// Measure what the dashboard costs the server's clients.
 ///
 /// Starts a server with a dashboard, connects many clients to it and fills it with keys. Then the clients' operations a
 /// second are counted with and without somebody who asks for every page of the dashboard's API once a second.

@@ -23,7 +23,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Measures speed, alone or against peers.
+/// Measure speed, alone or against other implementations.
 ///
 /// Starts the ranks as processes of this machine, checks that results are right, and prints a table of times for each
 /// operation. With `--against`, peers run the same cases in the same rounds, and the table shows how many times faster

@@ -31,7 +31,7 @@ use workers::Workers;
 
 pub(crate) use worker::{WorkerArgs, run_worker};
 
-/// Shows tenfold at work on this machine: worker processes train a network together, and stay alike to the last bit.
+/// Show tenfold at work on this machine: worker processes train a network together and stay bit-identical.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Examples:
   tenfold demo                 four workers

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use tenfold_console::Outcome;
 
-/// Lists the environment variables that tenfold reads, and what they are set to
+/// List the environment variables that tenfold reads, and their values
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   tenfold environment                      all variables, what they mean, and which are set

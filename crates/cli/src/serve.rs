@@ -12,37 +12,38 @@ use tenfold_store::{Limits, Server, ServerOptions};
 use tenfold_console::{LogWriter, Outcome, SUCCESS, parse_duration, parse_size, raise_open_files, show_size};
 use tenfold_dashboard::{self as dashboard, Dashboard};
 
-/// Runs a store server that PyTorch's TCPStore and tenfold's clients can use.
+/// Run a store server that PyTorch's TCPStore and tenfold's clients can use.
 ///
 /// The first line on standard output is `listening on HOST:PORT`; with a dashboard, the one after it is `dashboard on
-/// http://HOST:PORT/`. Ctrl-C or SIGTERM: no new clients, those that are
-/// there are served until they leave or the drain time is over; a second signal ends at once.
+/// http://HOST:PORT/`. After Ctrl-C or SIGTERM the server takes no new
+/// clients and serves those that are connected until they leave or the drain time is over. A second signal stops it
+/// immediately.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Examples:
   tenfold serve                                   on 127.0.0.1:29500, for this machine only
-  tenfold serve --host 10.0.0.1 --port 0          on one address, a port that is free
-  tenfold serve --host 0.0.0.0 --max-memory 4G    on every address: anybody who reaches it can read and write
+  tenfold serve --host 10.0.0.1 --port 0          on one address, on a free port
+  tenfold serve --host 0.0.0.0 --max-memory 4G    on every address: anyone who can reach it can read and write
   tenfold serve --dashboard                       with a page on http://127.0.0.1:29580/ that shows what it does
   # a stock PyTorch rank that uses it:
   #   TCPStore(\"127.0.0.1\", 29500, is_master=False)")]
 pub(crate) struct Args {
-    /// Address or name of this machine to listen on, and on no other; 0.0.0.0 or :: for all
+    /// The only address or name of this machine to listen on; 0.0.0.0 or :: for all
     #[arg(long, default_value = "127.0.0.1")]
     host: String,
     /// Port to listen on; 0 picks a free one
     #[arg(long, default_value_t = 29500)]
     port: u16,
-    /// After a signal, serve clients that are still here for up to this long
+    /// After a signal, serve connected clients for up to this long
     #[arg(long, default_value = "5s", value_parser = parse_duration)]
     drain: Duration,
 
     #[command(flatten)]
     dashboard: dashboard::Flags,
 
-    /// Memory for keys, values and buffers; beyond it writes are refused and reads go on
+    /// Memory for keys, values and buffers; when it is full, writes are refused and reads go on
     #[arg(long, default_value = "1G", value_parser = parse_size, help_heading = "Limits")]
     max_memory: usize,
-    /// Serve clients of other users of this machine on loopback, too; those of root always are
+    /// Serve other users of this machine on loopback as well (root is always served)
     #[arg(long)]
     allow_other_users: bool,
     /// Clients at a time (also bounded by the file-descriptor limit)
@@ -69,13 +70,13 @@ pub(crate) struct Args {
     /// Unsent bytes of one client beyond which its requests are not served until it reads
     #[arg(long, default_value = "16M", value_parser = parse_size, help_heading = "Limits")]
     max_output: usize,
-    /// From connecting to the client's hello
+    /// Time from a connection to the client's hello
     #[arg(long, default_value = "10s", value_parser = parse_duration, help_heading = "Limits")]
     handshake_timeout: Duration,
-    /// From the first byte of a message to its last
+    /// Time from the first byte of a message to its last
     #[arg(long, default_value = "60s", value_parser = parse_duration, help_heading = "Limits")]
     message_timeout: Duration,
-    /// Without the client taking a byte of what it asked for
+    /// Time for which a client may not read what it asked for
     #[arg(long, default_value = "30s", value_parser = parse_duration, help_heading = "Limits")]
     write_timeout: Duration,
 }

@@ -9,22 +9,22 @@ use tenfold_store::{StoreExt, TcpStore, TcpStoreOptions, Value};
 use tenfold_console::{Address, FAILURE, Outcome, SUCCESS, parse_address, parse_duration};
 use tenfold_dashboard::print_stats;
 
-/// Reads and writes a running store: tenfold's, or one inside a PyTorch job.
+/// Read and write a running store: tenfold's, or one inside a PyTorch job.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Examples:
   tenfold store 127.0.0.1:29500 set color blue
   tenfold store 127.0.0.1:29500 get color
   tenfold store 127.0.0.1:29500 --timeout 60s wait rank0/ready rank1/ready
   tenfold store 127.0.0.1:29500 keys default_pg/     keys that begin with default_pg/
-  tenfold store 127.0.0.1:29500 stats --json         what the server does, who waits for what
+  tenfold store 127.0.0.1:29500 stats --json         what the server does, which client waits for what
   head -c 100 /dev/urandom | tenfold store 127.0.0.1:29500 set blob -
 
-Exit status: 0 done, 1 not (check: a key is missing), 2 wrong arguments.")]
+Exit status: 0 done, 1 failed (check: a key does not exist), 2 invalid arguments.")]
 pub(crate) struct Args {
     /// HOST:PORT of the server; an IPv6 address in brackets
     #[arg(value_parser = parse_address)]
     server: Address,
-    /// For connecting and for every operation
+    /// Time limit for the connection and for every operation
     #[arg(long, default_value = "10s", value_parser = parse_duration, global = true)]
     timeout: Duration,
     /// Print JSON
@@ -48,14 +48,14 @@ enum Command {
     },
     /// Add to the end of a value; `-` reads from standard input
     Append { key: String, value: String },
-    /// Write DESIRED if the value is EXPECTED, or if there is no such key and EXPECTED is empty; print the value
+    /// Write DESIRED if the value is EXPECTED, or if the key does not exist and EXPECTED is empty; print the value
     CompareSet { key: String, expected: String, desired: String },
-    /// Are all keys there? Exit status 0 or 1
+    /// Check whether all keys exist: exit status 0 or 1
     Check {
         #[arg(required = true)]
         keys: Vec<String>,
     },
-    /// Wait until all keys are there, up to the timeout
+    /// Wait until all keys exist, up to the timeout
     Wait {
         #[arg(required = true)]
         keys: Vec<String>,
@@ -81,7 +81,7 @@ enum Command {
     },
     /// Print the length of a queue
     Len { queue: String },
-    /// Print what the server tells about itself
+    /// Print the server's statistics
     Stats,
 }
 

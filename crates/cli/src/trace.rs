@@ -8,19 +8,19 @@ use std::path::{Path, PathBuf};
 use tenfold_console::{FAILURE, Outcome, SUCCESS};
 use tenfold_trace::{Analysis, Filter};
 
-/// Says what went wrong, from the flight-recorder dumps of all ranks: who is behind, who called something else.
+/// Find out what went wrong from the flight-recorder dumps of all ranks: which rank is behind, which calls do not match.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Examples:
   tenfold trace /tmp/dumps                        a folder with trace_0, trace_1, ...
   tenfold trace nccl_trace_rank_*                 PyTorch's own, pickle or JSON
   tenfold trace dumps --timeline trace.json       open it in https://ui.perfetto.dev
-  tenfold trace dumps --html trace.html           the timeline as a page that needs nothing else
+  tenfold trace dumps --html trace.html           the timeline as a self-contained page
   tenfold trace dumps --ranks 0-7 --group dp      a part of the job
 
-The rank is the number at the end of a file's name. docs/debugging-hangs.md says how to get dumps.
+The rank is the number at the end of a file's name. See docs/debugging-hangs.md for how to get dumps.
 
-Exit status: 0 no trouble found, 1 trouble found, 2 nothing found to be wrong but not every
-file could be read; or a file could not be written, or wrong arguments.")]
+Exit status: 0 no problem found, 1 problem found, 2 no problem found but a file could not be
+read; or a file could not be written, or invalid arguments.")]
 pub(crate) struct Args {
     /// Dumps, and folders with dumps
     #[arg(required = true, value_name = "FILE")]
@@ -31,7 +31,7 @@ pub(crate) struct Args {
     /// Write the operations of all ranks over time for Perfetto or chrome://tracing
     #[arg(long, value_name = "FILE")]
     timeline: Option<PathBuf>,
-    /// Write the timeline as a page of its own
+    /// Write the timeline as a self-contained page
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
     /// Look at these ranks only: 0,2,4-7
@@ -40,7 +40,7 @@ pub(crate) struct Args {
     /// Look at this group only, by its name or description; may be given more than once
     #[arg(long, value_name = "NAME")]
     group: Vec<String>,
-    /// Print as many findings
+    /// Print at most this many findings
     #[arg(long, default_value_t = 5, value_name = "N")]
     limit: usize,
 }

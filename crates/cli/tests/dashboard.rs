@@ -430,11 +430,11 @@ fn neither_keys_nor_values_are_logged() {
 #[test]
 fn a_dashboard_that_others_can_reach_is_warned_about() {
     let serve = Serve::start(&["--dashboard", "0.0.0.0:0"]);
-    let line = serve.said("warning: no authentication: whoever reaches the dashboard at 0.0.0.0:");
+    let line = serve.said("warning: no authentication: anyone who can reach the dashboard at 0.0.0.0:");
     let seen = "sees the names of keys, the addresses of clients and what they wait for, but no values";
     assert!(line.ends_with(seen), "{line}");
     let serve = Serve::start(&["--dashboard", "0.0.0.0:0", "--dashboard-values"]);
-    let line = serve.said("warning: no authentication: whoever reaches the dashboard at 0.0.0.0:");
+    let line = serve.said("warning: no authentication: anyone who can reach the dashboard at 0.0.0.0:");
     assert!(line.ends_with("and what they wait for, values too"), "{line}");
 }
 

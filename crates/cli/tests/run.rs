@@ -245,7 +245,7 @@ fn a_second_signal_kills_at_once() {
     let mut error = BufReader::new(run.launcher.0.stderr.take().unwrap());
     let mut note = String::new();
     error.read_line(&mut note).unwrap();
-    assert_eq!(note, "tenfold: SIGTERM: passed on to all ranks, which have 3600 s\n");
+    assert_eq!(note, "tenfold: SIGTERM: passed on to all ranks; they have 3600 s to exit\n");
     run.launcher.signal(Signal::TERM);
     let mut rest = String::new();
     error.read_to_string(&mut rest).unwrap();

@@ -119,7 +119,7 @@ fn while_dumping(expected: &[&str], answer: impl Fn(&Run, &Path)) -> (String, Op
 #[test]
 fn a_signal_is_heard_while_ranks_write_dumps_and_what_they_say_is_shown() {
     let (error, code) = while_dumping(&["interrupted"], |run, _| run.launcher.signal(Signal::INT));
-    assert!(error.contains("tenfold: SIGINT: passed on to all ranks, which have "), "{error}");
+    assert!(error.contains("tenfold: SIGINT: passed on to all ranks; they have "), "{error}");
     assert!(error.ends_with("error: ended by SIGINT\n"), "{error}");
     assert_eq!(code, Some(1));
 }

@@ -202,7 +202,8 @@ fn ranks_go_on_when_the_log_disk_is_full() {
     let mut notes = error.lines().filter(|line| line.contains(".log"));
     let note = notes.next().unwrap();
     assert!(note.starts_with(&format!("tenfold: cannot write {logs}/")), "{note}");
-    let end = "/attempt_0/0/stdout.log: No space left on device; rank 0's words go to the console only";
+    let end =
+        "/attempt_0/0/stdout.log: No space left on device; the output of rank 0 goes to the console only";
     assert!(note.ends_with(end), "{note}");
     let reminder = notes.next().unwrap();
     assert!(
@@ -242,7 +243,7 @@ fn a_limit_of_file_sizes_does_not_end_the_launcher() {
     let error = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(0), "{error}");
     assert_eq!(output.stdout.len(), 40 * 1001);
-    let end = "/attempt_0/0/stdout.log: File too large; rank 0's words go to the console only\n";
+    let end = "/attempt_0/0/stdout.log: File too large; the output of rank 0 goes to the console only\n";
     assert!(error.contains(end), "{error}");
 }
 
@@ -281,8 +282,8 @@ fn a_failure_is_told_with_its_likely_cause() {
     let (_, report) = error.split_once("error: ").unwrap();
     assert_eq!(
         without_numbers(report),
-        "rank 1 of 2 failed first: exit code 1\n  cause: port 29500 is taken\n  hint: `ss -ltnp 'sport = :29500'` tells \
-         by whom; use another port\n  | listen on 127.0.0.1:29500: Address already in use\n"
+        "rank 1 of 2 failed first: exit code 1\n  cause: port 29500 is already in use\n  hint: find the process with \
+         `ss -ltnp 'sport = :29500'`, or use another port\n  | listen on 127.0.0.1:29500: Address already in use\n"
     );
 }
 

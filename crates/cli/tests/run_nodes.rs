@@ -86,7 +86,7 @@ fn ranks_of_a_frozen_launcher_are_ended_by_its_guard() {
     host.ended();
     guest.launcher.signal(Signal::TERM);
     let (said, _) = guest.ended();
-    assert!(said.contains("so its guard ended the ranks"), "{said}");
+    assert!(said.contains("so its guard killed the ranks"), "{said}");
 }
 
 /// A line of a rank that is alone, and so has no prefix.
@@ -184,7 +184,7 @@ fn nodes_come_leave_and_die_and_the_others_begin_again() {
         format!(
             "tenfold: this node connects to the store at 127.0.0.2:{port} (a store answers there already)\n\
              tenfold: round 2 starts on 3 nodes; this is node 2, with ranks 4 to 5 of 6\n\
-             tenfold: SIGTERM: passed on to all ranks, which have 10 s\n\
+             tenfold: SIGTERM: passed on to all ranks; they have 10 s to exit\n\
              error: ended by SIGTERM\n"
         )
     );
@@ -389,8 +389,8 @@ fn who_hosts_the_store_follows_from_the_address_unless_it_is_said() {
     assert_eq!(
         error,
         format!(
-            "tenfold: this node hosts the store at 192.0.2.1:{port} (told to; the address is not one of this machine's, so \
-             it listens on all of them)\ntenfold: warning: no authentication: anyone who can reach 0.0.0.0:{port} can read and \
+            "tenfold: this node hosts the store at 192.0.2.1:{port} (requested; the address is not one of this machine's, so \
+             the store listens on all addresses)\ntenfold: warning: no authentication: anyone who can reach 0.0.0.0:{port} can read and \
              write this store, and ranks trust what they read there\n"
         )
     );

@@ -77,7 +77,7 @@ fn at_a_store_it_says_so_and_shows_what_the_store_tells() {
     let address = serve.address.to_string();
     let output = top(&[&address]);
     let expected = format!(
-        "note: {address} is a store, not a dashboard: this is what the store itself tells, once\n  \
+        "note: {address} is a store, not a dashboard; showing its own statistics once\n  \
          hint: start it with `tenfold serve --dashboard` and give `top` the address that it prints\n"
     );
     assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), expected));

@@ -151,7 +151,7 @@ fn files_that_are_no_dumps_are_counted_and_compressed_ones_named() {
         format!("error: {}: it is compressed\n  hint: `gunzip` it first\n", packed.display())
     );
     let said = String::from_utf8(output.stdout).unwrap();
-    assert!(said.ends_with("; 1 file not read; 2 files left out, named after no rank\n"), "{said}");
+    assert!(said.ends_with("; 1 file not read; 2 files ignored (no rank in the name)\n"), "{said}");
     assert_eq!(output.status.code(), Some(2));
 }
 

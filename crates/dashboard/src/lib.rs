@@ -43,7 +43,7 @@ pub struct Flags {
     /// is given
     #[arg(long, value_name = "HOST:PORT", num_args = 0..=1, help_heading = "Dashboard")]
     dashboard: Option<Option<Address>>,
-    /// Let the dashboard show values of keys too, to whoever reaches it
+    /// Let the dashboard show values of keys, to anyone who can reach it
     #[arg(long, requires = "dashboard", help_heading = "Dashboard")]
     dashboard_values: bool,
     /// A name by which browsers may ask for the dashboard, besides its address and localhost

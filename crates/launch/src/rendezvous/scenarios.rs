@@ -557,10 +557,8 @@ fn fixed_ranks_that_cannot_be_are_errors() {
     job.intervals(2);
     assert_eq!(
         job.told(1),
-        [
-            "closed: this node has a node rank that was given, but the one on a has no node rank of its own\n  \
-          hint: give all nodes a node rank, or none"
-        ]
+        ["closed: this node has a fixed node rank, but the one on a has no node rank\n  \
+          hint: give all nodes a node rank, or none"]
     );
 }
 

@@ -595,10 +595,7 @@ fn clocks_that_differ_are_taken_off_before_somebody_is_called_late() {
     }
     let text = text(&dumps);
     assert!(text.contains("! rank 1 is a straggler: the last to reach 20 of 20"), "{text}");
-    assert!(
-        text.ends_with("the the hosts' clocks differ and were corrected: rank 2's is 3.0 s ahead"),
-        "{text}"
-    );
+    assert!(text.ends_with("the hosts' clocks differ and were corrected: rank 2's is 3.0 s ahead"), "{text}");
     for dump in &mut dumps {
         dump.host = None;
         dump.records.iter_mut().for_each(|record| record.end = End::Unknown);
