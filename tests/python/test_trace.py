@@ -79,7 +79,10 @@ def test_a_rank_with_another_size_is_named(scene) -> None:
 def test_a_rank_without_a_dump_is_named(scene) -> None:
     verdict = trace(scene("missing"))
     assert verdict.head == "✗ rank 1 has no dump here: 2 of 3 ranks do", verdict
-    assert "all_reduce #5 of group default_pg needs rank 1: ranks 0 and 2 have been waiting in it for" in verdict.said
+    assert (
+        "all_reduce #5 of group default_pg needs rank 1: ranks 0 and 2 have been waiting in it for"
+        in verdict.said
+    )
 
 
 def test_a_message_without_a_partner_is_named(scene) -> None:
