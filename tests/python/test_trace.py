@@ -168,7 +168,7 @@ def test_a_damaged_file_is_named_and_the_others_are_analysed(scene, tmp_path: Pa
         (b"import os", "not a flight-recorder dump"),
         (
             pickle.dumps({"version": "2.10", "entries": [os.getcwd]}, protocol=2),
-            "opcode GLOBAL would make an object",
+            "opcode GLOBAL would create an object",
         ),
         (pickle.dumps({"version": "9.0", "entries": []}, protocol=4), "format version `9.0`"),
     ]:
