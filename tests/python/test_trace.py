@@ -49,7 +49,8 @@ def test_a_rank_that_does_not_come_is_named(scene) -> None:
     verdict = trace(scene("sleeps"))
     assert verdict.head == "✗ rank 1 has not entered all_reduce #5 of group default_pg", verdict
     assert re.search(
-        r"ranks 0 and 2 have been waiting in it for [\d.]+ \w+ \(timeout 60\.0 s\), called at .*\.py:\d+ in train_step",
+        r"ranks 0 and 2 have been waiting in it for [\d.]+ \w+ \(timeout 60\.0 s\), "
+        r"called at .*\.py:\d+ in train_step",
         verdict.said,
     ), verdict.said
     assert "rank 1's last call in this group was barrier #4" in verdict.said
@@ -78,7 +79,8 @@ def test_a_rank_with_another_size_is_named(scene) -> None:
 def test_a_rank_without_a_dump_is_named(scene) -> None:
     verdict = trace(scene("missing"))
     assert verdict.head == "✗ rank 1 has no dump here: 2 of 3 ranks do", verdict
-    assert "all_reduce #5 of group default_pg needs rank 1: ranks 0 and 2 have been waiting in it for" in verdict.said
+    needed = "all_reduce #5 of group default_pg needs rank 1: ranks 0 and 2 have been waiting in it for"
+    assert needed in verdict.said
 
 
 def test_a_message_without_a_partner_is_named(scene) -> None:
@@ -295,7 +297,8 @@ def test_the_page_names_the_verdict_and_asks_nobody(browser: Browser, tmp_path: 
         "✗ rank 2 has not entered all_reduce #79 of group default_pg"
     )
     text = browser.text()
-    assert "ranks 0, 1 and 3 have been waiting in it for 1.3 s (timeout 30.0 s), called at job/train.py:88" in text
+    waiting = "ranks 0, 1 and 3 have been waiting in it for 1.3 s (timeout 30.0 s)"
+    assert f"{waiting}, called at job/train.py:88" in text
     assert browser.requested() == [page.as_uri()]
     assert browser.complaints() == []
     light = pixel(browser)
