@@ -79,10 +79,8 @@ def test_a_rank_with_another_size_is_named(scene) -> None:
 def test_a_rank_without_a_dump_is_named(scene) -> None:
     verdict = trace(scene("missing"))
     assert verdict.head == "✗ rank 1 has no dump here: 2 of 3 ranks do", verdict
-    assert (
-        "all_reduce #5 of group default_pg needs rank 1: ranks 0 and 2 have been waiting in it for"
-        in verdict.said
-    )
+    needed = "all_reduce #5 of group default_pg needs rank 1: ranks 0 and 2 have been waiting in it for"
+    assert needed in verdict.said
 
 
 def test_a_message_without_a_partner_is_named(scene) -> None:
@@ -172,7 +170,7 @@ def test_a_damaged_file_is_named_and_the_others_are_analysed(scene, tmp_path: Pa
         (b"import os", "not a flight-recorder dump"),
         (
             pickle.dumps({"version": "2.10", "entries": [os.getcwd]}, protocol=2),
-            "opcode GLOBAL would make an object",
+            "opcode GLOBAL would create an object",
         ),
         (pickle.dumps({"version": "9.0", "entries": []}, protocol=4), "format version `9.0`"),
     ]:
@@ -299,10 +297,8 @@ def test_the_page_names_the_verdict_and_asks_nobody(browser: Browser, tmp_path: 
         "✗ rank 2 has not entered all_reduce #79 of group default_pg"
     )
     text = browser.text()
-    assert (
-        "ranks 0, 1 and 3 have been waiting in it for 1.3 s (timeout 30.0 s), called at job/train.py:88"
-        in text
-    )
+    waiting = "ranks 0, 1 and 3 have been waiting in it for 1.3 s (timeout 30.0 s)"
+    assert f"{waiting}, called at job/train.py:88" in text
     assert browser.requested() == [page.as_uri()]
     assert browser.complaints() == []
     light = pixel(browser)
