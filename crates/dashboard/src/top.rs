@@ -1,7 +1,7 @@
 //! `tenfold top`: what the dashboard shows, in a terminal.
 //!
 //! A thread asks the dashboard's API again and again; this one draws what came last and listens to keys, so that a slow
-//! server never makes the screen deaf. What is shown is made in [`facts`] as tables of text, which [`screen`] draws and
+//! server never makes the screen deaf. What is shown is made in `facts` as tables of text, which `screen` draws and
 //! `--once` prints: both say the same.
 //!
 //! The terminal is given back as it was however this ends: by a key, an error, SIGTERM or a panic.
