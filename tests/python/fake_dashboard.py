@@ -18,7 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-PAGE = Path(__file__).parents[2] / "crates" / "cli" / "src" / "dashboard" / "page"
+PAGE = Path(__file__).parents[2] / "crates" / "dashboard" / "src" / "page"
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 POLICY = "default-src 'self'; base-uri 'none'; frame-ancestors 'none'; form-action 'none'"
 

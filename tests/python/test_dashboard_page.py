@@ -468,7 +468,7 @@ def test_five_hundred_ranks_are_cells_and_a_click_tells_more(browser, fake):
 
 
 def test_it_has_headings_labels_and_no_script_or_style_in_the_page():
-    page = Path(__file__).parents[2] / "crates" / "cli" / "src" / "dashboard" / "page"
+    page = Path(__file__).parents[2] / "crates" / "dashboard" / "src" / "page"
     html = (page / "index.html").read_text()
     assert "style=" not in html
     assert "onclick" not in html
