@@ -26,6 +26,7 @@ from maturin import (  # noqa: F401  (pip calls them)
 )
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+PROGRAM = "tenfold-in-wheel"
 DATA = ROOT / "python" / "tenfold.data"
 
 
@@ -81,8 +82,8 @@ def command(config_settings):
         profile,
     ]
     # Benchmarks need a checkout around them; they are not part of the package.
-    run([*build, "--no-default-features", *(["--target", target] if target else [])])
-    made = target_folder() / (target or "") / ("debug" if profile == "dev" else profile) / "tenfold"
+    run([*build, "--no-default-features", "--features", "wheel", *(["--target", target] if target else [])])
+    made = target_folder() / (target or "") / ("debug" if profile == "dev" else profile) / PROGRAM
     with data_folder() as scripts:
         shutil.copy2(made, scripts / "tenfold")
         strip(scripts / "tenfold")
