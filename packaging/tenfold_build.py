@@ -70,17 +70,7 @@ def command(config_settings):
     words = shlex.split(given) if isinstance(given, str) else list(given)
     profile = option(words, "--profile") or "release"
     target = option(words, "--target") or os.environ.get("CARGO_BUILD_TARGET")
-    build = [
-        "cargo",
-        "build",
-        "--locked",
-        "--package",
-        "tenfold-cli",
-        "--bin",
-        "tenfold",
-        "--profile",
-        profile,
-    ]
+    build = ["cargo", "build", "--locked", "-p", "tenfold-cli", "--bin", PROGRAM, "--profile", profile]
     # Benchmarks need a checkout around them; they are not part of the package.
     run([*build, "--no-default-features", "--features", "wheel", *(["--target", target] if target else [])])
     made = target_folder() / (target or "") / ("debug" if profile == "dev" else profile) / PROGRAM
