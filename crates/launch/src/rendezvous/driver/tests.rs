@@ -21,7 +21,7 @@ impl Node {
         Node { rendezvous, events }
     }
 
-    /// The next event that is no note.
+    /// The next event that is not a note.
     fn event(&self) -> Event {
         loop {
             match self.events.recv_timeout(GUARD).expect("there is an event") {
