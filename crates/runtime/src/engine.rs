@@ -6,7 +6,7 @@
 //! `fabric::watch`) drives whatever is under way while no thread waits: every call that is not over when it returns calls the
 //! helper, immediately or a little later.
 //!
-//! Only here a fault becomes an error, because only here operation, group, rank and time are known.
+//! Faults are reported from here to the groups, which turn them into errors: ARCHITECTURE.md lists the places.
 
 #![expect(clippy::disallowed_methods, reason = "reads the clock before it sleeps")]
 
