@@ -14,10 +14,11 @@ use loom::thread;
 
 use super::roster::{Roster, Waiter, Wake, Watching};
 
-/// Descriptors: the bell that peers ring, the one that wakes the helper, and those of single waiters.
+/// Descriptors: the bell that peers ring, the two that wake the helper, and those of single waiters.
 const BELL: usize = 0;
 const WAKER: usize = 1;
-const OWN: usize = 2;
+const ALARM: usize = 2;
+const OWN: usize = 3;
 
 /// Not of the engine: for each operation, whether it is over.
 const OVER: usize = OWN + OPERATIONS;
@@ -41,8 +42,9 @@ impl Descriptors {
         self.changed.notify_all();
     }
 
-    fn silence(&self, bell: usize) {
-        self.rung.lock().unwrap()[bell] = false;
+    /// True if it had rung.
+    fn silence(&self, bell: usize) -> bool {
+        std::mem::take(&mut self.rung.lock().unwrap()[bell])
     }
 
     fn sleep_on(&self, bells: &[usize]) {
@@ -81,6 +83,7 @@ struct Rank {
     operations: [Operation; OPERATIONS],
     descriptors: Descriptors,
     call: AtomicUsize,
+    alarm_is_set: AtomicUsize,
     stop: AtomicBool,
 }
 
@@ -190,6 +193,7 @@ impl Rank {
                 changed: Condvar::new(),
             },
             call: AtomicUsize::new(NOT_CALLED),
+            alarm_is_set: AtomicUsize::new(NOT_CALLED),
             stop: AtomicBool::new(false),
         }
     }
@@ -207,8 +211,13 @@ impl Rank {
             CALLED => self.call.swap(CALLED, Ordering::AcqRel) != CALLED,
             call => self.call.fetch_max(call, Ordering::AcqRel) < call,
         };
-        if is_new || again {
+        if !is_new && !again {
+            return;
+        }
+        if call == CALLED {
             self.descriptors.ring(WAKER);
+        } else if self.alarm_is_set.fetch_max(call, Ordering::AcqRel) < call {
+            self.descriptors.ring(ALARM);
         }
     }
 
@@ -271,10 +280,11 @@ impl Rank {
             }
         }
         state.roster.fall_asleep(who, watches);
-        let also = waits.map_or(WAKER, |(waiter, operation)| state.lie_down(waiter, operation));
+        let own = waits.map(|(waiter, operation)| state.lie_down(waiter, operation));
         drop(state);
-        let bells = [also, BELL];
-        self.descriptors.sleep_on(if watches { &bells } else { &bells[..1] });
+        let mut bells = own.map_or(vec![WAKER, ALARM], |own| vec![own]);
+        bells.extend(watches.then_some(BELL));
+        self.descriptors.sleep_on(&bells);
         let mut state = self.lock();
         if state.roster.wake_up(who) {
             self.descriptors.silence(BELL);
@@ -290,11 +300,14 @@ impl Rank {
     fn help(&self) {
         loop {
             if self.call.load(Ordering::Acquire) == NOT_CALLED {
-                self.descriptors.sleep_on(&[WAKER]);
+                self.descriptors.sleep_on(&[WAKER, ALARM]);
             } else {
                 self.helper_turn();
             }
             self.descriptors.silence(WAKER);
+            if self.descriptors.silence(ALARM) {
+                self.alarm_is_set.swap(NOT_CALLED, Ordering::AcqRel);
+            }
             if self.stop.load(Ordering::Acquire) {
                 return;
             }
@@ -312,7 +325,7 @@ impl Rank {
         }
         if rests {
             drop(state);
-            return self.descriptors.sleep_on(&[WAKER]);
+            return self.descriptors.sleep_on(&[WAKER, ALARM]);
         }
         state.poll(self);
         if state.is_busy() {

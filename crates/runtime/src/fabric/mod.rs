@@ -162,6 +162,8 @@ pub(crate) struct Fabric {
     call: AtomicU8,
     /// Wakes the helper thread a little later.
     alarm: OwnedFd,
+    /// For which call the alarm is set, until the helper has heard it.
+    alarm_is_set: AtomicU8,
     /// Notices that were sent, one for each peer.
     #[cfg(test)]
     pub(crate) notices_sent: std::sync::atomic::AtomicUsize,
@@ -283,6 +285,7 @@ impl Fabric {
             helper: Mutex::default(),
             call: AtomicU8::new(NOT_CALLED),
             alarm,
+            alarm_is_set: AtomicU8::new(NOT_CALLED),
             #[cfg(test)]
             notices_sent: 0.into(),
         });
@@ -446,6 +449,8 @@ impl Fabric {
 
     /// Has the helper drive what is under way while no thread waits. With `again` it is told even if it was called before:
     /// it may sleep, and not know of the latest operation.
+    ///
+    /// An alarm that is set already will do: setting it again would cost more than many operations take.
     pub(crate) fn call_helper(&self, when: When, again: bool) {
         let (call, after) = match when {
             When::Now => {
@@ -460,12 +465,22 @@ impl Fabric {
         if self.call.fetch_max(call, Ordering::AcqRel) >= call && !again {
             return;
         }
+        if self.alarm_is_set.fetch_max(call, Ordering::AcqRel) >= call {
+            return;
+        }
         let once = Timespec { tv_sec: 0, tv_nsec: 0 };
         let after = Timespec { tv_sec: 0, tv_nsec: i64::from(after.subsec_nanos()) };
         let alarm = Itimerspec { it_interval: once, it_value: after };
         if rustix::time::timerfd_settime(&self.alarm, TimerfdTimerFlags::empty(), &alarm).is_err() {
+            self.alarm_is_set.store(NOT_CALLED, Ordering::Release);
             self.call_helper(When::Now, true);
         }
+    }
+
+    /// The alarm went off, and the helper looks around next: a caller sets it again from now on.
+    fn silence_alarm(&self) {
+        let _ = rustix::io::read(&self.alarm, &mut [0_u8; 8]); // how often it went off
+        self.alarm_is_set.swap(NOT_CALLED, Ordering::AcqRel); // not a store: it sees what callers did before they saw it set
     }
 
     pub(crate) fn helper_is_called(&self) -> bool {

@@ -176,7 +176,7 @@ impl Watch {
             for event in &events {
                 match event.data.u64() {
                     WAKER => self.fabric.waker.silence(),
-                    ALARM => _ = rustix::io::read(&self.fabric.alarm, &mut [0_u8; 8]), // how often it went off
+                    ALARM => self.fabric.silence_alarm(),
                     UNIX => self.accept_unix(),
                     TCP => self.accept_tcp(),
                     token if self.processes.contains_key(&token) => self.process_ended(token),
