@@ -1,5 +1,6 @@
 //! Memory of tenfold: dtypes, reductions, shared segments, and all of its unsafe code.
 
+mod buffer;
 mod dtype;
 mod float8;
 mod fork;
@@ -14,8 +15,8 @@ mod span;
 pub mod spawn;
 mod stack;
 mod sync;
-mod tensor;
 
+pub use buffer::{Buffer, BufferView, lend};
 pub use dtype::{DType, Element, UnknownDType};
 pub use float8::{F8E4M3FN, F8E4M3FNUZ, F8E5M2, F8E5M2FNUZ};
 pub use fork::{ForkGuard, NotInherited};
@@ -27,4 +28,3 @@ pub use room::{Doing, Link, PeerRoom, Room, SLOT, SLOTS_OWN, SLOTS_SHARED, slots
 pub use segment::{Block, PAGE, PeerSegment, Segment};
 pub use span::{Bytes, Span, prefers_streaming};
 pub use stack::return_addresses;
-pub use tensor::{Tensor, TensorView, lend};

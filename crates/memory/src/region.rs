@@ -364,10 +364,10 @@ impl PeerRegions {
 #[expect(clippy::unwrap_used, reason = "a test may")]
 mod tests {
     use super::*;
-    use crate::{DType, PeerSegment, Tensor};
+    use crate::{Buffer, DType, PeerSegment};
 
-    fn file(bytes: usize) -> (Tensor, Arc<Region>) {
-        Tensor::in_file(DType::U8, bytes).unwrap()
+    fn file(bytes: usize) -> (Buffer, Arc<Region>) {
+        Buffer::in_file(DType::U8, bytes).unwrap()
     }
 
     /// A rank and a peer of it, which has mapped its segment.

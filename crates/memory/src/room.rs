@@ -539,7 +539,7 @@ mod tests {
         let peer = Arc::clone(&theirs.segment);
         let mut sender = Link::new(&room, 1, theirs.clone(), 0).unwrap();
         let mut receiver = Link::new(&room, 0, theirs, 1).unwrap();
-        let (mut tensor, region) = crate::Tensor::in_file(crate::DType::U8, 100).unwrap();
+        let (mut tensor, region) = crate::Buffer::in_file(crate::DType::U8, 100).unwrap();
         tensor.as_mut_bytes()[95..].copy_from_slice(b"hello");
         let lease = segment.register(&region, |_| ()).unwrap();
         let message = Payload::At { place: lease.offset() as u64 + 95, len: 5 };

@@ -455,7 +455,7 @@ mod tests {
             return; // a kernel before 6.3
         }
         let segment = Segment::new(2 * PAGE).unwrap();
-        let (_tensor, region) = crate::Tensor::in_file(crate::DType::U8, 1).unwrap();
+        let (_tensor, region) = crate::Buffer::in_file(crate::DType::U8, 1).unwrap();
         for file in [segment.file.as_fd(), region.as_fd()] {
             assert!(rustix::fs::fcntl_get_seals(file).unwrap().contains(SealFlags::EXEC));
             assert_eq!(rustix::fs::fstat(file).unwrap().st_mode & 0o111, 0);

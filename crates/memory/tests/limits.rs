@@ -5,7 +5,7 @@
 use std::io::ErrorKind;
 use std::process::Command;
 
-use tenfold_memory::{DType, Segment, Tensor};
+use tenfold_memory::{Buffer, DType, Segment};
 
 const CHILD: &str = "TENFOLD_TEST_CHILD";
 
@@ -16,7 +16,7 @@ fn within_limit() {
     let message = error.to_string();
     assert!(message.starts_with("68719476736 bytes of shared memory exceed the limit of "), "{message}");
     assert!(message.ends_with(" bytes for files (RLIMIT_FSIZE); raise it with `ulimit -f`"), "{message}");
-    assert_eq!(Tensor::in_file(DType::F32, 1 << 28).unwrap_err().kind(), ErrorKind::FileTooLarge);
+    assert_eq!(Buffer::in_file(DType::F32, 1 << 28).unwrap_err().kind(), ErrorKind::FileTooLarge);
     assert!(Segment::new(1 << 16).is_ok(), "what the limit allows is there");
 }
 

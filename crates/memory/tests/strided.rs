@@ -2,16 +2,16 @@
 
 use std::ptr::NonNull;
 
-use tenfold_memory::{Bytes, DType, Span, TensorView};
+use tenfold_memory::{BufferView, Bytes, DType, Span};
 
 /// A view of `values` with this shape and these steps, from element `first` on.
-fn view(values: &mut [i32], first: usize, shape: &[usize], steps: &[isize]) -> TensorView {
+fn view(values: &mut [i32], first: usize, shape: &[usize], steps: &[isize]) -> BufferView {
     let start = NonNull::from(&mut values[first..]).cast();
     // SAFETY: every test reaches only elements of `values`, which it does not touch while the view exists.
-    unsafe { TensorView::from_strided(start, shape, steps, DType::I32, ()) }
+    unsafe { BufferView::from_strided(start, shape, steps, DType::I32, ()) }
 }
 
-fn packed(view: &TensorView) -> Vec<i32> {
+fn packed(view: &BufferView) -> Vec<i32> {
     let mut bytes = vec![0; view.byte_len()];
     view.pack(Span::of(&mut bytes));
     bytes.as_chunks().0.iter().map(|bytes| i32::from_ne_bytes(*bytes)).collect()

@@ -2,7 +2,7 @@
 //!
 //! Every part of the output is written once and only sent afterwards, so all of these lend.
 
-use crate::{Algorithm, Buffer, Chunk, Kind, Plan, Rank, Topology};
+use crate::{Algorithm, Area, Chunk, Kind, Plan, Rank, Topology};
 
 pub(crate) static DIRECT: Algorithm = Algorithm::new(Kind::AllGather, "direct", direct);
 pub(crate) static RING: Algorithm = Algorithm::new(Kind::AllGather, "ring", ring);
@@ -57,7 +57,7 @@ fn bruck(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
 
 /// `count` parts of the output from `first` on, counted round: one chunk, or two where they wrap.
 fn runs(first: usize, count: usize, size: usize) -> Vec<Chunk> {
-    let chunk = |first, count| Chunk { buffer: Buffer::Output, first, count };
+    let chunk = |first, count| Chunk { buffer: Area::Output, first, count };
     let straight = count.min(size - first);
     let mut runs = vec![chunk(first, straight)];
     runs.extend((straight < count).then(|| chunk(0, count - straight)));

@@ -1,6 +1,6 @@
 //! Everyone has a part for each rank, and gets the parts that are meant for it.
 
-use crate::{Algorithm, Buffer, Chunk, Kind, Plan, Rank, Topology};
+use crate::{Algorithm, Area, Chunk, Kind, Plan, Rank, Topology};
 
 pub(crate) static DIRECT: Algorithm = Algorithm::new(Kind::AllToAll, "direct", direct);
 pub(crate) static PAIRWISE: Algorithm = Algorithm::new(Kind::AllToAll, "pairwise", pairwise);
@@ -67,7 +67,7 @@ fn bruck(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
 fn packet(plan: &mut Plan, count: usize) -> Chunk {
     let first = plan.scratch.len();
     for _ in 0..count {
-        plan.add_scratch(Buffer::Input, 0);
+        plan.add_scratch(Area::Input, 0);
     }
-    Chunk { buffer: Buffer::Scratch, first, count }
+    Chunk { buffer: Area::Scratch, first, count }
 }

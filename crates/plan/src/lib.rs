@@ -65,5 +65,5 @@ pub mod verify;
 
 pub use algorithm::{ALGORITHMS, Algorithm, Kind, named, names};
 pub use choose::{Needs, PIECE, choose, fingerprint};
-pub use plan::{Buffer, Chunk, Plan, Step};
+pub use plan::{Area, Chunk, Plan, Step};
 pub use topology::{Rank, Topology};

@@ -18,7 +18,7 @@ use crate::Rank;
 
 /// Memory that a plan works on. Each buffer is cut into parts, numbered from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Buffer {
+pub enum Area {
     /// What the caller gave; never written.
     Input,
     /// What the caller gets; holds the input too where the operation works in place.
@@ -30,28 +30,28 @@ pub enum Buffer {
 /// A run of consecutive parts of a buffer; `count` 0 is the empty chunk of a barrier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Chunk {
-    pub buffer: Buffer,
+    pub buffer: Area,
     pub first: usize,
     pub count: usize,
 }
 
 impl Chunk {
     /// No memory at all.
-    pub const EMPTY: Chunk = Chunk { buffer: Buffer::Output, first: 0, count: 0 };
+    pub const EMPTY: Chunk = Chunk { buffer: Area::Output, first: 0, count: 0 };
 
     /// One part of what the caller gave.
     pub fn input(part: usize) -> Self {
-        Chunk { buffer: Buffer::Input, first: part, count: 1 }
+        Chunk { buffer: Area::Input, first: part, count: 1 }
     }
 
     /// One part of what the caller gets.
     pub fn output(part: usize) -> Self {
-        Chunk { buffer: Buffer::Output, first: part, count: 1 }
+        Chunk { buffer: Area::Output, first: part, count: 1 }
     }
 
     /// One part of the run's own memory.
     pub fn scratch(part: usize) -> Self {
-        Chunk { buffer: Buffer::Scratch, first: part, count: 1 }
+        Chunk { buffer: Area::Scratch, first: part, count: 1 }
     }
 
     /// The numbers of the parts.
@@ -91,7 +91,7 @@ pub struct Plan {
     /// How many parts `Output` is cut into.
     pub output: usize,
     /// Each part of `Scratch` is as long as the part of `Input` or `Output` named here.
-    pub scratch: Vec<(Buffer, usize)>,
+    pub scratch: Vec<(Area, usize)>,
     /// A `Send` need not be taken before the next step begins, and peers may read the chunk in place: nothing is
     /// overwritten that a peer may still read.
     pub lends: bool,
@@ -117,7 +117,7 @@ impl Plan {
     }
 
     /// Adds a part of scratch as long as a part of `Input` or `Output`.
-    pub fn add_scratch(&mut self, buffer: Buffer, part: usize) -> Chunk {
+    pub fn add_scratch(&mut self, buffer: Area, part: usize) -> Chunk {
         self.scratch.push((buffer, part));
         Chunk::scratch(self.scratch.len() - 1)
     }
@@ -164,9 +164,9 @@ impl Plan {
 impl fmt::Display for Chunk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = match self.buffer {
-            Buffer::Input => "input",
-            Buffer::Output => "output",
-            Buffer::Scratch => "scratch",
+            Area::Input => "input",
+            Area::Output => "output",
+            Area::Scratch => "scratch",
         };
         match self.count {
             0 => write!(f, "nothing"),

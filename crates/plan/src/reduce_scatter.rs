@@ -1,6 +1,6 @@
 //! Everyone has a part for each rank; each rank gets the combination of the parts that are meant for it.
 
-use crate::{Algorithm, Buffer, Chunk, Kind, Plan, Rank, Topology};
+use crate::{Algorithm, Area, Chunk, Kind, Plan, Rank, Topology};
 
 pub(crate) static DIRECT: Algorithm =
     Algorithm { in_rank_order: true, ..Algorithm::new(Kind::ReduceScatter, "direct", direct) };
@@ -31,7 +31,7 @@ fn ring(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
     plan.send(ring.next(), Chunk::input(ring.behind(1)));
     for i in 2..size {
         let part = ring.behind(i);
-        let sum = plan.add_scratch(Buffer::Input, part);
+        let sum = plan.add_scratch(Area::Input, part);
         plan.reduce(&[ring.previous()], Chunk::input(part), sum);
         plan.send(ring.next(), sum);
     }
@@ -58,7 +58,7 @@ fn two_level(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
             }
             for &target in group.iter().filter(|&&target| topology.deputy(host, target) == rank) {
                 let own = Chunk::input(target);
-                let sum = if neighbours.is_empty() { own } else { plan.add_scratch(Buffer::Input, target) };
+                let sum = if neighbours.is_empty() { own } else { plan.add_scratch(Area::Input, target) };
                 if sum != own {
                     plan.reduce(&neighbours, own, sum);
                 }

@@ -17,7 +17,7 @@ use std::{
     rc::Rc,
 };
 
-use crate::{Algorithm, Buffer, Chunk, Kind, Plan, Rank, Step, Topology};
+use crate::{Algorithm, Area, Chunk, Kind, Plan, Rank, Step, Topology};
 
 /// What is to be proved of plans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -248,10 +248,10 @@ fn has_right_parts(claim: &Claim, plans: &[Plan], rank: Rank) -> bool {
         Kind::AllToAll => (size, size),
         Kind::Barrier => (0, 0),
     };
-    let measured = |&(buffer, part): &(Buffer, usize)| match buffer {
-        Buffer::Input => part < input,
-        Buffer::Output => part < output,
-        Buffer::Scratch => false,
+    let measured = |&(buffer, part): &(Area, usize)| match buffer {
+        Area::Input => part < input,
+        Area::Output => part < output,
+        Area::Scratch => false,
     };
     (plan.input, plan.output) == (input, output) && plan.scratch.iter().all(measured)
 }
@@ -265,9 +265,9 @@ fn inspect_step(what: &Step, plan: &Plan, rank: Rank, step: usize, size: usize) 
     };
     let chunks = || read.iter().chain(&written);
     let parts = |buffer| match buffer {
-        Buffer::Input => plan.input,
-        Buffer::Output => plan.output,
-        Buffer::Scratch => plan.scratch.len(),
+        Area::Input => plan.input,
+        Area::Output => plan.output,
+        Area::Scratch => plan.scratch.len(),
     };
     if chunks().any(|chunk| chunk.parts().end > parts(chunk.buffer)) || peers.iter().any(|&peer| peer >= size)
     {
@@ -282,7 +282,7 @@ fn inspect_step(what: &Step, plan: &Plan, rank: Rank, step: usize, size: usize) 
     if !in_order {
         return Err(Flaw::PeersNotAscending { rank, step });
     }
-    if written.is_some_and(|chunk| chunk.buffer == Buffer::Input && chunk.count > 0) {
+    if written.is_some_and(|chunk| chunk.buffer == Area::Input && chunk.count > 0) {
         return Err(Flaw::WritesInput { rank, step });
     }
     if plan.pieces && chunks().any(|chunk| chunk.count > 1) {
@@ -655,17 +655,17 @@ impl<'a> Machine<'a> {
     }
 
     /// Which parts are equally long, on which rank: the contract of each collective with its caller.
-    fn length(&self, rank: Rank, buffer: Buffer, part: usize) -> Length {
+    fn length(&self, rank: Rank, buffer: Area, part: usize) -> Length {
         let (buffer, part) = match buffer {
-            Buffer::Scratch => self.plans[rank].scratch[part],
+            Area::Scratch => self.plans[rank].scratch[part],
             _ => (buffer, part),
         };
         match (self.claim.kind, buffer) {
             _ if self.claim.equal_parts => (0, 0),
-            (Kind::AllToAll, Buffer::Input) => (rank, part),
+            (Kind::AllToAll, Area::Input) => (rank, part),
             (Kind::AllToAll, _) => (part, rank),
-            (Kind::AllGather | Kind::Gather, Buffer::Input) => (rank, 0),
-            (Kind::ReduceScatter | Kind::Scatter, Buffer::Output) => (rank, 0),
+            (Kind::AllGather | Kind::Gather, Area::Input) => (rank, 0),
+            (Kind::ReduceScatter | Kind::Scatter, Area::Output) => (rank, 0),
             _ => (part, 0),
         }
     }
@@ -763,7 +763,7 @@ impl<'a> Machine<'a> {
     }
 
     fn result(&self, rank: Rank, part: usize, round: usize) -> Option<Symbol> {
-        let start = first_cell(&self.plans[rank], Buffer::Output, round, self.rounds);
+        let start = first_cell(&self.plans[rank], Area::Output, round, self.rounds);
         self.walkers[rank].cells[start + part].symbol
     }
 }
@@ -779,11 +779,11 @@ impl Walker {
         };
         let mut cells = vec![Cell::default(); rounds * (plan.input + plan.output) + plan.scratch.len()];
         for round in 0..rounds {
-            let input = first_cell(plan, Buffer::Input, round, rounds);
+            let input = first_cell(plan, Area::Input, round, rounds);
             for part in 0..plan.input {
                 cells[input + part].symbol = Some(symbols.given(rank, (part, round)));
             }
-            let output = first_cell(plan, Buffer::Output, round, rounds);
+            let output = first_cell(plan, Area::Output, round, rounds);
             for part in (0..plan.output).filter(|_| in_place) {
                 cells[output + part].symbol = Some(symbols.given(rank, (part, round)));
             }
@@ -793,10 +793,10 @@ impl Walker {
 }
 
 /// Where a buffer of a round begins among the cells of a rank.
-fn first_cell(plan: &Plan, buffer: Buffer, round: usize, rounds: usize) -> usize {
+fn first_cell(plan: &Plan, buffer: Area, round: usize, rounds: usize) -> usize {
     match buffer {
-        Buffer::Input => round * (plan.input + plan.output),
-        Buffer::Output => round * (plan.input + plan.output) + plan.input,
-        Buffer::Scratch => rounds * (plan.input + plan.output),
+        Area::Input => round * (plan.input + plan.output),
+        Area::Output => round * (plan.input + plan.output) + plan.input,
+        Area::Scratch => rounds * (plan.input + plan.output),
     }
 }

@@ -1,9 +1,9 @@
 //! For each flaw, plans that have it: the verifier names exactly that one, in words that help.
 
-use tenfold_plan::{Buffer, Chunk, Kind, Plan, Step, Topology, named, verify};
+use tenfold_plan::{Area, Chunk, Kind, Plan, Step, Topology, named, verify};
 use verify::{Claim, Flaw, Stuck, Wait};
 
-const ALL: Chunk = Chunk { buffer: Buffer::Output, first: 0, count: 1 };
+const ALL: Chunk = Chunk { buffer: Area::Output, first: 0, count: 1 };
 
 fn claim(kind: Kind) -> Claim {
     Claim { kind, root: 0, equal_parts: false, in_rank_order: false }
@@ -41,7 +41,7 @@ fn buffers_are_cut_as_the_collective_has_it() {
     assert_flaw(claim(Kind::AllReduce), &ring, Flaw::WrongParts { rank: 2 }, &words.replace('1', "2"));
 
     let mut scatter = plans(Kind::ReduceScatter, "ring", 3);
-    scatter[1].scratch[0] = (Buffer::Scratch, 0);
+    scatter[1].scratch[0] = (Area::Scratch, 0);
     assert_flaw(claim(Kind::ReduceScatter), &scatter, Flaw::WrongParts { rank: 1 }, words);
 }
 
@@ -157,7 +157,7 @@ fn a_reduction_combines_what_belongs_together() {
 #[test]
 fn a_piece_does_not_use_what_the_last_one_left_in_scratch() {
     let mut empty = Plan::new(0, 1);
-    empty.add_scratch(Buffer::Output, 0);
+    empty.add_scratch(Area::Output, 0);
     let plans = written(empty, 2, |plan, rank| {
         plan.send(1 - rank, ALL);
         plan.reduce_last(&[1 - rank], ALL, Chunk::scratch(0));
@@ -241,7 +241,7 @@ fn lent_scratch_is_not_reused_by_the_next_piece_while_a_peer_may_read_it() {
 /// Rank 0 lends scratch to rank 1 and hears through rank 2 that it was read, before it takes what rank 1 sent earlier.
 fn heard_through_another() -> Vec<Plan> {
     let mut empty = Plan::new(0, 1).lending().whole();
-    let (lent, other) = (empty.add_scratch(Buffer::Output, 0), empty.add_scratch(Buffer::Output, 0));
+    let (lent, other) = (empty.add_scratch(Area::Output, 0), empty.add_scratch(Area::Output, 0));
     let word = |plan: &mut Plan, rank: usize| match rank {
         0 => {
             plan.copy(ALL, lent);

@@ -1,7 +1,7 @@
 //! Every algorithm is proved for every number of ranks, every root and many topologies; and the proof is worth
 //! something, because no plan with a step missing or changed passes it.
 
-use tenfold_plan::{ALGORITHMS, Algorithm, Buffer, Chunk, Kind, Plan, Step, Topology, named, verify};
+use tenfold_plan::{ALGORITHMS, Algorithm, Area, Chunk, Kind, Plan, Step, Topology, named, verify};
 use verify::{Claim, Flaw};
 
 fn of_kind(kind: Kind) -> impl Iterator<Item = &'static Algorithm> {
@@ -190,9 +190,9 @@ fn mutants(plan: &Plan, size: usize, rank: usize) -> Vec<(String, Plan)> {
     };
     let next_part = |chunk: Chunk| {
         let parts = match chunk.buffer {
-            Buffer::Input => plan.input,
-            Buffer::Output => plan.output,
-            Buffer::Scratch => plan.scratch.len(),
+            Area::Input => plan.input,
+            Area::Output => plan.output,
+            Area::Scratch => plan.scratch.len(),
         };
         let first =
             if chunk.count == 0 { chunk.first } else { (chunk.first + 1) % (parts + 1 - chunk.count) };

@@ -12,7 +12,7 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use tenfold::ddp::{self, CommHook, GradBucket, Options, Param, Rebuilt, hook_error, hooks};
-use tenfold::{DType, SparseTensor, Tensor};
+use tenfold::{Buffer, DType, SparseTensor};
 
 use crate::exceptions::{argument, group_error};
 use crate::group::Group;
@@ -66,7 +66,7 @@ pub(crate) fn verify_params(py: Python<'_>, group: &Group, params: Vec<Spec>) ->
 }
 
 /// The memory of a bucket that was cut anew while Python still had arrays on it.
-type Former = Mutex<Option<Tensor>>;
+type Former = Mutex<Option<Buffer>>;
 
 /// Averages gradients over all ranks.
 #[pyclass(module = "tenfold._tenfold", frozen)]
@@ -341,15 +341,15 @@ impl Reducer {
     }
 }
 
-fn copied(values: &Bound<'_, PyAny>) -> PyResult<Tensor> {
+fn copied(values: &Bound<'_, PyAny>) -> PyResult<Buffer> {
     let view = lend(values, "values", Access::Read)?.view;
-    let mut own = Tensor::zeros(view.dtype(), view.elements());
+    let mut own = Buffer::zeros(view.dtype(), view.elements());
     view.pack(own.lend().span());
     Ok(own)
 }
 
 /// Rows of a parameter.
-fn sparse(reducer: &ddp::Reducer, param: usize, rows: Vec<i64>, values: Tensor) -> SparseTensor {
+fn sparse(reducer: &ddp::Reducer, param: usize, rows: Vec<i64>, values: Buffer) -> SparseTensor {
     let shape = reducer.params().get(param).map_or(&[][..], |param| &param.shape);
     let first = shape.first().copied().unwrap_or_default();
     let dense = shape.iter().skip(1).product();

@@ -11,7 +11,7 @@ use std::time::Duration;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyInt, PyTuple};
-use tenfold::{Call, DType, Options, ReduceOp, StuckPolicy, TensorView, UnknownOp};
+use tenfold::{BufferView, Call, DType, Options, ReduceOp, StuckPolicy, UnknownOp};
 
 use crate::exceptions::{argument, group_error, refused};
 use crate::recorder::{Shapes, noted};
@@ -140,11 +140,11 @@ fn reduce_op(op: &Object<'_>) -> PyResult<ReduceOp> {
     name.to_lowercase().parse().map_err(|error: UnknownOp| PyValueError::new_err(error.to_string()))
 }
 
-fn reduced(object: &Object<'_>, what: &str, access: Access) -> PyResult<TensorView> {
+fn reduced(object: &Object<'_>, what: &str, access: Access) -> PyResult<BufferView> {
     lend(object, what, access)?.reducible(object, what)
 }
 
-fn moved(object: &Object<'_>, what: &str, access: Access) -> PyResult<TensorView> {
+fn moved(object: &Object<'_>, what: &str, access: Access) -> PyResult<BufferView> {
     Ok(lend(object, what, access)?.view)
 }
 
@@ -153,8 +153,8 @@ fn each(
     list: &[Object<'_>],
     what: &str,
     access: Access,
-    lend: impl Fn(&Object<'_>, &str, Access) -> PyResult<TensorView>,
-) -> PyResult<Vec<TensorView>> {
+    lend: impl Fn(&Object<'_>, &str, Access) -> PyResult<BufferView>,
+) -> PyResult<Vec<BufferView>> {
     list.iter().enumerate().map(|(place, object)| lend(object, &format!("{what}[{place}]"), access)).collect()
 }
 
@@ -206,7 +206,7 @@ fn checked_tag(py: Python<'_>, tag: i64) -> PyResult<u32> {
 }
 
 /// Splits in rows, as elements.
-fn in_elements(object: &Object<'_>, what: &str, view: &TensorView, splits: &[i64]) -> PyResult<Vec<usize>> {
+fn in_elements(object: &Object<'_>, what: &str, view: &BufferView, splits: &[i64]) -> PyResult<Vec<usize>> {
     if splits.is_empty() {
         return Ok(Vec::new());
     }
@@ -352,7 +352,7 @@ impl Group {
 
     /// `bytes` zeroed bytes that peers on this host read in place.
     fn shared_memory(&self, py: Python<'_>, bytes: usize) -> PyResult<SharedMemory> {
-        let tensor = py.detach(|| self.inner.shared_tensor(DType::U8, bytes));
+        let tensor = py.detach(|| self.inner.shared_buffer(DType::U8, bytes));
         Ok(SharedMemory::new(tensor.map_err(|error| group_error(py, &error))?))
     }
 

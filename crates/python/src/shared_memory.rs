@@ -8,7 +8,7 @@ use std::ffi::c_int;
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use tenfold::Tensor;
+use tenfold::Buffer;
 
 /// Bytes in this rank's shared segment; give it to `numpy.frombuffer` or `torch.frombuffer`.
 #[pyclass(module = "tenfold._tenfold", frozen)]
@@ -20,7 +20,7 @@ pub(crate) struct SharedMemory {
 }
 
 impl SharedMemory {
-    pub(crate) fn new(mut tensor: Tensor) -> Self {
+    pub(crate) fn new(mut tensor: Buffer) -> Self {
         let bytes = tensor.as_mut_slice::<u8>();
         let (start, bytes) = (bytes.as_mut_ptr() as usize, bytes.len());
         SharedMemory { start, bytes, _owner: Box::new(tensor) }

@@ -14,7 +14,7 @@ use pyo3::buffer::PyUntypedBuffer;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyMemoryView, PyTuple};
-use tenfold::{DType, TensorView};
+use tenfold::{BufferView, DType};
 
 use crate::dlpack;
 use crate::exceptions::argument;
@@ -64,13 +64,13 @@ pub(crate) struct Memory {
 
 /// Memory that can be lent, and whether it can be reduced.
 pub(crate) struct Lent {
-    pub(crate) view: TensorView,
+    pub(crate) view: BufferView,
     can_be_reduced: bool,
 }
 
 impl Lent {
     /// For an operation that computes.
-    pub(crate) fn reducible(self, object: &Bound<'_, PyAny>, what: &str) -> PyResult<TensorView> {
+    pub(crate) fn reducible(self, object: &Bound<'_, PyAny>, what: &str) -> PyResult<BufferView> {
         if self.can_be_reduced {
             return Ok(self.view);
         }
@@ -110,14 +110,14 @@ fn view(py: Python<'_>, memory: Memory, what: &str) -> PyResult<Lent> {
         if count > 0 {
             return Err(argument(py, format!("{what} has no memory (is it a meta tensor?)")));
         }
-        return Ok(Lent { view: TensorView::empty(dtype), can_be_reduced });
+        return Ok(Lent { view: BufferView::empty(dtype), can_be_reduced });
     };
     let view = match strides {
         // SAFETY: the object says that so many elements lie there, and is kept alive with the view. That nobody else
         // touches them meanwhile is for the caller to see to, as with every collective.
-        None => unsafe { TensorView::from_raw(start, count, dtype, keep) },
+        None => unsafe { BufferView::from_raw(start, count, dtype, keep) },
         // SAFETY: as above, for every element that shape and strides reach.
-        Some(steps) => unsafe { TensorView::from_strided(start, &shape, &steps, dtype, keep) },
+        Some(steps) => unsafe { BufferView::from_strided(start, &shape, &steps, dtype, keep) },
     };
     Ok(Lent { view, can_be_reduced })
 }

@@ -5,12 +5,12 @@
 
 use std::time::Instant;
 
-use tenfold::{DType, Group, ReduceOp, Tensor};
+use tenfold::{Buffer, DType, Group, ReduceOp};
 
 fn main() -> tenfold::Result<()> {
     let times: u32 = std::env::args().nth(1).map_or(1000, |times| times.parse().expect("a number of times"));
     Group::threads(1, |group| {
-        let mut tensor = Tensor::zeros(DType::F32, 2);
+        let mut tensor = Buffer::zeros(DType::F32, 2);
         let start = Instant::now();
         for _ in 0..times {
             group.all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()?;

@@ -7,7 +7,7 @@ use std::hint::black_box;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use tenfold::{DType, DebugLevel, Group, ReduceOp, Tensor, recorder, set_debug_level};
+use tenfold::{Buffer, DType, DebugLevel, Group, ReduceOp, recorder, set_debug_level};
 
 /// Operations of a round: about as long as a process is left alone on a busy machine.
 const TIMES: u32 = 1000;
@@ -26,7 +26,7 @@ fn best(rounds: u32, mut run: impl FnMut(u32)) -> f64 {
 /// An all-reduce of 8 bytes in a group of one.
 fn all_reduce(rounds: u32) -> tenfold::Result<f64> {
     let ns = Group::threads(1, |group| {
-        let mut tensor = Tensor::zeros(DType::F32, 2);
+        let mut tensor = Buffer::zeros(DType::F32, 2);
         Ok(best(rounds, |times| {
             for _ in 0..times {
                 let work = group.all_reduce(tensor.lend(), ReduceOp::Sum).expect("nothing is wrong with it");

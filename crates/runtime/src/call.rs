@@ -4,7 +4,7 @@
 //! of the trait [`Backend`], so a program can be written for any of them, and what looks at calls looks at one type. What a call
 //! does is in `group/`.
 
-use tenfold_memory::{ReduceOp, TensorView};
+use tenfold_memory::{BufferView, ReduceOp};
 use tenfold_plan::Rank;
 
 use crate::Group;
@@ -89,86 +89,86 @@ impl Call {
 
 operations! {
     /// Combines the tensors of all ranks, in place, on all ranks.
-    all_reduce(tensor: TensorView, op: ReduceOp) AllReduce;
+    all_reduce(tensor: BufferView, op: ReduceOp) AllReduce;
 
     /// Combines several tensors of one dtype as if they were one.
-    all_reduce_coalesced(tensors: Vec<TensorView>, op: ReduceOp) AllReduceCoalesced;
+    all_reduce_coalesced(tensors: Vec<BufferView>, op: ReduceOp) AllReduceCoalesced;
 
     /// Treats each tensor of this rank as if it belonged to a rank of its own: all tensors of all ranks are combined, and each
     /// gets the result. AVG divides by the number of ranks.
     ///
     /// ```
-    /// # use tenfold::{Group, ReduceOp, Tensor};
+    /// # use tenfold::{Group, ReduceOp, Buffer};
     /// # Group::threads(2, |group| {
-    /// let (mut one, mut two) = (Tensor::from_slice(&[1.0_f32]), Tensor::from_slice(&[10.0_f32]));
+    /// let (mut one, mut two) = (Buffer::from_slice(&[1.0_f32]), Buffer::from_slice(&[10.0_f32]));
     /// group.all_reduce_several(vec![one.lend(), two.lend()], ReduceOp::Sum)?.wait()?;
     /// assert_eq!((one.as_slice::<f32>(), two.as_slice::<f32>()), (&[22.0_f32][..], &[22.0_f32][..]));
     /// # Ok(()) }).unwrap();
     /// ```
-    all_reduce_several(tensors: Vec<TensorView>, op: ReduceOp) AllReduceSeveral;
+    all_reduce_several(tensors: Vec<BufferView>, op: ReduceOp) AllReduceSeveral;
 
     /// Copies the root's tensor to all ranks.
-    broadcast(tensor: TensorView, root: Rank) Broadcast;
+    broadcast(tensor: BufferView, root: Rank) Broadcast;
 
     /// Copies tensor `root_tensor` of the root to every tensor of every rank.
-    broadcast_several(tensors: Vec<TensorView>, root: Rank, root_tensor: usize) BroadcastSeveral;
+    broadcast_several(tensors: Vec<BufferView>, root: Rank, root_tensor: usize) BroadcastSeveral;
 
     /// Combines the tensors of all ranks on `root`. The tensors of the other ranks may be used as scratch memory.
-    reduce(tensor: TensorView, op: ReduceOp, root: Rank) Reduce;
+    reduce(tensor: BufferView, op: ReduceOp, root: Rank) Reduce;
 
     /// Puts the `input` of rank `r` into output `r`, on all ranks. Inputs may differ in length.
-    all_gather(outputs: Vec<TensorView>, input: TensorView) AllGather;
+    all_gather(outputs: Vec<BufferView>, input: BufferView) AllGather;
 
     /// Puts the inputs of all ranks into `output`, in the order of ranks, on all ranks. All inputs have the same length.
-    all_gather_into(output: TensorView, input: TensorView) AllGatherInto;
+    all_gather_into(output: BufferView, input: BufferView) AllGatherInto;
 
     /// Runs several [`Group::all_gather`] as one work: for each input a list of outputs, one per rank.
-    all_gather_coalesced(outputs: Vec<Vec<TensorView>>, inputs: Vec<TensorView>) AllGatherCoalesced;
+    all_gather_coalesced(outputs: Vec<Vec<BufferView>>, inputs: Vec<BufferView>) AllGatherCoalesced;
 
     /// Runs several [`Group::all_gather_into`] as one work.
-    all_gather_into_coalesced(outputs: Vec<TensorView>, inputs: Vec<TensorView>) AllGatherIntoCoalesced;
+    all_gather_into_coalesced(outputs: Vec<BufferView>, inputs: Vec<BufferView>) AllGatherIntoCoalesced;
 
     /// Puts the `input` of rank `r` into output `r` of the root. Other ranks give no outputs.
-    gather(outputs: Vec<TensorView>, input: TensorView, root: Rank) Gather;
+    gather(outputs: Vec<BufferView>, input: BufferView, root: Rank) Gather;
 
     /// Puts the inputs of all ranks into `output` of the root, in the order of ranks. Other ranks give no output.
-    gather_into(output: Option<TensorView>, input: TensorView, root: Rank) GatherInto;
+    gather_into(output: Option<BufferView>, input: BufferView, root: Rank) GatherInto;
 
     /// Copies input `r` of the root to `output` of rank `r`. Other ranks give no inputs.
-    scatter(output: TensorView, inputs: Vec<TensorView>, root: Rank) Scatter;
+    scatter(output: BufferView, inputs: Vec<BufferView>, root: Rank) Scatter;
 
     /// Copies part `r` of the root's `input` to `output` of rank `r`. Other ranks give no input.
-    scatter_from(output: TensorView, input: Option<TensorView>, root: Rank) ScatterFrom;
+    scatter_from(output: BufferView, input: Option<BufferView>, root: Rank) ScatterFrom;
 
     /// Combines input `r` of all ranks into `output` of rank `r`. Inputs may differ in length.
-    reduce_scatter(output: TensorView, inputs: Vec<TensorView>, op: ReduceOp) ReduceScatter;
+    reduce_scatter(output: BufferView, inputs: Vec<BufferView>, op: ReduceOp) ReduceScatter;
 
     /// Combines the inputs of all ranks, and leaves part `r` of the result in `output` of rank `r`.
-    reduce_scatter_into(output: TensorView, input: TensorView, op: ReduceOp) ReduceScatterInto;
+    reduce_scatter_into(output: BufferView, input: BufferView, op: ReduceOp) ReduceScatterInto;
 
     /// Runs several [`Group::reduce_scatter_into`] as one work.
-    reduce_scatter_into_coalesced(outputs: Vec<TensorView>, inputs: Vec<TensorView>, op: ReduceOp)
+    reduce_scatter_into_coalesced(outputs: Vec<BufferView>, inputs: Vec<BufferView>, op: ReduceOp)
         ReduceScatterIntoCoalesced;
 
     /// Sends input `r` to rank `r`, and receives output `r` from rank `r`. Tensors may differ in length.
-    all_to_all(outputs: Vec<TensorView>, inputs: Vec<TensorView>) AllToAll;
+    all_to_all(outputs: Vec<BufferView>, inputs: Vec<BufferView>) AllToAll;
 
     /// Sends part `r` of `input` to rank `r`, and receives part `r` of `output` from rank `r`. The splits are the elements of
     /// each part; an empty list means equal parts.
-    all_to_all_single(output: TensorView, input: TensorView, output_splits: Vec<usize>, input_splits: Vec<usize>)
+    all_to_all_single(output: BufferView, input: BufferView, output_splits: Vec<usize>, input_splits: Vec<usize>)
         AllToAllSingle;
 
     /// Completes when all ranks have called it.
     barrier() Barrier;
 
     /// Sends a tensor to rank `to`, which receives it with the same `tag`.
-    send(tensor: TensorView, to: Rank, tag: u32) Send;
+    send(tensor: BufferView, to: Rank, tag: u32) Send;
 
     /// Receives what rank `from` sends with `tag`. A shorter message leaves the rest of the tensor as it is.
-    recv(tensor: TensorView, from: Rank, tag: u32) Recv;
+    recv(tensor: BufferView, from: Rank, tag: u32) Recv;
 
     /// Receives what any rank sends with `tag`; [`Work::source`] is that rank.
-    recv_any(tensor: TensorView, tag: u32) RecvAny;
+    recv_any(tensor: BufferView, tag: u32) RecvAny;
 }
 
 impl Backend for Group {
@@ -189,9 +189,9 @@ impl Group {
     /// Starts an operation that is given as a value.
     ///
     /// ```
-    /// use tenfold::{Call, Group, ReduceOp, Tensor};
+    /// use tenfold::{Call, Group, ReduceOp, Buffer};
     /// Group::threads(2, |group| {
-    ///     let mut tensor = Tensor::from_slice(&[1.0_f32]);
+    ///     let mut tensor = Buffer::from_slice(&[1.0_f32]);
     ///     group.submit(Call::AllReduce { tensor: tensor.lend(), op: ReduceOp::Sum })?.wait()?;
     ///     assert_eq!(tensor.as_slice::<f32>(), [2.0]);
     ///     Ok(())

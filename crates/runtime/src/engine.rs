@@ -745,7 +745,7 @@ fn timespec(limit: Duration) -> Timespec {
 
 #[cfg(test)]
 mod tests {
-    use tenfold_memory::{DType, ReduceOp, Tensor};
+    use tenfold_memory::{Buffer, DType, ReduceOp};
 
     use super::*;
     use crate::{Group, Options};
@@ -782,13 +782,13 @@ mod tests {
                 .map(|index| group.subgroup(&[0, 1], Options::new(format!("g{index}"))).unwrap().unwrap())
                 .collect();
             // Waits all the time, so that it completes operations of the others and does not leave.
-            let mut word = Tensor::zeros(DType::U8, 1);
+            let mut word = Buffer::zeros(DType::U8, 1);
             let last = (group.rank() == 0).then(|| group.recv(word.lend(), 1, 0).unwrap());
             std::thread::scope(|scope| {
                 scope.spawn(|| last.map(|last| last.wait().unwrap()));
                 for (index, group) in groups.iter().enumerate() {
                     scope.spawn(move || {
-                        let mut tensor = Tensor::zeros(DType::F32, 1 << 12);
+                        let mut tensor = Buffer::zeros(DType::F32, 1 << 12);
                         for round in 0..150 {
                             // So that threads of rank 0 fall asleep, in changing order.
                             if group.rank() == 1 && (round + index) % 3 == 0 {
@@ -800,7 +800,7 @@ mod tests {
                 }
             });
             if group.rank() == 1 {
-                group.send(Tensor::zeros(DType::U8, 1).lend(), 0, 0)?.wait()?;
+                group.send(Buffer::zeros(DType::U8, 1).lend(), 0, 0)?.wait()?;
             }
             Ok(())
         });

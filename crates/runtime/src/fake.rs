@@ -1,6 +1,6 @@
 //! A group without other ranks.
 
-use tenfold_memory::TensorView;
+use tenfold_memory::BufferView;
 use tenfold_plan::Rank;
 
 use crate::Label;
@@ -14,9 +14,9 @@ use crate::work::Work;
 /// Tensors stay as they are, except that a gather to all fills every part with this rank's own.
 ///
 /// ```
-/// use tenfold::{Backend as _, FakeGroup, ReduceOp, Tensor};
+/// use tenfold::{Backend as _, FakeGroup, ReduceOp, Buffer};
 /// let group = FakeGroup::new(3, 1024);
-/// let mut tensor = Tensor::from_slice(&[1.0_f32]);
+/// let mut tensor = Buffer::from_slice(&[1.0_f32]);
 /// group.all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()?;
 /// assert_eq!(tensor.as_slice::<f32>(), [1.0]);
 /// # Ok::<(), tenfold::Error>(())
@@ -61,14 +61,14 @@ impl Backend for FakeGroup {
     }
 }
 
-fn copy_to_each(input: &TensorView, outputs: &[TensorView]) {
+fn copy_to_each(input: &BufferView, outputs: &[BufferView]) {
     for output in outputs.iter().filter(|output| output.byte_len() == input.byte_len()) {
         output.span().copy_from(input.span().bytes());
     }
 }
 
 /// Fills every part of the output with the input.
-fn repeat(input: &TensorView, output: &TensorView) {
+fn repeat(input: &BufferView, output: &BufferView) {
     let part = input.byte_len();
     let parts = output.byte_len().checked_div(part).unwrap_or(0);
     for start in (0..parts).map(|number| number * part) {
@@ -80,12 +80,12 @@ fn repeat(input: &TensorView, output: &TensorView) {
 mod tests {
     use super::*;
     use crate::Group;
-    use tenfold_memory::{DType, Tensor};
+    use tenfold_memory::{Buffer, DType};
 
     /// Code that does not know what it talks to.
     fn program(group: &impl Backend) -> Result<Vec<f32>> {
-        let mut own = Tensor::from_slice(&[group.rank() as f32 + 1.0]);
-        let mut all = Tensor::zeros(DType::F32, group.size());
+        let mut own = Buffer::from_slice(&[group.rank() as f32 + 1.0]);
+        let mut all = Buffer::zeros(DType::F32, group.size());
         group.all_gather_into(all.lend(), own.lend())?.wait()?;
         group.barrier()?.wait()?;
         Ok(all.as_slice::<f32>().to_vec())

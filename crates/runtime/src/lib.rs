@@ -4,11 +4,11 @@
 //! shared memory, between hosts over TCP; which is which is found out when they meet. A rank may also be a thread.
 //!
 //! ```
-//! use tenfold::{Group, ReduceOp, Tensor};
+//! use tenfold::{Group, ReduceOp, Buffer};
 //!
 //! // Four ranks as threads; processes that `tenfold run` starts call `Group::from_environment` instead.
 //! let sums = Group::threads(4, |group| {
-//!     let mut gradients = Tensor::from_slice(&[1.0_f32, 2.0, 3.0]);
+//!     let mut gradients = Buffer::from_slice(&[1.0_f32, 2.0, 3.0]);
 //!     group.all_reduce(gradients.lend(), ReduceOp::Avg)?.wait()?;
 //!     Ok(gradients.as_slice::<f32>().to_vec())
 //! })?;
@@ -58,7 +58,7 @@ pub use fake::FakeGroup;
 pub use fault::{Error, ErrorKind, Fault, Result, Scene};
 pub use group::{Group, Options, Place, SparseTensor, StuckPolicy, StuckReport, find_nan};
 pub use label::{Label, OpKind};
-pub use tenfold_memory::{CustomOp, DType, Element, ReduceOp, Region, Tensor, TensorView, UnknownOp, lend};
+pub use tenfold_memory::{Buffer, BufferView, CustomOp, DType, Element, ReduceOp, Region, UnknownOp, lend};
 pub use tenfold_plan::{Rank, Topology};
 pub use tenfold_store as store;
 pub use work::Work;

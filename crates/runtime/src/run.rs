@@ -11,8 +11,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::Poll;
 
-use tenfold_memory::{Bytes, Head, Reduction, Span, Tensor, TensorView};
-use tenfold_plan::{Buffer, Chunk, Plan, Rank, Step};
+use tenfold_memory::{Buffer, BufferView, Bytes, Head, Reduction, Span};
+use tenfold_plan::{Area, Chunk, Plan, Rank, Step};
 
 use crate::fault::{ErrorKind, Fault, panic_text};
 use crate::label::{Label, Roots};
@@ -32,9 +32,9 @@ const UNPLANNED: Result<Poll<()>, Fault> = Ok(Poll::Pending);
 #[derive(Debug, Default)]
 pub(crate) struct Buffers {
     /// Most operations have one or two views: no list is made for those.
-    first: Option<TensorView>,
-    second: Option<TensorView>,
-    others: Vec<TensorView>,
+    first: Option<BufferView>,
+    second: Option<BufferView>,
+    others: Vec<BufferView>,
     input: Parts,
     output: Parts,
     scratch: Parts,
@@ -56,12 +56,12 @@ pub(crate) enum Parts {
 impl Buffers {
     /// With one view, number 0.
     #[inline]
-    pub(crate) fn of(view: TensorView) -> Self {
+    pub(crate) fn of(view: BufferView) -> Self {
         Buffers { first: Some(view), ..Buffers::default() }
     }
 
     /// Adds a view; the result is its index.
-    pub(crate) fn add(&mut self, view: TensorView) -> usize {
+    pub(crate) fn add(&mut self, view: BufferView) -> usize {
         let views = self.len();
         match views {
             0 => self.first = Some(view),
@@ -78,7 +78,7 @@ impl Buffers {
     }
 
     /// Puts a contiguous copy in the place of every view that is not; the originals and their numbers.
-    pub(crate) fn pack_strided(&mut self) -> Vec<(usize, TensorView)> {
+    pub(crate) fn pack_strided(&mut self) -> Vec<(usize, BufferView)> {
         let strided = |buffers: &Buffers, index: &usize| !buffers.view(*index).is_contiguous();
         let indices: Vec<usize> = (0..self.len()).filter(|index| strided(self, index)).collect();
         indices.into_iter().map(|index| (index, self.replace_by_copy(index))).collect()
@@ -86,7 +86,7 @@ impl Buffers {
 
     /// Puts a copy in the place of every view of the input, with what `reduction` does to elements before they are combined.
     fn prepare_inputs(&mut self, reduction: &Reduction) {
-        for index in self.indices(Buffer::Input) {
+        for index in self.indices(Area::Input) {
             self.replace_by_copy(index);
             let copy = self.view(index).span();
             reduction.prepare(copy, copy.bytes());
@@ -94,14 +94,14 @@ impl Buffers {
     }
 
     /// Puts a contiguous copy in the place of a view, which is returned.
-    fn replace_by_copy(&mut self, index: usize) -> TensorView {
+    fn replace_by_copy(&mut self, index: usize) -> BufferView {
         let view = match index {
             0 => self.first.as_mut(),
             1 => self.second.as_mut(),
             _ => self.others.get_mut(index - 2),
         };
         let view = view.expect("parts lie in views that were added");
-        let copy = Tensor::zeros(view.dtype(), view.elements()).lend();
+        let copy = Buffer::zeros(view.dtype(), view.elements()).lend();
         view.pack(copy.span());
         std::mem::replace(view, copy)
     }
@@ -111,12 +111,12 @@ impl Buffers {
     }
 
     /// The first view; the others are dropped.
-    pub(crate) fn into_first(self) -> TensorView {
+    pub(crate) fn into_first(self) -> BufferView {
         self.first.expect("an operation has a view")
     }
 
     #[inline]
-    pub(crate) fn view(&self, index: usize) -> &TensorView {
+    pub(crate) fn view(&self, index: usize) -> &BufferView {
         let view = match index {
             0 => self.first.as_ref(),
             1 => self.second.as_ref(),
@@ -126,12 +126,12 @@ impl Buffers {
     }
 
     /// The tensors that the caller gave for a buffer.
-    pub(crate) fn views(&self, buffer: Buffer) -> Vec<&TensorView> {
+    pub(crate) fn views(&self, buffer: Area) -> Vec<&BufferView> {
         self.indices(buffer).into_iter().map(|index| self.view(index)).collect()
     }
 
     /// The numbers of those tensors.
-    pub(crate) fn indices(&self, buffer: Buffer) -> Vec<usize> {
+    pub(crate) fn indices(&self, buffer: Area) -> Vec<usize> {
         let mut indices = match self.parts(buffer) {
             Parts::None => Vec::new(),
             Parts::One(view) | Parts::Equal { view, .. } => vec![*view],
@@ -142,7 +142,7 @@ impl Buffers {
     }
 
     /// How long the tensors are that the caller gave for a buffer.
-    pub(crate) fn sizes(&self, buffer: Buffer) -> Sizes {
+    pub(crate) fn sizes(&self, buffer: Area) -> Sizes {
         match self.parts(buffer) {
             Parts::None => Sizes::NONE,
             Parts::One(view) | Parts::Equal { view, .. } => Sizes::one(self.view(*view).elements()),
@@ -156,25 +156,25 @@ impl Buffers {
         }
     }
 
-    pub(crate) fn set(&mut self, buffer: Buffer, parts: Parts) {
+    pub(crate) fn set(&mut self, buffer: Area, parts: Parts) {
         *match buffer {
-            Buffer::Input => &mut self.input,
-            Buffer::Output => &mut self.output,
-            Buffer::Scratch => &mut self.scratch,
+            Area::Input => &mut self.input,
+            Area::Output => &mut self.output,
+            Area::Scratch => &mut self.scratch,
         } = parts;
     }
 
-    fn parts(&self, buffer: Buffer) -> &Parts {
+    fn parts(&self, buffer: Area) -> &Parts {
         match buffer {
-            Buffer::Input => &self.input,
-            Buffer::Output => &self.output,
-            Buffer::Scratch => &self.scratch,
+            Area::Input => &self.input,
+            Area::Output => &self.output,
+            Area::Scratch => &self.scratch,
         }
     }
 
     /// View, first byte and bytes of a part.
     #[inline]
-    fn part(&self, buffer: Buffer, index: usize) -> (usize, usize, usize) {
+    fn part(&self, buffer: Area, index: usize) -> (usize, usize, usize) {
         match self.parts(buffer) {
             Parts::None => unreachable!("a plan uses only buffers that its operation has"),
             Parts::One(view) => (*view, 0, self.view(*view).byte_len()),
@@ -197,7 +197,7 @@ impl Buffers {
                 let skipped = (round * piece).min(len);
                 let len = piece.min(len - skipped);
                 // Scratch is the same memory in every round.
-                let start = if chunk.buffer == Buffer::Scratch { start } else { start + skipped };
+                let start = if chunk.buffer == Area::Scratch { start } else { start + skipped };
                 self.view(view).span().part(start, start + len)
             }
             count => {
@@ -222,18 +222,18 @@ impl Buffers {
                 (views, start, len)
             })
             .collect();
-        self.add(Tensor::zeros(tenfold_memory::DType::U8, end).lend());
+        self.add(Buffer::zeros(tenfold_memory::DType::U8, end).lend());
         self.scratch = Parts::Table(table);
     }
 
     /// How many rounds it takes to run `plan` over pieces.
     fn rounds(&self, plan: &Plan, piece: usize) -> usize {
-        let whole = self.first.as_ref().map_or(0, TensorView::byte_len);
+        let whole = self.first.as_ref().map_or(0, BufferView::byte_len);
         if self.second.is_none() && whole <= piece {
             return 1; // the usual short operation
         }
         let longest = |buffer, count| (0..count).map(|index| self.part(buffer, index).2).max().unwrap_or(0);
-        let longest = longest(Buffer::Input, plan.input).max(longest(Buffer::Output, plan.output));
+        let longest = longest(Area::Input, plan.input).max(longest(Area::Output, plan.output));
         if plan.pieces { longest.div_ceil(piece).max(1) } else { 1 }
     }
 }
@@ -394,8 +394,8 @@ impl Run {
     /// The bytes from an address on, if they are memory of this run: what a peer that was lent them would read now.
     #[cfg(test)]
     pub(crate) fn bytes_at(&self, start: usize, len: usize) -> Option<Bytes<'_>> {
-        let place = |view: &TensorView| start.checked_sub(view.span().start().addr());
-        let here = |view: &&TensorView| place(view).is_some_and(|place| place + len <= view.byte_len());
+        let place = |view: &BufferView| start.checked_sub(view.span().start().addr());
+        let here = |view: &&BufferView| place(view).is_some_and(|place| place + len <= view.byte_len());
         let view = (0..self.buffers.len()).map(|index| self.buffers.view(index)).find(|view| here(view))?;
         let place = place(view)?;
         Some(view.span().bytes().part(place, place + len))

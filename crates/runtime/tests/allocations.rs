@@ -2,14 +2,14 @@
 
 use std::process::Command;
 
-use tenfold::{DType, Group, ReduceOp, Tensor, recorder};
+use tenfold::{Buffer, DType, Group, ReduceOp, recorder};
 
 const TIMES: u64 = 5000; // more than the ring holds
 
 /// Allocations of many operations of a group of one, by kind of operation.
 fn count() -> Vec<u64> {
     Group::threads(1, |group| {
-        let (mut one, mut two) = (Tensor::zeros(DType::F32, 2), Tensor::zeros(DType::F32, 2));
+        let (mut one, mut two) = (Buffer::zeros(DType::F32, 2), Buffer::zeros(DType::F32, 2));
         let mut calls: [Box<dyn FnMut() -> tenfold::Result<()> + '_>; 3] = [
             Box::new(|| group.all_reduce(one.lend(), ReduceOp::Sum)?.wait()),
             Box::new(|| group.barrier()?.wait()),

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 use tenfold::control::{self, Request, Response, WorkerServer};
-use tenfold::{Group, ReduceOp, Tensor};
+use tenfold::{Buffer, Group, ReduceOp};
 
 /// Nothing here takes this long unless it hangs.
 const HANG: std::time::Duration = std::time::Duration::from_secs(60);
@@ -158,7 +158,7 @@ fn what_a_worker_knows_of_its_groups_can_be_asked() {
     assert!(nccl.starts_with(b"\x80\x02") && nccl.ends_with(b"."), "a pickle");
 
     Group::threads(2, |group| {
-        let mut tensor = Tensor::from_slice(&[1.0_f32]);
+        let mut tensor = Buffer::from_slice(&[1.0_f32]);
         group.all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()
     })
     .unwrap();

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use tenfold::recorder::{self, CallSite, Frame};
-use tenfold::{DebugLevel, Error, ErrorKind, Group, OpKind, Options, ReduceOp, Tensor, set_debug_level};
+use tenfold::{Buffer, DebugLevel, Error, ErrorKind, Group, OpKind, Options, ReduceOp, set_debug_level};
 
 /// What each rank's call came to.
 fn outcomes(
@@ -30,7 +30,7 @@ fn shaped<R>(shape: &[u64], line: u32, call: impl FnOnce() -> R) -> R {
 }
 
 fn sum(group: &Group, elements: usize) -> tenfold::Result<()> {
-    let mut tensor = Tensor::from_slice(&vec![1.0_f32; elements]);
+    let mut tensor = Buffer::from_slice(&vec![1.0_f32; elements]);
     group.all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()
 }
 
@@ -65,7 +65,7 @@ fn roots_that_differ_fail_the_call_itself_on_every_rank_also_in_subgroups() {
                     group.subgroup(&[0, 1, 2, 3], Options::new("sub").timeout(Duration::from_secs(100)))?;
                 let sub = sub.expect("all are members");
                 let group = if in_subgroup { &sub } else { group };
-                let mut tensor = Tensor::from_slice(&[1.0_f32; 500]);
+                let mut tensor = Buffer::from_slice(&[1.0_f32; 500]);
                 group.broadcast(tensor.lend(), 2)?.wait()?; // what all agree about goes well
                 group.broadcast(tensor.lend(), roots[group.rank()])?.wait()
             };
@@ -137,7 +137,7 @@ fn a_timeout_says_where_this_rank_waits() {
 #[test]
 fn a_message_that_nobody_sends_says_so_too() {
     let call = |group: &Group| {
-        let mut tensor = Tensor::from_slice(&[0.0_f32; 3]);
+        let mut tensor = Buffer::from_slice(&[0.0_f32; 3]);
         let group = group.with_timeout(Duration::from_millis(50));
         shaped(&[3], 8, || group.recv(tensor.lend(), 1 - group.rank(), 0))?.wait()
     };

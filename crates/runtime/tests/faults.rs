@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal, pidfd_getfd, pidfd_open};
 use support::{Ended, Hosts, Job, Jobs, Rank, Ranks, local_store, once_within, run_as_rank};
-use tenfold::{DType, Error, Group, Options, ReduceOp, Result, Tensor, Work};
+use tenfold::{Buffer, DType, Error, Group, Options, ReduceOp, Result, Work};
 use tenfold_store::{Deadline, Request, Response, Server, Store};
 
 /// How long something may take before it is said to hang.
@@ -72,8 +72,8 @@ fn connect(rank: &Rank, options: Options) -> Group {
     Group::connect(rank.store(), rank.rank, rank.size, options).unwrap()
 }
 
-fn ones(dtype: DType, elements: usize) -> Tensor {
-    let mut tensor = Tensor::zeros(dtype, elements);
+fn ones(dtype: DType, elements: usize) -> Buffer {
+    let mut tensor = Buffer::zeros(dtype, elements);
     match dtype {
         DType::F32 => tensor.as_mut_slice::<f32>().fill(1.0),
         DType::I32 => tensor.as_mut_slice::<i32>().fill(1),
@@ -82,7 +82,7 @@ fn ones(dtype: DType, elements: usize) -> Tensor {
     tensor
 }
 
-fn sum(group: &Group, tensor: &mut Tensor) -> Result<()> {
+fn sum(group: &Group, tensor: &mut Buffer) -> Result<()> {
     group.all_reduce(tensor.lend(), ReduceOp::Sum).and_then(|work| work.wait())
 }
 

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use every_collective::check_every_collective;
 use support::{Cable, Hosts, Job, Jobs, Rank, Ranks, Slow, once_within, run_as_rank};
-use tenfold::{DType, Group, Options, ReduceOp, Tensor};
+use tenfold::{Buffer, DType, Group, Options, ReduceOp};
 use tenfold_store::{Deadline, PrefixStore, Request, Response, Store};
 
 /// How long something may take before it is said to hang.
@@ -75,8 +75,8 @@ fn locality(rank: &Rank) {
     rank.event(work.algorithm());
 }
 
-fn ones(elements: usize) -> Tensor {
-    let mut tensor = Tensor::zeros(DType::F32, elements);
+fn ones(elements: usize) -> Buffer {
+    let mut tensor = Buffer::zeros(DType::F32, elements);
     tensor.as_mut_slice::<f32>().fill(1.0);
     tensor
 }

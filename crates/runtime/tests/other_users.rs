@@ -17,7 +17,7 @@ use std::time::Duration;
 use rustix::process::Uid;
 use rustix::thread::set_thread_res_uid;
 use support::{Job, Jobs, Rank, local_store, run_as_rank};
-use tenfold::{DType, Group, Options, ReduceOp, Tensor};
+use tenfold::{Buffer, DType, Group, Options, ReduceOp};
 use tenfold_store::{StoreExt as _, TcpStore};
 
 const SOON: Duration = Duration::from_secs(60);
@@ -40,7 +40,7 @@ fn sum_before_and_after(rank: &Rank) {
         if (event, rank.rank) == ("after", 1) {
             std::thread::sleep(Duration::from_millis(500));
         }
-        let mut tensor = Tensor::zeros(DType::F32, 10_000);
+        let mut tensor = Buffer::zeros(DType::F32, 10_000);
         tensor.as_mut_slice::<f32>().fill(1.0);
         let work = group.all_reduce(tensor.lend(), ReduceOp::Sum);
         match work.and_then(|work| work.wait()) {

@@ -11,7 +11,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant};
 
-use tenfold::{CustomOp, DType, ErrorKind, Group, Options, ReduceOp, Result, Tensor, Work};
+use tenfold::{Buffer, CustomOp, DType, ErrorKind, Group, Options, ReduceOp, Result, Work};
 
 /// Nothing here takes this long unless it hangs.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -21,8 +21,8 @@ fn ranks<R: Send>(size: usize, body: impl Fn(Group) -> Result<R> + Sync) -> Vec<
     Group::threads_with(size, &Options::default().timeout(LIMIT), body).unwrap()
 }
 
-fn bytes(count: usize) -> Tensor {
-    Tensor::zeros(DType::U8, count)
+fn bytes(count: usize) -> Buffer {
+    Buffer::zeros(DType::U8, count)
 }
 
 /// An event that one rank signals and another waits for, without a message of the group.
@@ -63,7 +63,7 @@ fn goes_on_after_the_last_waiter_has_left(calls: impl Fn(&Group) -> Group + Sync
     let (called, left, done) = (Event::new(), Event::new(), Event::new());
     ranks(2, |group| {
         let other = group.subgroup(&[0, 1], Options::new("other").timeout(LIMIT))?.unwrap();
-        let (mut word, mut large) = (bytes(1), Tensor::zeros(DType::F32, 1 << 20));
+        let (mut word, mut large) = (bytes(1), Buffer::zeros(DType::F32, 1 << 20));
         if group.rank() == 0 {
             std::thread::scope(|scope| {
                 let waiting = group.recv(word.lend(), 1, 0)?;
@@ -105,7 +105,7 @@ fn an_ordinary_call_goes_on_after_the_last_waiter_has_left() {
 fn an_ordinary_call_goes_on_while_no_thread_waits() {
     let done = Event::new();
     ranks(2, |group| {
-        let (mut first, mut second) = (Tensor::zeros(DType::F32, 1 << 20), bytes(4 << 20));
+        let (mut first, mut second) = (Buffer::zeros(DType::F32, 1 << 20), bytes(4 << 20));
         let work = group.all_reduce(first.lend(), ReduceOp::Sum)?;
         if group.rank() == 0 {
             let sending = group.send(second.lend(), 1, 0)?;
@@ -156,7 +156,7 @@ fn a_callback_that_panics_on_a_waiting_thread_stops_nothing_else() {
     let done = Event::new();
     let both = Barrier::new(2);
     ranks(2, |group| {
-        let mut first = Tensor::zeros(DType::F32, 1 << 20);
+        let mut first = Buffer::zeros(DType::F32, 1 << 20);
         let work = group.all_reduce(first.lend(), ReduceOp::Sum)?;
         let (sender, told) = channel();
         if group.rank() == 0 {
@@ -165,7 +165,7 @@ fn a_callback_that_panics_on_a_waiting_thread_stops_nothing_else() {
         }
         let _ = std::thread::spawn(move || work.wait()).join(); // as a pool of threads would
         both.wait();
-        let mut second = Tensor::zeros(DType::F32, 1 << 20);
+        let mut second = Buffer::zeros(DType::F32, 1 << 20);
         if group.rank() == 0 {
             told.recv_timeout(LIMIT).expect("the callbacks behind it are called");
             let work = group.background().all_reduce(second.lend(), ReduceOp::Sum)?;
@@ -183,7 +183,7 @@ fn a_callback_that_panics_on_a_waiting_thread_stops_nothing_else() {
 fn a_callback_that_panics_in_the_background_does_not_lose_later_ones() {
     ranks(2, |group| {
         for round in 0..3 {
-            let mut tensor = Tensor::zeros(DType::F32, 1 << 18);
+            let mut tensor = Buffer::zeros(DType::F32, 1 << 18);
             let work = group.background().all_reduce(tensor.lend(), ReduceOp::Sum)?;
             let (sender, told) = channel();
             let sender_of_notice = sender.clone();
@@ -231,7 +231,7 @@ fn a_callback_that_blocks_on_a_waiting_thread_does_not_block_other_operations() 
     ranks(2, |group| {
         let other = group.subgroup(&[0, 1], Options::new("other").timeout(LIMIT))?.unwrap();
         let (mut first, mut second) =
-            (Tensor::zeros(DType::F32, 1 << 20), Tensor::zeros(DType::F32, 1 << 20));
+            (Buffer::zeros(DType::F32, 1 << 20), Buffer::zeros(DType::F32, 1 << 20));
         let work = group.all_reduce(first.lend(), ReduceOp::Sum)?;
         if group.rank() == 0 {
             let pending = other.background().all_reduce(second.lend(), ReduceOp::Sum)?;
@@ -264,7 +264,7 @@ fn what_one_peer_does_not_read_holds_up_no_message_to_another() {
                 (sizes.iter().map(|size| bytes(*size)).collect::<Vec<_>>(), bytes(1024));
             match group.rank() {
                 0 => {
-                    let send = |tensor: &mut Tensor| group.background().send(tensor.lend(), 1, 0);
+                    let send = |tensor: &mut Buffer| group.background().send(tensor.lend(), 1, 0);
                     let works = large.iter_mut().map(send).collect::<Result<Vec<Work>>>()?;
                     group.background().send(small.lend(), 2, 0)?.wait()?;
                     works.iter().try_for_each(Work::wait)
@@ -285,15 +285,15 @@ fn what_one_peer_does_not_read_holds_up_no_message_to_another() {
 #[test]
 fn what_no_peer_reads_holds_up_no_collective() {
     ranks(3, |group| {
-        let mut incoming: Vec<Tensor> = (0..3).map(|_| bytes(4 << 20)).collect();
+        let mut incoming: Vec<Buffer> = (0..3).map(|_| bytes(4 << 20)).collect();
         let peers: Vec<usize> = (0..3).filter(|peer| *peer != group.rank()).collect();
-        let mut outgoing: Vec<Tensor> = peers.iter().map(|_| bytes(4 << 20)).collect();
+        let mut outgoing: Vec<Buffer> = peers.iter().map(|_| bytes(4 << 20)).collect();
         let sends = peers.iter().zip(&mut outgoing);
         let works: Vec<Work> = sends
             .map(|(peer, tensor)| group.background().send(tensor.lend(), *peer, 0))
             .collect::<Result<_>>()?;
         for _ in 0..20 {
-            group.all_reduce(Tensor::zeros(DType::F32, 1 << 16).lend(), ReduceOp::Sum)?.wait()?;
+            group.all_reduce(Buffer::zeros(DType::F32, 1 << 16).lend(), ReduceOp::Sum)?.wait()?;
         }
         for peer in peers {
             group.recv(incoming[peer].lend(), peer, 0)?.wait()?;

@@ -22,7 +22,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use support::{Hosts, Job, Jobs, Rank, local_store};
-use tenfold::{DType, Group, Options, ReduceOp, Tensor, Work};
+use tenfold::{Buffer, DType, Group, Options, ReduceOp, Work};
 
 /// Nothing here takes this long unless it hangs.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -208,9 +208,9 @@ struct Part<'a> {
     rank: usize,
     /// Nothing for groups that this rank is not in.
     groups: Vec<Option<Group>>,
-    sends: HashMap<usize, (Work, Tensor)>,
+    sends: HashMap<usize, (Work, Buffer)>,
     /// Collectives: the work, what it works on, and what that must be afterwards.
-    begun: Vec<(Work, Tensor, Vec<u8>)>,
+    begun: Vec<(Work, Buffer, Vec<u8>)>,
 }
 
 fn text(error: impl std::fmt::Display) -> String {
@@ -246,8 +246,8 @@ impl Part<'_> {
                     return Ok(());
                 }
                 let mut tensor = match message.shared {
-                    true => group.shared_tensor(DType::U8, message.len).map_err(text)?,
-                    false => Tensor::zeros(DType::U8, message.len),
+                    true => group.shared_buffer(DType::U8, message.len).map_err(text)?,
+                    false => Buffer::zeros(DType::U8, message.len),
                 };
                 tensor.as_mut_bytes().copy_from_slice(&pattern(index, message.len));
                 let calls = if message.background { group.background() } else { group };
@@ -262,7 +262,7 @@ impl Part<'_> {
                 if message.to != self.rank {
                     return Ok(());
                 }
-                let mut tensor = Tensor::zeros(DType::U8, message.len);
+                let mut tensor = Buffer::zeros(DType::U8, message.len);
                 let from = self.rank_in(message.group, message.from);
                 let work = match message.any_source {
                     true => group.recv_any(tensor.lend(), index as u32),
@@ -303,22 +303,22 @@ impl Part<'_> {
         number: usize,
         group: usize,
         what: Collective,
-    ) -> Result<Option<(Work, Tensor, Vec<u8>)>, String> {
+    ) -> Result<Option<(Work, Buffer, Vec<u8>)>, String> {
         let Some(calls) = &self.groups[group] else { return Ok(None) };
         let members = &self.program.groups[group];
         let of = |rank: usize, index: usize| (rank * 1_000_003 + number * 101 + index) as i64;
         let begun = match what {
-            Collective::Barrier => (calls.barrier(), Tensor::zeros(DType::U8, 0), Vec::new()),
+            Collective::Barrier => (calls.barrier(), Buffer::zeros(DType::U8, 0), Vec::new()),
             Collective::AllReduce { elements } => {
                 let own: Vec<i64> = (0..elements).map(|index| of(self.rank, index)).collect();
-                let mut tensor = Tensor::from_slice(&own);
+                let mut tensor = Buffer::from_slice(&own);
                 let sum = |index| members.iter().map(|rank| of(*rank, index)).sum::<i64>();
                 let expected = (0..elements).flat_map(|index| sum(index).to_ne_bytes()).collect();
                 (calls.all_reduce(tensor.lend(), ReduceOp::Sum), tensor, expected)
             }
             Collective::Broadcast { root, len } => {
                 let expected = pattern(number, len);
-                let mut tensor = Tensor::zeros(DType::U8, len);
+                let mut tensor = Buffer::zeros(DType::U8, len);
                 if members[root] == self.rank {
                     tensor.as_mut_bytes().copy_from_slice(&expected);
                 }

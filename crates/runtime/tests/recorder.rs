@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tempfile::TempDir;
-use tenfold::{Group, ReduceOp, Tensor, metrics, recorder};
+use tenfold::{Buffer, Group, ReduceOp, metrics, recorder};
 use tracing_subscriber::fmt::MakeWriter;
 
 /// What a subscriber was told, a line each.
@@ -85,7 +85,7 @@ fn prefix(folder: &TempDir) -> String {
 /// Two ranks as threads, of which the second has nothing to say: both fail.
 fn hang() -> Vec<String> {
     Group::threads(2, |group| {
-        let mut tensor = Tensor::from_slice(&[1.0_f32, 2.0]);
+        let mut tensor = Buffer::from_slice(&[1.0_f32, 2.0]);
         group.all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()?;
         if group.rank() == 0 {
             let patient = group.with_timeout(Duration::from_millis(50));
@@ -216,7 +216,7 @@ fn files(folder: &Path) -> usize {
 #[test]
 fn a_rank_that_is_done_hears_that_the_others_disagree() {
     let failures = Group::threads(3, |group| {
-        let mut tensor = Tensor::from_slice(&[1.0_f32]);
+        let mut tensor = Buffer::from_slice(&[1.0_f32]);
         let root = if group.rank() == 1 { 2 } else { 0 };
         let _may_be_over = group.broadcast(tensor.lend(), root)?.wait();
         while group.failure().is_none() {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use support::{Job, Jobs, Rank, local_store, run_as_rank};
-use tenfold::{DType, ErrorKind, Group, Options, ReduceOp, Region, Tensor};
+use tenfold::{Buffer, DType, ErrorKind, Group, Options, ReduceOp, Region};
 
 const JOBS: Jobs = &[
     ("collectives", collectives_as_process),
@@ -41,8 +41,8 @@ fn connect(rank: &Rank, options: Options) -> Group {
     Group::connect(rank.store(), rank.rank, rank.size, options).unwrap()
 }
 
-fn in_file(values: &[i64]) -> (Tensor, Arc<Region>) {
-    let (mut tensor, region) = Tensor::in_file(DType::I64, values.len()).unwrap();
+fn in_file(values: &[i64]) -> (Buffer, Arc<Region>) {
+    let (mut tensor, region) = Buffer::in_file(DType::I64, values.len()).unwrap();
     tensor.as_mut_slice().copy_from_slice(values);
     (tensor, region)
 }
@@ -94,7 +94,7 @@ fn collectives(group: &Group) {
         }
 
         let (next, before) = ((rank + 1) % size, (rank + size - 1) % size);
-        let mut received = Tensor::zeros(DType::I64, elements);
+        let mut received = Buffer::zeros(DType::I64, elements);
         let sent = group.send(tensor.lend(), next, 7).unwrap();
         group.recv(received.lend(), before, 7).unwrap().wait().unwrap();
         sent.wait().unwrap();
@@ -242,7 +242,7 @@ fn unregister_early(rank: &Rank) {
     } else {
         group.barrier().unwrap().wait().unwrap();
         assert_eq!(mapped_for_reading(), (1, 0), "it is kept for the message");
-        let mut received = Tensor::zeros(DType::I64, values.len());
+        let mut received = Buffer::zeros(DType::I64, values.len());
         group.recv(received.lend(), 0, 0).unwrap().wait().unwrap();
         assert_eq!(received.as_slice::<i64>(), values);
         group.barrier().unwrap().wait().unwrap();
@@ -335,7 +335,7 @@ fn register_with_the_stopped(rank: &Rank) {
         group.broadcast(tensor.lend(), 0).unwrap().wait().unwrap();
         group.barrier().unwrap().wait().unwrap();
     } else {
-        let mut tensor = Tensor::zeros(DType::I64, 10_000);
+        let mut tensor = Buffer::zeros(DType::I64, 10_000);
         group.broadcast(tensor.lend(), 0).unwrap().wait().unwrap();
         assert!(tensor.as_slice::<i64>().iter().all(|value| *value == 5));
         let (mappings, kib) = mapped_for_reading();

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use support::{Job, Jobs, Rank, local_store};
 use tenfold::{
-    DType, Error, ErrorKind, Group, OpKind, Options, ReduceOp, Result, SparseTensor, Tensor, Work,
+    Buffer, DType, Error, ErrorKind, Group, OpKind, Options, ReduceOp, Result, SparseTensor, Work,
 };
 use tenfold_plan::{Kind, names};
 use tenfold_store::{Deadline, HashStore, Request, Response, Store};
@@ -40,11 +40,11 @@ fn ranks<R: Send>(size: usize, body: impl Fn(Group) -> Result<R> + Sync) -> Vec<
     Group::threads_with(size, &Options::default().timeout(LIMIT), body).unwrap()
 }
 
-fn number(value: i64) -> Tensor {
-    Tensor::from_slice(&[value])
+fn number(value: i64) -> Buffer {
+    Buffer::from_slice(&[value])
 }
 
-fn value(tensor: &Tensor) -> i64 {
+fn value(tensor: &Buffer) -> i64 {
     tensor.as_slice::<i64>()[0]
 }
 
@@ -58,13 +58,13 @@ fn sum(group: &Group, own: i64) -> Result<i64> {
 // ── results ────────────────────────────────────────────────────────────────────────────────────────────────
 
 /// Elements of f16, all with the same bits.
-fn halves(count: usize, bits: u16) -> Tensor {
-    let mut tensor = Tensor::zeros(DType::F16, count);
+fn halves(count: usize, bits: u16) -> Buffer {
+    let mut tensor = Buffer::zeros(DType::F16, count);
     tensor.as_mut_bytes().chunks_exact_mut(2).for_each(|half| half.copy_from_slice(&bits.to_ne_bytes()));
     tensor
 }
 
-fn all_are(tensor: &Tensor, bits: u16) -> bool {
+fn all_are(tensor: &Buffer, bits: u16) -> bool {
     tensor.as_bytes().chunks_exact(2).all(|half| half == bits.to_ne_bytes())
 }
 
@@ -183,7 +183,7 @@ fn roots_that_differ_fail_the_next_call_on_every_rank_at_the_latest() {
 #[test]
 fn works_are_done_in_the_order_of_their_calls() {
     ranks(3, |group| {
-        let mut tensors: Vec<Tensor> = (0..50).map(number).collect();
+        let mut tensors: Vec<Buffer> = (0..50).map(number).collect();
         let works: Vec<Work> = tensors
             .iter_mut()
             .map(|tensor| group.all_reduce(tensor.lend(), ReduceOp::Sum).unwrap())
@@ -201,7 +201,7 @@ fn works_are_done_in_the_order_of_their_calls() {
 
 fn two_hundred_at_once(calls: &Group) -> Result<()> {
     let rank = calls.rank() as i64;
-    let mut tensors: Vec<Tensor> = (0..200).map(|index| number(index + rank)).collect();
+    let mut tensors: Vec<Buffer> = (0..200).map(|index| number(index + rank)).collect();
     let works: Vec<Work> = tensors
         .iter_mut()
         .map(|tensor| calls.all_reduce(tensor.lend(), ReduceOp::Sum))
@@ -349,7 +349,7 @@ fn a_work_that_is_polled_often_keeps_one_waker() {
 #[test]
 fn a_work_is_a_future() {
     ranks(3, |group| {
-        let mut tensors: Vec<Tensor> = (0..20).map(number).collect();
+        let mut tensors: Vec<Buffer> = (0..20).map(number).collect();
         let works: Vec<Work> = tensors
             .iter_mut()
             .map(|tensor| group.all_reduce(tensor.lend(), ReduceOp::Sum))
@@ -498,7 +498,7 @@ fn fifty_groups_at_once_do_not_disturb_each_other() {
             })
             .collect();
         for round in 0..5 {
-            let mut tensors: Vec<Tensor> = (0..50).map(|index| number(index * round)).collect();
+            let mut tensors: Vec<Buffer> = (0..50).map(|index| number(index * round)).collect();
             let mut works: Vec<(usize, Work)> = tensors
                 .iter_mut()
                 .enumerate()
@@ -602,7 +602,7 @@ fn make_and_drop(rank: &Rank) {
     let use_one = |number: usize| {
         let options = Options::new(format!("g{number}")).timeout(LIMIT);
         let subgroup = group.subgroup(&everybody, options).unwrap().unwrap();
-        let mut tensor = subgroup.shared_tensor(DType::F32, 1000).unwrap();
+        let mut tensor = subgroup.shared_buffer(DType::F32, 1000).unwrap();
         subgroup.all_reduce(tensor.lend(), ReduceOp::Sum).unwrap().wait().unwrap();
         assert_eq!(sum(&subgroup, 1).unwrap(), rank.size as i64);
     };
@@ -706,12 +706,12 @@ fn on_rank_0_of_3(body: impl Fn(&Group) + Sync) {
     });
 }
 
-fn f32s(elements: usize) -> tenfold::TensorView {
-    Tensor::zeros(DType::F32, elements).lend()
+fn f32s(elements: usize) -> tenfold::BufferView {
+    Buffer::zeros(DType::F32, elements).lend()
 }
 
-fn i64s(elements: usize) -> tenfold::TensorView {
-    Tensor::zeros(DType::I64, elements).lend()
+fn i64s(elements: usize) -> tenfold::BufferView {
+    Buffer::zeros(DType::I64, elements).lend()
 }
 
 #[test]
@@ -885,14 +885,14 @@ fn sparse_tensors_are_added_where_their_coordinates_meet() {
             shape: vec![2, 3],
             indices: vec![0, 1, 1, rank, 0, 1],
             dense: 2,
-            values: Tensor::from_slice(&[1.0_f32, 2.0, 10.0 + rank as f32, 0.5, 3.0, 4.0]),
+            values: Buffer::from_slice(&[1.0_f32, 2.0, 10.0 + rank as f32, 0.5, 3.0, 4.0]),
         };
         let total = group.all_reduce_sparse(&own)?;
         assert_eq!((total.shape, total.dense), (vec![2, 3], 2));
         assert_eq!(total.indices, [0, 1, 1, 0, 1, 1, 1, 2]);
         assert_eq!(total.values.as_slice::<f32>(), [12.0, 18.0, 10.0, 0.5, 11.0, 0.5, 12.0, 0.5]);
         let none =
-            SparseTensor { shape: vec![5], indices: vec![], dense: 1, values: Tensor::zeros(DType::F64, 0) };
+            SparseTensor { shape: vec![5], indices: vec![], dense: 1, values: Buffer::zeros(DType::F64, 0) };
         assert_eq!(group.all_reduce_sparse(&none)?.indices, [0; 0]);
         Ok(())
     });
@@ -902,7 +902,7 @@ fn sparse_tensors_are_added_where_their_coordinates_meet() {
 fn sparse_tensors_that_make_no_sense_are_refused() {
     on_rank_0_of_3(|group| {
         let sparse = |shape: &[usize], indices: &[i64], values: usize| {
-            let values = Tensor::zeros(DType::F32, values);
+            let values = Buffer::zeros(DType::F32, values);
             group.all_reduce_sparse(&SparseTensor {
                 shape: shape.into(),
                 indices: indices.into(),
@@ -923,17 +923,17 @@ fn tensors_that_are_not_contiguous_are_handled_right() {
     Group::threads(3, |group| {
         let rank = group.rank() as f32;
         // A matrix of 2 rows and 3 columns; its middle column is summed, its first row is broadcast backwards.
-        let mut matrix = Tensor::from_slice(&[0.0_f32, 1.0, 2.0, 10.0, 11.0, 12.0]);
+        let mut matrix = Buffer::from_slice(&[0.0_f32, 1.0, 2.0, 10.0, 11.0, 12.0]);
         group.all_reduce(matrix.lend_strided(1, &[2], &[3]), ReduceOp::Sum)?.wait()?;
         assert_eq!(matrix.as_slice::<f32>(), [0.0, 3.0, 2.0, 10.0, 33.0, 12.0]);
         group.all_reduce(matrix.lend_strided(1, &[2], &[3]), ReduceOp::PremulSum(0.5))?.wait()?;
         assert_eq!(matrix.as_slice::<f32>(), [0.0, 4.5, 2.0, 10.0, 49.5, 12.0]);
-        let mut row = Tensor::from_slice(&[rank, rank + 1.0, rank + 2.0]);
+        let mut row = Buffer::from_slice(&[rank, rank + 1.0, rank + 2.0]);
         group.broadcast(row.lend_strided(2, &[3], &[-1]), 2)?.wait()?;
         assert_eq!(row.as_slice::<f32>(), [2.0, 3.0, 4.0]);
         // Everybody's number into every second place.
-        let mut all = Tensor::from_slice(&[-1.0_f32; 6]);
-        let mut own = Tensor::from_slice(&[rank]);
+        let mut all = Buffer::from_slice(&[-1.0_f32; 6]);
+        let mut own = Buffer::from_slice(&[rank]);
         group.all_gather_into(all.lend_strided(0, &[3], &[2]), own.lend())?.wait()?;
         assert_eq!(all.as_slice::<f32>(), [0.0, -1.0, 1.0, -1.0, 2.0, -1.0]);
         group.reduce_scatter_into(own.lend(), all.lend_strided(0, &[3], &[2]), ReduceOp::Sum)?.wait()?;

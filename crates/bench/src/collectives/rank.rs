@@ -11,7 +11,7 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Instant;
 
-use tenfold::{DType, Group, Options, ReduceOp, Tensor, Work};
+use tenfold::{Buffer, DType, Group, Options, ReduceOp, Work};
 use tenfold_store::TcpStore;
 
 use super::super::Failure;
@@ -188,9 +188,9 @@ impl Session {
 
 /// What a rank lends.
 struct Buffers {
-    input: Tensor,
+    input: Buffer,
     /// None where the result is in place.
-    output: Option<Tensor>,
+    output: Option<Buffer>,
 }
 
 impl Buffers {
@@ -205,8 +205,8 @@ impl Buffers {
             Dtype::U8 => DType::U8,
         };
         let tensor = |elements| match order.memory {
-            Memory::Private => Ok(Tensor::zeros(dtype, elements)),
-            Memory::Shared => session.group.shared_tensor(dtype, elements),
+            Memory::Private => Ok(Buffer::zeros(dtype, elements)),
+            Memory::Shared => session.group.shared_buffer(dtype, elements),
         };
         let all = order.bytes / order.dtype.size();
         let block = all / session.ranks;

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use tenfold::{DType, Group, ReduceOp, Tensor, Work};
+use tenfold::{Buffer, DType, Group, ReduceOp, Work};
 use tenfold_store::{StoreCollectives, StoreExt, TcpStore};
 
 use super::progress::Screen;
@@ -105,7 +105,7 @@ fn collectives(group: &Group, length: Length) -> Result<Vec<Collective>, Box<dyn
     let turns_max = if length == Length::Short { 20 } else { 500 };
     let mut rows = Vec::new();
     for elements in [2, 1 << 10, 1 << 16, 1 << 20] {
-        let mut tensors = [Tensor::zeros(DType::F32, elements), group.shared_tensor(DType::F32, elements)?];
+        let mut tensors = [Buffer::zeros(DType::F32, elements), group.shared_buffer(DType::F32, elements)?];
         for tensor in &mut tensors {
             check_sum(group, tensor)?;
         }
@@ -119,7 +119,7 @@ fn collectives(group: &Group, length: Length) -> Result<Vec<Collective>, Box<dyn
         }
     }
     if length == Length::Whole {
-        let mut nothing = [Tensor::zeros(DType::U8, 0), Tensor::zeros(DType::U8, 0)];
+        let mut nothing = [Buffer::zeros(DType::U8, 0), Buffer::zeros(DType::U8, 0)];
         rows.push(time_both(group, "barrier", turns_max, &mut nothing, |group, _| group.barrier())?);
     }
     rows.sort_by_key(|row| (row.operation.clone(), row.bytes));
@@ -127,7 +127,7 @@ fn collectives(group: &Group, length: Length) -> Result<Vec<Collective>, Box<dyn
 }
 
 /// Every rank gives its number plus one, plus the place; the sum is known.
-fn check_sum(group: &Group, tensor: &mut Tensor) -> Result<(), Box<dyn std::error::Error>> {
+fn check_sum(group: &Group, tensor: &mut Buffer) -> Result<(), Box<dyn std::error::Error>> {
     let ranks = group.size();
     for (place, value) in tensor.as_mut_slice::<f32>().iter_mut().enumerate() {
         *value = (group.rank() + 1 + place % 100) as f32;
@@ -151,8 +151,8 @@ fn time_both(
     group: &Group,
     operation: &str,
     turns_max: usize,
-    tensors: &mut [Tensor; 2],
-    call: impl Fn(&Group, &mut Tensor) -> tenfold::Result<Work>,
+    tensors: &mut [Buffer; 2],
+    call: impl Fn(&Group, &mut Buffer) -> tenfold::Result<Work>,
 ) -> tenfold::Result<Collective> {
     let bytes = tensors[0].elements() * tensors[0].dtype().size();
     let turns = ((8 << 20) / bytes.max(1)).clamp(5, turns_max);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use tenfold::ddp::{self, Param, Reducer};
-use tenfold::{DType, Group, ReduceOp, Result, Tensor};
+use tenfold::{Buffer, DType, Group, ReduceOp, Result};
 
 use super::data::{self, Point, Random};
 use super::model::Model;
@@ -111,8 +111,8 @@ fn exposed(reducer: &Reducer) -> Duration {
 }
 
 fn begin_alike(group: &Group, model: &mut Model) -> Result<()> {
-    let mut tensors: Vec<Tensor> = model.parameters.iter().map(|values| Tensor::from_slice(values)).collect();
-    let views = tensors.iter_mut().map(Tensor::lend).collect();
+    let mut tensors: Vec<Buffer> = model.parameters.iter().map(|values| Buffer::from_slice(values)).collect();
+    let views = tensors.iter_mut().map(Buffer::lend).collect();
     ddp::broadcast_coalesced(group, views, 0, ddp::BROADCAST_BYTES)?;
     for (values, tensor) in model.parameters.iter_mut().zip(&tensors) {
         values.copy_from_slice(tensor.as_slice());
@@ -121,7 +121,7 @@ fn begin_alike(group: &Group, model: &mut Model) -> Result<()> {
 }
 
 fn over_all_ranks(group: &Group, number: f32, op: ReduceOp) -> Result<f32> {
-    let mut tensor = Tensor::from_slice(&[number]);
+    let mut tensor = Buffer::from_slice(&[number]);
     group.all_reduce(tensor.lend(), op)?.wait()?;
     Ok(tensor.as_slice::<f32>()[0])
 }

@@ -7,7 +7,7 @@ use super::bucket::allocate;
 use super::buckets::{Assignment, assign_by_size};
 use crate::fault::Result;
 use crate::work::Work;
-use crate::{Group, Rank, Tensor, TensorView};
+use crate::{Buffer, BufferView, Group, Rank};
 
 /// What DDP broadcasts at once.
 pub const BROADCAST_BYTES: usize = 250 << 20;
@@ -18,10 +18,10 @@ const UNDER_WAY: usize = 2;
 /// The root's tensors on all ranks, in place. They travel by dtype, in flat pieces that are full at `buffer_size` bytes.
 ///
 /// ```
-/// # use tenfold::{Group, Tensor, ddp};
+/// # use tenfold::{Group, Buffer, ddp};
 /// Group::threads(2, |group| {
-///     let mut model = [Tensor::from_slice(&[group.rank() as f32; 3]), Tensor::from_slice(&[1.0_f32])];
-///     let views = model.iter_mut().map(Tensor::lend).collect();
+///     let mut model = [Buffer::from_slice(&[group.rank() as f32; 3]), Buffer::from_slice(&[1.0_f32])];
+///     let views = model.iter_mut().map(Buffer::lend).collect();
 ///     ddp::broadcast_coalesced(&group, views, 0, ddp::BROADCAST_BYTES)?;
 ///     assert_eq!(model[0].as_slice::<f32>(), [0.0; 3]);
 ///     Ok(())
@@ -33,13 +33,13 @@ const UNDER_WAY: usize = 2;
 /// If `root` is out of range, ranks give different tensors, or the group fails.
 pub fn broadcast_coalesced(
     group: &Group,
-    tensors: Vec<TensorView>,
+    tensors: Vec<BufferView>,
     root: Rank,
     buffer_size: usize,
 ) -> Result<()> {
     let params: Vec<Param> =
         tensors.iter().map(|tensor| Param::new("", &[tensor.elements()], tensor.dtype())).collect();
-    let mut under_way: VecDeque<(Work, Tensor, Assignment)> = VecDeque::new();
+    let mut under_way: VecDeque<(Work, Buffer, Assignment)> = VecDeque::new();
     for piece in assign_by_size(&params, &[buffer_size.max(1)], None) {
         if under_way.len() == UNDER_WAY
             && let Some(first) = under_way.pop_front()
@@ -59,8 +59,8 @@ pub fn broadcast_coalesced(
 
 /// Waits for a piece, and copies it to its tensors; the root's have been there from the start, and may be read-only.
 fn unpack(
-    (work, mut flat, piece): (Work, Tensor, Assignment),
-    tensors: &[TensorView],
+    (work, mut flat, piece): (Work, Buffer, Assignment),
+    tensors: &[BufferView],
     is_root: bool,
 ) -> Result<()> {
     work.wait()?;
@@ -72,7 +72,7 @@ fn unpack(
     Ok(())
 }
 
-fn each_part(piece: &Assignment, tensors: &[TensorView], action: impl Fn(&TensorView, usize, usize)) {
+fn each_part(piece: &Assignment, tensors: &[BufferView], action: impl Fn(&BufferView, usize, usize)) {
     let mut from = 0;
     for number in &piece.params {
         let to = from + tensors[*number].byte_len();
@@ -91,14 +91,14 @@ mod tests {
         for buffer_size in [0, 1, 10, 100, BROADCAST_BYTES] {
             let all = Group::threads(3, |group| {
                 let rank = group.rank();
-                let mut model: Vec<Tensor> = (1..20_usize)
+                let mut model: Vec<Buffer> = (1..20_usize)
                     .map(|number| match number % 3 {
-                        0 => Tensor::from_slice(&vec![(number * 10 + rank) as i64; number]),
-                        1 => Tensor::from_slice(&vec![(number * 10 + rank) as f32; number]),
-                        _ => Tensor::zeros(DType::U8, 0),
+                        0 => Buffer::from_slice(&vec![(number * 10 + rank) as i64; number]),
+                        1 => Buffer::from_slice(&vec![(number * 10 + rank) as f32; number]),
+                        _ => Buffer::zeros(DType::U8, 0),
                     })
                     .collect();
-                let views = model.iter_mut().map(Tensor::lend).collect();
+                let views = model.iter_mut().map(Buffer::lend).collect();
                 broadcast_coalesced(&group, views, 1, buffer_size)?;
                 for (number, tensor) in (1..20_usize).zip(&model) {
                     match number % 3 {
@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn a_root_that_does_not_exist_is_refused() {
         let error = Group::threads(1, |group| {
-            let mut tensor = Tensor::from_slice(&[1.0_f32]);
+            let mut tensor = Buffer::from_slice(&[1.0_f32]);
             broadcast_coalesced(&group, vec![tensor.lend()], 3, 100)
         });
         assert_eq!(

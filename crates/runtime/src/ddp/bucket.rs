@@ -4,17 +4,17 @@ use std::fmt;
 use std::ops::Range;
 
 use super::{Param, numbers};
-use crate::{DType, Element, Group, Tensor};
+use crate::{Buffer, DType, Element, Group};
 
 /// Gradients of some parameters, one after the other in one tensor: what a [`CommHook`](super::CommHook) works on.
 pub struct GradBucket {
     index: usize,
     is_last: bool,
-    memory: Tensor,
+    memory: Buffer,
     /// What is reduced in place of the memory.
-    buffer: Option<Tensor>,
+    buffer: Option<Buffer>,
     /// What was so in the last iteration, to be used again.
-    spare: Option<Tensor>,
+    spare: Option<Buffer>,
     parts: Vec<Part>,
 }
 
@@ -54,12 +54,12 @@ impl GradBucket {
     }
 
     /// All its gradients, flat. Not to be read while it is lent to an operation.
-    pub fn buffer(&self) -> &Tensor {
+    pub fn buffer(&self) -> &Buffer {
         self.buffer.as_ref().unwrap_or(&self.memory)
     }
 
     /// The same, to be lent or written.
-    pub fn buffer_mut(&mut self) -> &mut Tensor {
+    pub fn buffer_mut(&mut self) -> &mut Buffer {
         self.buffer.as_mut().unwrap_or(&mut self.memory)
     }
 
@@ -67,7 +67,7 @@ impl GradBucket {
     ///
     /// # Panics
     /// If it has another number of elements, or a dtype that does not convert.
-    pub fn set_buffer(&mut self, buffer: Tensor) {
+    pub fn set_buffer(&mut self, buffer: Buffer) {
         let (own, other) = (self.memory.dtype(), buffer.dtype());
         assert_eq!(buffer.elements(), self.memory.elements(), "a bucket keeps its number of elements");
         let convertible = own == other || numbers::is_convertible(own) && numbers::is_convertible(other);
@@ -99,22 +99,22 @@ impl GradBucket {
         self.parts.iter().any(|part| part.param.sparse)
     }
 
-    pub(super) fn memory(&self) -> &Tensor {
+    pub(super) fn memory(&self) -> &Buffer {
         &self.memory
     }
 
-    pub(super) fn memory_mut(&mut self) -> &mut Tensor {
+    pub(super) fn memory_mut(&mut self) -> &mut Buffer {
         &mut self.memory
     }
 
-    pub(super) fn into_memory(self) -> Tensor {
+    pub(super) fn into_memory(self) -> Buffer {
         self.memory
     }
 
     /// Reduces a copy in another dtype.
     pub(super) fn reduce_as(&mut self, group: &Group, dtype: DType) {
         if dtype != self.memory.dtype() {
-            let fits = |spare: &Tensor| spare.dtype() == dtype && !spare.is_lent();
+            let fits = |spare: &Buffer| spare.dtype() == dtype && !spare.is_lent();
             let spare = self.spare.take().filter(fits);
             let mut narrow = spare.unwrap_or_else(|| allocate(group, dtype, self.memory.elements()));
             numbers::convert(&self.memory, &mut narrow);
@@ -158,12 +158,12 @@ pub(super) fn show_names<'a>(names: impl ExactSizeIterator<Item = &'a str>) -> S
 }
 
 /// Zeroes that peers read in place; where there is no more shared memory, private ones, which are copied.
-pub(super) fn allocate(group: &Group, dtype: DType, elements: usize) -> Tensor {
+pub(super) fn allocate(group: &Group, dtype: DType, elements: usize) -> Buffer {
     if elements == 0 {
-        return Tensor::zeros(dtype, 0);
+        return Buffer::zeros(dtype, 0);
     }
-    group.shared_tensor(dtype, elements).unwrap_or_else(|error| {
+    group.shared_buffer(dtype, elements).unwrap_or_else(|error| {
         tracing::warn!("gradients are not in shared memory, which is slower: {error}");
-        Tensor::zeros(dtype, elements)
+        Buffer::zeros(dtype, elements)
     })
 }

@@ -6,7 +6,7 @@ use half::slice::HalfFloatSliceExt as _;
 use half::{bf16, f16};
 use tenfold_memory::{Bytes, Reduction, Span};
 
-use crate::{DType, ReduceOp, Tensor};
+use crate::{Buffer, DType, ReduceOp};
 
 /// Dtypes that gradients have, and convert into each other.
 pub(super) fn is_convertible(dtype: DType) -> bool {
@@ -52,7 +52,7 @@ pub(super) fn add(target: &mut [u8], source: &[u8], dtype: DType) {
 ///
 /// # Panics
 /// If the lengths differ, or a dtype is not [convertible](is_convertible).
-pub(super) fn convert(source: &Tensor, target: &mut Tensor) {
+pub(super) fn convert(source: &Buffer, target: &mut Buffer) {
     assert_eq!(source.elements(), target.elements(), "converted tensors are equally long");
     if source.dtype() == target.dtype() {
         return target.as_mut_bytes().copy_from_slice(source.as_bytes());
@@ -71,7 +71,7 @@ pub(super) fn convert(source: &Tensor, target: &mut Tensor) {
     }
 }
 
-fn to_f64(source: &Tensor) -> Vec<f64> {
+fn to_f64(source: &Buffer) -> Vec<f64> {
     match source.dtype() {
         DType::F64 => source.as_slice::<f64>().to_vec(),
         DType::F32 => source.as_slice::<f32>().iter().map(|value| f64::from(*value)).collect(),
@@ -81,7 +81,7 @@ fn to_f64(source: &Tensor) -> Vec<f64> {
     }
 }
 
-fn from_f32(values: impl Iterator<Item = f32>, target: &mut Tensor) {
+fn from_f32(values: impl Iterator<Item = f32>, target: &mut Buffer) {
     match target.dtype() {
         DType::F32 => target.as_mut_slice::<f32>().iter_mut().zip(values).for_each(|(t, v)| *t = v),
         DType::F16 => target.as_mut_slice().iter_mut().zip(values).for_each(|(t, v)| *t = f16::from_f32(v)),
@@ -97,12 +97,12 @@ mod tests {
     #[test]
     fn every_float_converts_into_every_other_and_back() {
         let kinds = [DType::F32, DType::F64, DType::F16, DType::BF16];
-        let mut origin = Tensor::from_slice(&[0.0_f32, -1.5, 3.0, 0.15625]);
+        let mut origin = Buffer::from_slice(&[0.0_f32, -1.5, 3.0, 0.15625]);
         for from in kinds {
             for to in kinds {
-                let mut first = Tensor::zeros(from, 4);
-                let mut second = Tensor::zeros(to, 4);
-                let mut third = Tensor::zeros(DType::F32, 4);
+                let mut first = Buffer::zeros(from, 4);
+                let mut second = Buffer::zeros(to, 4);
+                let mut third = Buffer::zeros(DType::F32, 4);
                 convert(&origin, &mut first);
                 convert(&first, &mut second);
                 convert(&second, &mut third);
@@ -110,7 +110,7 @@ mod tests {
             }
         }
         origin.as_mut_slice::<f32>().fill(1.0 / 3.0);
-        let mut half = Tensor::zeros(DType::BF16, 4);
+        let mut half = Buffer::zeros(DType::BF16, 4);
         convert(&origin, &mut half);
         assert_eq!(half.as_slice::<bf16>()[0], bf16::from_f32(1.0 / 3.0));
     }

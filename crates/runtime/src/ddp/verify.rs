@@ -7,7 +7,7 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use super::Param;
 use crate::fault::{Fault, Result};
-use crate::{DType, ErrorKind, Group, Rank, Tensor};
+use crate::{Buffer, DType, ErrorKind, Group, Rank};
 
 /// What a rank tells of its model in detail; one that needs more is only said to differ.
 const TEXT_MAX: usize = 64 << 20;
@@ -102,8 +102,8 @@ fn difference(first: &Description, other: &Description, rank: Rank) -> Option<St
 
 /// Everybody's text.
 fn gather(group: &Group, own: &str, lengths: &[usize]) -> Result<Vec<String>> {
-    let mut input = Tensor::from_slice(own.as_bytes());
-    let mut outputs: Vec<Tensor> = lengths.iter().map(|len| Tensor::zeros(DType::U8, *len)).collect();
-    group.all_gather(outputs.iter_mut().map(Tensor::lend).collect(), input.lend())?.wait()?;
+    let mut input = Buffer::from_slice(own.as_bytes());
+    let mut outputs: Vec<Buffer> = lengths.iter().map(|len| Buffer::zeros(DType::U8, *len)).collect();
+    group.all_gather(outputs.iter_mut().map(Buffer::lend).collect(), input.lend())?.wait()?;
     Ok(outputs.iter().map(|text| String::from_utf8_lossy(text.as_bytes()).into_owned()).collect())
 }

@@ -1,6 +1,6 @@
 //! Several tensors or several calls as one.
 
-use tenfold_memory::{ReduceOp, Reduction, Tensor, TensorView};
+use tenfold_memory::{Buffer, BufferView, ReduceOp, Reduction};
 use tenfold_plan::{Kind, Rank};
 
 use super::Group;
@@ -11,7 +11,7 @@ use crate::run::Buffers;
 use crate::work::Work;
 
 impl Group {
-    pub(crate) fn start_all_reduce_several(&self, tensors: Vec<TensorView>, op: &ReduceOp) -> Result<Work> {
+    pub(crate) fn start_all_reduce_several(&self, tensors: Vec<BufferView>, op: &ReduceOp) -> Result<Work> {
         let label = Label::new(OpKind::AllReduce, 0).reduction(op);
         let first = self.check_alike(&label, &tensors)?;
         let (dtype, elements) = (first.dtype(), first.elements());
@@ -24,20 +24,20 @@ impl Group {
             other => other.clone(),
         };
         let reduction: Reduction = self.reduction(&label, &local, dtype)?;
-        let (mut flat, mut next) = (Tensor::zeros(dtype, elements), Tensor::zeros(dtype, elements));
+        let (mut flat, mut next) = (Buffer::zeros(dtype, elements), Buffer::zeros(dtype, elements));
         let (view, packed) = (flat.lend(), next.lend());
         first.pack(view.span());
         for tensor in &tensors[1..] {
             tensor.pack(packed.span());
             reduction.combine(view.span(), &[view.span().bytes(), packed.span().bytes()], false);
         }
-        let finish = move |flat: TensorView| copy_to_all(&flat, &tensors);
+        let finish = move |flat: BufferView| copy_to_all(&flat, &tensors);
         self.all_reduce_packed(OpKind::AllReduce, view, op, finish)
     }
 
     pub(crate) fn start_broadcast_several(
         &self,
-        tensors: Vec<TensorView>,
+        tensors: Vec<BufferView>,
         root: Rank,
         root_tensor: usize,
     ) -> Result<Work> {
@@ -65,12 +65,12 @@ impl Group {
     }
 
     /// The first of tensors that have one dtype and one length.
-    fn check_alike<'a>(&self, label: &Label, tensors: &'a [TensorView]) -> Result<&'a TensorView> {
+    fn check_alike<'a>(&self, label: &Label, tensors: &'a [BufferView]) -> Result<&'a BufferView> {
         let Some(first) = tensors.first() else {
             return self.refuse(label, "there are no tensors".to_string());
         };
         let (dtype, elements) = (first.dtype(), first.elements());
-        let differs = |tensor: &TensorView| tensor.dtype() != dtype || tensor.elements() != elements;
+        let differs = |tensor: &BufferView| tensor.dtype() != dtype || tensor.elements() != elements;
         match tensors.iter().position(differs) {
             None => Ok(first),
             Some(place) => {
@@ -83,9 +83,9 @@ impl Group {
         }
     }
 
-    pub(crate) fn start_all_reduce_coalesced(&self, tensors: Vec<TensorView>, op: &ReduceOp) -> Result<Work> {
+    pub(crate) fn start_all_reduce_coalesced(&self, tensors: Vec<BufferView>, op: &ReduceOp) -> Result<Work> {
         let label = Label::new(OpKind::AllReduceCoalesced, 0).reduction(op);
-        let Some(dtype) = tensors.first().map(TensorView::dtype) else {
+        let Some(dtype) = tensors.first().map(BufferView::dtype) else {
             return self.refuse(&label, "there are no tensors".to_string());
         };
         if let Some(other) = tensors.iter().find(|tensor| tensor.dtype() != dtype) {
@@ -94,8 +94,8 @@ impl Group {
         if self.inner.checks_numbers {
             self.check_tensors(&label, tensors.iter())?; // while they can still be told apart
         }
-        let total = tensors.iter().map(TensorView::elements).sum();
-        let mut flat = Tensor::zeros(dtype, total);
+        let total = tensors.iter().map(BufferView::elements).sum();
+        let mut flat = Buffer::zeros(dtype, total);
         let view = flat.lend();
         let mut start = 0;
         let ends: Vec<usize> = tensors
@@ -107,7 +107,7 @@ impl Group {
                 end
             })
             .collect();
-        let finish = Box::new(move |flat: TensorView| {
+        let finish = Box::new(move |flat: BufferView| {
             for (tensor, end) in tensors.iter().zip(ends) {
                 tensor.unpack(flat.span().part(end - tensor.byte_len(), end).bytes());
             }
@@ -117,8 +117,8 @@ impl Group {
 
     pub(crate) fn start_all_gather_into_coalesced(
         &self,
-        outputs: Vec<TensorView>,
-        inputs: Vec<TensorView>,
+        outputs: Vec<BufferView>,
+        inputs: Vec<BufferView>,
     ) -> Result<Work> {
         self.check_pairs(OpKind::AllGatherIntoCoalesced, outputs.len(), inputs.len())?;
         self.coalesce_as(OpKind::AllGatherIntoCoalesced, |group| {
@@ -132,8 +132,8 @@ impl Group {
 
     pub(crate) fn start_all_gather_coalesced(
         &self,
-        outputs: Vec<Vec<TensorView>>,
-        inputs: Vec<TensorView>,
+        outputs: Vec<Vec<BufferView>>,
+        inputs: Vec<BufferView>,
     ) -> Result<Work> {
         self.check_pairs(OpKind::AllGatherCoalesced, outputs.len(), inputs.len())?;
         self.coalesce_as(OpKind::AllGatherCoalesced, |group| {
@@ -146,8 +146,8 @@ impl Group {
 
     pub(crate) fn start_reduce_scatter_into_coalesced(
         &self,
-        outputs: Vec<TensorView>,
-        inputs: Vec<TensorView>,
+        outputs: Vec<BufferView>,
+        inputs: Vec<BufferView>,
         op: &ReduceOp,
     ) -> Result<Work> {
         self.check_pairs(OpKind::ReduceScatterIntoCoalesced, outputs.len(), inputs.len())?;
@@ -167,9 +167,9 @@ impl Group {
     /// Several calls as one work, which is done when all are. They overlap where they can.
     ///
     /// ```
-    /// # use tenfold::{Group, ReduceOp, Tensor};
+    /// # use tenfold::{Group, ReduceOp, Buffer};
     /// # Group::threads(2, |group| {
-    /// let (mut one, mut two) = (Tensor::from_slice(&[1.0_f32]), Tensor::from_slice(&[2_i64]));
+    /// let (mut one, mut two) = (Buffer::from_slice(&[1.0_f32]), Buffer::from_slice(&[2_i64]));
     /// let work = group.coalesce(|group| {
     ///     Ok(vec![group.all_reduce(one.lend(), ReduceOp::Sum)?, group.broadcast(two.lend(), 0)?])
     /// })?;
@@ -190,7 +190,7 @@ impl Group {
     }
 }
 
-fn copy_to_all(source: &TensorView, tensors: &[TensorView]) {
+fn copy_to_all(source: &BufferView, tensors: &[BufferView]) {
     for tensor in tensors {
         tensor.unpack(source.span().bytes());
     }
@@ -212,8 +212,8 @@ mod tests {
         for (op, expected) in cases {
             let all = Group::threads(2, |group| {
                 let first = (2 + 2 * group.rank()) as f32;
-                let mut one = Tensor::from_slice(&[first, -1.0, first]);
-                let mut two = Tensor::from_slice(&[first + 1.0; 2]);
+                let mut one = Buffer::from_slice(&[first, -1.0, first]);
+                let mut two = Buffer::from_slice(&[first + 1.0; 2]);
                 let views = vec![one.lend_strided(0, &[2], &[2]), two.lend()];
                 group.all_reduce_several(views, op.clone())?.wait()?;
                 assert_eq!(one.as_slice::<f32>(), [expected, -1.0, expected], "{op:?}");
@@ -228,10 +228,10 @@ mod tests {
     fn one_tensor_of_the_root_is_broadcast_to_every_tensor() {
         for root_tensor in 0..3 {
             let all = Group::threads(3, |group| {
-                let mut tensors: Vec<Tensor> = (0..3)
-                    .map(|number| Tensor::from_slice(&[(10 * group.rank() + number) as i64, 7]))
+                let mut tensors: Vec<Buffer> = (0..3)
+                    .map(|number| Buffer::from_slice(&[(10 * group.rank() + number) as i64, 7]))
                     .collect();
-                let views = tensors.iter_mut().map(Tensor::lend).collect();
+                let views = tensors.iter_mut().map(Buffer::lend).collect();
                 group.broadcast_several(views, 1, root_tensor)?.wait()?;
                 for tensor in &tensors {
                     assert_eq!(tensor.as_slice::<i64>(), [10 + root_tensor as i64, 7]);
@@ -244,11 +244,11 @@ mod tests {
 
     #[test]
     fn tensors_that_differ_and_roots_that_do_not_exist_are_refused() {
-        let said = |call: fn(&Group, Vec<TensorView>) -> Result<Work>, lengths: &[usize]| {
+        let said = |call: fn(&Group, Vec<BufferView>) -> Result<Work>, lengths: &[usize]| {
             let outcome = Group::threads(1, |group| {
-                let mut tensors: Vec<Tensor> =
-                    lengths.iter().map(|length| Tensor::from_slice(&vec![1.0_f32; *length])).collect();
-                call(&group, tensors.iter_mut().map(Tensor::lend).collect())?.wait()
+                let mut tensors: Vec<Buffer> =
+                    lengths.iter().map(|length| Buffer::from_slice(&vec![1.0_f32; *length])).collect();
+                call(&group, tensors.iter_mut().map(Buffer::lend).collect())?.wait()
             });
             outcome.unwrap_err().message().to_string()
         };
@@ -273,10 +273,10 @@ mod tests {
     #[test]
     fn coalesced_works_say_which_operation_they_are() {
         let all = Group::threads(2, |group| {
-            let mut tensors: Vec<Tensor> = (0..4).map(|_| Tensor::from_slice(&[1.0_f32; 4])).collect();
+            let mut tensors: Vec<Buffer> = (0..4).map(|_| Buffer::from_slice(&[1.0_f32; 4])).collect();
             let (mut small, mut wide) =
-                (Tensor::from_slice(&[1.0_f32; 2]), Tensor::from_slice(&[1.0_f32; 8]));
-            let mut views = tensors.iter_mut().map(Tensor::lend);
+                (Buffer::from_slice(&[1.0_f32; 2]), Buffer::from_slice(&[1.0_f32; 8]));
+            let mut views = tensors.iter_mut().map(Buffer::lend);
             let mut next = || views.next().expect("there are four");
             let works = [
                 group.all_gather_into_coalesced(vec![wide.lend()], vec![next()])?,

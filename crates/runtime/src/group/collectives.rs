@@ -1,7 +1,7 @@
 //! The collectives, one by one: their arguments checked, their buffers cut into parts.
 
-use tenfold_memory::{DType, ReduceOp, Reduction, TensorView};
-use tenfold_plan::{Buffer, Kind, Rank};
+use tenfold_memory::{BufferView, DType, ReduceOp, Reduction};
+use tenfold_plan::{Area, Kind, Rank};
 
 use super::Group;
 use super::submit::Request;
@@ -28,7 +28,7 @@ impl Group {
         Err(self.error(*label, Fault::argument(message)))
     }
 
-    pub(crate) fn start_broadcast(&self, tensor: TensorView, root: Rank) -> Result<Work> {
+    pub(crate) fn start_broadcast(&self, tensor: BufferView, root: Rank) -> Result<Work> {
         let label = Label::new(OpKind::Broadcast, 0).elements(tensor.dtype(), tensor.elements()).root(root);
         self.check_root(&label, root, "root")?;
         let request = Request::in_place(label, Kind::Broadcast, self.rank(), tensor, None);
@@ -36,7 +36,7 @@ impl Group {
     }
 
     #[inline]
-    pub(crate) fn start_all_reduce(&self, tensor: TensorView, op: &ReduceOp) -> Result<Work> {
+    pub(crate) fn start_all_reduce(&self, tensor: BufferView, op: &ReduceOp) -> Result<Work> {
         self.all_reduce_as(OpKind::AllReduce, tensor, op)
     }
 
@@ -44,9 +44,9 @@ impl Group {
     pub(super) fn all_reduce_packed(
         &self,
         kind: OpKind,
-        tensor: TensorView,
+        tensor: BufferView,
         op: &ReduceOp,
-        finish: impl FnOnce(TensorView) + Send + 'static,
+        finish: impl FnOnce(BufferView) + Send + 'static,
     ) -> Result<Work> {
         let label = Label::new(kind, 0).elements(tensor.dtype(), tensor.elements()).reduction(op);
         let reduction = self.reduction(&label, op, tensor.dtype())?;
@@ -55,7 +55,7 @@ impl Group {
         self.submit_request(label, request)
     }
 
-    pub(super) fn all_reduce_as(&self, kind: OpKind, tensor: TensorView, op: &ReduceOp) -> Result<Work> {
+    pub(super) fn all_reduce_as(&self, kind: OpKind, tensor: BufferView, op: &ReduceOp) -> Result<Work> {
         let label = Label::new(kind, 0).elements(tensor.dtype(), tensor.elements()).reduction(op);
         let reduction = self.reduction(&label, op, tensor.dtype())?;
         self.submit_request(
@@ -64,7 +64,7 @@ impl Group {
         )
     }
 
-    pub(crate) fn start_reduce(&self, tensor: TensorView, op: &ReduceOp, root: Rank) -> Result<Work> {
+    pub(crate) fn start_reduce(&self, tensor: BufferView, op: &ReduceOp, root: Rank) -> Result<Work> {
         let label = Label::new(OpKind::Reduce, 0)
             .elements(tensor.dtype(), tensor.elements())
             .reduction(op)
@@ -75,18 +75,18 @@ impl Group {
         self.submit_request(label, Request { root, ..request })
     }
 
-    pub(crate) fn start_all_gather_into(&self, output: TensorView, input: TensorView) -> Result<Work> {
+    pub(crate) fn start_all_gather_into(&self, output: BufferView, input: BufferView) -> Result<Work> {
         let label = Label::new(OpKind::AllGatherInto, 0).elements(input.dtype(), input.elements());
         self.check_whole(&label, "output", &output, "input", &input)?;
         self.submit_request(label, self.gathering(label, Kind::AllGather, output, input))
     }
 
-    fn gathering(&self, label: Label, kind: Kind, output: TensorView, input: TensorView) -> Request {
+    fn gathering(&self, label: Label, kind: Kind, output: BufferView, input: BufferView) -> Request {
         let (bytes, part) = (output.byte_len(), input.byte_len());
         let mut buffers = Buffers::of(output);
         let input = buffers.add(input);
-        buffers.set(Buffer::Output, Parts::Equal { view: 0, part });
-        buffers.set(Buffer::Input, Parts::One(input));
+        buffers.set(Area::Output, Parts::Equal { view: 0, part });
+        buffers.set(Area::Input, Parts::One(input));
         Request::new(label, kind, self.rank(), bytes, buffers, None)
     }
 
@@ -109,9 +109,9 @@ impl Group {
         &self,
         label: &Label,
         whole: &str,
-        all: &TensorView,
+        all: &BufferView,
         part: &str,
-        one: &TensorView,
+        one: &BufferView,
     ) -> Result<()> {
         if all.dtype() != one.dtype() {
             let (whole_dtype, part_dtype) = (all.dtype(), one.dtype());
@@ -131,17 +131,17 @@ impl Group {
         Ok(())
     }
 
-    pub(crate) fn start_all_gather(&self, outputs: Vec<TensorView>, input: TensorView) -> Result<Work> {
+    pub(crate) fn start_all_gather(&self, outputs: Vec<BufferView>, input: BufferView) -> Result<Work> {
         self.all_gather_as(OpKind::AllGather, outputs, input)
     }
 
     pub(super) fn all_gather_as(
         &self,
         kind: OpKind,
-        outputs: Vec<TensorView>,
-        input: TensorView,
+        outputs: Vec<BufferView>,
+        input: BufferView,
     ) -> Result<Work> {
-        let total = outputs.iter().map(TensorView::elements).sum();
+        let total = outputs.iter().map(BufferView::elements).sum();
         let label = Label::new(kind, 0).elements(input.dtype(), total);
         self.check_list(&label, "outputs", &outputs, input.dtype(), None)?;
         if outputs[self.rank()].elements() != input.elements() {
@@ -154,9 +154,9 @@ impl Group {
         }
         let bytes = apart(total * input.dtype().size());
         let mut buffers = Buffers::of(input);
-        buffers.set(Buffer::Input, Parts::One(0));
+        buffers.set(Area::Input, Parts::One(0));
         let table = add_all(&mut buffers, outputs);
-        buffers.set(Buffer::Output, Parts::Table(table));
+        buffers.set(Area::Output, Parts::Table(table));
         self.submit_request(label, self.irregular(label, Kind::AllGather, 0, bytes, buffers, None))
     }
 
@@ -165,7 +165,7 @@ impl Group {
         &self,
         label: &Label,
         what: &str,
-        list: &[TensorView],
+        list: &[BufferView],
         dtype: DType,
         elements: Option<usize>,
     ) -> Result<()> {
@@ -191,8 +191,8 @@ impl Group {
 
     pub(crate) fn start_gather(
         &self,
-        outputs: Vec<TensorView>,
-        input: TensorView,
+        outputs: Vec<BufferView>,
+        input: BufferView,
         root: Rank,
     ) -> Result<Work> {
         let label = Label::new(OpKind::Gather, 0).elements(input.dtype(), input.elements()).root(root);
@@ -203,16 +203,16 @@ impl Group {
         }
         let bytes = apart(input.byte_len() * self.size());
         let mut buffers = Buffers::of(input);
-        buffers.set(Buffer::Input, Parts::One(0));
+        buffers.set(Area::Input, Parts::One(0));
         let table = add_all(&mut buffers, outputs);
-        buffers.set(Buffer::Output, Parts::Table(table));
+        buffers.set(Area::Output, Parts::Table(table));
         self.submit_request(label, self.irregular(label, Kind::Gather, root, bytes, buffers, None))
     }
 
     pub(crate) fn start_gather_into(
         &self,
-        output: Option<TensorView>,
-        input: TensorView,
+        output: Option<BufferView>,
+        input: BufferView,
         root: Rank,
     ) -> Result<Work> {
         let label = Label::new(OpKind::Gather, 0).elements(input.dtype(), input.elements()).root(root);
@@ -223,10 +223,10 @@ impl Group {
         if let Some(output) = output {
             self.check_whole(&label, "output", &output, "input", &input)?;
             let view = buffers.add(output);
-            buffers.set(Buffer::Output, Parts::Equal { view, part: input.byte_len() });
+            buffers.set(Area::Output, Parts::Equal { view, part: input.byte_len() });
         }
         let input = buffers.add(input);
-        buffers.set(Buffer::Input, Parts::One(input));
+        buffers.set(Area::Input, Parts::One(input));
         self.submit_request(label, self.irregular(label, Kind::Gather, root, bytes, buffers, None))
     }
 
@@ -243,8 +243,8 @@ impl Group {
 
     pub(crate) fn start_scatter(
         &self,
-        output: TensorView,
-        inputs: Vec<TensorView>,
+        output: BufferView,
+        inputs: Vec<BufferView>,
         root: Rank,
     ) -> Result<Work> {
         let label = Label::new(OpKind::Scatter, 0).elements(output.dtype(), output.elements()).root(root);
@@ -255,16 +255,16 @@ impl Group {
         }
         let bytes = apart(output.byte_len() * self.size());
         let mut buffers = Buffers::of(output);
-        buffers.set(Buffer::Output, Parts::One(0));
+        buffers.set(Area::Output, Parts::One(0));
         let table = add_all(&mut buffers, inputs);
-        buffers.set(Buffer::Input, Parts::Table(table));
+        buffers.set(Area::Input, Parts::Table(table));
         self.submit_request(label, self.irregular(label, Kind::Scatter, root, bytes, buffers, None))
     }
 
     pub(crate) fn start_scatter_from(
         &self,
-        output: TensorView,
-        input: Option<TensorView>,
+        output: BufferView,
+        input: Option<BufferView>,
         root: Rank,
     ) -> Result<Work> {
         let label = Label::new(OpKind::Scatter, 0).elements(output.dtype(), output.elements()).root(root);
@@ -275,17 +275,17 @@ impl Group {
         if let Some(input) = input {
             self.check_whole(&label, "input", &input, "output", &output)?;
             let view = buffers.add(input);
-            buffers.set(Buffer::Input, Parts::Equal { view, part });
+            buffers.set(Area::Input, Parts::Equal { view, part });
         }
         let output = buffers.add(output);
-        buffers.set(Buffer::Output, Parts::One(output));
+        buffers.set(Area::Output, Parts::One(output));
         self.submit_request(label, self.irregular(label, Kind::Scatter, root, bytes, buffers, None))
     }
 
     pub(crate) fn start_reduce_scatter_into(
         &self,
-        output: TensorView,
-        input: TensorView,
+        output: BufferView,
+        input: BufferView,
         op: &ReduceOp,
     ) -> Result<Work> {
         let label = Label::new(OpKind::ReduceScatterInto, 0)
@@ -296,8 +296,8 @@ impl Group {
         let (bytes, part) = (input.byte_len(), output.byte_len());
         let mut buffers = Buffers::of(output);
         let view = buffers.add(input);
-        buffers.set(Buffer::Output, Parts::One(0));
-        buffers.set(Buffer::Input, Parts::Equal { view, part });
+        buffers.set(Area::Output, Parts::One(0));
+        buffers.set(Area::Input, Parts::Equal { view, part });
         self.submit_request(
             label,
             Request::new(label, Kind::ReduceScatter, self.rank(), bytes, buffers, Some(reduction)),
@@ -306,11 +306,11 @@ impl Group {
 
     pub(crate) fn start_reduce_scatter(
         &self,
-        output: TensorView,
-        inputs: Vec<TensorView>,
+        output: BufferView,
+        inputs: Vec<BufferView>,
         op: &ReduceOp,
     ) -> Result<Work> {
-        let total: usize = inputs.iter().map(TensorView::elements).sum();
+        let total: usize = inputs.iter().map(BufferView::elements).sum();
         let label = Label::new(OpKind::ReduceScatter, 0).elements(output.dtype(), total).reduction(op);
         self.check_list(&label, "inputs", &inputs, output.dtype(), None)?;
         let reduction = self.reduction(&label, op, output.dtype())?;
@@ -324,9 +324,9 @@ impl Group {
         }
         let bytes = apart(total * output.dtype().size());
         let mut buffers = Buffers::of(output);
-        buffers.set(Buffer::Output, Parts::One(0));
+        buffers.set(Area::Output, Parts::One(0));
         let table = add_all(&mut buffers, inputs);
-        buffers.set(Buffer::Input, Parts::Table(table));
+        buffers.set(Area::Input, Parts::Table(table));
         self.submit_request(
             label,
             self.irregular(label, Kind::ReduceScatter, 0, bytes, buffers, Some(reduction)),
@@ -335,8 +335,8 @@ impl Group {
 
     pub(crate) fn start_all_to_all_single(
         &self,
-        output: TensorView,
-        input: TensorView,
+        output: BufferView,
+        input: BufferView,
         output_splits: &[usize],
         input_splits: &[usize],
     ) -> Result<Work> {
@@ -356,8 +356,8 @@ impl Group {
         let input = buffers.add(input);
         let output = self.cut_by(&label, "output", 0, output_len, output_splits, element)?;
         let input = self.cut_by(&label, "input", input, input_len, input_splits, element)?;
-        buffers.set(Buffer::Output, Parts::Table(output));
-        buffers.set(Buffer::Input, Parts::Table(input));
+        buffers.set(Area::Output, Parts::Table(output));
+        buffers.set(Area::Input, Parts::Table(input));
         let mut request = Request::new(label, Kind::AllToAll, self.rank(), bytes, buffers, None);
         request.regular = equal;
         self.submit_request(label, request)
@@ -402,17 +402,17 @@ impl Group {
         Ok(splits.iter().map(part).collect())
     }
 
-    pub(crate) fn start_all_to_all(&self, outputs: Vec<TensorView>, inputs: Vec<TensorView>) -> Result<Work> {
-        let dtype = inputs.first().map_or(DType::U8, TensorView::dtype);
+    pub(crate) fn start_all_to_all(&self, outputs: Vec<BufferView>, inputs: Vec<BufferView>) -> Result<Work> {
+        let dtype = inputs.first().map_or(DType::U8, BufferView::dtype);
         let label = Label::new(OpKind::AllToAll, 0).elements(dtype, 0);
         self.check_list(&label, "inputs", &inputs, dtype, None)?;
         self.check_list(&label, "outputs", &outputs, dtype, None)?;
         // Lengths are known to the two ranks concerned only, so they must not decide about the algorithm.
         let mut buffers = Buffers::default();
         let table = add_all(&mut buffers, inputs);
-        buffers.set(Buffer::Input, Parts::Table(table));
+        buffers.set(Area::Input, Parts::Table(table));
         let table = add_all(&mut buffers, outputs);
-        buffers.set(Buffer::Output, Parts::Table(table));
+        buffers.set(Area::Output, Parts::Table(table));
         self.submit_request(label, self.irregular(label, Kind::AllToAll, 0, usize::MAX / 2, buffers, None))
     }
 
@@ -431,8 +431,8 @@ fn apart(bytes: usize) -> usize {
 }
 
 /// Adds views as the parts of a buffer.
-fn add_all(buffers: &mut Buffers, views: Vec<TensorView>) -> Vec<(usize, usize, usize)> {
-    let add = |view: TensorView| {
+fn add_all(buffers: &mut Buffers, views: Vec<BufferView>) -> Vec<(usize, usize, usize)> {
+    let add = |view: BufferView| {
         let len = view.byte_len();
         (buffers.add(view), 0, len)
     };

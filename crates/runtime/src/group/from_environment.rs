@@ -70,11 +70,11 @@ impl Group {
     /// `MASTER_ADDR` and `MASTER_PORT`.
     ///
     /// ```no_run
-    /// use tenfold::{Group, Options, ReduceOp, Tensor};
+    /// use tenfold::{Group, Options, ReduceOp, Buffer};
     ///
     /// // tenfold run -n 4 target/release/my_program
     /// let group = Group::from_environment(Options::default())?;
-    /// let mut tensor = Tensor::from_slice(&[group.rank() as f32]);
+    /// let mut tensor = Buffer::from_slice(&[group.rank() as f32]);
     /// group.all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()?;
     /// println!("rank {} of {}: {:?}", group.rank(), group.size(), tensor.as_slice::<f32>());
     /// # Ok::<(), tenfold::Error>(())

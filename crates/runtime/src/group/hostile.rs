@@ -9,7 +9,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use tenfold_memory::{Bytes, DType, ReduceOp, Room, Tensor};
+use tenfold_memory::{Buffer, Bytes, DType, ReduceOp, Room};
 
 use crate::{Group, Options, Result};
 
@@ -68,12 +68,12 @@ fn damage(room: &Room, random: &mut Random) {
 fn operations(group: &Group, count: usize) -> Result<()> {
     let (rank, size) = (group.rank(), group.size());
     let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
-    let mut shared = group.shared_tensor(DType::F32, 40_000)?;
+    let mut shared = group.shared_buffer(DType::F32, 40_000)?;
     for number in 0..count {
-        let mut tensor = Tensor::zeros(DType::F32, [2, 3000, 200_000][number % 3]);
+        let mut tensor = Buffer::zeros(DType::F32, [2, 3000, 200_000][number % 3]);
         group.all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()?;
         group.broadcast(shared.lend(), number % size)?.wait()?;
-        let mut received = Tensor::zeros(DType::F32, tensor.elements());
+        let mut received = Buffer::zeros(DType::F32, tensor.elements());
         let sent = group.send(tensor.lend(), next, 5)?;
         group.recv(received.lend(), previous, 5)?.wait()?;
         sent.wait()?;
@@ -139,7 +139,7 @@ fn an_operation_that_succeeds_has_the_bytes_that_were_lent_whenever_their_owner_
     let (gone, torn) = (AtomicUsize::new(0), AtomicUsize::new(0));
     for round in 0..200_u32 {
         let outcome = Group::threads_with(2, &options, |group| {
-            let mut tensor = group.shared_tensor(DType::F32, ELEMENTS)?;
+            let mut tensor = group.shared_buffer(DType::F32, ELEMENTS)?;
             tensor.as_mut_slice::<f32>().fill(if group.rank() == 0 { 1.0 } else { 0.0 });
             group.barrier()?.wait()?;
             let work = group.broadcast(tensor.lend(), 0);

@@ -243,7 +243,7 @@ mod tests {
     use std::collections::VecDeque;
     use std::sync::Barrier;
     use std::sync::atomic::Ordering;
-    use tenfold_memory::{DType, ReduceOp, Tensor};
+    use tenfold_memory::{Buffer, DType, ReduceOp};
 
     fn sum(count: usize) -> Option<Head> {
         Some(Label::new(OpKind::AllReduce, 7).elements(DType::F32, count).reduction(&ReduceOp::Sum).head())
@@ -445,7 +445,7 @@ mod tests {
         let left = Barrier::new(size);
         let sent = Group::threads_with(size, &options, |group| {
             let count = if group.rank() == 1 { 2000 } else { 1000 };
-            let mut tensor = Tensor::zeros(DType::F32, count);
+            let mut tensor = Buffer::zeros(DType::F32, count);
             let work = group.all_reduce(tensor.lend(), ReduceOp::Sum)?;
             let error = work.wait().expect_err("ranks called different operations");
             assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tenfold_memory::{DType, Tensor, TensorView};
+use tenfold_memory::{Buffer, BufferView, DType};
 use tenfold_plan::Rank;
 
 use super::Group;
@@ -21,7 +21,7 @@ use crate::work::{Recorded, Shared, Work};
 const TAGS_RESERVED: u32 = u32::MAX - 15;
 
 impl Group {
-    pub(crate) fn start_send(&self, tensor: TensorView, to: Rank, tag: u32) -> Result<Work> {
+    pub(crate) fn start_send(&self, tensor: BufferView, to: Rank, tag: u32) -> Result<Work> {
         self.check_tag(OpKind::Send, tag)?;
         if self.inner.checks_numbers {
             let label = Label::new(OpKind::Send, 0).elements(tensor.dtype(), tensor.elements()).tag(tag);
@@ -30,7 +30,7 @@ impl Group {
         self.send_tagged(tensor, to, tag)
     }
 
-    fn send_tagged(&self, tensor: TensorView, to: Rank, tag: u32) -> Result<Work> {
+    fn send_tagged(&self, tensor: BufferView, to: Rank, tag: u32) -> Result<Work> {
         let label = Label::new(OpKind::Send, 0).elements(tensor.dtype(), tensor.elements()).tag(tag);
         self.check_peer(&label, to)?;
         self.check_contiguous(&label, &tensor)?;
@@ -39,12 +39,12 @@ impl Group {
         })
     }
 
-    pub(crate) fn start_recv(&self, tensor: TensorView, from: Rank, tag: u32) -> Result<Work> {
+    pub(crate) fn start_recv(&self, tensor: BufferView, from: Rank, tag: u32) -> Result<Work> {
         self.check_tag(OpKind::Recv, tag)?;
         self.recv_tagged(tensor, from, tag)
     }
 
-    fn recv_tagged(&self, tensor: TensorView, from: Rank, tag: u32) -> Result<Work> {
+    fn recv_tagged(&self, tensor: BufferView, from: Rank, tag: u32) -> Result<Work> {
         let label = Label::new(OpKind::Recv, 0).elements(tensor.dtype(), tensor.elements()).tag(tag);
         self.check_peer(&label, from)?;
         self.check_contiguous(&label, &tensor)?;
@@ -53,7 +53,7 @@ impl Group {
         })
     }
 
-    pub(crate) fn start_recv_any(&self, tensor: TensorView, tag: u32) -> Result<Work> {
+    pub(crate) fn start_recv_any(&self, tensor: BufferView, tag: u32) -> Result<Work> {
         let label = Label::new(OpKind::RecvAnySource, 0).elements(tensor.dtype(), tensor.elements()).tag(tag);
         self.check_tag(OpKind::RecvAnySource, tag)?;
         if self.size() == 1 {
@@ -74,7 +74,7 @@ impl Group {
         self.refuse(&Label::new(kind, 0).tag(tag), message)
     }
 
-    fn check_contiguous(&self, label: &Label, tensor: &TensorView) -> Result<()> {
+    fn check_contiguous(&self, label: &Label, tensor: &BufferView) -> Result<()> {
         if tensor.is_contiguous() {
             return Ok(());
         }
@@ -151,13 +151,13 @@ impl Group {
         const TAG: u32 = TAGS_RESERVED;
         let label = Label::new(OpKind::MonitoredBarrier, self.sequence_number() + 1);
         let calls = self.with_timeout(timeout.saturating_add(Duration::from_secs(5)));
-        let word = || Tensor::zeros(DType::U8, 1);
+        let word = || Buffer::zeros(DType::U8, 1);
         if self.rank() > 0 {
             let (mut here, mut answer) = (word(), word());
             calls.send_tagged(here.lend(), 0, TAG)?.wait()?;
             return calls.recv_tagged(answer.lend(), 0, TAG)?.wait();
         }
-        let mut words: Vec<Tensor> = (0..self.size()).map(|_| word()).collect();
+        let mut words: Vec<Buffer> = (0..self.size()).map(|_| word()).collect();
         let waits: Vec<Work> = words
             .iter_mut()
             .enumerate()

@@ -28,7 +28,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use tenfold_memory::{DType, Region, Tensor};
+use tenfold_memory::{Buffer, DType, Region};
 use tenfold_plan::{Algorithm, Rank, Topology};
 use tenfold_store::{Deadline, HashStore, Store};
 
@@ -177,10 +177,10 @@ impl Options {
 /// parent's group: every call returns an error there.
 ///
 /// ```
-/// use tenfold::{Group, ReduceOp, Tensor};
+/// use tenfold::{Group, ReduceOp, Buffer};
 ///
 /// let ranks = Group::threads(4, |group| {
-///     let mut tensor = Tensor::from_slice(&[group.rank() as f32; 3]);
+///     let mut tensor = Buffer::from_slice(&[group.rank() as f32; 3]);
 ///     group.all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()?;
 ///     Ok(tensor.as_slice::<f32>().to_vec())
 /// })?;
@@ -374,7 +374,7 @@ impl Group {
     ///
     /// # Errors
     /// If there is not enough memory.
-    pub fn shared_tensor(&self, dtype: DType, elements: usize) -> Result<Tensor> {
+    pub fn shared_buffer(&self, dtype: DType, elements: usize) -> Result<Buffer> {
         let bytes = elements.checked_mul(dtype.size());
         let block = bytes
             .ok_or_else(|| {
@@ -385,12 +385,12 @@ impl Group {
                 allocated.map_err(|error| Fault::io("no shared memory for a tensor", &error))
             });
         match block {
-            Ok(block) => Ok(Tensor::shared(block, dtype, elements)),
+            Ok(block) => Ok(Buffer::shared(block, dtype, elements)),
             Err(fault) => Err(self.error(Label::new(OpKind::Coalesced, 0), fault)),
         }
     }
 
-    /// Lets peers on this host read tensors in `region` in place, as they do tensors of [`Group::shared_tensor`]: memory
+    /// Lets peers on this host read tensors in `region` in place, as they do tensors of [`Group::shared_buffer`]: memory
     /// that somebody else shares, such as PyTorch. It is known to all groups made from the same one as this group, until
     /// the registration is dropped. Ranks need not register alike, and those elsewhere see no difference.
     ///
@@ -398,10 +398,10 @@ impl Group {
     /// threads. On processors where copies are quicker it does nothing.
     ///
     /// ```
-    /// use tenfold::{DType, Group, ReduceOp, Tensor};
+    /// use tenfold::{DType, Group, ReduceOp, Buffer};
     ///
     /// Group::threads(2, |group| {
-    ///     let (mut tensor, region) = Tensor::in_file(DType::F32, 1000).expect("there is memory");
+    ///     let (mut tensor, region) = Buffer::in_file(DType::F32, 1000).expect("there is memory");
     ///     let registration = group.register(&region)?;
     ///     tensor.as_mut_slice::<f32>().fill(1.0);
     ///     group.all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()?;

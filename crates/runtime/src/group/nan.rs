@@ -3,8 +3,8 @@
 //! One rank's NaN is every rank's after the next reduction, and then nobody knows whose it was. With the check a call that
 //! would send one is refused on the rank that has it, before anything was sent. What is received is not looked at.
 
-use tenfold_memory::{Bytes, DType, Span, Tensor, TensorView};
-use tenfold_plan::{Buffer, Kind};
+use tenfold_memory::{Buffer, BufferView, Bytes, DType, Span};
+use tenfold_plan::{Area, Kind};
 
 use super::Group;
 use super::submit::Request;
@@ -22,7 +22,7 @@ impl Group {
         let in_place = request.in_place;
         let Some(run) = &mut request.run else { return Ok(()) };
         let buffers = run.buffers();
-        let views = if in_place { vec![buffers.view(0)] } else { buffers.views(Buffer::Input) };
+        let views = if in_place { vec![buffers.view(0)] } else { buffers.views(Area::Input) };
         self.check_tensors(label, views.into_iter().filter(|_| is_input))
     }
 
@@ -30,7 +30,7 @@ impl Group {
     pub(super) fn check_tensors<'a>(
         &self,
         label: &Label,
-        tensors: impl Iterator<Item = &'a TensorView>,
+        tensors: impl Iterator<Item = &'a BufferView>,
     ) -> Result<()> {
         for (index, tensor) in tensors.enumerate() {
             if let Some(element) = find_nan(tensor) {
@@ -46,12 +46,12 @@ impl Group {
 }
 
 /// The first element that is not a number, counted in the tensor's own order.
-pub fn find_nan(tensor: &TensorView) -> Option<usize> {
+pub fn find_nan(tensor: &BufferView) -> Option<usize> {
     let dtype = tensor.dtype();
     if tensor.is_contiguous() {
         return find(dtype, tensor.span().bytes());
     }
-    let mut packed = Tensor::zeros(dtype, tensor.elements());
+    let mut packed = Buffer::zeros(dtype, tensor.elements());
     let view = packed.lend();
     tensor.pack(view.span());
     find(dtype, view.span().bytes())
@@ -116,7 +116,7 @@ mod tests {
     fn a_nan_is_found_wherever_it_lies() {
         for (dtype, nan) in NANS {
             for place in [0, 1, 4095, 4096, 5000] {
-                let mut tensor = Tensor::zeros(dtype, 5001);
+                let mut tensor = Buffer::zeros(dtype, 5001);
                 assert_eq!(find_nan(&tensor.lend()), None, "{dtype}");
                 tensor.as_mut_bytes()[place * dtype.size()..][..dtype.size()].copy_from_slice(nan);
                 assert_eq!(find_nan(&tensor.lend()), Some(place), "{dtype}");
@@ -134,17 +134,17 @@ mod tests {
             (DType::F8E5M2, &[0xfc]),
         ];
         for (dtype, infinity) in infinities {
-            let mut tensor = Tensor::zeros(dtype, 1);
+            let mut tensor = Buffer::zeros(dtype, 1);
             tensor.as_mut_bytes().copy_from_slice(infinity);
             assert_eq!(find_nan(&tensor.lend()), None, "{dtype}");
         }
-        let mut numbers = Tensor::from_slice(&[-1_i64; 10]);
+        let mut numbers = Buffer::from_slice(&[-1_i64; 10]);
         assert_eq!(find_nan(&numbers.lend()), None);
     }
 
     #[test]
     fn elements_that_lie_apart_are_counted_in_their_own_order() {
-        let mut tensor = Tensor::from_slice(&[0.0, 1.0, f32::NAN, 3.0]);
+        let mut tensor = Buffer::from_slice(&[0.0, 1.0, f32::NAN, 3.0]);
         assert_eq!(find_nan(&tensor.lend_strided(0, &[2, 2], &[1, 2])), Some(1));
         assert_eq!(find_nan(&tensor.lend_strided(1, &[2], &[2])), None);
     }

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::Poll;
 
-use tenfold_memory::{Bytes, Head, Lane, SLOT, Span, TensorView};
+use tenfold_memory::{BufferView, Bytes, Head, Lane, SLOT, Span};
 use tenfold_plan::Rank;
 
 use crate::fault::{Error, ErrorKind, Fault};
@@ -44,7 +44,7 @@ pub(crate) struct PointToPoint {
 #[derive(Debug)]
 struct Sending {
     work: Arc<Shared>,
-    view: TensorView,
+    view: BufferView,
     head: Head,
     /// Bytes sent; nothing before the first piece, which may be empty.
     sent: Option<usize>,
@@ -54,7 +54,7 @@ struct Sending {
 #[derive(Debug)]
 pub(crate) struct Receiving {
     pub work: Arc<Shared>,
-    pub view: TensorView,
+    pub view: BufferView,
     pub from: Option<Rank>,
     pub tag: u32,
 }
@@ -117,7 +117,7 @@ impl PointToPoint {
         sends.chain(receives).chain(arriving).max_by_key(|(work, _)| work.deadline().elapsed())
     }
 
-    pub(crate) fn send(&mut self, work: Arc<Shared>, view: TensorView, to: Rank) {
+    pub(crate) fn send(&mut self, work: Arc<Shared>, view: BufferView, to: Rank) {
         let head = work.label().head();
         self.sends[to].push_back(Sending { work, view, head, sent: None });
         self.sends_left += 1;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use tenfold_memory::{Bytes, DType, ReduceOp, Reduction, Span, Tensor, TensorView};
+use tenfold_memory::{Buffer, BufferView, Bytes, DType, ReduceOp, Reduction, Span};
 
 use super::Group;
 use crate::fault::Result;
@@ -17,7 +17,7 @@ pub struct SparseTensor {
     pub indices: Vec<i64>,
     /// For every coordinate so many elements: the dense dimensions.
     pub dense: usize,
-    pub values: Tensor,
+    pub values: Buffer,
 }
 
 impl SparseTensor {
@@ -79,13 +79,13 @@ impl Group {
     }
 
     /// All ranks' numbers, of which rank `r` has `counts[r] × each`.
-    fn gather_all(&self, own: TensorSource<'_>, counts: &[usize], each: usize) -> Result<Vec<Tensor>> {
+    fn gather_all(&self, own: TensorSource<'_>, counts: &[usize], each: usize) -> Result<Vec<Buffer>> {
         let dtype = own.dtype();
-        let mut outputs: Vec<Tensor> =
-            counts.iter().map(|count| Tensor::zeros(dtype, count * each)).collect();
-        let mut input = Tensor::zeros(dtype, counts[self.rank()] * each);
+        let mut outputs: Vec<Buffer> =
+            counts.iter().map(|count| Buffer::zeros(dtype, count * each)).collect();
+        let mut input = Buffer::zeros(dtype, counts[self.rank()] * each);
         own.copy_to(&mut input);
-        let views: Vec<TensorView> = outputs.iter_mut().map(Tensor::lend).collect();
+        let views: Vec<BufferView> = outputs.iter_mut().map(Buffer::lend).collect();
         self.all_gather_as(OpKind::AllReduceSparse, views, input.lend())?.wait()?;
         Ok(outputs)
     }
@@ -93,7 +93,7 @@ impl Group {
 
 enum TensorSource<'a> {
     Indices(&'a [i64]),
-    Values(&'a Tensor),
+    Values(&'a Buffer),
 }
 
 impl TensorSource<'_> {
@@ -104,7 +104,7 @@ impl TensorSource<'_> {
         }
     }
 
-    fn copy_to(&self, target: &mut Tensor) {
+    fn copy_to(&self, target: &mut Buffer) {
         match self {
             TensorSource::Indices(indices) => target.as_mut_slice().copy_from_slice(indices),
             TensorSource::Values(values) => target.as_mut_bytes().copy_from_slice(values.as_bytes()),
@@ -113,7 +113,7 @@ impl TensorSource<'_> {
 }
 
 /// Adds values with equal coordinates, rank by rank.
-fn sum_up(like: &SparseTensor, reduction: &Reduction, indices: &[Tensor], values: &[Tensor]) -> SparseTensor {
+fn sum_up(like: &SparseTensor, reduction: &Reduction, indices: &[Buffer], values: &[Buffer]) -> SparseTensor {
     let (dims, dtype) = (like.shape.len(), like.values.dtype());
     let row = like.dense * dtype.size();
     let mut sums: BTreeMap<Vec<i64>, Vec<u8>> = BTreeMap::new();
@@ -129,7 +129,7 @@ fn sum_up(like: &SparseTensor, reduction: &Reduction, indices: &[Tensor], values
             }
         }
     }
-    let mut total = Tensor::zeros(dtype, sums.len() * like.dense);
+    let mut total = Buffer::zeros(dtype, sums.len() * like.dense);
     let bytes = total.as_mut_bytes();
     for (number, sum) in sums.values().enumerate() {
         bytes[number * row..(number + 1) * row].copy_from_slice(sum);

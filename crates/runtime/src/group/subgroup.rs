@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use tenfold_memory::Tensor;
+use tenfold_memory::Buffer;
 use tenfold_plan::{Rank, Topology};
 
 use super::connect::{Met, group_id, new_room};
@@ -101,8 +101,8 @@ impl Group {
 
     /// Everybody's numbers, by rank.
     pub(crate) fn exchange<const N: usize>(&self, own: &[i64; N]) -> Result<Vec<[i64; N]>> {
-        let mut input = Tensor::from_slice(own);
-        let mut output = Tensor::zeros(tenfold_memory::DType::I64, N * self.size());
+        let mut input = Buffer::from_slice(own);
+        let mut output = Buffer::zeros(tenfold_memory::DType::I64, N * self.size());
         self.all_gather_into(output.lend(), input.lend())?.wait()?;
         let (numbers, _) = output.as_slice::<i64>().as_chunks::<N>();
         Ok(numbers.to_vec())

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use tenfold_memory::{Reduction, TensorView};
-use tenfold_plan::{Buffer, Kind, Needs, Rank};
+use tenfold_memory::{BufferView, Reduction};
+use tenfold_plan::{Area, Kind, Needs, Rank};
 use tracing::{Level, Span};
 
 use super::Group;
@@ -53,7 +53,7 @@ impl Request {
         label: Label,
         kind: Kind,
         rank: Rank,
-        view: TensorView,
+        view: BufferView,
         reduction: Option<Reduction>,
     ) -> Self {
         let bytes = view.byte_len();
@@ -71,14 +71,14 @@ impl Request {
             let whole = Sizes::one(run.buffers().view(0).elements());
             return (whole, whole);
         }
-        (run.buffers().sizes(Buffer::Input), run.buffers().sizes(Buffer::Output))
+        (run.buffers().sizes(Area::Input), run.buffers().sizes(Area::Output))
     }
 
     /// Works on contiguous copies of what is not; the results are copied back at the end.
     fn pack_strided(&mut self) {
         let Some(run) = &mut self.run else { return };
         let originals = run.buffers().pack_strided();
-        let results = if self.in_place { vec![0] } else { run.buffers().indices(Buffer::Output) };
+        let results = if self.in_place { vec![0] } else { run.buffers().indices(Area::Output) };
         let finish = self.finish.take();
         self.finish = Some(Box::new(move |buffers| {
             for (index, original) in originals.iter().filter(|(index, _)| results.contains(index)) {
@@ -99,7 +99,7 @@ const QUICK: usize = 16 * 1024;
 const ALIGN: usize = 64;
 
 /// Bytes of each of `parts` parts of a view.
-fn cut(view: &TensorView, parts: usize) -> usize {
+fn cut(view: &BufferView, parts: usize) -> usize {
     let elements = view.elements().div_ceil(parts.max(1));
     let rounded = if elements >= 16 * ALIGN { elements.next_multiple_of(ALIGN) } else { elements };
     rounded * view.dtype().size()
@@ -153,19 +153,19 @@ impl Group {
         };
         let span = self.span(&label, || match request.run.as_mut() {
             Some(run) => {
-                [Buffer::Input, Buffer::Output].map(|it| run.buffers().sizes(it).total()).into_iter().max()
+                [Area::Input, Area::Output].map(|it| run.buffers().sizes(it).total()).into_iter().max()
             }
             None => None,
         });
         let (kind, bytes, root, in_place) = (request.kind, request.bytes, request.root, request.in_place);
         let plan = |state: &mut GroupState, run: &mut Run| {
             let choice = state.planner.plan(kind, bytes, root, needs);
-            let output = run.buffers().sizes(Buffer::Output);
+            let output = run.buffers().sizes(Area::Output);
             let whole = in_place.then(|| Sizes::one(run.buffers().view(0).elements()));
-            let input = whole.unwrap_or_else(|| run.buffers().sizes(Buffer::Input));
+            let input = whole.unwrap_or_else(|| run.buffers().sizes(Area::Input));
             if in_place {
                 let part = cut(run.buffers().view(0), choice.plan.output);
-                run.buffers().set(Buffer::Output, Parts::Equal { view: 0, part });
+                run.buffers().set(Area::Output, Parts::Equal { view: 0, part });
             }
             run.follow(&mut state.roots);
             run.assign(state.next_sequence_number(), choice.name, choice.plan, state.planner.piece());

@@ -6,10 +6,10 @@
 //! `tenfold trace` read those.
 //!
 //! ```
-//! use tenfold::{Group, ReduceOp, Tensor, recorder};
+//! use tenfold::{Group, ReduceOp, Buffer, recorder};
 //!
 //! Group::threads(2, |group| {
-//!     let mut tensor = Tensor::from_slice(&[1.0_f32, 2.0]);
+//!     let mut tensor = Buffer::from_slice(&[1.0_f32, 2.0]);
 //!     group.all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()?;
 //!     Ok(())
 //! })?;

@@ -1,6 +1,6 @@
 //! The same operations by every algorithm there is, and the promise of `Options::deterministic`.
 
-use tenfold::{DType, Group, Options, ReduceOp, Tensor};
+use tenfold::{Buffer, DType, Group, Options, ReduceOp};
 use tenfold_plan::{ALGORITHMS, Algorithm, Kind, Needs};
 
 use super::movement::{self, Check, Move};
@@ -81,7 +81,7 @@ fn move_by(course: &mut Course<'_>, kind: Kind, count: usize) {
 /// The forced algorithm is the one that was used, for a short operation that any suits.
 fn is_taken(group: &Group, algorithm: &Algorithm) {
     let size = group.size();
-    let tensor = |elements| Tensor::zeros(DType::F32, elements);
+    let tensor = |elements| Buffer::zeros(DType::F32, elements);
     let (mut one, mut all) = (tensor(4), tensor(4 * size));
     let is_root = group.rank() == 0;
     let work = match algorithm.kind {

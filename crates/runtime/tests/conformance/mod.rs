@@ -12,7 +12,7 @@ pub mod reductions;
 pub mod reference;
 pub mod values;
 
-use tenfold::{DType, Group, Tensor, TensorView, Work};
+use tenfold::{Buffer, BufferView, DType, Group, Work};
 
 /// Lengths for which everything is tried.
 pub const SHORT: [usize; 4] = [0, 1, 7, 1000];
@@ -51,19 +51,19 @@ impl<'a> Course<'a> {
     }
 
     /// A tensor with these bytes: in shared memory on every second rank, on every other rank the next time.
-    pub fn tensor(&self, dtype: DType, bytes: &[u8]) -> Tensor {
+    pub fn tensor(&self, dtype: DType, bytes: &[u8]) -> Buffer {
         let elements = bytes.len() / dtype.size();
         let mut tensor = if (self.rank() + self.number).is_multiple_of(2) {
-            self.group.shared_tensor(dtype, elements).unwrap()
+            self.group.shared_buffer(dtype, elements).unwrap()
         } else {
-            Tensor::zeros(dtype, elements)
+            Buffer::zeros(dtype, elements)
         };
         tensor.as_mut_bytes().copy_from_slice(bytes);
         tensor
     }
 
     /// A tensor for a result, full of something that is no result.
-    pub fn blank(&self, dtype: DType, elements: usize) -> Tensor {
+    pub fn blank(&self, dtype: DType, elements: usize) -> Buffer {
         self.tensor(dtype, &vec![0x55; elements * dtype.size()])
     }
 
@@ -81,8 +81,8 @@ impl<'a> Course<'a> {
 
     /// Panics unless all ranks noted the same.
     pub fn agree(&self, what: &str) {
-        let mut own = Tensor::from_slice(&[self.digest]);
-        let mut all = Tensor::zeros(DType::U64, self.size());
+        let mut own = Buffer::from_slice(&[self.digest]);
+        let mut all = Buffer::zeros(DType::U64, self.size());
         done(self.group.all_gather_into(all.lend(), own.lend()));
         let all = all.as_slice::<u64>();
         assert!(
@@ -112,8 +112,8 @@ pub fn done(work: tenfold::Result<Work>) -> Outcome {
     Outcome { algorithm: work.algorithm(), source: work.source() }
 }
 
-pub fn lend_all(tensors: &mut [Tensor]) -> Vec<TensorView> {
-    tensors.iter_mut().map(Tensor::lend).collect()
+pub fn lend_all(tensors: &mut [Buffer]) -> Vec<BufferView> {
+    tensors.iter_mut().map(Buffer::lend).collect()
 }
 
 /// Elements of `rank` where ranks have different numbers of them; every third has none.

@@ -1,6 +1,6 @@
 //! Every operation that only moves elements, on every dtype: results are inputs, to the bit.
 
-use tenfold::{DType, Group, Tensor};
+use tenfold::{Buffer, DType, Group};
 
 use super::values::Source;
 use super::{Course, LONG, SHORT, SIZES, done, lend_all, uneven};
@@ -29,7 +29,7 @@ impl Move {
     }
 
     #[track_caller]
-    fn expect(&self, actual: &Tensor, expected: &[u8], what: &str) {
+    fn expect(&self, actual: &Buffer, expected: &[u8], what: &str) {
         let actual = actual.as_bytes();
         if actual != expected {
             let at = actual
@@ -126,7 +126,7 @@ pub fn all_gather(course: &mut Course<'_>, moved: &Move) {
     let own = uneven(moved.count, course.rank());
     let mut input = course.tensor(moved.dtype(), &moved.of(course.rank(), 0, own));
     let blank = |rank| course.blank(moved.dtype(), uneven(moved.count, rank));
-    let mut outputs: Vec<Tensor> = (0..course.size()).map(blank).collect();
+    let mut outputs: Vec<Buffer> = (0..course.size()).map(blank).collect();
     done(course.group.all_gather(lend_all(&mut outputs), input.lend()));
     for (rank, output) in outputs.iter().enumerate() {
         moved.expect(output, &moved.of(rank, 0, uneven(moved.count, rank)), "all_gather");
@@ -137,7 +137,7 @@ pub fn all_gather(course: &mut Course<'_>, moved: &Move) {
 pub fn gather(course: &mut Course<'_>, moved: &Move) {
     let mut input = course.tensor(moved.dtype(), &moved.of(course.rank(), 0, moved.count));
     let outputs = if course.rank() == moved.root { course.size() } else { 0 };
-    let mut outputs: Vec<Tensor> = (0..outputs).map(|_| course.blank(moved.dtype(), moved.count)).collect();
+    let mut outputs: Vec<Buffer> = (0..outputs).map(|_| course.blank(moved.dtype(), moved.count)).collect();
     done(course.group.gather(lend_all(&mut outputs), input.lend(), moved.root));
     for (rank, output) in outputs.iter().enumerate() {
         moved.expect(output, &moved.of(rank, 0, moved.count), "gather");
@@ -148,7 +148,7 @@ pub fn gather_into(course: &mut Course<'_>, moved: &Move) {
     let mut input = course.tensor(moved.dtype(), &moved.of(course.rank(), 0, moved.count));
     let is_root = course.rank() == moved.root;
     let mut output = is_root.then(|| course.blank(moved.dtype(), moved.count * course.size()));
-    done(course.group.gather_into(output.as_mut().map(Tensor::lend), input.lend(), moved.root));
+    done(course.group.gather_into(output.as_mut().map(Buffer::lend), input.lend(), moved.root));
     if let Some(output) = output {
         moved.expect(&output, &everybodys(course, moved), "gather_into");
     }
@@ -158,7 +158,7 @@ pub fn scatter(course: &mut Course<'_>, moved: &Move) {
     let (rank, count) = (course.rank(), moved.count);
     let inputs = if rank == moved.root { course.size() } else { 0 };
     let part = |part| course.tensor(moved.dtype(), &moved.of(rank, part * count, count));
-    let mut inputs: Vec<Tensor> = (0..inputs).map(part).collect();
+    let mut inputs: Vec<Buffer> = (0..inputs).map(part).collect();
     let mut output = course.blank(moved.dtype(), count);
     done(course.group.scatter(output.lend(), lend_all(&mut inputs), moved.root));
     moved.expect(&output, &moved.of(moved.root, rank * count, count), "scatter");
@@ -169,7 +169,7 @@ pub fn scatter_from(course: &mut Course<'_>, moved: &Move) {
     let whole = || course.tensor(moved.dtype(), &moved.of(rank, 0, count * course.size()));
     let mut input = (rank == moved.root).then(whole);
     let mut output = course.blank(moved.dtype(), count);
-    done(course.group.scatter_from(output.lend(), input.as_mut().map(Tensor::lend), moved.root));
+    done(course.group.scatter_from(output.lend(), input.as_mut().map(Buffer::lend), moved.root));
     moved.expect(&output, &moved.of(moved.root, rank * count, count), "scatter_from");
 }
 
@@ -212,8 +212,8 @@ pub fn all_to_all(course: &mut Course<'_>, moved: &Move) {
     let (rank, size) = (course.rank(), course.size());
     let input = |peer| course.tensor(moved.dtype(), &sent(moved, rank, peer));
     let output = |peer| course.blank(moved.dtype(), split(moved, peer, rank));
-    let mut inputs: Vec<Tensor> = (0..size).map(input).collect();
-    let mut outputs: Vec<Tensor> = (0..size).map(output).collect();
+    let mut inputs: Vec<Buffer> = (0..size).map(input).collect();
+    let mut outputs: Vec<Buffer> = (0..size).map(output).collect();
     done(course.group.all_to_all(lend_all(&mut outputs), lend_all(&mut inputs)));
     for (peer, output) in outputs.iter().enumerate() {
         moved.expect(output, &sent(moved, peer, rank), "all_to_all");
@@ -269,11 +269,11 @@ pub fn receive_from_anybody(course: &mut Course<'_>, moved: &Move) {
 pub fn all_gather_coalesced(course: &mut Course<'_>, moved: &Move) {
     let counts = [moved.count, 0, 3];
     let input = |count: &usize| course.tensor(moved.dtype(), &moved.of(course.rank(), 0, *count));
-    let mut inputs: Vec<Tensor> = counts.iter().map(input).collect();
-    let blanks = |count: &usize| -> Vec<Tensor> {
+    let mut inputs: Vec<Buffer> = counts.iter().map(input).collect();
+    let blanks = |count: &usize| -> Vec<Buffer> {
         (0..course.size()).map(|_| course.blank(moved.dtype(), *count)).collect()
     };
-    let mut outputs: Vec<Vec<Tensor>> = counts.iter().map(blanks).collect();
+    let mut outputs: Vec<Vec<Buffer>> = counts.iter().map(blanks).collect();
     let views = outputs.iter_mut().map(|outputs| lend_all(outputs)).collect();
     done(course.group.all_gather_coalesced(views, lend_all(&mut inputs)));
     for (outputs, count) in outputs.iter().zip(counts) {
@@ -288,8 +288,8 @@ pub fn all_gather_into_coalesced(course: &mut Course<'_>, moved: &Move) {
     let counts = [moved.count, 0, 3];
     let input = |count: &usize| course.tensor(moved.dtype(), &moved.of(course.rank(), 0, *count));
     let blank = |count: &usize| course.blank(moved.dtype(), count * course.size());
-    let mut inputs: Vec<Tensor> = counts.iter().map(input).collect();
-    let mut outputs: Vec<Tensor> = counts.iter().map(blank).collect();
+    let mut inputs: Vec<Buffer> = counts.iter().map(input).collect();
+    let mut outputs: Vec<Buffer> = counts.iter().map(blank).collect();
     done(course.group.all_gather_into_coalesced(lend_all(&mut outputs), lend_all(&mut inputs)));
     for (output, count) in outputs.iter().zip(counts) {
         let moved = Move { count, ..*moved };
@@ -314,8 +314,8 @@ pub fn reduce_scatter_into_coalesced(course: &mut Course<'_>, moved: &Move) {
         true => course.tensor(dtype, &source.elements(rank, 0, count * size)),
         false => course.tensor(dtype, &vec![0; count * size * dtype.size()]),
     };
-    let mut inputs: Vec<Tensor> = counts.iter().map(whole).collect();
-    let mut outputs: Vec<Tensor> = counts.iter().map(|count| course.blank(dtype, *count)).collect();
+    let mut inputs: Vec<Buffer> = counts.iter().map(whole).collect();
+    let mut outputs: Vec<Buffer> = counts.iter().map(|count| course.blank(dtype, *count)).collect();
     let (outputs_lent, inputs_lent) = (lend_all(&mut outputs), lend_all(&mut inputs));
     done(course.group.reduce_scatter_into_coalesced(outputs_lent, inputs_lent, tenfold::ReduceOp::Sum));
     for (output, count) in outputs.iter().zip(counts) {

@@ -1,6 +1,6 @@
 //! Every operation that computes, on every dtype, with every reduction that the dtype has.
 
-use tenfold::{CustomOp, DType, Group, ReduceOp, Tensor};
+use tenfold::{Buffer, CustomOp, DType, Group, ReduceOp};
 use tenfold_plan::{Kind, named};
 
 use super::reference::{Precision, as_called, check};
@@ -47,7 +47,7 @@ impl Case {
         (0..size).map(|rank| self.source.elements(rank, from, count.min(PERIOD))).collect()
     }
 
-    fn check(&self, actual: &Tensor, inputs: &[Vec<u8>], kind: Kind, algorithm: &str) {
+    fn check(&self, actual: &Buffer, inputs: &[Vec<u8>], kind: Kind, algorithm: &str) {
         let Case { op, source, count } = self;
         let known = named(kind, algorithm).unwrap_or_else(|| panic!("no {kind} is called `{algorithm}`"));
         let precision = if known.in_rank_order { Precision::Bits } else { Precision::EveryStepRounded };
@@ -98,7 +98,7 @@ pub fn reduce_scatter(course: &mut Course<'_>, case: &Case) {
     let part = |part| {
         course.tensor(case.dtype(), &case.source.elements(rank, start(part), uneven(case.count, part)))
     };
-    let mut inputs: Vec<Tensor> = (0..size).map(part).collect();
+    let mut inputs: Vec<Buffer> = (0..size).map(part).collect();
     let mut output = course.blank(case.dtype(), uneven(case.count, rank));
     let op = as_called(&case.op, rank);
     let outcome = done(course.group.reduce_scatter(output.lend(), lend_all(&mut inputs), op));
@@ -111,7 +111,7 @@ pub fn all_reduce_coalesced(course: &mut Course<'_>, case: &Case) {
     let number = course.next();
     let parts = [(0, case.count), (case.count, 0), (case.count, 5)];
     let part = |(from, count)| course.tensor(case.dtype(), &case.source.elements(course.rank(), from, count));
-    let mut tensors: Vec<Tensor> = parts.map(part).into();
+    let mut tensors: Vec<Buffer> = parts.map(part).into();
     let op = as_called(&case.op, course.rank());
     let outcome = done(course.group.all_reduce_coalesced(lend_all(&mut tensors), op));
     for (tensor, (from, count)) in tensors.iter().zip(parts) {

@@ -34,8 +34,8 @@ fn gradient(param: &Param, seed: u64) -> Vec<u8> {
     (0..param.elements()).flat_map(|_| one(value())).collect()
 }
 
-fn tensor(param: &Param, bytes: &[u8]) -> Tensor {
-    let mut tensor = Tensor::zeros(param.dtype, param.elements());
+fn tensor(param: &Param, bytes: &[u8]) -> Buffer {
+    let mut tensor = Buffer::zeros(param.dtype, param.elements());
     tensor.as_mut_bytes().copy_from_slice(bytes);
     tensor
 }

@@ -12,7 +12,7 @@ impl CommHook for Largest {
 
     fn launch(&mut self, bucket: &mut GradBucket, group: &Group) -> Result<Option<Work>> {
         let values: Vec<f64> = bucket.gradients::<f32>().concat().into_iter().map(f64::from).collect();
-        bucket.set_buffer(Tensor::from_slice(&values));
+        bucket.set_buffer(Buffer::from_slice(&values));
         group.all_reduce(bucket.buffer_mut().lend(), ReduceOp::Max).map(Some)
     }
 

@@ -240,7 +240,7 @@ fn a_static_graph_knows_how_often_each_parameter_comes() {
 
 /// Rows of three elements.
 fn rows(indices: &[i64], values: &[f32]) -> SparseTensor {
-    SparseTensor { shape: vec![10], indices: indices.to_vec(), dense: 3, values: Tensor::from_slice(values) }
+    SparseTensor { shape: vec![10], indices: indices.to_vec(), dense: 3, values: Buffer::from_slice(values) }
 }
 
 #[test]

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use tenfold::{DType, Group, ReduceOp, Tensor, TensorView, Work};
+use tenfold::{Buffer, BufferView, DType, Group, ReduceOp, Work};
 
 /// Element `index` of `rank`.
 fn element(rank: usize, index: usize) -> i64 {
@@ -23,16 +23,16 @@ fn sums(size: usize, from: usize, count: usize) -> Vec<i64> {
     (from..from + count).map(|index| (0..size).map(|rank| element(rank, index)).sum()).collect()
 }
 
-fn zeros(elements: usize) -> Tensor {
-    Tensor::zeros(DType::I64, elements)
+fn zeros(elements: usize) -> Buffer {
+    Buffer::zeros(DType::I64, elements)
 }
 
-fn values(tensor: &Tensor) -> &[i64] {
+fn values(tensor: &Buffer) -> &[i64] {
     tensor.as_slice()
 }
 
-fn lend_all(tensors: &mut [Tensor]) -> Vec<TensorView> {
-    tensors.iter_mut().map(Tensor::lend).collect()
+fn lend_all(tensors: &mut [Buffer]) -> Vec<BufferView> {
+    tensors.iter_mut().map(Buffer::lend).collect()
 }
 
 fn done(work: tenfold::Result<Work>) {
@@ -50,26 +50,26 @@ pub fn check_every_collective(group: &Group, count: usize) {
     }
     done(group.barrier());
     group.monitored_barrier(Duration::from_secs(20), true).unwrap();
-    let mut last = Tensor::from_slice(&[element(rank, 0)]);
+    let mut last = Buffer::from_slice(&[element(rank, 0)]);
     done(group.all_reduce(last.lend(), ReduceOp::Sum));
     assert_eq!(values(&last), sums(size, 0, 1), "the group is as good as new");
 }
 
 fn check_reductions(group: &Group, count: usize) {
     let (rank, size) = (group.rank(), group.size());
-    let mut tensor = Tensor::from_slice(&elements(rank, 0, count));
+    let mut tensor = Buffer::from_slice(&elements(rank, 0, count));
     done(group.all_reduce(tensor.lend(), ReduceOp::Sum));
     assert_eq!(values(&tensor), sums(size, 0, count), "all_reduce(sum)");
 
-    let mut tensor = Tensor::from_slice(&elements(rank, 0, count));
+    let mut tensor = Buffer::from_slice(&elements(rank, 0, count));
     done(group.all_reduce(tensor.lend(), ReduceOp::Max));
     assert_eq!(values(&tensor), elements(size - 1, 0, count), "all_reduce(max)");
 
-    let (mut input, mut output) = (Tensor::from_slice(&elements(rank, 0, count * size)), zeros(count));
+    let (mut input, mut output) = (Buffer::from_slice(&elements(rank, 0, count * size)), zeros(count));
     done(group.reduce_scatter_into(output.lend(), input.lend(), ReduceOp::Sum));
     assert_eq!(values(&output), sums(size, rank * count, count), "reduce_scatter_into");
 
-    let part = |part| Tensor::from_slice(&elements(rank, part * count, count));
+    let part = |part| Buffer::from_slice(&elements(rank, part * count, count));
     let (mut inputs, mut output): (Vec<_>, _) = ((0..size).map(part).collect(), zeros(count));
     done(group.reduce_scatter(output.lend(), lend_all(&mut inputs), ReduceOp::Sum));
     assert_eq!(values(&output), sums(size, rank * count, count), "reduce_scatter");
@@ -77,7 +77,7 @@ fn check_reductions(group: &Group, count: usize) {
 
 fn check_gathers(group: &Group, count: usize) {
     let (rank, size) = (group.rank(), group.size());
-    let (mut input, mut output) = (Tensor::from_slice(&elements(rank, 0, count)), zeros(count * size));
+    let (mut input, mut output) = (Buffer::from_slice(&elements(rank, 0, count)), zeros(count * size));
     done(group.all_gather_into(output.lend(), input.lend()));
     let expected: Vec<_> = (0..size).flat_map(|peer| elements(peer, 0, count)).collect();
     assert_eq!(values(&output), expected, "all_gather_into");
@@ -91,12 +91,12 @@ fn check_gathers(group: &Group, count: usize) {
 
 fn check_exchanges(group: &Group, count: usize) {
     let (rank, size) = (group.rank(), group.size());
-    let (mut input, mut output) = (Tensor::from_slice(&elements(rank, 0, count * size)), zeros(count * size));
+    let (mut input, mut output) = (Buffer::from_slice(&elements(rank, 0, count * size)), zeros(count * size));
     done(group.all_to_all_single(output.lend(), input.lend(), vec![], vec![]));
     let expected: Vec<_> = (0..size).flat_map(|peer| elements(peer, rank * count, count)).collect();
     assert_eq!(values(&output), expected, "all_to_all_single");
 
-    let part = |part| Tensor::from_slice(&elements(rank, part * count, count));
+    let part = |part| Buffer::from_slice(&elements(rank, part * count, count));
     let mut inputs: Vec<_> = (0..size).map(part).collect();
     let mut outputs: Vec<_> = (0..size).map(|_| zeros(count)).collect();
     done(group.all_to_all(lend_all(&mut outputs), lend_all(&mut inputs)));
@@ -105,7 +105,7 @@ fn check_exchanges(group: &Group, count: usize) {
     }
 
     let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
-    let (mut sent, mut received) = (Tensor::from_slice(&elements(rank, 7, count)), zeros(count));
+    let (mut sent, mut received) = (Buffer::from_slice(&elements(rank, 7, count)), zeros(count));
     let send = group.send(sent.lend(), next, 3).unwrap();
     done(group.recv(received.lend(), previous, 3));
     send.wait().unwrap();
@@ -122,24 +122,24 @@ fn check_exchanges(group: &Group, count: usize) {
 fn check_rooted(group: &Group, count: usize, root: usize) {
     let (rank, size) = (group.rank(), group.size());
     let is_root = rank == root;
-    let mut tensor = Tensor::from_slice(&elements(rank, 0, count));
+    let mut tensor = Buffer::from_slice(&elements(rank, 0, count));
     done(group.broadcast(tensor.lend(), root));
     assert_eq!(values(&tensor), elements(root, 0, count), "broadcast from root {root}");
 
-    let mut tensor = Tensor::from_slice(&elements(rank, 0, count));
+    let mut tensor = Buffer::from_slice(&elements(rank, 0, count));
     done(group.reduce(tensor.lend(), ReduceOp::Sum, root));
     if is_root {
         assert_eq!(values(&tensor), sums(size, 0, count), "reduce to root {root}");
     }
 
     let mut outputs: Vec<_> = (0..if is_root { size } else { 0 }).map(|_| zeros(count)).collect();
-    let mut input = Tensor::from_slice(&elements(rank, 0, count));
+    let mut input = Buffer::from_slice(&elements(rank, 0, count));
     done(group.gather(lend_all(&mut outputs), input.lend(), root));
     for (peer, output) in outputs.iter().enumerate() {
         assert_eq!(values(output), elements(peer, 0, count), "gather to root {root} of rank {peer}");
     }
 
-    let part = |part| Tensor::from_slice(&elements(rank, part * count, count));
+    let part = |part| Buffer::from_slice(&elements(rank, part * count, count));
     let mut inputs: Vec<_> = (0..if is_root { size } else { 0 }).map(part).collect();
     let mut output = zeros(count);
     done(group.scatter(output.lend(), lend_all(&mut inputs), root));

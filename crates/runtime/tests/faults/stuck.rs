@@ -71,7 +71,7 @@ pub(super) fn come_a_little_late(rank: &Rank) {
         if rank.rank == rank.size - 1 {
             std::thread::sleep(Duration::from_millis(200)); // more than a busy machine holds up another
         }
-        let mut seen = Tensor::from_slice(&[i32::from(tenfold::metrics::stragglers().iter().any(enough))]);
+        let mut seen = Buffer::from_slice(&[i32::from(tenfold::metrics::stragglers().iter().any(enough))]);
         group.all_reduce(seen.lend(), ReduceOp::Min).unwrap().wait().unwrap();
         if seen.as_slice::<i32>()[0] == 1 {
             break;

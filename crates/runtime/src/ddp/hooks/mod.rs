@@ -24,24 +24,24 @@ use std::collections::HashMap;
 
 use super::bucket::allocate;
 use super::{GradBucket, numbers};
-use crate::{DType, Group, Tensor};
+use crate::{Buffer, DType, Group};
 
 /// Tensors that a hook needs for each bucket, kept from one iteration to the next.
 #[derive(Debug, Default)]
-struct Spare(HashMap<usize, Tensor>);
+struct Spare(HashMap<usize, Buffer>);
 
 impl Spare {
     /// That of a bucket, with whatever it holds; zeroes if there is none of this kind.
-    fn of(&mut self, bucket: usize, group: &Group, dtype: DType, elements: usize) -> &mut Tensor {
+    fn of(&mut self, bucket: usize, group: &Group, dtype: DType, elements: usize) -> &mut Buffer {
         let fits =
-            |tensor: &Tensor| tensor.dtype() == dtype && tensor.elements() == elements && !tensor.is_lent();
+            |tensor: &Buffer| tensor.dtype() == dtype && tensor.elements() == elements && !tensor.is_lent();
         if !self.0.get(&bucket).is_some_and(fits) {
             self.0.insert(bucket, allocate(group, dtype, elements));
         }
         self.0.get_mut(&bucket).expect("it was just put there")
     }
 
-    fn get(&self, bucket: usize) -> &Tensor {
+    fn get(&self, bucket: usize) -> &Buffer {
         self.0.get(&bucket).expect("a bucket is launched before it lands")
     }
 }

@@ -4,7 +4,7 @@ use super::super::{CommHook, GradBucket};
 use super::average;
 use crate::fault::Result;
 use crate::work::Work;
-use crate::{Group, ReduceOp, Tensor};
+use crate::{Buffer, Group, ReduceOp};
 
 /// Averages gradients over all ranks at first, later only within a group of neighbours, or not at all: c10d's
 /// `post_localSGD_hook`. Models then differ until [`OuterAveraging`] makes them one again.
@@ -71,7 +71,7 @@ impl OuterAveraging {
             return Ok(false);
         }
         let moved: Vec<f32> = self.anchor.iter().zip(&*model).map(|(anchor, own)| anchor - own).collect();
-        let mut moved = Tensor::from_slice(&moved);
+        let mut moved = Buffer::from_slice(&moved);
         group.all_reduce(moved.lend(), ReduceOp::Avg)?.wait()?;
         for (place, moved) in moved.as_slice::<f32>().iter().enumerate() {
             let velocity = &mut self.velocity[place];

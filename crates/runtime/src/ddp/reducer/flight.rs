@@ -8,7 +8,7 @@ use super::super::logger::Statistics;
 use super::super::{Param, numbers};
 use super::{Phase, Rebuilt, Reducer, State};
 use crate::fault::{Fault, Result};
-use crate::{ErrorKind, ReduceOp, SparseTensor, Tensor};
+use crate::{Buffer, ErrorKind, ReduceOp, SparseTensor};
 
 impl Reducer {
     pub(super) fn launch(&mut self, range: Range<usize>) -> Result<()> {
@@ -91,16 +91,16 @@ impl Reducer {
     pub(super) fn no_rows(&self, param: usize) -> SparseTensor {
         let Param { shape, dtype, .. } = &self.params[param];
         let dense = shape.iter().skip(1).product();
-        SparseTensor { shape: vec![shape[0]], indices: Vec::new(), dense, values: Tensor::zeros(*dtype, 0) }
+        SparseTensor { shape: vec![shape[0]], indices: Vec::new(), dense, values: Buffer::zeros(*dtype, 0) }
     }
 
     /// Which parameters this rank used since the last reduction: a 1 for each.
-    pub(super) fn used_map(&self) -> Tensor {
+    pub(super) fn used_map(&self) -> Buffer {
         let used = |param| {
             let State { used, absent, .. } = self.states[param];
             i32::from(self.buckets.is_used(param) && !absent || used)
         };
-        Tensor::from_slice(&(0..self.params.len()).map(used).collect::<Vec<i32>>())
+        Buffer::from_slice(&(0..self.params.len()).map(used).collect::<Vec<i32>>())
     }
 
     pub(super) fn end_iteration(&mut self) {
@@ -132,7 +132,7 @@ impl Reducer {
             return Ok(None);
         }
         let own: Vec<i64> = self.buckets.arrival().iter().map(|param| *param as i64).collect();
-        let mut order = Tensor::from_slice(&own);
+        let mut order = Buffer::from_slice(&own);
         let sent = self.group.broadcast(order.lend(), 0).and_then(|work| work.wait());
         sent.map_err(|error| self.broken(None, error))?;
         let order: Vec<usize> = order.as_slice::<i64>().iter().map(|param| *param as usize).collect();

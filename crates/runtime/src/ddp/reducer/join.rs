@@ -3,7 +3,7 @@
 use super::super::options::Divisor;
 use super::Reducer;
 use crate::fault::{Fault, Result};
-use crate::{Rank, ReduceOp, Tensor};
+use crate::{Buffer, Rank, ReduceOp};
 
 impl Reducer {
     /// Takes part in an iteration of the others, for a rank that has no more data, by adding nothing. False once nobody has
@@ -67,7 +67,7 @@ impl Reducer {
     pub fn last_with_data(&mut self, steps: u64) -> Result<Rank> {
         self.check_usable()?;
         let size = self.group.size() as i64;
-        let mut best = Tensor::from_slice(&[(steps as i64).saturating_mul(size) + self.group.rank() as i64]);
+        let mut best = Buffer::from_slice(&[(steps as i64).saturating_mul(size) + self.group.rank() as i64]);
         let found = self.group.all_reduce(best.lend(), ReduceOp::Max).and_then(|work| work.wait());
         found.map_err(|error| self.broken(None, error))?;
         Ok((best.as_slice::<i64>()[0] % size) as Rank)
@@ -75,7 +75,7 @@ impl Reducer {
 
     /// How many ranks have data, and how many of them synchronise; decides about the divisor.
     pub(super) fn count_live(&mut self, own: bool) -> Result<(usize, usize)> {
-        let mut counts = Tensor::from_slice(&[i32::from(own), i32::from(own && self.sync)]);
+        let mut counts = Buffer::from_slice(&[i32::from(own), i32::from(own && self.sync)]);
         let counted = self.group.all_reduce(counts.lend(), ReduceOp::Sum).and_then(|work| work.wait());
         counted.map_err(|error| self.broken(None, error))?;
         let counts = counts.as_slice::<i32>();

@@ -27,7 +27,7 @@ use super::options::Options;
 use super::{Param, numbers, verify};
 use crate::fault::{Error, Fault, Result};
 use crate::work::Work;
-use crate::{Element, Group, SparseTensor, Tensor};
+use crate::{Buffer, Element, Group, SparseTensor};
 
 /// Averages gradients over all ranks while backward computes them. See [the module](super) for an example.
 ///
@@ -85,7 +85,7 @@ enum Phase {
 /// The memory of buckets that were cut anew. Whoever has pointers into it keeps it until they are gone.
 #[derive(Debug)]
 pub struct Rebuilt {
-    pub memory: Vec<Tensor>,
+    pub memory: Vec<Buffer>,
 }
 
 impl Reducer {
@@ -571,7 +571,7 @@ impl fmt::Debug for Reducer {
 
 /// The rows of two sparse gradients; one that is in both is added up when it is reduced.
 fn both(first: SparseTensor, second: &SparseTensor) -> SparseTensor {
-    let mut values = Tensor::zeros(first.values.dtype(), first.values.elements() + second.values.elements());
+    let mut values = Buffer::zeros(first.values.dtype(), first.values.elements() + second.values.elements());
     let (head, tail) = values.as_mut_bytes().split_at_mut(first.values.as_bytes().len());
     head.copy_from_slice(first.values.as_bytes());
     tail.copy_from_slice(second.values.as_bytes());

@@ -305,7 +305,7 @@ mod tests {
     use crate::fabric::UNCLAIMED_FOR;
     use crate::fabric::watch::READS;
     use proptest::prelude::*;
-    use tenfold_memory::{DType, Lane, Tensor};
+    use tenfold_memory::{Buffer, DType, Lane};
 
     const TCP: usize = 0;
     const OTHER_TCP: usize = 1;
@@ -413,7 +413,7 @@ mod tests {
         let data = Purpose::Data { group: GROUP, from: 1, to: 0, lane: Lane::PointToPoint as u8 };
         scene.say(TCP, &hello(HONEST, data), 0);
         scene.lines[TCP] = None;
-        let mut tensor = Tensor::zeros(DType::F32, 1);
+        let mut tensor = Buffer::zeros(DType::F32, 1);
         let error = scene.group.recv(tensor.lend(), 1, 0).unwrap().wait().unwrap_err();
         assert_eq!((error.kind(), error.peer()), (ErrorKind::PeerLost, Some(1)), "{error}");
         assert!(error.message().starts_with("the connection with rank 1 ("), "{error}");

@@ -4,8 +4,8 @@
 
 use std::sync::Arc;
 
-use tenfold_memory::{Bytes, DType, ReduceOp, Reduction, Tensor, TensorView};
-use tenfold_plan::{ALGORITHMS, Algorithm, Buffer, Kind, Needs, Rank, Topology, choose};
+use tenfold_memory::{Buffer, BufferView, Bytes, DType, ReduceOp, Reduction};
+use tenfold_plan::{ALGORITHMS, Algorithm, Area, Kind, Needs, Rank, Topology, choose};
 
 use super::Chance;
 use crate::label::{Label, OpKind};
@@ -221,7 +221,7 @@ impl Call {
         let view = memory.tensor(&self.encode(&self.given(rank, 0)));
         prepare(reduction, memory.buffers.view(view));
         let part = self.parts[0].div_ceil(parts.max(1)) * self.dtype.size();
-        memory.buffers.set(Buffer::Output, Parts::Equal { view, part });
+        memory.buffers.set(Area::Output, Parts::Equal { view, part });
         match self.algorithm.kind {
             Kind::AllReduce => memory.expect(view, self.encode(&self.combined(size, 0))),
             Kind::Reduce if rank == self.root => memory.expect(view, self.encode(&self.combined(size, 0))),
@@ -250,8 +250,8 @@ impl Call {
         };
         // As `group::call` does it: what may differ in length lies anywhere, but for the splits of an all-to-all.
         let together = self.regular || self.algorithm.kind == Kind::AllToAll;
-        memory.lay(Buffer::Output, &output, together, |bytes| vec![RUBBISH; bytes.len()], None);
-        memory.lay(Buffer::Input, &input, together, <[u8]>::to_vec, reduction);
+        memory.lay(Area::Output, &output, together, |bytes| vec![RUBBISH; bytes.len()], None);
+        memory.lay(Area::Input, &input, together, <[u8]>::to_vec, reduction);
     }
 
     fn encode(&self, values: &[f64]) -> Vec<u8> {
@@ -265,7 +265,7 @@ impl Call {
     }
 }
 
-fn prepare(reduction: Option<&Reduction>, view: &TensorView) {
+fn prepare(reduction: Option<&Reduction>, view: &BufferView) {
     if let Some(reduction) = reduction.filter(|reduction| reduction.needs_preparation()) {
         reduction.prepare(view.span(), view.span().bytes());
     }
@@ -287,7 +287,7 @@ impl Default for Memory {
 
 impl Memory {
     fn tensor(&mut self, bytes: &[u8]) -> usize {
-        let view = Tensor::zeros(self.dtype, bytes.len() / self.dtype.size()).lend();
+        let view = Buffer::zeros(self.dtype, bytes.len() / self.dtype.size()).lend();
         view.span().copy_from(Bytes::of(bytes));
         self.buffers.add(view)
     }
@@ -300,7 +300,7 @@ impl Memory {
     /// unless a reduction is prepared in them.
     fn lay(
         &mut self,
-        buffer: Buffer,
+        buffer: Area,
         parts: &[Vec<u8>],
         together: bool,
         fill: impl Fn(&[u8]) -> Vec<u8>,

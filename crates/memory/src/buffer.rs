@@ -1,6 +1,6 @@
 //! Memory that a tensor lends to one operation, and tensors of our own.
 //!
-//! A [`TensorView`] is contiguous memory that nobody else touches until the view is dropped. It comes from a [`Tensor`]
+//! A [`BufferView`] is contiguous memory that nobody else touches until the view is dropped. It comes from a [`Buffer`]
 //! (ours, private or in the shared segment), from a slice that is borrowed for the length of a call ([`lend`]), or
 //! from memory of somebody else, such as PyTorch, by `from_raw`.
 
@@ -18,7 +18,7 @@ use crate::segment::{Mapping, memory_file};
 use crate::{Block, Bytes, DType, Element, Region, Span};
 
 /// Contiguous elements that are lent to an operation.
-pub struct TensorView {
+pub struct BufferView {
     start: NonNull<u8>,
     elements: usize,
     dtype: DType,
@@ -38,15 +38,15 @@ enum Owner {
     /// Kept alive until the view is dropped.
     Kept { _keep: Box<dyn Any + Send> },
     /// A tensor of ours, which is not to be read or lent again meanwhile.
-    Tensor(Arc<Memory>),
+    Buffer(Arc<Memory>),
     /// A slice borrowed by [`lend`], which counts its views.
     Borrowed(NonNull<AtomicUsize>),
 }
 
 // SAFETY: the memory belongs to the view alone while it exists, and its owner is `Send`; the counter of `lend` is atomic.
-unsafe impl Send for TensorView {}
+unsafe impl Send for BufferView {}
 
-impl TensorView {
+impl BufferView {
     /// # Safety
     /// `start` is valid for reads and writes of `elements` elements of `dtype` until `owner` is dropped, and nobody else
     /// writes to them, or reads what this view writes, until this view is dropped.
@@ -56,13 +56,13 @@ impl TensorView {
         dtype: DType,
         owner: impl Any + Send,
     ) -> Self {
-        TensorView { start, elements, dtype, strides: None, owner: Owner::Kept { _keep: Box::new(owner) } }
+        BufferView { start, elements, dtype, strides: None, owner: Owner::Kept { _keep: Box::new(owner) } }
     }
 
     /// A view of elements that do not lie one after the other: `steps[d]` elements apart in dimension `d` of `shape`.
     ///
     /// # Safety
-    /// As for [`TensorView::from_raw`], for every element that shape and steps reach from `start`.
+    /// As for [`BufferView::from_raw`], for every element that shape and steps reach from `start`.
     pub unsafe fn from_strided(
         start: NonNull<u8>,
         shape: &[usize],
@@ -82,13 +82,13 @@ impl TensorView {
             });
         let strides = Strides { shape: shape.to_vec(), steps: steps.to_vec() };
         let strides = (!contiguous).then(|| Box::new(strides));
-        TensorView { start, elements, dtype, strides, owner: Owner::Kept { _keep: Box::new(owner) } }
+        BufferView { start, elements, dtype, strides, owner: Owner::Kept { _keep: Box::new(owner) } }
     }
 
     /// No elements.
     pub fn empty(dtype: DType) -> Self {
         let owner = Owner::Kept { _keep: Box::new(()) };
-        TensorView { start: NonNull::dangling(), elements: 0, dtype, strides: None, owner }
+        BufferView { start: NonNull::dangling(), elements: 0, dtype, strides: None, owner }
     }
 
     pub fn elements(&self) -> usize {
@@ -161,20 +161,20 @@ impl TensorView {
     }
 }
 
-impl Drop for TensorView {
+impl Drop for BufferView {
     fn drop(&mut self) {
         match &self.owner {
             Owner::Kept { .. } => {}
-            Owner::Tensor(memory) => memory.lent.store(false, Ordering::Release),
+            Owner::Buffer(memory) => memory.lent.store(false, Ordering::Release),
             // SAFETY: `lend` does not return, and so keeps its counter, before all its views are dropped.
             Owner::Borrowed(views) => _ = unsafe { views.as_ref() }.fetch_sub(1, Ordering::Release),
         }
     }
 }
 
-impl fmt::Debug for TensorView {
+impl fmt::Debug for BufferView {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "TensorView({} × {})", self.dtype, self.elements)
+        write!(f, "BufferView({} × {})", self.dtype, self.elements)
     }
 }
 
@@ -182,7 +182,7 @@ impl fmt::Debug for TensorView {
 ///
 /// If `call` keeps the view or has it kept by somebody, the process ends: memory that is still lent must not be used
 /// again. Collectives drop their views before a blocking call returns, also when it fails.
-pub fn lend<T: Element, R>(slice: &mut [T], call: impl FnOnce(TensorView) -> R) -> R {
+pub fn lend<T: Element, R>(slice: &mut [T], call: impl FnOnce(BufferView) -> R) -> R {
     struct Views(AtomicUsize);
     impl Drop for Views {
         fn drop(&mut self) {
@@ -195,7 +195,7 @@ pub fn lend<T: Element, R>(slice: &mut [T], call: impl FnOnce(TensorView) -> R) 
         }
     }
     let views = Views(AtomicUsize::new(1));
-    let view = TensorView {
+    let view = BufferView {
         start: NonNull::from(&mut *slice).cast(),
         elements: slice.len(),
         dtype: T::DTYPE,
@@ -208,12 +208,12 @@ pub fn lend<T: Element, R>(slice: &mut [T], call: impl FnOnce(TensorView) -> R) 
 /// Elements in memory of ours: private, or in the shared segment where peers read them in place.
 ///
 /// ```
-/// use tenfold_memory::{DType, Tensor};
-/// let mut tensor = Tensor::zeros(DType::F32, 3);
+/// use tenfold_memory::{DType, Buffer};
+/// let mut tensor = Buffer::zeros(DType::F32, 3);
 /// tensor.as_mut_slice::<f32>().copy_from_slice(&[1.0, 2.0, 3.0]);
 /// assert_eq!(tensor.as_slice::<f32>()[1], 2.0);
 /// ```
-pub struct Tensor {
+pub struct Buffer {
     memory: Arc<Memory>,
     dtype: DType,
     elements: usize,
@@ -242,7 +242,7 @@ impl Drop for Memory {
     fn drop(&mut self) {
         if let Keep::Private { lines } = self.keep {
             let lines = std::ptr::slice_from_raw_parts_mut(self.start.as_ptr().cast::<PrivateLine>(), lines);
-            // SAFETY: a box of this many lines was given away as `start` by `Tensor::zeros`.
+            // SAFETY: a box of this many lines was given away as `start` by `Buffer::zeros`.
             drop(unsafe { Box::from_raw(lines) });
         }
     }
@@ -260,7 +260,7 @@ unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
 
-impl Tensor {
+impl Buffer {
     /// Zeroes in private memory.
     pub fn zeros(dtype: DType, elements: usize) -> Self {
         let lines = elements.checked_mul(dtype.size()).expect("a tensor fits the address space").div_ceil(64);
@@ -301,14 +301,14 @@ impl Tensor {
 
     /// A copy of `values` in private memory.
     pub fn from_slice<T: Element>(values: &[T]) -> Self {
-        let mut tensor = Tensor::zeros(T::DTYPE, values.len());
+        let mut tensor = Buffer::zeros(T::DTYPE, values.len());
         tensor.as_mut_slice().copy_from_slice(values);
         tensor
     }
 
     fn over(start: NonNull<u8>, keep: Keep, dtype: DType, elements: usize) -> Self {
         let memory = Memory { start, lent: AtomicBool::new(false), keep };
-        Tensor { memory: Arc::new(memory), dtype, elements }
+        Buffer { memory: Arc::new(memory), dtype, elements }
     }
 
     pub fn dtype(&self) -> DType {
@@ -329,17 +329,17 @@ impl Tensor {
     /// # Panics
     /// If it is lent already.
     #[track_caller]
-    pub fn lend(&mut self) -> TensorView {
+    pub fn lend(&mut self) -> BufferView {
         assert!(
             !self.memory.lent.swap(true, Ordering::Acquire),
             "the tensor is lent already: wait for its operation"
         );
-        TensorView {
+        BufferView {
             start: self.memory.start,
             elements: self.elements,
             dtype: self.dtype,
             strides: None,
-            owner: Owner::Tensor(Arc::clone(&self.memory)),
+            owner: Owner::Buffer(Arc::clone(&self.memory)),
         }
     }
 
@@ -347,8 +347,8 @@ impl Tensor {
     /// element `first` on, `steps[d]` elements apart in dimension `d` of `shape`.
     ///
     /// ```
-    /// # use tenfold_memory::{Bytes, Tensor};
-    /// let mut matrix = Tensor::from_slice(&[1_u8, 2, 3, 4, 5, 6]); // 2 rows of 3
+    /// # use tenfold_memory::{Bytes, Buffer};
+    /// let mut matrix = Buffer::from_slice(&[1_u8, 2, 3, 4, 5, 6]); // 2 rows of 3
     /// matrix.lend_strided(1, &[2], &[3]).unpack(Bytes::of(&[20, 50])); // the middle column
     /// assert_eq!(matrix.as_slice::<u8>(), [1, 20, 3, 4, 50, 6]);
     /// ```
@@ -356,7 +356,7 @@ impl Tensor {
     /// # Panics
     /// If it is lent already, or an element lies outside.
     #[track_caller]
-    pub fn lend_strided(&mut self, first: usize, shape: &[usize], steps: &[isize]) -> TensorView {
+    pub fn lend_strided(&mut self, first: usize, shape: &[usize], steps: &[isize]) -> BufferView {
         assert_eq!(shape.len(), steps.len(), "every dimension has a step");
         let mut reach = (first as i128, first as i128);
         for (len, step) in shape.iter().zip(steps) {
@@ -369,7 +369,7 @@ impl Tensor {
         // SAFETY: every element that shape and steps reach lies within the tensor, which `whole` keeps lent.
         unsafe {
             let start = whole.start.add(first.min(self.elements) * self.dtype.size());
-            TensorView::from_strided(start, shape, steps, self.dtype, whole)
+            BufferView::from_strided(start, shape, steps, self.dtype, whole)
         }
     }
 
@@ -428,9 +428,9 @@ impl Tensor {
     }
 }
 
-impl fmt::Debug for Tensor {
+impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Tensor({} × {})", self.dtype, self.elements)
+        write!(f, "Buffer({} × {})", self.dtype, self.elements)
     }
 }
 
@@ -440,7 +440,7 @@ mod tests {
 
     #[test]
     fn a_tensor_is_readable_again_once_its_view_is_gone() {
-        let mut tensor = Tensor::from_slice(&[1_i32, 2, 3]);
+        let mut tensor = Buffer::from_slice(&[1_i32, 2, 3]);
         let view = tensor.lend();
         assert!(tensor.is_lent());
         view.span().part(4, 8).copy_from(crate::Bytes::of(&9_i32.to_ne_bytes()));
@@ -451,7 +451,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "the tensor is lent: wait for its operation")]
     fn a_lent_tensor_cannot_be_read() {
-        let mut tensor = Tensor::zeros(DType::F32, 4);
+        let mut tensor = Buffer::zeros(DType::F32, 4);
         let _view = tensor.lend();
         tensor.as_slice::<f32>();
     }
@@ -459,7 +459,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "a tensor of float32 is read as int32")]
     fn a_tensor_of_floats_is_not_read_as_integers() {
-        Tensor::zeros(DType::F32, 4).as_slice::<i32>();
+        Buffer::zeros(DType::F32, 4).as_slice::<i32>();
     }
 
     #[test]
@@ -474,7 +474,7 @@ mod tests {
 
     #[test]
     fn an_empty_tensor_is_fine() {
-        let mut tensor = Tensor::zeros(DType::F64, 0);
+        let mut tensor = Buffer::zeros(DType::F64, 0);
         assert!(tensor.lend().span().is_empty());
         assert!(tensor.as_slice::<f64>().is_empty());
     }
