@@ -157,7 +157,7 @@ fn limits(other_users: bool) -> Limits {
 fn start(listen: &str, port: u16, other_users: bool) -> Result<Server, String> {
     Server::start(ServerOptions::new(listen, port).limits(limits(other_users))).map_err(|error| {
         let hint = error.hint().map_or(String::new(), |hint| format!("\n  hint: {hint}"));
-        format!("cannot host the store: {}{hint}", error.fault().message())
+        format!("cannot host the store: {}{hint}", error.message())
     })
 }
 
@@ -270,7 +270,7 @@ fn connect(endpoint: &Endpoint, plan: &LaunchPlan, note: &dyn Fn(String)) -> Res
                 return Err(format!(
                     "cannot reach the store at {endpoint} within {waited}: {}\n  hint: check that the node that hosts it is up and that no \
                      firewall blocks it; raise join_timeout in --rdzv-conf to wait longer",
-                    error.fault().message()
+                    error.message()
                 ));
             }
             Err(error) => {
@@ -279,7 +279,7 @@ fn connect(endpoint: &Endpoint, plan: &LaunchPlan, note: &dyn Fn(String)) -> Res
                     let (waited, limit) = (show_duration(told), show_duration(plan.settings.join_timeout));
                     note(format!(
                         "no store at {endpoint} for {waited}, trying for up to {limit}: {}",
-                        error.fault().message()
+                        error.message()
                     ));
                 }
             }

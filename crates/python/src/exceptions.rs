@@ -72,7 +72,7 @@ pub(crate) fn store_error(py: Python<'_>, error: &tenfold_store::Error) -> PyErr
         fields.set_item("store", &scene.store)?;
         fields.set_item("elapsed", scene.elapsed.as_secs_f64())?;
         fields.set_item("hint", error.hint())?;
-        fields.set_item("reason", error.fault().message())
+        fields.set_item("reason", error.message())
     })();
     let kind = match error.kind() {
         ErrorKind::NotANumber => ErrorKind::Argument, // a ValueError, as c10d has it

@@ -16,7 +16,7 @@ pub(crate) fn with_words(text: &str, words: Option<String>) -> String {
 
 /// What c10d's stores say where ours fail so.
 pub(crate) fn of_store(error: &tenfold_store::Error) -> Option<String> {
-    let (scene, message) = (error.scene(), error.fault().message());
+    let (scene, message) = (error.scene(), error.message());
     let (operation, keys) = scene.request.split_once(' ').unwrap_or((&scene.request, ""));
     let milliseconds = scene.limit.unwrap_or(scene.elapsed).as_millis();
     match (error.kind(), operation) {

@@ -9,13 +9,12 @@
 //!   hint: rank 5 last finished #41 broadcast(…); see its log, or raise `timeout`
 //! ```
 
-use std::any::Any;
 use std::fmt;
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
+pub use tenfold_base::{ErrorKind, Fault};
+pub(crate) use tenfold_base::{panic_text, show_duration, show_ranks};
 use tenfold_plan::Rank;
 
 use crate::label::Label;
@@ -23,101 +22,19 @@ use crate::label::Label;
 /// The result of an operation of a group.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What kind of thing went wrong; decides what a caller may do about it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[non_exhaustive]
-pub enum ErrorKind {
-    /// A rank gave up on purpose, and said why.
-    Aborted,
-    /// The caller's mistake: a root out of range, lengths that do not divide.
-    Argument,
-    /// The group was closed, or belongs to another process.
-    Closed,
-    /// Peers could not be found or reached.
-    Connect,
-    /// The operating system refused.
-    Io,
-    /// Ranks called different things.
-    Mismatch,
-    /// A peer's process ended, or left the group.
-    PeerLost,
-    /// A peer shows no sign of life.
-    PeerSilent,
-    /// A peer sent what the protocol does not allow.
-    Protocol,
-    /// The store failed.
-    Store,
-    /// The time is up.
-    Timeout,
-}
-
-/// What broke.
-#[derive(Clone, Debug)]
-pub struct Fault {
-    pub kind: ErrorKind,
-    pub peer: Option<Rank>,
-    pub message: String,
-    pub hint: Option<String>,
-    /// The error of another library that caused it.
-    pub(crate) source: Option<Source>,
-}
-
-type Source = Arc<dyn std::error::Error + Send + Sync>;
-
-impl Fault {
-    /// A fault with its message: lower case, no full stop, values in it.
-    #[cold]
-    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Fault { kind, peer: None, message: message.into(), hint: None, source: None }
-    }
-
-    #[cold]
-    pub fn argument(message: impl Into<String>) -> Self {
-        Fault::new(ErrorKind::Argument, message)
-    }
-
-    #[cold]
-    pub fn io(what: impl fmt::Display, error: &io::Error) -> Self {
-        let fault = Fault::new(ErrorKind::Io, format!("{what}: {error}"));
-        let copy = error
-            .raw_os_error()
-            .map_or_else(|| io::Error::new(error.kind(), error.to_string()), io::Error::from_raw_os_error);
-        fault.source(copy)
-    }
-
-    /// The error of another library that caused it.
-    #[must_use]
-    pub(crate) fn source(mut self, source: impl std::error::Error + Send + Sync + 'static) -> Self {
-        self.source = Some(Arc::new(source));
-        self
-    }
-
-    /// What a store reported. Its message has all that is known, so it is kept whole.
-    #[cold]
-    pub(crate) fn store(error: tenfold_store::Error) -> Self {
-        let kind = match error.kind() {
-            tenfold_store::ErrorKind::Timeout => ErrorKind::Timeout,
-            _ => ErrorKind::Store,
-        };
-        let text = error.to_string();
-        let (message, hint) = match text.split_once("\n  hint: ") {
-            Some((message, hint)) => (message, Some(hint.to_string())),
-            None => (text.as_str(), None),
-        };
-        Fault { hint, ..Fault::new(kind, message).source(error) }
-    }
-
-    #[must_use]
-    pub fn peer(mut self, peer: Rank) -> Self {
-        self.peer = Some(peer);
-        self
-    }
-
-    #[must_use]
-    pub fn hint(mut self, hint: impl Into<String>) -> Self {
-        self.hint = Some(hint.into());
-        self
-    }
+/// What a store reported. Its message has all that is known, so it is kept whole.
+#[cold]
+pub(crate) fn store_fault(error: tenfold_store::Error) -> Fault {
+    let kind = match error.kind() {
+        tenfold_store::ErrorKind::Timeout => ErrorKind::Timeout,
+        _ => ErrorKind::Store,
+    };
+    let text = error.to_string();
+    let (message, hint) = match text.split_once("\n  hint: ") {
+        Some((message, hint)) => (message, Some(hint.to_string())),
+        None => (text.as_str(), None),
+    };
+    Fault { hint, ..Fault::new(kind, message).source(error) }
 }
 
 /// Where and when it broke.
@@ -258,33 +175,8 @@ impl std::error::Error for Error {
 impl From<tenfold_store::Error> for Error {
     #[cold]
     fn from(error: tenfold_store::Error) -> Self {
-        Error { inner: Arc::new((None, Fault::store(error))) }
+        Error { inner: Arc::new((None, store_fault(error))) }
     }
-}
-
-/// Seconds where they matter, else milliseconds.
-pub(crate) fn show_duration(duration: Duration) -> String {
-    if duration >= Duration::from_secs(1) {
-        format!("{:.1} s", duration.as_secs_f64())
-    } else {
-        format!("{:.1} ms", duration.as_secs_f64() * 1e3)
-    }
-}
-
-/// The message of a panic that was caught.
-pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message")
-}
-
-/// As in `rank 3` or `ranks 1, 2, 5`.
-pub(crate) fn show_ranks(ranks: &[Rank]) -> String {
-    const SHOWN: usize = 16;
-    let mut text = ranks.iter().take(SHOWN).map(Rank::to_string).collect::<Vec<_>>().join(", ");
-    if ranks.len() > SHOWN {
-        text += &format!(" and {} more", ranks.len() - SHOWN);
-    }
-    if ranks.len() == 1 { format!("rank {text}") } else { format!("ranks {text}") }
 }
 
 #[cfg(test)]
@@ -305,14 +197,5 @@ mod tests {
         let there = error.in_place(", in bucket 3");
         assert!(there.message().ends_with(", in bucket 3"));
         assert!(there.source().is_some());
-    }
-
-    #[test]
-    fn an_error_of_the_system_remains_the_source() {
-        for cause in [io::Error::from_raw_os_error(28), io::Error::other("own")] {
-            let fault = Fault::io("cannot write", &cause);
-            let kept = fault.source.as_ref().unwrap().downcast_ref::<io::Error>().unwrap();
-            assert_eq!((kept.raw_os_error(), kept.to_string()), (cause.raw_os_error(), cause.to_string()));
-        }
     }
 }

@@ -7,10 +7,10 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::deadline::Deadline;
-use crate::error::{Error, ErrorKind, Fault, Result};
+use crate::error::{Error, Result};
 use crate::ops::{Store, StoreExt, failure};
 use crate::value::Value;
+use tenfold_base::{Deadline, ErrorKind, Fault};
 
 /// Collectives among `world_size` ranks that share a store. Each key serves one call.
 ///

@@ -14,9 +14,8 @@ use rustix::event::{PollFd, PollFlags, poll};
 use socket2::SockRef;
 use tenfold_memory::NotInherited;
 
-use crate::deadline::Deadline;
-use crate::error::{ErrorKind, Fault, show_duration};
 use crate::wire::{self, Command, ReplySource};
+use tenfold_base::{Deadline, ErrorKind, Fault, show_duration};
 
 /// Pause before the second round; each further one is half as long again.
 const PAUSE_FIRST: Duration = Duration::from_millis(20);
@@ -61,12 +60,12 @@ impl Link {
                     for address in addresses {
                         match Link::greet(address, deadline) {
                             Ok(link) => return Ok(link),
-                            Err(fault) => remember(&mut reasons, address.to_string(), fault.message()),
+                            Err(fault) => remember(&mut reasons, address.to_string(), &fault.message),
                         }
                     }
                 }
                 Err(fault) => {
-                    remember(&mut reasons, format!("`{host}`"), fault.message());
+                    remember(&mut reasons, format!("`{host}`"), &fault.message);
                     if deadline.elapsed() > RESOLVING {
                         return Err(nobody_there(&reasons));
                     }
@@ -113,14 +112,12 @@ impl Link {
         link.send(&Command::Ping { nonce: wire::GREETING });
         link.flush(greeting)?;
         let mut answer = [0; 4];
-        link.fill(&mut answer, greeting).map_err(|fault| match fault.kind() {
+        link.fill(&mut answer, greeting).map_err(|fault| match fault.kind {
             ErrorKind::Timeout => Fault::new(
                 ErrorKind::Connect,
                 format!("accepted, then silent for {}", show_duration(greeting.elapsed())),
             ),
-            _ => {
-                Fault::new(ErrorKind::Connect, format!("accepted, then gave up on us ({})", fault.message()))
-            }
+            _ => Fault::new(ErrorKind::Connect, format!("accepted, then gave up on us ({})", fault.message)),
         })?;
         link.is_tenfold = answer == wire::GREETING_ANSWER.to_le_bytes();
         if !link.is_tenfold && answer != wire::GREETING.to_le_bytes() {

@@ -10,98 +10,13 @@
 //! ```
 
 use std::fmt;
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tenfold_base::{ErrorKind, Fault, show_duration};
+
 /// The result of a store operation.
 pub type Result<T> = std::result::Result<T, Error>;
-
-/// What kind of thing went wrong; decides what a caller may do about it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum ErrorKind {
-    /// The caller's mistake: a world size of zero, lists of different lengths.
-    Argument,
-    /// Nobody could be reached, or the address could not be bound.
-    Connect,
-    /// The data are damaged, left over from another run, or not a store's at all.
-    Corrupt,
-    /// The operating system refused: a full disk, no permission.
-    Io,
-    /// A limit with a name was reached.
-    Limit,
-    /// The connection is gone: the server died, or it closed the connection.
-    Lost,
-    /// `add` or `barrier` on a value that is no number.
-    NotANumber,
-    /// The peer answered with something that the protocol does not allow.
-    Protocol,
-    /// `queue_pop` found nothing.
-    QueueEmpty,
-    /// The time is up.
-    Timeout,
-    /// This store cannot do that.
-    Unsupported,
-}
-
-/// What broke, before anybody knows for whom.
-#[derive(Clone, Debug)]
-pub struct Fault {
-    kind: ErrorKind,
-    message: String,
-    hint: Option<String>,
-    source: Option<Arc<io::Error>>,
-}
-
-impl Fault {
-    /// A fault with its message: lower case, no full stop, values in it.
-    #[cold]
-    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Fault { kind, message: message.into(), hint: None, source: None }
-    }
-
-    /// The operating system's error, with what was being done as `message`.
-    #[cold]
-    pub fn io(message: impl Into<String>, source: io::Error) -> Self {
-        let message = format!("{}: {source}", message.into());
-        Fault { kind: ErrorKind::Io, message, hint: None, source: Some(Arc::new(source)) }
-    }
-
-    /// The same fault of another kind.
-    #[must_use]
-    pub fn kind_is(mut self, kind: ErrorKind) -> Self {
-        self.kind = kind;
-        self
-    }
-
-    /// What a user should do about it.
-    #[must_use]
-    pub fn hint(mut self, hint: impl Into<String>) -> Self {
-        self.hint = Some(hint.into());
-        self
-    }
-
-    /// This store cannot do `what`.
-    #[cold]
-    pub fn unsupported(what: &str) -> Self {
-        Fault::new(ErrorKind::Unsupported, format!("this store has no {what}"))
-    }
-
-    /// The time is up.
-    #[cold]
-    pub fn timeout(message: impl Into<String>) -> Self {
-        Fault::new(ErrorKind::Timeout, message)
-    }
-
-    pub fn kind(&self) -> ErrorKind {
-        self.kind
-    }
-
-    pub fn message(&self) -> &str {
-        &self.message
-    }
-}
 
 /// Where and when it broke.
 #[derive(Clone, Debug)]
@@ -143,6 +58,11 @@ impl Error {
         self.inner.1.hint.as_deref()
     }
 
+    /// What broke, without where and without the hint.
+    pub fn message(&self) -> &str {
+        &self.inner.1.message
+    }
+
     /// Where and when.
     pub fn scene(&self) -> &Scene {
         &self.inner.0
@@ -151,16 +71,6 @@ impl Error {
     /// What broke, without where.
     pub fn fault(&self) -> &Fault {
         &self.inner.1
-    }
-}
-
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)?;
-        match &self.hint {
-            Some(hint) => write!(f, "\n  hint: {hint}"),
-            None => Ok(()),
-        }
     }
 }
 
@@ -184,16 +94,7 @@ impl fmt::Debug for Error {
 
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.inner.1.source.as_ref().map(|source| source.as_ref() as _)
-    }
-}
-
-/// A duration as people write it: `30.2 s`, `250 ms`.
-pub fn show_duration(duration: Duration) -> String {
-    if duration < Duration::from_secs(1) {
-        format!("{} ms", duration.as_millis())
-    } else {
-        format!("{:.1} s", duration.as_secs_f64())
+        self.inner.1.source.as_ref().map(|source| &**source as _)
     }
 }
 
@@ -215,11 +116,5 @@ mod tests {
             "store get `rank0/addr` at 10.0.0.1:29500 failed after 300.0 s: no such key\n  hint: nobody set it"
         );
         assert!(error.is_timeout());
-    }
-
-    #[test]
-    fn durations_have_units() {
-        assert_eq!(show_duration(Duration::from_millis(250)), "250 ms");
-        assert_eq!(show_duration(Duration::from_millis(30_249)), "30.2 s");
     }
 }

@@ -35,12 +35,12 @@ use std::time::{Duration, SystemTime};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
-use crate::deadline::Deadline;
-use crate::error::{Error, ErrorKind, Fault, show_duration};
+use crate::error::Error;
 use crate::ops::{DEFAULT_TIMEOUT, NO_SUCH_KEY, NO_SUCH_KEY_HINT, POLL_MAX, POLL_MIN, Store, failure};
 use crate::request::{Bytes, Request, Response, show_keys};
 use crate::table::{Refusal, parse_number};
 use crate::value::Value;
+use tenfold_base::{Deadline, ErrorKind, Fault, show_duration};
 
 /// A store in a file that every rank can see, on one host or on a shared file system with `flock`.
 ///
@@ -362,10 +362,10 @@ impl Drop for FileStore {
         match self.leave() {
             Ok(()) => {}
             // Somebody cleaned up the folder first, as test suites do.
-            Err(fault) if fault.kind() == ErrorKind::Lost => {}
+            Err(fault) if fault.kind == ErrorKind::Lost => {}
             Err(fault) => {
                 let path = self.path.display();
-                tracing::warn!("file store {path} stays: this rank could not leave it: {}", fault.message());
+                tracing::warn!("file store {path} stays: this rank could not leave it: {}", fault.message);
             }
         }
     }

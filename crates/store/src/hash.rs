@@ -7,11 +7,10 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use crate::deadline::Deadline;
-use crate::error::Fault;
 use crate::ops::{DEFAULT_TIMEOUT, NO_SUCH_KEY, NO_SUCH_KEY_HINT, Store};
 use crate::request::{Request, Response};
 use crate::table::{ClientId, Replies, Table, TableLimits, Waiter};
+use tenfold_base::{Deadline, Fault};
 
 /// A store in this process, for threads and tests. Clones are handles on the same data.
 ///

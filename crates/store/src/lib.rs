@@ -4,7 +4,6 @@ mod client;
 mod collectives;
 mod connect;
 mod connection;
-mod deadline;
 mod error;
 mod file;
 mod hash;
@@ -22,8 +21,7 @@ pub mod wire;
 
 pub use client::{TcpStore, TcpStoreOptions};
 pub use collectives::{StoreCollectives, init_barrier};
-pub use deadline::Deadline;
-pub use error::{Error, ErrorKind, Fault, Result, Scene, show_duration};
+pub use error::{Error, Result, Scene};
 pub use file::{FileStore, FileStoreOptions};
 pub use hash::HashStore;
 pub use listen::listen;
@@ -35,5 +33,6 @@ pub use server::{
 };
 pub use survey::{KeyKind, Survey, SurveyEntry, SurveyGroup};
 pub use table::{ClientId, Refusal, Replies, Table, TableLimits, Waiter};
+pub use tenfold_base::{Deadline, ErrorKind, Fault, show_duration};
 pub use value::Value;
 pub use wire::MessageLimits;

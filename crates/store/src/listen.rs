@@ -3,10 +3,9 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::time::Duration;
+use tenfold_base::{ErrorKind, Fault};
 
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
-
-use crate::error::{ErrorKind, Fault};
 
 /// How many connections may wait to be accepted; the kernel cuts it to its own limit.
 const BACKLOG: i32 = 16 << 10;
@@ -207,14 +206,14 @@ mod tests {
         let held = TcpListener::bind("127.0.0.1:0").unwrap();
         let fault = listen("127.0.0.1", held.local_addr().unwrap().port()).unwrap_err();
         let expected = format!("address already in use by process {} (", std::process::id());
-        assert!(fault.message().contains(&expected), "{}", fault.message());
+        assert!(fault.message.contains(&expected), "{}", fault.message);
     }
 
     #[test]
     fn a_foreign_address_and_an_unknown_name_are_clear_errors() {
         let fault = listen("192.0.2.1", 0).unwrap_err(); // TEST-NET-1, nobody's; binding sends nothing
-        assert!(fault.message().starts_with("cannot listen on 192.0.2.1:0: "), "{}", fault.message());
+        assert!(fault.message.starts_with("cannot listen on 192.0.2.1:0: "), "{}", fault.message);
         let fault = listen("no such host", 0).unwrap_err();
-        assert!(fault.message().starts_with("cannot listen on `no such host`: "), "{}", fault.message());
+        assert!(fault.message.starts_with("cannot listen on `no such host`: "), "{}", fault.message);
     }
 }

@@ -11,10 +11,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::deadline::Deadline;
-use crate::error::{Error, ErrorKind, Fault, Result, Scene};
+use crate::error::{Error, Result, Scene};
 use crate::request::{Bytes, Request, Response, show_keys};
 use crate::value::Value;
+use tenfold_base::{Deadline, ErrorKind, Fault};
 
 /// How long an operation may take unless told otherwise; c10d's own.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);

@@ -4,11 +4,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::deadline::Deadline;
-use crate::error::Fault;
 use crate::ops::Store;
 use crate::request::{Request, Response};
 use crate::value::Value;
+use tenfold_base::{Deadline, Fault};
 
 /// The part of a store whose keys begin with `prefix/`. Prefixes nest.
 ///

@@ -25,7 +25,6 @@ use std::time::Duration;
 use mio::{Poll, Waker};
 use serde::{Deserialize, Serialize};
 
-use crate::error::{ErrorKind, Fault};
 use crate::listen;
 use crate::survey::Survey;
 use crate::table::TableLimits;
@@ -33,6 +32,7 @@ use crate::value::Value;
 use crate::wire::MessageLimits;
 use roll::Rolled;
 use surveys::Surveyed;
+use tenfold_base::{ErrorKind, Fault};
 use turns::{Loop, WAKE};
 
 pub use roll::{ClientFacts, Clients};

@@ -20,10 +20,10 @@ use std::time::Instant;
 
 use foldhash::HashMap;
 
-use crate::error::{ErrorKind, Fault};
 use crate::map::Map;
 use crate::request::{Bytes, Operation, Request, Response, show_keys};
 use crate::value::Value;
+use tenfold_base::{ErrorKind, Fault};
 
 /// Who asks. The owner of the table hands these out and may use them again after [`Table::forget`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -12,9 +12,9 @@
 
 use std::borrow::Cow;
 
-use crate::error::{ErrorKind, Fault};
 use crate::request::{Bytes, Operation, Request, Response};
 use crate::value::Value;
+use tenfold_base::{ErrorKind, Fault};
 
 /// What a client says first, so that a server can tell it from a stray browser.
 pub const MAGIC: u32 = 0x3C85_F7CE;

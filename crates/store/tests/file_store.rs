@@ -294,7 +294,7 @@ fn a_lock_that_somebody_keeps_is_waited_for_until_the_time_is_up() {
     let took = start.elapsed();
     assert!(took >= limit && took < limit + AT_ONCE, "{took:?}");
     assert_eq!(error.kind(), ErrorKind::Timeout);
-    assert!(error.fault().message().starts_with("another process held the file's lock for "), "{error}");
+    assert!(error.message().starts_with("another process held the file's lock for "), "{error}");
     // Nothing new, so no lock is needed.
     assert_eq!(&*store.get("k").unwrap(), b"v");
     drop(holder);
@@ -424,7 +424,7 @@ fn a_file_that_shrank_is_an_error() {
     OpenOptions::new().write(true).open(&path).unwrap().set_len(18).unwrap();
     let error = store.get("k").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Corrupt);
-    assert_eq!(error.fault().message(), "the file shrank from 29 to 18 bytes");
+    assert_eq!(error.message(), "the file shrank from 29 to 18 bytes");
 }
 
 #[test]
@@ -437,19 +437,19 @@ fn a_removed_file_is_not_written_anew_and_not_waited_for_beyond_the_time() {
     store.set_timeout(limit);
     let removed = "the file was removed after this store was opened";
     let error = store.set("k", "w").unwrap_err();
-    assert_eq!((error.kind(), error.fault().message()), (ErrorKind::Lost, removed));
+    assert_eq!((error.kind(), error.message()), (ErrorKind::Lost, removed));
     assert!(store.try_clone().is_err());
     let start = Instant::now();
     let error = store.get("k").unwrap_err();
     assert!(start.elapsed() >= limit);
-    assert_eq!((error.kind(), error.fault().message()), (ErrorKind::Lost, removed));
+    assert_eq!((error.kind(), error.message()), (ErrorKind::Lost, removed));
     assert!(!path.exists());
 
     // Another store at the same path is not ours, even where file systems use inode numbers again at once.
     let other = open(&path);
     let replaced = "the file was replaced by another after this store was opened";
     for error in [store.set("k", "w").unwrap_err(), store.get("k").unwrap_err()] {
-        assert_eq!((error.kind(), error.fault().message()), (ErrorKind::Lost, replaced));
+        assert_eq!((error.kind(), error.message()), (ErrorKind::Lost, replaced));
     }
     drop(store);
     assert_eq!(fs::read(&path).unwrap(), record("refcount/", "1"), "a stranger does not count itself out");
@@ -597,11 +597,11 @@ fn a_full_file_from_before_this_process_is_left_over_from_an_earlier_run() {
     grow_old();
     let error = FileStore::open(&path, Some(2)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Corrupt);
-    let (_, ago) = error.fault().message().rsplit_once("written ").unwrap();
+    let (_, ago) = error.message().rsplit_once("written ").unwrap();
     let ago = ago.trim_end_matches(" s ago");
     assert!((3600.0..3700.0).contains(&ago.parse::<f64>().unwrap()), "{error}");
     assert_eq!(
-        error.fault().message(),
+        error.message(),
         format!("left over from an earlier run: 2 of 2 ranks had joined, 2 keys, last written {ago} s ago")
     );
     let hint = "remove it or use another path; if it is this run's, open it with `accept_stale`";

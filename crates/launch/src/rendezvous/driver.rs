@@ -70,7 +70,7 @@ impl Rendezvous {
             io::Error::other(format!(
                 "cannot open a second connection to the store at {}: {}",
                 store.name(),
-                fault.message()
+                fault.message
             ))
         })?;
         let (inbox, messages) = channel();
@@ -173,23 +173,23 @@ impl Line {
                 self.broken = None;
                 Ok(response)
             }
-            Err(fault) if is_wait && fault.kind() == ErrorKind::Timeout => Err(Trouble::Passing),
+            Err(fault) if is_wait && fault.kind == ErrorKind::Timeout => Err(Trouble::Passing),
             Err(fault) => Err(self.judge(&fault)),
         }
     }
 
     fn judge(&mut self, fault: &Fault) -> Trouble {
         let broken_for = self.broken.get_or_insert_with(Instant::now).elapsed();
-        let limit = match fault.kind() {
+        let limit = match fault.kind {
             ErrorKind::Timeout => self.slow_after,
             ErrorKind::Connect | ErrorKind::Io | ErrorKind::Lost => self.lost_after,
             _ => Duration::ZERO,
         };
         if broken_for < limit {
-            tracing::debug!("the store at {} is in trouble: {}", self.store.name(), fault.message());
+            tracing::debug!("the store at {} is in trouble: {}", self.store.name(), fault.message);
             return Trouble::Passing;
         }
-        let (name, message) = (self.store.name(), fault.message());
+        let (name, message) = (self.store.name(), &fault.message);
         Trouble::Final(match limit.is_zero() {
             true => format!("the store at {name} cannot be used: {message}"),
             false => format!(

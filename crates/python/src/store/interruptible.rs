@@ -24,7 +24,7 @@ fn interrupted(error: PyErr) -> Fault {
 
 /// A wait that ended too early to be the end: only the moment was over, not the time.
 fn is_too_short(outcome: &Result<Response, Fault>, deadline: Deadline) -> bool {
-    matches!(outcome, Err(fault) if fault.kind() == ErrorKind::Timeout) && !deadline.passed()
+    matches!(outcome, Err(fault) if fault.kind == ErrorKind::Timeout) && !deadline.passed()
 }
 
 /// A store of this host.

@@ -253,7 +253,7 @@ impl Fabric {
         let waker = Bell::new().map_err(system("cannot make an eventfd"))?;
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let alarm = rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags)
-            .map_err(|error| Fault::io("cannot make a timer", &error.into()))?;
+            .map_err(|error| Fault::io("cannot make a timer", error.into()))?;
         // Every user can list the names of sockets. The id is what lets a caller in on TCP, so it must not be in the name.
         let door: u128 = random()?;
         let socket_name = format!("tenfold/{pid}/{door:032x}");
@@ -295,7 +295,7 @@ impl Fabric {
 
     fn start(self: &Arc<Self>, unix: UnixListener, tcp: TcpListener) -> Result<(), Fault> {
         let helper = watch::start(Arc::clone(self), unix, tcp)
-            .map_err(|error| Fault::io("cannot start the helper thread", &error))?;
+            .map_err(|error| Fault::io("cannot start the helper thread", error))?;
         *lock(&self.helper) = Some(helper);
         Ok(())
     }
@@ -557,7 +557,7 @@ fn new_segment() -> io::Result<Arc<Segment>> {
 pub(crate) fn random() -> Result<u128, Fault> {
     let mut bytes = [0; 16];
     let count = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
-        .map_err(|error| Fault::io("cannot get random numbers", &error.into()))?;
+        .map_err(|error| Fault::io("cannot get random numbers", error.into()))?;
     assert_eq!(count, bytes.len(), "short requests are answered whole");
     Ok(u128::from_ne_bytes(bytes))
 }

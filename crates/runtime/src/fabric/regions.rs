@@ -97,7 +97,7 @@ impl Fabric {
                 }
             }
         };
-        let refused = |error| Fault::io("the region cannot be registered", &error);
+        let refused = |error| Fault::io("the region cannot be registered", error);
         let lease = self.segment.register(region, retire).map_err(refused)?;
         // From here on, whatever goes wrong, dropping it takes everything back.
         let registration = Registration { lease: Some(Arc::clone(&lease)), fabric };
@@ -119,7 +119,7 @@ impl Fabric {
             !peer.is_thread()
         });
         if let Some(error) = refusal {
-            return Err(Fault::io("a thread of this process cannot read the region", &error));
+            return Err(Fault::io("a thread of this process cannot read the region", error));
         }
         if to.is_empty() {
             return Ok(());

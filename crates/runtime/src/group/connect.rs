@@ -30,7 +30,7 @@ use crate::control;
 use crate::debug_level::{DebugLevel, debug_level};
 use crate::environment::{Environment, TransportChoice};
 use crate::fabric::{FabricHandle, FabricOptions, Whereabouts};
-use crate::fault::{ErrorKind, Fault};
+use crate::fault::{ErrorKind, Fault, store_fault};
 use crate::transport::mesh::Member;
 use crate::wire::FabricId;
 
@@ -97,7 +97,7 @@ pub(super) fn meet(
     // Groups of this name that were made before. An attempt that failed does not count, so a rank that tries again and one
     // that comes late find each other.
     let made = format!("tenfold/{}/made", options.name);
-    let generation = 1 + store.add(&made, 0).map_err(Fault::store)?;
+    let generation = 1 + store.add(&made, 0).map_err(store_fault)?;
     let id = group_id(&options.name, generation as u64);
     let interface = first_interface(store, options, &environment)?;
     let mut fabric = make_fabric(interface, options, &environment)?;
@@ -188,7 +188,7 @@ fn digest(cards: &[Card]) -> u64 {
 pub(super) fn new_room(fabric: &FabricHandle, size: usize, id: u64) -> Result<Arc<Room>, Fault> {
     let key = (id as u32 ^ (id >> 32) as u32).max(1); // 0 is no room
     let room = Room::new(fabric.segment(), size, key).map_err(|error| {
-        Fault::io("no shared memory for a group", &error)
+        Fault::io("no shared memory for a group", error)
             .hint("drop groups or shared tensors that are no longer used")
     })?;
     Ok(Arc::new(room))
@@ -213,7 +213,7 @@ fn first_interface(
     match options.interface {
         Some(interface) => Ok(interface),
         None => crate::network::address_towards(store.address(), environment.interfaces.as_ref())
-            .map_err(|error| Fault::io("cannot choose an address for other hosts", &error)),
+            .map_err(|error| Fault::io("cannot choose an address for other hosts", error)),
     }
 }
 
@@ -355,7 +355,7 @@ impl Exchange<'_> {
         let own = serde_json::to_vec(own).map_err(|error| Fault::argument(error.to_string()))?;
         let ranks = StoreCollectives::new(Arc::clone(self.store), self.rank, self.size);
         let limit = self.deadline.left().unwrap_or(Duration::MAX);
-        let values = ranks.all_gather(format!("{}/{what}", self.prefix), own, limit).map_err(Fault::store)?;
+        let values = ranks.all_gather(format!("{}/{what}", self.prefix), own, limit).map_err(store_fault)?;
         let parse = |(rank, value): (usize, &tenfold_store::Value)| {
             serde_json::from_slice(value).map_err(|error| {
                 let message = format!("rank {rank} left a {what} in the store that makes no sense: {error}");

@@ -16,7 +16,7 @@ use tenfold_store::{Deadline, PrefixStore, Server, Store, TcpStore, TcpStoreOpti
 
 use super::{Group, Options, connect_error};
 use crate::environment;
-use crate::fault::{Fault, Result};
+use crate::fault::{Fault, Result, store_fault};
 
 /// How long a rank that hosts the store waits at most for others to be done with it. They are as soon as they have met; only
 /// ranks that keep the store open, as Python's do, make it wait that long.
@@ -116,7 +116,7 @@ impl Meeting {
             .multi_tenant(true) // a second group may be made while the first is there
             .world_size(size)
             .wait_workers(!hosts); // whoever hosts may count who has come; we do not, because meeting tells who is missing
-        TcpStore::open(options).map(Arc::new).map_err(Fault::store)
+        TcpStore::open(options).map(Arc::new).map_err(store_fault)
     }
 
     fn of_this_round(&self, store: &Arc<TcpStore>) -> Arc<dyn Store> {

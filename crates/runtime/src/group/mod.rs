@@ -382,7 +382,7 @@ impl Group {
             })
             .and_then(|bytes| {
                 let allocated = self.inner.fabric.segment().allocate(bytes);
-                allocated.map_err(|error| Fault::io("no shared memory for a tensor", &error))
+                allocated.map_err(|error| Fault::io("no shared memory for a tensor", error))
             });
         match block {
             Ok(block) => Ok(Buffer::shared(block, dtype, elements)),

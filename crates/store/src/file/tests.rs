@@ -42,9 +42,9 @@ fn a_record_cut_anywhere_is_damage_and_all_before_it_is_read() {
     for end in start + 1..whole.len() {
         let (replica, result) = replay(&whole[..end]);
         let fault = result.unwrap_err();
-        assert_eq!(fault.kind(), ErrorKind::Corrupt);
+        assert_eq!(fault.kind, ErrorKind::Corrupt);
         let place = format!("the file is damaged at offset {start}: a record breaks off: its ");
-        assert!(fault.message().starts_with(&place), "{}", fault.message());
+        assert!(fault.message.starts_with(&place), "{}", fault.message);
         assert_eq!(replica.refcount(), 1);
         assert_eq!(replica.offset, start as u64);
     }
@@ -83,7 +83,7 @@ fn bytes_of_any_kind_are_read_or_refused_but_never_panic() {
 
 #[test]
 fn damage_says_what_and_where() {
-    let text = |log: &[u8]| replay(log).1.unwrap_err().message().to_string();
+    let text = |log: &[u8]| replay(log).1.unwrap_err().message;
     assert_eq!(
         text(&[0xff; 64]),
         "the file is damaged at offset 0: a record breaks off: its key needs 4294967295 bytes, 60 are left"

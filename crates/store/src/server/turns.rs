@@ -25,10 +25,10 @@ use super::slow::{Slowest, Suspect};
 use super::surveys::Surveys;
 use super::{Closed, Facts, Limits, Order, WaiterFacts};
 use crate::connection::{Connection, PROGRESS, Pool};
-use crate::error::{Fault, show_duration};
 use crate::request::{Operation, Request, Response, show_keys};
 use crate::table::{ClientId, Forgetting, Refusal, Replies, SHARED_VALUE, Table};
 use crate::wire::{self, Command, Decoded, Malformed};
+use tenfold_base::{Fault, show_duration};
 
 /// What wakes the loop for an order.
 pub(super) const WAKE: Token = Token(usize::MAX);
@@ -416,10 +416,8 @@ impl Loop {
                 let applied = self.table.apply(client, request, self.now, &mut self.replies);
                 self.deliver(Some(turn));
                 applied.map_err(|refusal| match &refusal {
-                    Refusal::AlreadyWaiting => {
-                        refuse(Closed::AlreadyWaiting, Fault::from(refusal).message().into())
-                    }
-                    Refusal::Full { .. } => refuse(Closed::Full, Fault::from(refusal).message().into()),
+                    Refusal::AlreadyWaiting => refuse(Closed::AlreadyWaiting, Fault::from(refusal).message),
+                    Refusal::Full { .. } => refuse(Closed::Full, Fault::from(refusal).message),
                     // Keys and values are the job's own business and stay out of the log.
                     Refusal::NotANumber { key } => {
                         let length = key.len();

@@ -1,7 +1,7 @@
 //! Until when an operation may take: a start and a limit.
 //!
-//! The only place of this crate's library code that reads the clock for an operation; everything below gets
-//! the deadline handed down, so that one limit holds for all the steps of a call.
+//! A store's operation reads the clock here and nowhere else; everything below gets the deadline handed down, so that one
+//! limit holds for all the steps of a call.
 
 #![expect(clippy::disallowed_methods, reason = "this file is where operations read the clock")]
 
@@ -59,7 +59,7 @@ impl Deadline {
     }
 
     /// Lets up to `pause` pass, but not more than is left. For stores that have nothing to be woken by.
-    pub(crate) fn pause(&self, pause: Duration) {
+    pub fn pause(&self, pause: Duration) {
         std::thread::sleep(self.left().map_or(pause, |left| left.min(pause)));
     }
 }

@@ -1,0 +1,10 @@
+#![doc = include_str!("../README.md")]
+#![warn(missing_docs)]
+
+mod deadline;
+mod fault;
+mod show;
+
+pub use deadline::Deadline;
+pub use fault::{ErrorKind, Fault};
+pub use show::{panic_text, show_duration, show_ranks};

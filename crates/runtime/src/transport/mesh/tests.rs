@@ -1,0 +1,56 @@
+use std::net::TcpListener;
+
+use tenfold_memory::Room;
+
+use super::*;
+use crate::fabric::{FabricHandle, FabricOptions, Whereabouts};
+
+const SIZE: usize = 200;
+const HEAD: Head = [7; 3];
+
+/// A mesh of rank 0 whose peers are all on other hosts, where one socket listens for all of them.
+fn far(handle: &FabricHandle, listener: &TcpListener) -> Mesh {
+    let peer = |rank: usize| {
+        let peer = handle.peer(FabricId(rank as u128));
+        let (host, socket_name, address) = (String::new(), String::new(), listener.local_addr().ok());
+        peer.set_whereabouts(Whereabouts { host, pid: 1, socket_name, near: false, address });
+        peer
+    };
+    let member = |rank| Member { peer: (rank > 0).then(|| peer(rank)), near: rank == 0, room: 0 };
+    let room = Arc::new(Room::new(handle.segment(), SIZE, 1).unwrap());
+    Mesh::new(0, 7, Arc::clone(handle), room, (0..SIZE).map(member).collect())
+}
+
+#[test]
+fn only_links_with_something_to_write_are_looked_at_and_a_socket_is_slept_on_once() {
+    let handle = FabricHandle::new(FabricOptions::for_tests()).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut mesh = far(&handle, &listener);
+    for rank in 1..SIZE {
+        mesh.connect(rank).unwrap();
+    }
+    assert!(mesh.unwritten.is_empty());
+    let bytes = [0; 64];
+    for _ in 0..2 {
+        while mesh
+            .poll_send(Lane::PointToPoint, 5, &mut None, &HEAD, Bytes::of(&bytes), false)
+            .unwrap()
+            .is_pending()
+        {
+            std::thread::yield_now();
+        }
+    }
+    assert!(mesh.unwritten.len() <= 1);
+    let wants = Wants { room: vec![5; 1000], messages: vec![9; 1000], ..Wants::default() };
+    let mut sockets = Vec::new();
+    mesh.prepare_to_sleep(&wants, &mut sockets);
+    assert_eq!(sockets.iter().map(|(_, write)| *write).collect::<Vec<_>>(), [true]);
+    while !mesh.unwritten.is_empty() {
+        mesh.pump().unwrap();
+    }
+    let Route::Far(far) = &mesh.routes[5] else { panic!("it is on another host") };
+    assert!(far.outgoing[Lane::PointToPoint as usize].as_ref().is_some_and(TcpOut::is_idle));
+    sockets.clear();
+    mesh.prepare_to_sleep(&Wants::default(), &mut sockets);
+    assert!(sockets.is_empty(), "nothing is left to write");
+}
