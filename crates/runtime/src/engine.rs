@@ -14,28 +14,25 @@
 mod hand_over;
 #[cfg(all(test, loom))]
 mod model;
+mod news;
 mod roster;
+mod waiting;
 
-use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec};
-use tenfold_memory::Doing;
 use tenfold_store::Deadline;
 
-use crate::fabric::{Bell, Fabric, GroupProgress, When};
+use crate::fabric::{Bell, Fabric, When};
 use crate::fault::Fault;
-use crate::group::state::{Finish, GroupState, Job};
+use crate::group::state::GroupState;
 use crate::patience::{Next, Patience};
-use crate::recorder::{Stalls, Ticket};
-use crate::run::Run;
 use crate::transport::Socket;
-use crate::wire::FabricId;
 use crate::work::{Shared, earlier};
-use roster::{Roster, Waiter, Wake, Watching};
+use roster::{Roster, Waiter, Wake};
+use waiting::{Asleep, Waiting, sleep_on};
 
 /// How often the helper looks for news, and offers its core to others, before it sleeps.
 const HELPER_LOOKS: u32 = 64;
@@ -93,11 +90,18 @@ pub(crate) enum Urgency {
     Background,
 }
 
-/// What became of a collective when it was called.
-#[derive(Debug)]
-pub(crate) enum Submitted {
-    Over,
-    Underway(Arc<Shared>),
+/// How often a short operation may be polled before its call returns.
+pub(crate) struct Looks<'a> {
+    pub turns: u32,
+    crowd: &'a AtomicUsize,
+}
+
+impl Looks<'_> {
+    /// Do other threads wait for the engine's lock?
+    #[inline]
+    pub(crate) fn give_way(&self) -> bool {
+        self.crowd.load(Ordering::Relaxed) > 0
+    }
 }
 
 /// Which group of an engine.
@@ -293,69 +297,35 @@ impl Engine {
         })
     }
 
-    /// Starts an operation on a group and polls it once, so that what it has to say is said at once.
+    /// Starts an operation of a group. What `start` puts into the queue is polled once, so that what it has to say is said
+    /// immediately; an operation that is over within its [`Looks`] need not be put there.
+    ///
+    /// # Errors
+    /// If the group has failed. Then `start` is not called.
     #[inline]
     pub(crate) fn submit<R>(
         &self,
         fabric: &Arc<Fabric>,
         index: GroupIndex,
-        detached: bool,
-        start: impl FnOnce(&mut GroupState) -> R,
-    ) -> R {
-        let mut state = self.lock();
-        let State { groups, to_tell, .. } = &mut *state;
-        let group = groups[index.0].as_deref_mut().expect("a group is in its engine until it is dropped");
-        let was_busy = group.is_busy();
-        let result = start(group);
-        if group.is_busy() {
-            group.poll(fabric, to_tell);
-        }
-        // A caller that starts a second operation before it waits for the first has other things to do.
-        let when = if detached || was_busy { When::Now } else { When::Later };
-        self.leave_under_way(state, fabric, index, when);
-        result
-    }
-
-    /// Starts a collective, which `plan` has recorded. If it is over at once, there is nothing left to wait for; else `run` and
-    /// `finish` go into the queue, with what `note` makes of it.
-    #[inline]
-    pub(crate) fn submit_run(
-        &self,
-        fabric: &Arc<Fabric>,
-        index: GroupIndex,
         urgency: Urgency,
-        (run, finish): (&mut Option<Run>, &mut Option<Finish>),
-        plan: impl FnOnce(&mut GroupState, &mut Run) -> Ticket,
-        note: impl FnOnce(&Run, Ticket) -> Arc<Shared>,
-    ) -> Result<Submitted, Fault> {
+        start: impl FnOnce(&mut GroupState, Looks<'_>) -> R,
+    ) -> Result<R, Fault> {
         let mut state = self.lock();
         let State { groups, to_tell, patience, .. } = &mut *state;
         let group = groups[index.0].as_deref_mut().expect("a group is in its engine until it is dropped");
         if let Some(fault) = group.failed() {
             return Err(fault.clone());
         }
-        let Some(planned) = run else { return Ok(Submitted::Over) };
-        let ticket = plan(group, planned);
-        group.remember(planned.label(), ticket.called_at());
         let was_busy = group.is_busy() || group.is_doubtful();
         let turns = if was_busy || urgency != Urgency::Quick { 0 } else { patience.quick_turns() };
-        if let Some(waited) = group.try_at_once(planned, turns, || self.crowd.load(Ordering::Relaxed) > 0) {
-            group.record.completed(&ticket, waited);
-            drop(state);
-            if let Some(finish) = finish.take() {
-                finish(std::mem::take(planned.buffers()));
-            }
-            return Ok(Submitted::Over);
+        let result = start(group, Looks { turns, crowd: &self.crowd });
+        if group.is_busy() {
+            group.poll(fabric, to_tell);
+            // A caller that starts a second operation before it waits for the first has other things to do.
+            let when = if was_busy || urgency == Urgency::Background { When::Soon } else { When::Later };
+            self.leave_under_way(state, fabric, index, when);
         }
-        let work = note(planned, ticket);
-        let Some(run) = run.take() else { return Ok(Submitted::Over) };
-        let stalls = Stalls::default();
-        group.enqueue(Job { run, work: Arc::clone(&work), finish: finish.take(), stalls });
-        group.poll(fabric, to_tell);
-        // A caller that starts a second operation before it waits for the first has other things to do.
-        let when = if was_busy || urgency == Urgency::Background { When::Soon } else { When::Later };
-        self.leave_under_way(state, fabric, index, when);
-        Ok(Submitted::Underway(work))
+        Ok(result)
     }
 
     /// After a call on a group: what is still under way is driven even if the caller never waits.
@@ -373,13 +343,6 @@ impl Engine {
         self.tell(state);
         if is_busy {
             fabric.call_helper(when, is_behind);
-        }
-    }
-
-    /// Has the helper thread drive while no thread waits.
-    pub(crate) fn attend(&self, fabric: &Arc<Fabric>) {
-        if fabric.check_process().is_ok() {
-            fabric.call_helper(When::Now, false);
         }
     }
 
@@ -564,108 +527,6 @@ impl Engine {
         }
         self.tell(state);
     }
-
-    pub(crate) fn abort_group_of(&self, fabric: &Arc<Fabric>, work: &Shared, reason: &str) {
-        if fabric.check_process().is_err() {
-            return;
-        }
-        self.with(|state| {
-            let State { groups, to_tell, .. } = state;
-            for group in groups.iter_mut().flatten().filter(|group| group.has(work)) {
-                group.abort(fabric, reason, to_tell);
-            }
-        });
-        fabric.bell.ring();
-    }
-
-    /// Fails a group with `fault` and tells its other members.
-    pub(crate) fn fail(&self, fabric: &Arc<Fabric>, index: GroupIndex, fault: Fault) {
-        if fabric.check_process().is_err() {
-            return;
-        }
-        self.with(|state| {
-            let State { groups, to_tell, .. } = state;
-            if let Some(group) = groups[index.0].as_deref_mut() {
-                group.fail(fabric, fault, to_tell);
-            }
-        });
-        fabric.bell.ring();
-    }
-
-    /// A member of group `id` said something. False if there is no such group (yet).
-    pub(crate) fn hear(&self, fabric: &Arc<Fabric>, from: FabricId, id: u64, text: &[u8]) -> bool {
-        let heard = self.with(|state| {
-            let State { groups, to_tell, .. } = state;
-            let group = groups.iter_mut().flatten().find(|group| group.id() == id);
-            let group = group?;
-            // Group ids can be guessed: what a process says about a group that it is not in does not count.
-            if group.has_member(from) {
-                group.hear(fabric, text, to_tell);
-            }
-            Some((group.is_busy(), group.take_warnings()))
-        });
-        let Some((is_busy, warnings)) = heard else { return false };
-        fabric.bell.ring();
-        warn(&warnings);
-        if is_busy {
-            self.attend(fabric); // what it heard may ask for a verdict, and no thread may wait for anything
-        }
-        true
-    }
-
-    /// Looks in every group who is late, and who keeps this rank waiting for too long.
-    pub(crate) fn look_at_others(&self, fabric: &Arc<Fabric>) {
-        let warnings = self.with(|state| {
-            let State { groups, to_tell, .. } = state;
-            let mut warnings = Vec::new();
-            for group in groups.iter_mut().flatten() {
-                group.look_at_others(fabric, to_tell);
-                warnings.append(&mut group.take_warnings());
-            }
-            warnings
-        });
-        if !warnings.is_empty() {
-            fabric.bell.ring(); // a group may have failed
-        }
-        warn(&warnings);
-    }
-
-    /// For every peer whose board can be seen, a number that changes with each collective that it calls or finishes.
-    pub(crate) fn calls_of_peers(&self) -> HashMap<FabricId, u64> {
-        let mut calls = HashMap::new();
-        self.with(|state| state.groups.iter().flatten().for_each(|group| group.count_calls(&mut calls)));
-        calls
-    }
-
-    /// For every group: its id and what this rank does in it.
-    pub(crate) fn doing(&self) -> Vec<(u64, Doing)> {
-        self.with(|state| state.groups.iter().flatten().map(|group| (group.id(), *group.doing())).collect())
-    }
-
-    /// How far this rank is, in every group.
-    pub(crate) fn progress(&self) -> Vec<GroupProgress> {
-        self.with(|state| state.groups.iter().flatten().map(|group| group.progress()).collect())
-    }
-
-    /// What a peer should know that we have just met: of which group, and what.
-    pub(crate) fn notices(&self, to: FabricId) -> Vec<(u64, Vec<u8>)> {
-        let of = |group: &mut GroupState| {
-            group.notices(to).into_iter().map(|text| (group.id(), text)).collect::<Vec<_>>()
-        };
-        self.with(|state| state.groups.iter_mut().flatten().flat_map(|group| of(group)).collect())
-    }
-
-    /// What waits for the peer `id`, for a warning that it is silent: its rank, the group, the operation.
-    pub(crate) fn waiting_for(&self, id: FabricId) -> Option<String> {
-        self.with(|state| state.groups.iter().flatten().find_map(|group| group.waiting_for(id)))
-    }
-}
-
-/// Without the lock, since nobody knows what a subscriber does.
-fn warn(warnings: &[String]) {
-    for warning in warnings {
-        tracing::warn!("{warning}");
-    }
 }
 
 /// Why a thread stopped driving.
@@ -675,72 +536,6 @@ enum Over {
     TimedOut,
     /// Callbacks were run; the operation is still under way.
     Callbacks,
-}
-
-/// A thread that falls asleep.
-#[derive(Clone, Copy)]
-enum Asleep<'a> {
-    Waiter(Waiter, &'a Arc<Shared>),
-    /// Woken by the control plane too.
-    Helper(BorrowedFd<'a>),
-}
-
-impl Asleep<'_> {
-    fn watching(&self) -> Watching {
-        match self {
-            Asleep::Waiter(waiter, _) => Watching::Waiter(*waiter),
-            Asleep::Helper(_) => Watching::Helper,
-        }
-    }
-}
-
-/// A thread in `wait`, for as long as it drives. If it unwinds, another thread takes over all the same.
-struct Waiting<'a> {
-    engine: &'a Engine,
-    fabric: &'a Arc<Fabric>,
-    is_inside: bool,
-}
-
-impl Waiting<'_> {
-    fn enter(&mut self, state: &mut State) -> Waiter {
-        self.is_inside = true;
-        state.roster.enter()
-    }
-
-    fn leave(&mut self, state: &mut State) {
-        self.is_inside = false;
-        let is_busy = state.is_busy();
-        match state.roster.leave(is_busy) {
-            Wake::Nobody => {}
-            Wake::Waiter(waiter) => state.wake(waiter),
-            Wake::Helper => self.fabric.call_helper(When::Now, true),
-        }
-    }
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        if self.is_inside {
-            let mut state = self.engine.lock(); // free: the lock is taken after this value is made, so it is released before
-            self.leave(&mut state);
-        }
-    }
-}
-
-/// Sleeps on the bell, on `sockets` (each with whether it is to be written), and on `also`.
-fn sleep_on(bell: Option<&Bell>, sockets: &[(Socket, bool)], also: Option<BorrowedFd<'_>>, limit: Duration) {
-    let mut polled = Vec::with_capacity(2 + sockets.len());
-    polled.extend(bell.map(|bell| PollFd::from_borrowed_fd(bell.as_fd(), PollFlags::IN)));
-    polled.extend(also.map(|also| PollFd::from_borrowed_fd(also, PollFlags::IN)));
-    for (socket, write) in sockets {
-        let flags = if *write { PollFlags::OUT } else { PollFlags::IN };
-        polled.push(PollFd::from_borrowed_fd(socket.as_fd(), flags));
-    }
-    let _ = rustix::event::poll(&mut polled, Some(&timespec(limit))); // a signal is as good as news
-}
-
-fn timespec(limit: Duration) -> Timespec {
-    Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) }
 }
 
 #[cfg(test)]

@@ -11,13 +11,16 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::Poll;
 
-use tenfold_memory::{Buffer, BufferView, Bytes, Head, Reduction, Span};
+use tenfold_memory::{Buffer, BufferView, Bytes, Head, Lane, Reduction, Span};
 use tenfold_plan::{Area, Chunk, Plan, Rank, Step};
 
 use crate::fault::{ErrorKind, Fault, panic_text};
 use crate::label::{Label, Roots};
 use crate::recorder::Sizes;
 use crate::transport::{Stage, Transport, Wants};
+
+/// Collectives have links of their own.
+const LANE: Lane = Lane::Collective;
 
 /// Lent chunks that may be on their way before the run waits for one of them to be taken.
 const OPEN_MAX: usize = 64;
@@ -430,7 +433,7 @@ impl Run {
         if !self.open.is_empty() {
             return Ok(Poll::Pending);
         }
-        transport.poll_flush(!self.hears)
+        transport.poll_flush(LANE, !self.hears)
     }
 
     fn poll_step<T: Transport>(&mut self, transport: &mut T) -> Result<Poll<()>, Fault> {
@@ -451,7 +454,7 @@ impl Run {
                 if is_over(target) {
                     return Ok(Poll::Ready(()));
                 }
-                transport.poll_recv(*from, head, target)
+                transport.poll_recv(LANE, *from, head, target)
             }
             Step::Reduce { from, own, to, finish } => {
                 let (own, target) = (span(*own), span(*to));
@@ -460,7 +463,7 @@ impl Run {
                 }
                 missing.clear();
                 for source in &from[*done..] {
-                    if transport.poll_ready(*source, head, target.len())?.is_pending() {
+                    if transport.poll_ready(LANE, *source, head, target.len())?.is_pending() {
                         missing.push(*source);
                     } else if missing.is_empty() {
                         *done += 1; // need not be asked again
@@ -472,7 +475,7 @@ impl Run {
                 let reduction = self.reduction.as_ref().expect("a plan that reduces has a reduction");
                 combine(reduction, transport, self.rank, from, own, target, *finish)?;
                 for source in from {
-                    transport.take(*source)?;
+                    transport.take(LANE, *source)?;
                 }
                 Ok(Poll::Ready(()))
             }
@@ -497,7 +500,7 @@ impl Run {
         while let Some(&peer) = to.get(*done) {
             // A link is first in, first out: nothing overtakes what that peer has not taken yet.
             let behind = open.iter().any(|open| open.to.contains(&peer));
-            if behind || transport.poll_send(peer, stage, head, bytes, lend)?.is_pending() {
+            if behind || transport.poll_send(LANE, peer, stage, head, bytes, lend)?.is_pending() {
                 if !lend {
                     return Ok(Poll::Pending);
                 }
@@ -507,7 +510,7 @@ impl Run {
         }
         let stage = stage.take();
         if later.is_empty() {
-            transport.close(stage);
+            transport.close(LANE, stage);
         } else {
             open.push(Open { to: later, chunk: *chunk, round: *round, stage });
         }
@@ -522,7 +525,7 @@ impl Run {
             let mut waiting = Vec::new();
             for &peer in &open.to {
                 if blocked.contains(&peer)
-                    || transport.poll_send(peer, &mut open.stage, &self.head, bytes, true)?.is_pending()
+                    || transport.poll_send(LANE, peer, &mut open.stage, &self.head, bytes, true)?.is_pending()
                 {
                     blocked.push(peer);
                     waiting.push(peer);
@@ -530,7 +533,7 @@ impl Run {
             }
             open.to = waiting;
             if open.to.is_empty() {
-                transport.close(open.stage.take());
+                transport.close(LANE, open.stage.take());
             }
         }
         self.open.retain(|open| !open.to.is_empty());
@@ -576,7 +579,7 @@ fn combine<T: Transport>(
         &mut many
     };
     for (index, source) in from.iter().enumerate() {
-        sources[index + usize::from(index >= place)] = transport.peek(*source);
+        sources[index + usize::from(index >= place)] = transport.peek(LANE, *source);
     }
     if reduction.must_keep_order() {
         return combine_by_user(rank, || reduction.combine(target, sources, finish));

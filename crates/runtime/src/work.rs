@@ -17,7 +17,7 @@ use tenfold_plan::Rank;
 use tenfold_store::Deadline;
 use tracing::Span;
 
-use crate::fabric::FabricHandle;
+use crate::fabric::{FabricHandle, When};
 use crate::fault::{Error, ErrorKind, Fault, Result, Scene, panic_text, show_duration};
 use crate::group::detail::Detail;
 use crate::label::{Label, OpKind};
@@ -405,15 +405,17 @@ impl Work {
                 }
                 list(&mut after).push(callback);
                 drop(after);
-                self.attend();
+                self.call_helper();
             }
         }
     }
 
-    /// Has the helper thread see to it while nobody waits.
-    fn attend(&self) {
-        if let Kind::Single { fabric, .. } = &self.0 {
-            fabric.engine.attend(fabric);
+    /// Has the helper thread make progress while no thread waits. A forked child has no helper.
+    fn call_helper(&self) {
+        if let Kind::Single { fabric, .. } = &self.0
+            && fabric.check_process().is_ok()
+        {
+            fabric.call_helper(When::Now, false);
         }
     }
 
@@ -528,7 +530,7 @@ impl Future for Work {
                     after.wakers.push(context.waker().clone());
                 }
                 drop(after);
-                part.attend();
+                part.call_helper();
                 return Poll::Pending;
             }
         }

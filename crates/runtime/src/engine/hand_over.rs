@@ -7,6 +7,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use tenfold_memory::{Buffer, DType};
 
+use super::waiting::timespec;
 use super::*;
 use crate::{Group, Options, Result, Work};
 
@@ -275,6 +276,9 @@ fn a_work_that_is_aborted_ends_and_the_engine_tells_what_its_groups_do() {
             group.peers()[0].id()
         });
         assert_eq!(scene.engine.notices(peer), []);
+        let waits = scene.engine.waiting_for(peer).expect("the receive waits for it");
+        assert!(waits.starts_with("rank 1 of group `g0`; "), "{waits}");
+        assert_eq!(scene.engine.waiting_for(scene.fabric.id()), None, "nothing waits for this rank itself");
         work.abort("told to");
         assert_eq!(work.wait().unwrap_err().kind(), crate::ErrorKind::Aborted);
         let notices = scene.engine.notices(peer);

@@ -12,6 +12,7 @@ use super::point_to_point::Receiving;
 use super::state::GroupState;
 use super::submit::refused;
 use crate::debug_level::{DebugLevel, debug_level};
+use crate::engine::Urgency;
 use crate::fault::{ErrorKind, Fault, Result, show_duration, show_ranks};
 use crate::label::{Label, OpKind};
 use crate::recorder::{self, Sizes};
@@ -120,10 +121,8 @@ impl Group {
         }
         let deadline = self.deadline();
         let span = self.span(&label, || None);
-        let submitted = inner.fabric.engine.submit(&inner.fabric, inner.index, self.background, |state| {
-            if let Some(fault) = state.failed() {
-                return Err(fault.clone());
-            }
+        let urgency = if self.background { Urgency::Background } else { Urgency::Patient };
+        let submitted = inner.fabric.engine.submit(&inner.fabric, inner.index, urgency, |state, _| {
             label.seq = state.next_message_number();
             let sizes = message_sizes(&label);
             let ticket = state.record.called(&self.call(&label, state.counts(), sizes, peer, false));
@@ -131,7 +130,7 @@ impl Group {
             let size = inner.topology.size();
             let work = Shared::new(label, "", deadline, &inner.name, inner.rank, size, record);
             start(state, Arc::clone(&work));
-            Ok(work)
+            work
         });
         match submitted {
             Ok(work) => {

@@ -180,8 +180,8 @@ impl PointToPoint {
                 let until = whole.len().min(from + piece);
                 let mut stage = None;
                 let bytes = whole.part(from, until).bytes();
-                let taken = mesh.lane(LANE).poll_send(to, &mut stage, &sending.head, bytes, true)?;
-                mesh.lane(LANE).close(stage);
+                let taken = mesh.poll_send(LANE, to, &mut stage, &sending.head, bytes, true)?;
+                mesh.close(LANE, stage);
                 if taken.is_pending() {
                     return Ok(moved);
                 }
@@ -226,10 +226,10 @@ impl PointToPoint {
             if head != arriving.label.head() || len != piece.min(arriving.total - received) {
                 return Err(nonsense(from));
             }
-            let bytes = mesh.lane(LANE).peek_now(from);
+            let bytes = mesh.peek(LANE, from);
             arriving.accept(received, bytes);
             arriving.received = Some(received + len);
-            mesh.lane(LANE).take(from)?;
+            mesh.take(LANE, from)?;
             moved = true;
             if received + len == arriving.total
                 && let Some(arriving) = self.arriving[from].take()

@@ -14,7 +14,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use tenfold_memory::{Doing, Head, Lane};
+use tenfold_memory::{Doing, Head};
 use tenfold_plan::Rank;
 
 use super::arrivals::Arrivals;
@@ -318,7 +318,7 @@ impl GroupState {
     ) -> Option<Waited> {
         let mut over = None;
         for turn in 0..turns {
-            match run.poll(&mut self.mesh.lane(Lane::Collective)) {
+            match run.poll(&mut self.mesh) {
                 Ok(Poll::Ready(())) => {
                     self.doing.finished = run.label().head();
                     self.mesh.show(&self.doing);
@@ -376,7 +376,7 @@ impl GroupState {
         }
         while let Some(job) = self.queue.front_mut() {
             let before = job.run.position();
-            let pending = job.run.poll(&mut self.mesh.lane(Lane::Collective))?.is_pending();
+            let pending = job.run.poll(&mut self.mesh)?.is_pending();
             let advanced = !pending || job.run.position() != before;
             job.stalls.polled(advanced, pending);
             if pending {

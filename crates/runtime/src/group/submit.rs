@@ -8,12 +8,12 @@ use tracing::{Level, Span};
 
 use super::Group;
 use super::detail::{Detail, hash_of_shapes};
-use super::state::{Finish, GroupState};
+use super::state::{Finish, Job};
 use crate::debug_level::{DebugLevel, debug_level};
-use crate::engine::{Submitted, Urgency};
+use crate::engine::Urgency;
 use crate::fault::{Fault, Result};
 use crate::label::Label;
-use crate::recorder::{self, Called, Sizes};
+use crate::recorder::{self, Called, Sizes, Stalls};
 use crate::run::{Buffers, Parts, Run};
 use crate::work::{OPERATIONS, Recorded, Shared, Work};
 
@@ -157,13 +157,13 @@ impl Group {
             }
             None => None,
         });
-        let (kind, bytes, root, in_place) = (request.kind, request.bytes, request.root, request.in_place);
-        let plan = |state: &mut GroupState, run: &mut Run| {
-            let choice = state.planner.plan(kind, bytes, root, needs);
+        let submitted = inner.fabric.engine.submit(&inner.fabric, inner.index, urgency, |state, looks| {
+            let run = request.run.as_mut()?;
+            let choice = state.planner.plan(request.kind, request.bytes, request.root, needs);
             let output = run.buffers().sizes(Area::Output);
-            let whole = in_place.then(|| Sizes::one(run.buffers().view(0).elements()));
+            let whole = request.in_place.then(|| Sizes::one(run.buffers().view(0).elements()));
             let input = whole.unwrap_or_else(|| run.buffers().sizes(Area::Input));
-            if in_place {
+            if request.in_place {
                 let part = cut(run.buffers().view(0), choice.plan.output);
                 run.buffers().set(Area::Output, Parts::Equal { view: 0, part });
             }
@@ -172,36 +172,44 @@ impl Group {
             if let Some(detail) = &detail {
                 state.keep_detail(run.label().seq, detail);
             }
+            let sizes = (input, whole.unwrap_or(output));
             let starts = state.begins_next();
-            state.record.called(&self.call(
-                &label,
-                state.counts(),
-                (input, whole.unwrap_or(output)),
-                None,
-                starts,
-            ))
-        };
-        let note = |run: &Run, ticket| {
-            let size = inner.topology.size();
-            let record = Recorded { group: Arc::clone(&inner.record), ticket, detail: detail.clone() };
-            Shared::new(*run.label(), run.algorithm(), self.deadline(), &inner.name, inner.rank, size, record)
-        };
-        let Request { run, finish, .. } = request;
-        match inner.fabric.engine.submit_run(&inner.fabric, inner.index, urgency, (run, finish), plan, note) {
-            Ok(Submitted::Underway(work)) => {
+            let ticket = state.record.called(&self.call(&label, state.counts(), sizes, None, starts));
+            state.remember(run.label(), ticket.called_at());
+            if let Some(waited) = state.try_at_once(run, looks.turns, || looks.give_way()) {
+                state.record.completed(&ticket, waited);
+                return None;
+            }
+            let run = request.run.take()?;
+            let (label, algorithm, size) = (*run.label(), run.algorithm(), inner.topology.size());
+            let record = Recorded { group: Arc::clone(&inner.record), ticket, detail };
+            let work = Shared::new(label, algorithm, self.deadline(), &inner.name, inner.rank, size, record);
+            let finish = request.finish.take();
+            state.enqueue(Job { run, work: Arc::clone(&work), finish, stalls: Stalls::default() });
+            Some(work)
+        });
+        match submitted {
+            Ok(Some(work)) => {
                 work.trace(span);
                 Ok(Work::new(work, inner.fabric.clone()))
             }
-            Ok(Submitted::Over) => {
-                let run = request.run.as_ref();
-                if let (Some(run), false) = (run, span.is_disabled()) {
-                    span.record("seq", run.label().seq);
-                    tracing::debug!(target: OPERATIONS, parent: &span, "done");
-                }
-                Ok(run.map_or(Work::done(label, ""), |run| Work::done(*run.label(), run.algorithm())))
-            }
+            Ok(None) => Ok(self.finish_at_once(label, request, &span)),
             Err(fault) => Err(self.error(label, refused(fault))),
         }
+    }
+
+    /// A collective was over before its call returned, or has nothing to do.
+    #[inline]
+    fn finish_at_once(&self, label: Label, request: &mut Request, span: &Span) -> Work {
+        let Some(run) = &mut request.run else { return Work::done(label, "") };
+        if let Some(finish) = request.finish.take() {
+            finish(std::mem::take(run.buffers()));
+        }
+        if !span.is_disabled() {
+            span.record("seq", run.label().seq);
+            tracing::debug!(target: OPERATIONS, parent: span, "done");
+        }
+        Work::done(*run.label(), run.algorithm())
     }
 
     /// What a reduction does to this rank's elements before any are combined. A call that a failed group refuses changes nothing.

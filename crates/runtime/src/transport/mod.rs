@@ -13,12 +13,12 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::task::Poll;
 
-use tenfold_memory::{Bytes, Head, NotInherited, Span};
+use tenfold_memory::{Bytes, Head, Lane, NotInherited, Span};
 use tenfold_plan::Rank;
 
 use crate::fault::Fault;
 
-/// Carries the messages of one rank in one group.
+/// Carries the messages of one rank in one group. Each lane has links of its own: those of collectives do not wait for messages.
 pub(crate) trait Transport {
     /// Hands `bytes` to `to`. With `lend` they stay as they are until [`Transport::poll_flush`] is ready, and may be read in
     /// place or written out bit by bit; without, they have been copied or written once this is ready.
@@ -26,6 +26,7 @@ pub(crate) trait Transport {
     /// Bytes for several ranks are staged once: `stage` is where, and [`Transport::close`] follows the last of them.
     fn poll_send(
         &mut self,
+        lane: Lane,
         to: Rank,
         stage: &mut Option<Stage>,
         head: &Head,
@@ -34,29 +35,35 @@ pub(crate) trait Transport {
     ) -> Result<Poll<()>, Fault>;
 
     /// Nobody else will be sent what lies in `stage`.
-    fn close(&mut self, stage: Option<Stage>);
+    fn close(&mut self, lane: Lane, stage: Option<Stage>);
 
     /// Is the next message of `from` here? It must be the one described by `head`, with `len` bytes.
-    fn poll_ready(&mut self, from: Rank, head: &Head, len: usize) -> Result<Poll<()>, Fault>;
+    fn poll_ready(&mut self, lane: Lane, from: Rank, head: &Head, len: usize) -> Result<Poll<()>, Fault>;
 
     /// The bytes of a message that was `Ready`.
-    fn peek(&self, from: Rank) -> Bytes<'_>;
+    fn peek(&self, lane: Lane, from: Rank) -> Bytes<'_>;
 
     /// The message has been read.
-    fn take(&mut self, from: Rank) -> Result<(), Fault>;
+    fn take(&mut self, lane: Lane, from: Rank) -> Result<(), Fault>;
 
     /// Moves the next message of `from` into `target`.
-    fn poll_recv(&mut self, from: Rank, head: &Head, target: Span<'_>) -> Result<Poll<()>, Fault> {
-        if self.poll_ready(from, head, target.len())?.is_pending() {
+    fn poll_recv(
+        &mut self,
+        lane: Lane,
+        from: Rank,
+        head: &Head,
+        target: Span<'_>,
+    ) -> Result<Poll<()>, Fault> {
+        if self.poll_ready(lane, from, head, target.len())?.is_pending() {
             return Ok(Poll::Pending);
         }
-        target.copy_from(self.peek(from));
-        self.take(from)?;
+        target.copy_from(self.peek(lane, from));
+        self.take(lane, from)?;
         Ok(Poll::Ready(()))
     }
 
     /// Ready once peers have read what was lent, or everything that was sent if `all` (as far as the carrier can know).
-    fn poll_flush(&mut self, all: bool) -> Result<Poll<()>, Fault>;
+    fn poll_flush(&mut self, lane: Lane, all: bool) -> Result<Poll<()>, Fault>;
 }
 
 /// A socket that may be slept on without the engine's lock.

@@ -20,7 +20,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::task::Poll;
 
-use tenfold_memory::{Bytes, Head};
+use tenfold_memory::{Bytes, Head, Lane};
 use tenfold_plan::{Rank, Topology};
 
 use crate::fault::{ErrorKind, Fault};
@@ -381,6 +381,7 @@ impl Port<'_> {
 impl Transport for Port<'_> {
     fn poll_send(
         &mut self,
+        _: Lane,
         to: Rank,
         stage: &mut Option<Stage>,
         head: &Head,
@@ -396,7 +397,7 @@ impl Transport for Port<'_> {
         })
     }
 
-    fn close(&mut self, stage: Option<Stage>) {
+    fn close(&mut self, _: Lane, stage: Option<Stage>) {
         if let Some(Stage(slot)) = stage {
             let slots = &mut self.network.slots[self.rank];
             slots.open[usize::from(slot)] = false;
@@ -405,7 +406,7 @@ impl Transport for Port<'_> {
         }
     }
 
-    fn poll_ready(&mut self, from: Rank, head: &Head, len: usize) -> Result<Poll<()>, Fault> {
+    fn poll_ready(&mut self, _: Lane, from: Rank, head: &Head, len: usize) -> Result<Poll<()>, Fault> {
         if !self.network.has_message(from, self.rank) {
             return Ok(Poll::Pending);
         }
@@ -417,7 +418,7 @@ impl Transport for Port<'_> {
         Err(Fault::new(ErrorKind::Mismatch, text).peer(from))
     }
 
-    fn peek(&self, from: Rank) -> Bytes<'_> {
+    fn peek(&self, _: Lane, from: Rank) -> Bytes<'_> {
         let message = &self.network.link_of(from, self.rank).queue[0];
         assert!(message.arrives <= self.network.now, "only a message that was ready is read");
         if let Place::Lent(start) = message.place {
@@ -430,8 +431,8 @@ impl Transport for Port<'_> {
         Bytes::of(&message.bytes)
     }
 
-    fn take(&mut self, from: Rank) -> Result<(), Fault> {
-        self.peek(from); // a reader in place must have had the right bytes to the end
+    fn take(&mut self, lane: Lane, from: Rank) -> Result<(), Fault> {
+        self.peek(lane, from); // a reader in place must have had the right bytes to the end
         let seen = self.network.later();
         let link = self.network.link(from, self.rank);
         let message = link.queue.pop_front().expect("a message that was read");
@@ -443,7 +444,7 @@ impl Transport for Port<'_> {
         Ok(())
     }
 
-    fn poll_flush(&mut self, all: bool) -> Result<Poll<()>, Fault> {
+    fn poll_flush(&mut self, _: Lane, all: bool) -> Result<Poll<()>, Fault> {
         Ok(if self.network.unread(self.rank, all).next().is_none() { Poll::Ready(()) } else { Poll::Pending })
     }
 }

@@ -4,6 +4,9 @@ use tenfold_memory::Room;
 
 use super::*;
 use crate::fabric::{FabricHandle, FabricOptions, Whereabouts};
+use crate::transport::Wants;
+use crate::transport::tcp::TcpOut;
+use crate::wire::FabricId;
 
 const SIZE: usize = 200;
 const HEAD: Head = [7; 3];

@@ -1,0 +1,127 @@
+//! What a rank does before it sleeps: tell the peers, find the sockets, and look for what will never come.
+
+use std::task::Poll;
+use std::time::Instant;
+
+use tenfold_memory::{Head, Lane, Wanted};
+use tenfold_plan::Rank;
+
+use super::far::accepted;
+use super::{Lost, Mesh, Route};
+use crate::fabric::Fate;
+use crate::fault::Fault;
+use crate::label::is_same_call;
+use crate::transport::{Socket, Wants};
+
+impl Mesh {
+    /// Somebody among those that are waited for who will never answer, with the reason.
+    pub(crate) fn lost_among(&mut self, wants: &Wants, now: Instant) -> Option<Lost> {
+        let flushed = if wants.flush { self.unread().to_vec() } else { Vec::new() };
+        if let Some(lost) = wants.room.iter().chain(&flushed).find_map(|rank| self.gone(*rank)) {
+            return Some(lost);
+        }
+        if let Some(lost) = wants.messages.iter().find_map(|rank| self.ended(*rank, now)) {
+            return Some(lost);
+        }
+        // Of those who may all send, one is enough.
+        let mut reasons = wants.any_of.iter().map(|rank| self.ended(*rank, now));
+        let first = reasons.next()??;
+        reasons.all(|reason| reason.is_some()).then(|| {
+            let message = format!("every rank that could send is gone; {}", first.fault.message);
+            Lost { fault: Fault { message, ..first.fault }, ..first }
+        })
+    }
+
+    fn gone(&self, rank: Rank) -> Option<Lost> {
+        let peer = self.members[rank].peer.as_ref()?;
+        let (fate, since) = peer.fate_and_age()?;
+        // What another host sent before may still be on its way, on another connection than the news of its end.
+        let settled = self.members[rank].near || since >= fate.grace();
+        settled.then(|| Lost { fault: fate.fault(rank, peer), has_left: *fate == Fate::Left })
+    }
+
+    /// Is `rank` gone, with nothing left of it that may still arrive?
+    fn ended(&mut self, rank: Rank, now: Instant) -> Option<Lost> {
+        let lost = self.gone(rank)?;
+        (!self.is_arriving(rank, now)).then_some(lost)
+    }
+
+    /// Looks for messages that the operation under way, called `head`, will never read: somebody called something else.
+    pub(crate) fn find_stray(&mut self, head: &Head) -> Option<(Rank, Head)> {
+        for rank in 0..self.routes.len() {
+            let theirs = match &mut self.routes[rank] {
+                Route::Unknown => continue,
+                Route::Near(near) => near.link.peek(Lane::Collective).map(|(head, _)| head),
+                Route::Far(far) => match accepted(&self.fabric, far, self.group, rank, Lane::Collective) {
+                    Ok(Some(incoming)) => match incoming.peek_head() {
+                        Ok(Poll::Ready((head, _))) => Some(head),
+                        _ => None,
+                    },
+                    _ => None,
+                },
+            };
+            if let Some(theirs) = theirs
+                && theirs[1] <= head[1]
+                && !is_same_call(&theirs, head)
+            {
+                return Some((rank, theirs));
+            }
+            // Nobody sends if everybody waits for another root: then only the boards tell.
+            if let Some(theirs) = self.doing(rank).map(|doing| doing.current)
+                && theirs[1] == head[1]
+                && !is_same_call(&theirs, head)
+            {
+                return Some((rank, theirs));
+            }
+        }
+        None
+    }
+
+    /// Tells the peers that are waited for that this rank sleeps, and lists the sockets to sleep on, with whether to write.
+    pub(crate) fn prepare_to_sleep(&mut self, wants: &Wants, sockets: &mut Vec<(Socket, bool)>) {
+        let none: &[Rank] = &[];
+        let flushed = if wants.flush { &self.unread[0] } else { none };
+        // A free slot may be what is missing, and anybody who has one may give it back.
+        let [first, second] = &self.holders;
+        let holders =
+            if wants.room.is_empty() { none.iter().chain(none) } else { first.iter().chain(second) };
+        let near =
+            wants.messages.iter().chain(&wants.any_of).chain(&wants.room).chain(flushed).chain(holders);
+        for &rank in near {
+            if let Route::Near(near) = &self.routes[rank] {
+                near.link.want(Wanted::ANYTHING);
+                self.sleeping_on.push(rank);
+            }
+        }
+        let room = distinct(wants.room.iter());
+        for rank in distinct(self.unwritten.iter().chain(&room)) {
+            let Route::Far(far) = &self.routes[rank] else { continue };
+            // Of a message that is lent nothing may have been written yet.
+            let is_wanted = room.binary_search(&rank).is_ok();
+            let writers = far.outgoing.iter().flatten().filter(|outgoing| is_wanted || !outgoing.is_idle());
+            sockets.extend(writers.map(|outgoing| (outgoing.socket(), true)));
+        }
+        for rank in distinct(wants.messages.iter().chain(&wants.any_of)) {
+            let Route::Far(far) = &self.routes[rank] else { continue };
+            let open = far.incoming.iter().zip(far.ended).filter(|(_, ended)| !ended);
+            sockets.extend(open.filter_map(|(incoming, _)| Some((incoming.as_ref()?.socket(), false))));
+        }
+    }
+
+    /// This rank is awake again.
+    pub(crate) fn wake_up(&mut self) {
+        for rank in self.sleeping_on.drain(..) {
+            if let Route::Near(near) = &self.routes[rank] {
+                near.link.want(Wanted::NOTHING);
+            }
+        }
+    }
+}
+
+/// Each rank once: many receives may wait for the same rank, and a socket that is slept on twice takes two places.
+fn distinct<'a>(ranks: impl Iterator<Item = &'a Rank>) -> Vec<Rank> {
+    let mut ranks: Vec<Rank> = ranks.copied().collect();
+    ranks.sort_unstable();
+    ranks.dedup();
+    ranks
+}
