@@ -13,17 +13,25 @@
 //!
 //! Not here: bytes on the wire (`wire`), timeouts (`server` and `hash` cancel waits), limits of single messages.
 
-use std::collections::hash_map::Entry;
+mod forgetting;
+mod number;
+mod waits;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::hash::BuildHasher as _;
 use std::time::Instant;
 
 use foldhash::HashMap;
 
+use self::number::{Decimal, as_number};
+use self::waits::Wait;
 use crate::map::Map;
 use crate::request::{Bytes, Operation, Request, Response, show_keys};
 use crate::value::Value;
 use tenfold_base::{ErrorKind, Fault};
+
+pub(crate) use self::forgetting::Forgetting;
+pub(crate) use self::number::parse_number;
 
 /// Who asks. The owner of the table hands these out and may use them again after [`Table::forget`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -86,21 +94,6 @@ impl From<Refusal> for Fault {
     }
 }
 
-/// A wait that has not ended.
-#[derive(Debug)]
-struct Wait {
-    /// Every key that was missing when the wait began.
-    missing: Vec<Value>,
-    /// How many of them have not been seen since.
-    left: usize,
-    /// Its place among those who wait for the same key.
-    ticket: u64,
-    /// What it is charged for until it ends: `missing` keeps the names of keys that came and went meanwhile.
-    bytes: usize,
-    since: Instant,
-    operation: Operation,
-}
-
 /// Who waits for what, since when: for error texts and the dashboard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waiter {
@@ -156,58 +149,6 @@ impl Dice {
         let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
         ((mixed ^ mixed >> 31) % end as u64) as usize
-    }
-}
-
-/// Removes every key and queue that does not begin with a prefix, a little at a time: there may be millions. Who waits goes
-/// on waiting.
-#[derive(Debug)]
-pub(crate) struct Forgetting {
-    all_but: Value,
-    next: usize,
-    next_queue: usize,
-    /// What the walk's numbers belong to.
-    moves: (u64, u64),
-    count: usize,
-}
-
-impl Forgetting {
-    /// Places looked at in one step.
-    const STEP: usize = 4096;
-
-    pub(crate) fn new(table: &Table, all_but: Value) -> Self {
-        Forgetting { all_but, next: 0, next_queue: 0, moves: table.moves(), count: 0 }
-    }
-
-    /// How many keys and queues it has removed.
-    pub(crate) fn count(&self) -> usize {
-        self.count
-    }
-
-    /// Removes some; true when no other is left.
-    pub(crate) fn step(&mut self, table: &mut Table) -> bool {
-        if self.moves != table.moves() {
-            (self.next, self.next_queue, self.moves) = (0, 0, table.moves()); // clients have written meanwhile
-        }
-        let is_other = |key: &&Value| !key.starts_with(&self.all_but);
-        let places = self.next..table.map.places().min(self.next + Self::STEP);
-        self.next += Self::STEP;
-        let keys = places.filter_map(|place| table.map.place(place)).map(|slot| &slot.key);
-        let keys: Vec<Value> = keys.filter(is_other).cloned().collect();
-        for key in &keys {
-            table.delete(key);
-        }
-        let places = self.next_queue..table.queues.places().min(self.next_queue + Self::STEP);
-        self.next_queue += Self::STEP;
-        let queues = places.filter_map(|place| table.queues.place(place)).map(|slot| &slot.key);
-        let queues: Vec<Value> = queues.filter(is_other).cloned().collect();
-        for queue in &queues {
-            while table.pop(queue).is_some() {}
-        }
-        self.count += keys.len() + queues.len();
-        drop(keys);
-        table.sweep(); // the list held their names
-        self.next >= table.map.places() && self.next_queue >= table.queues.places()
     }
 }
 
@@ -353,61 +294,6 @@ impl Table {
     /// What writes are dated with now.
     pub(crate) fn seconds(&self) -> u32 {
         self.seconds
-    }
-
-    /// Does this client wait?
-    pub(crate) fn is_waiting(&self, client: ClientId) -> bool {
-        self.waits.contains_key(&client)
-    }
-
-    /// Since when the one who waits longest has waited.
-    pub(crate) fn oldest_wait(&self) -> Option<Instant> {
-        self.waits.values().map(|wait| wait.since).min()
-    }
-
-    /// How many clients wait.
-    pub fn waiters_count(&self) -> usize {
-        self.waits.len()
-    }
-
-    /// Who waits for what, since when; the longest first.
-    pub fn waiters(&self) -> Vec<Waiter> {
-        self.oldest_waiters(usize::MAX)
-    }
-
-    /// As [`Table::waiters`], but no more than `count`: describing one can take long.
-    pub fn oldest_waiters(&self, count: usize) -> Vec<Waiter> {
-        const KEYS_SHOWN: usize = 8;
-        // A wait may have seen most of its 100,000 keys: no more than this many are looked at for all waits together.
-        const KEYS_LOOKED_AT: usize = 16 << 10;
-        let mut looks = KEYS_LOOKED_AT;
-        let mut missing_of = |wait: &Wait| {
-            let keys = wait.missing.iter().take(looks);
-            let waits_for = |key: &&Value| {
-                looks -= 1;
-                self.waiting.get(*key).is_some_and(|clients| clients.contains_key(&wait.ticket))
-            };
-            keys.filter(waits_for).take(KEYS_SHOWN).cloned().collect()
-        };
-        let mut oldest: Vec<_> = self.waits.iter().collect();
-        if count == 0 {
-            return Vec::new();
-        }
-        if count < oldest.len() {
-            oldest.select_nth_unstable_by_key(count - 1, |(client, wait)| (wait.since, **client));
-            oldest.truncate(count);
-        }
-        oldest.sort_unstable_by_key(|(client, wait)| (wait.since, **client));
-        oldest
-            .into_iter()
-            .map(|(&client, wait)| Waiter {
-                client,
-                operation: wait.operation,
-                missing: missing_of(wait),
-                missing_count: wait.left,
-                since: wait.since,
-            })
-            .collect()
     }
 
     // ── writing ────────────────────────────────────────────────────────────────────────────────────────
@@ -598,152 +484,6 @@ impl Table {
 
     // ── waiting ────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Parks the client until every key has been seen; true if there is nothing to wait for.
-    fn park(&mut self, client: ClientId, keys: Vec<Bytes<'_>>, now: Instant) -> Result<bool, Refusal> {
-        if keys.iter().all(|key| self.has(key)) {
-            return Ok(true);
-        }
-        let mut missing: Vec<Value> =
-            keys.iter().filter(|key| !self.has(key)).map(|key| (&**key).into()).collect();
-        missing.sort_unstable();
-        missing.dedup();
-        self.register(client, missing, now, Operation::Wait)?;
-        Ok(false)
-    }
-
-    fn register(
-        &mut self,
-        client: ClientId,
-        missing: Vec<Value>,
-        now: Instant,
-        operation: Operation,
-    ) -> Result<(), Refusal> {
-        if self.waits.contains_key(&client) {
-            return Err(Refusal::AlreadyWaiting);
-        }
-        let size = missing.iter().map(|key| registration(key)).sum();
-        self.make_room(size)?;
-        self.bytes += size;
-        let ticket = self.next_ticket;
-        self.next_ticket += 1;
-        for key in &missing {
-            self.waiting.entry(key.clone()).or_default().insert(ticket, client);
-        }
-        let left = missing.len();
-        self.waits.insert(client, Wait { left, missing, ticket, bytes: size, since: now, operation });
-        Ok(())
-    }
-
-    /// Counts the client in; true if the barrier is complete.
-    fn arrive(
-        &mut self,
-        client: ClientId,
-        key: &[u8],
-        world: i64,
-        now: Instant,
-        replies: &mut Replies,
-    ) -> Result<bool, Refusal> {
-        if self.waits.contains_key(&client) {
-            return Err(Refusal::AlreadyWaiting);
-        }
-        let arrived = self.number(key)?.wrapping_add(1);
-        let text = arrived.to_string();
-        if arrived >= world {
-            self.write(key, text.as_bytes(), replies)?;
-            return Ok(true);
-        }
-        // Registered before it is counted, so that one for whom there is no room is not counted.
-        self.register(client, vec![key.into()], now, Operation::Barrier)?;
-        // Not `write`: an arrival wakes nobody until the last one.
-        if let Err(refusal) = self.store(key, text.as_bytes()) {
-            self.end_wait(client);
-            return Err(refusal);
-        }
-        Ok(false)
-    }
-
-    /// `key` is there now: takes it off everybody's list and ends the waits that have nothing left.
-    fn wake_all(&mut self, key: &[u8], replies: &mut Replies) {
-        if self.waiting.is_empty() {
-            return; // the common case of a busy store costs one comparison
-        }
-        let Some(clients) = self.waiting.remove(key) else { return };
-        for client in clients.into_values() {
-            self.saw(client, replies);
-        }
-    }
-
-    /// A queue got one item: ends the oldest wait that has nothing else left, so that one popper comes.
-    fn wake_one(&mut self, key: &[u8], replies: &mut Replies) {
-        while let Some(clients) = self.waiting.get_mut(key) {
-            let (_, client) = clients.pop_first().expect("no list of waiting clients is empty");
-            let key = if clients.is_empty() {
-                self.waiting.remove_entry(key).expect("it was just looked up").0
-            } else {
-                Value::from(key)
-            };
-            if self.saw(client, replies) {
-                self.bytes += registration(&key); // no more than the wait gave back
-                self.promised.insert(client, key);
-                return;
-            }
-        }
-    }
-
-    /// The client has seen a key it waited for; true if that ends its wait.
-    fn saw(&mut self, client: ClientId, replies: &mut Replies) -> bool {
-        let Entry::Occupied(mut entry) = self.waits.entry(client) else {
-            unreachable!("a client registered under a key waits")
-        };
-        entry.get_mut().left -= 1;
-        if entry.get().left > 0 {
-            return false;
-        }
-        self.bytes -= entry.remove().bytes;
-        replies.push((client, Response::Ready));
-        true
-    }
-
-    fn end_wait(&mut self, client: ClientId) -> Option<Wait> {
-        let wait = self.waits.remove(&client)?;
-        self.bytes -= wait.bytes;
-        for key in &wait.missing {
-            // A key that was seen may have a list again, of others.
-            let Some(clients) = self.waiting.get_mut(key) else { continue };
-            clients.remove(&wait.ticket);
-            if clients.is_empty() {
-                self.waiting.remove(key);
-            }
-        }
-        Some(wait)
-    }
-
-    /// A client that was woken by a push comes back: for the item, or for something else.
-    fn settle_promise(&mut self, client: ClientId, request: &Request<'_>, replies: &mut Replies) {
-        match (self.promised.get(&client), request) {
-            (Some(queue), Request::QueuePop { key }) if **queue == **key => {
-                drop(self.take_promise(client));
-            }
-            (Some(_), _) => self.pass_promise_on(client, replies),
-            (None, _) => {}
-        }
-    }
-
-    fn take_promise(&mut self, client: ClientId) -> Option<Value> {
-        let queue = self.promised.remove(&client)?;
-        self.bytes -= registration(&queue);
-        Some(queue)
-    }
-
-    /// Offers what was pushed for this client to the next one in line, if it is still there.
-    fn pass_promise_on(&mut self, client: ClientId, replies: &mut Replies) {
-        if let Some(queue) = self.take_promise(client)
-            && self.queues.contains(&queue)
-        {
-            self.wake_one(&queue, replies);
-        }
-    }
-
     // ── memory ─────────────────────────────────────────────────────────────────────────────────────────
 
     fn make_room(&mut self, size: usize) -> Result<(), Refusal> {
@@ -790,70 +530,6 @@ impl Table {
 /// Is this value in a reply that has not been sent?
 fn is_held(value: &Value) -> bool {
     value.is_shared()
-}
-
-/// What waiting for one key costs.
-fn registration(key: &[u8]) -> usize {
-    2 * ENTRY + key.len()
-}
-
-fn as_number(count: usize) -> i64 {
-    i64::try_from(count).expect("a count of things in memory fits 63 bits")
-}
-
-/// A number and its decimal text, without an allocation.
-struct Decimal {
-    number: i64,
-    digits: [u8; 20], // i64::MIN
-    start: usize,
-}
-
-impl Decimal {
-    fn new(number: i64) -> Self {
-        let mut digits = [0; 20];
-        let mut start = digits.len();
-        let mut rest = number.unsigned_abs();
-        loop {
-            start -= 1;
-            digits[start] = b'0' + (rest % 10) as u8;
-            rest /= 10;
-            if rest == 0 {
-                break;
-            }
-        }
-        if number < 0 {
-            start -= 1;
-            digits[start] = b'-';
-        }
-        Decimal { number, digits, start }
-    }
-
-    fn text(&self) -> &[u8] {
-        &self.digits[self.start..]
-    }
-}
-
-/// A counter's text as C's `strtoll` reads it, since that is what c10d does: white space and a sign may lead, junk
-/// may follow.
-pub(crate) fn parse_number(text: &[u8]) -> Option<i64> {
-    let spaces = text.iter().take_while(|byte| matches!(byte, b' ' | b'\t'..=b'\r')).count();
-    let text = &text[spaces..];
-    let (negative, digits) = match text.first() {
-        Some(b'-') => (true, &text[1..]),
-        Some(b'+') => (false, &text[1..]),
-        _ => (false, text),
-    };
-    let end = digits.iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(digits.len());
-    if end == 0 {
-        return None;
-    }
-    let mut number: i64 = 0;
-    for digit in &digits[..end] {
-        let digit = i64::from(digit - b'0');
-        number = number.checked_mul(10)?;
-        number = if negative { number.checked_sub(digit)? } else { number.checked_add(digit)? };
-    }
-    Some(number)
 }
 
 #[cfg(test)]

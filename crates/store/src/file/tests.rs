@@ -1,5 +1,7 @@
 //! Records and damage; what needs several objects or processes is in `tests/file_store.rs`.
 
+use super::log::could_be_a_record;
+use super::stale::{process_start, wall_clock};
 use super::*;
 
 fn log(records: &[(&str, &str)]) -> Vec<u8> {

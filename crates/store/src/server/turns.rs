@@ -18,17 +18,22 @@ use std::time::{Duration, Instant};
 use mio::{Events, Interest, Poll, Token};
 use tenfold_memory::NotInherited;
 
+mod door;
+mod report;
+mod upkeep;
+
+use self::report::LogBudget;
 use super::callers::Callers;
 use super::dear::Dear;
 use super::roll::Roll;
 use super::slow::{Slowest, Suspect};
 use super::surveys::Surveys;
-use super::{Closed, Facts, Limits, Order, WaiterFacts};
-use crate::connection::{Connection, PROGRESS, Pool};
-use crate::request::{Operation, Request, Response, show_keys};
+use super::{Closed, Facts, Limits, Order};
+use crate::connection::{Connection, Pool};
+use crate::request::{Operation, Request, Response};
 use crate::table::{ClientId, Forgetting, Refusal, Replies, SHARED_VALUE, Table};
 use crate::wire::{self, Command, Decoded, Malformed};
-use tenfold_base::{Fault, show_duration};
+use tenfold_base::Fault;
 
 /// What wakes the loop for an order.
 pub(super) const WAKE: Token = Token(usize::MAX);
@@ -534,259 +539,7 @@ impl Loop {
         }
     }
 
-    fn count_memory(&mut self, connection: &mut Connection) {
-        let held = connection.held();
-        self.buffered = self.buffered + held - connection.counted;
-        connection.counted = held;
-    }
-
-    /// A store that is full still answers: buffers may go an eighth beyond what it may hold.
-    fn memory_max(&self) -> usize {
-        self.limits.table.bytes + self.limits.table.bytes / 8
-    }
-
-    fn is_over_memory(&self) -> bool {
-        self.table.bytes() + self.buffered > self.memory_max()
-    }
-
-    /// Closes connections until memory is within its limit: first those that have hoarded for longest, and not the one that
-    /// happens to ask now, which grows in `slot`.
-    #[cold]
-    fn relieve(&mut self, slot: usize) {
-        while self.is_over_memory() {
-            let hoards = |connection: &Connection| {
-                let since = connection.hoards_since().filter(|_| connection.counted > HELD_LIGHT);
-                since.map(|since| (since, std::cmp::Reverse(connection.counted)))
-            };
-            let all = self.connections.iter().enumerate();
-            let hoarders = all.filter_map(|(slot, connection)| Some((hoards(connection.as_deref()?)?, slot)));
-            let worst = hoarders.min().map_or(slot, |(_, slot)| slot);
-            let Some(connection) = self.connections[worst].take_if(|worst| worst.counted > HELD_LIGHT) else {
-                return; // what is held is the table's, or little by each
-            };
-            let (held, limit) = (connection.counted, self.memory_max());
-            let reason =
-                format!("it holds {held} bytes of buffers and the server is at its limit of {limit} bytes");
-            self.close(Turn { connection, slot: worst, messages: 0 }, refuse(Closed::Memory, reason));
-        }
-    }
-
     // ── the server's own business ──────────────────────────────────────────────────────────────────────
-
-    fn accept(&mut self) {
-        self.accept_again = None;
-        for index in 0..self.listeners.len() {
-            for accepted in 0.. {
-                if accepted == ACCEPTS {
-                    self.accept_again = Some(self.now);
-                    break;
-                }
-                match self.listeners[index].accept() {
-                    Ok((stream, peer)) => self.admit(stream, peer),
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                    Err(error) if is_exhaustion(&error) => {
-                        self.turn_away(index, &error);
-                        break;
-                    }
-                    // The peer changed its mind between connecting and being accepted.
-                    Err(error) => tracing::debug!(%error, "a connection was gone before it was accepted"),
-                }
-            }
-        }
-    }
-
-    fn admit(&mut self, mut stream: mio::net::TcpStream, peer: SocketAddr) {
-        self.counters.accepted += 1;
-        if self.count >= self.limits.connections {
-            return self.note(
-                Closed::Connections,
-                Some(peer),
-                "there are as many connections as the limit allows",
-            );
-        }
-        if !self.limits.other_users
-            && peer.ip().to_canonical().is_loopback()
-            && let Some(user) = stranger(&stream, peer)
-        {
-            let reason = format!("it belongs to user {user}, and this server serves its own user only");
-            return self.note(Closed::User, Some(peer), &reason);
-        }
-        if !self.callers.admit(peer) {
-            let reason = "its address has as many connections as the limit allows one address";
-            return self.note(Closed::Connections, Some(peer), reason);
-        }
-        #[cfg(not(target_os = "linux"))] // Linux hands the listener's options on
-        if let Err(error) = crate::listen::set_options(&socket2::SockRef::from(&stream), peer) {
-            tracing::debug!(%error, %peer, "cannot set socket options");
-        }
-        let slot = self.free.pop().unwrap_or_else(|| {
-            self.connections.push(None);
-            self.connections.len() - 1
-        });
-        let interest = Interest::READABLE | Interest::WRITABLE;
-        if let Err(error) = self.poll.registry().register(&mut stream, Token(slot), interest) {
-            self.free.push(slot);
-            self.callers.forget(peer);
-            return self.note(Closed::Connections, Some(peer), &format!("cannot poll it: {error}"));
-        }
-        self.count += 1;
-        self.connections[slot] = Some(Box::new(Connection::new(stream, peer, self.now)));
-    }
-
-    /// No descriptor is left: lets the next client know by closing it, and rests.
-    fn turn_away(&mut self, index: usize, error: &io::Error) {
-        self.accept_again = Some(self.now + ACCEPT_REST);
-        drop(self.spare.take());
-        let peer = self.listeners[index].accept().ok().map(|(_, peer)| peer);
-        self.spare = std::fs::File::open("/dev/null").ok();
-        self.note(Closed::Connections, peer, &format!("cannot accept: {error}"));
-    }
-
-    fn tick(&mut self) {
-        self.table.sweep();
-        self.surveys.tidy(self.now);
-        if let Some(line) = self.log.renew(self.now) {
-            tracing::warn!("{line}");
-        }
-        for slot in 0..self.connections.len() {
-            let Some(connection) = &self.connections[slot] else { continue };
-            if let Some(end) = overdue(connection, &self.limits, self.now) {
-                let connection = self.connections[slot].take().expect("it was just looked at");
-                self.close(Turn { connection, slot, messages: 0 }, end);
-            }
-        }
-        self.flush_woken();
-    }
-
-    fn obey(&mut self) {
-        while let Ok(order) = self.inbox.try_recv() {
-            match order {
-                // An asker that left is fine, here and below.
-                Order::Tell { waiters, answer } => drop(answer.send(self.facts(waiters))),
-                Order::Values { keys, answer } => {
-                    drop(answer.send(keys.iter().map(|key| self.table.value(key)).collect()));
-                }
-                Order::Forget { all_but, answer } => {
-                    self.forgetting.push_back((Forgetting::new(&self.table, all_but), answer));
-                }
-                Order::Slowest(answer) => drop(answer.send(self.slowest.list(self.now))),
-                Order::Clients { limit, answer } => {
-                    if self.rolls.len() < ROLLS_MAX {
-                        self.rolls.push_back(Roll::new(limit, answer));
-                    }
-                }
-                Order::Survey { prefix, answer } => self.surveys.ask(prefix, answer, &self.table, self.now),
-                Order::Stop { grace } => {
-                    self.stop_at = Some(self.now + grace);
-                    for mut listener in self.listeners.drain(..) {
-                        let _ = self.poll.registry().deregister(&mut *listener);
-                    }
-                }
-            }
-        }
-    }
-
-    /// A little of what those who look at the server want to know; then clients have their turns again.
-    #[cold]
-    fn look_around(&mut self, is_idle: bool) {
-        if let Some(roll) = self.rolls.front_mut()
-            && roll.step(&self.connections, &self.table)
-        {
-            let roll = self.rolls.pop_front().expect("it was just looked at");
-            roll.answer(self.count, self.now);
-        }
-        if let Some((forgetting, _)) = self.forgetting.front_mut()
-            && forgetting.step(&mut self.table)
-            && let Some((forgetting, answer)) = self.forgetting.pop_front()
-        {
-            let _ = answer.send(forgetting.count()); // an asker that left is fine
-        }
-        // Where nobody waits one step is enough: the loop comes back at once, and looks for clients before.
-        while self.surveys.is_due(is_idle, self.now) {
-            self.surveys.step(&self.table, Instant::now);
-            if is_idle {
-                break;
-            }
-        }
-    }
-
-    /// Tells the table how many seconds have passed.
-    #[cold]
-    fn count_seconds(&mut self) {
-        let seconds = self.now.duration_since(self.started).as_secs();
-        self.next_second = self.started + Duration::from_secs(seconds + 1);
-        self.table.set_seconds(seconds as u32); // 136 years
-    }
-
-    /// What has arrived is answered before the end, as far as the sockets take it.
-    fn last_words(&mut self, buffer: &mut [u8]) {
-        self.dear.open();
-        for slot in 0..self.connections.len() {
-            if let Some(Some(connection)) = self.connections.get_mut(slot) {
-                connection.in_line = false;
-            }
-            self.hear(slot, false);
-            self.serve(slot, buffer);
-        }
-        while let Some(slot) = self.again.pop() {
-            self.flush(slot);
-        }
-    }
-
-    #[cold]
-    fn note(&mut self, closed: Closed, peer: Option<SocketAddr>, reason: &str) {
-        *self.counters.closed.entry(closed).or_default() += 1;
-        if self.log.allows() {
-            let peer = peer.map_or("a client".to_string(), |peer| peer.to_string());
-            tracing::warn!("store server at {} closed the connection of {peer}: {reason}", self.address);
-        }
-    }
-
-    fn facts(&self, waiters_max: usize) -> Facts {
-        let waiters = self.table.oldest_waiters(waiters_max);
-        let operations =
-            Operation::ALL.into_iter().zip(self.counters.operations).filter(|(_, count)| *count > 0);
-        Facts {
-            address: self.address.to_string(),
-            uptime_seconds: self.now.duration_since(self.started).as_secs_f64(),
-            connections: self.count,
-            connections_max: self.limits.connections,
-            accepted: self.counters.accepted,
-            closed: self.counters.closed.clone(),
-            operations: operations.map(|(operation, count)| (operation.name().to_string(), count)).collect(),
-            bytes_in: self.counters.bytes_in,
-            bytes_out: self.counters.bytes_out,
-            keys: self.table.keys(),
-            keys_max: self.limits.table.keys,
-            queue_items: self.table.queue_items(),
-            queue_items_max: self.limits.table.queue_items,
-            table_bytes: self.table.bytes(),
-            buffer_bytes: self.buffered,
-            memory_max: self.limits.table.bytes,
-            waiters_count: self.table.waiters_count(),
-            oldest_wait_seconds: self
-                .table
-                .oldest_wait()
-                .map_or(0.0, |since| self.now.duration_since(since).as_secs_f64()),
-            waiters: waiters
-                .into_iter()
-                .map(|waiter| WaiterFacts {
-                    peer: self.peer_of(waiter.client),
-                    operation: waiter.operation.name().to_string(),
-                    keys: show_keys(&waiter.missing),
-                    keys_count: waiter.missing_count,
-                    seconds: self.now.duration_since(waiter.since).as_secs_f64(),
-                })
-                .collect(),
-        }
-    }
-
-    fn peer_of(&self, client: ClientId) -> String {
-        match self.connections.get(client.0).and_then(Option::as_ref) {
-            Some(connection) => connection.peer.to_string(),
-            None => "the client that asks".into(), // it has its turn and is out of the list
-        }
-    }
 }
 
 /// A connection that has its turn.
@@ -813,39 +566,6 @@ impl Turn {
     }
 }
 
-fn overdue(connection: &Connection, limits: &Limits, now: Instant) -> Option<End> {
-    let over = |since: Instant, limit: Duration| now.duration_since(since) >= limit;
-    if !connection.validated && over(connection.since, limits.handshake_timeout) {
-        let limit = show_duration(limits.handshake_timeout);
-        return Some(refuse(Closed::HandshakeTimeout, format!("it did not say hello within {limit}")));
-    }
-    if connection.message_since.is_some_and(|since| over(since, limits.message_timeout))
-        && connection.output.is_empty()
-        && !connection.in_line
-    {
-        let (got, limit) = (connection.input.len(), show_duration(limits.message_timeout));
-        let reason = format!(
-            "it did not finish a message within {limit}: {got} bytes of at least {}",
-            connection.needs
-        );
-        return Some(refuse(Closed::MessageTimeout, reason));
-    }
-    if connection.stalled_since.is_some_and(|since| over(since, limits.write_timeout)) {
-        let (unsent, limit) = (connection.output.len(), show_duration(limits.write_timeout));
-        return Some(refuse(
-            Closed::WriteTimeout,
-            format!("it took fewer than {PROGRESS} of the {unsent} bytes it asked for in {limit}"),
-        ));
-    }
-    None
-}
-
-/// The user of a client on this machine, if it is not one whose clients are served.
-fn stranger(stream: &mio::net::TcpStream, peer: SocketAddr) -> Option<u32> {
-    let owner = crate::owner::of_connection(peer, stream.local_addr().ok()?)?;
-    (!owner.is_trusted()).then_some(owner.user)
-}
-
 /// Can it cost far more than the bytes it came in? All others cost about as much as their bytes, or as the reply.
 fn is_dear(command: &Command<'_>) -> bool {
     matches!(command, Command::Info | Command::Call(Request::Append { .. } | Request::ListKeys))
@@ -869,46 +589,4 @@ fn is_heavy(command: &Command<'_>) -> bool {
 #[cold]
 fn refuse(closed: Closed, reason: String) -> End {
     End::Refused(closed, reason)
-}
-
-/// Out of descriptors or memory, as opposed to a connection that went away.
-fn is_exhaustion(error: &io::Error) -> bool {
-    use rustix::io::Errno;
-    let errno = Errno::from_io_error(error);
-    [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM].map(Some).contains(&errno)
-}
-
-/// A log that strangers can fill is a weapon: a few lines a second, then a count.
-#[derive(Debug)]
-struct LogBudget {
-    left: u32,
-    suppressed: u64,
-    renewed: Instant,
-}
-
-impl LogBudget {
-    fn new(now: Instant) -> Self {
-        LogBudget { left: LOG_LINES, suppressed: 0, renewed: now }
-    }
-
-    fn allows(&mut self) -> bool {
-        if self.left == 0 {
-            self.suppressed += 1;
-            return false;
-        }
-        self.left -= 1;
-        true
-    }
-
-    /// A new second, new lines; and one about those that were swallowed.
-    fn renew(&mut self, now: Instant) -> Option<String> {
-        if now.duration_since(self.renewed) < Duration::from_secs(1) {
-            return None;
-        }
-        self.renewed = now;
-        self.left = LOG_LINES;
-        let suppressed = std::mem::take(&mut self.suppressed);
-        (suppressed > 0)
-            .then(|| format!("store server closed {suppressed} more connections for such reasons"))
-    }
 }

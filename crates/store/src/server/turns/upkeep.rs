@@ -1,0 +1,168 @@
+//! What is done between the turns of clients: orders, clocks, memory, connections that take too long.
+
+use std::time::{Duration, Instant};
+
+use tenfold_base::show_duration;
+
+use super::{End, HELD_LIGHT, Loop, ROLLS_MAX, Turn, refuse};
+use crate::connection::{Connection, PROGRESS};
+use crate::server::roll::Roll;
+use crate::server::{Closed, Limits, Order};
+use crate::table::Forgetting;
+
+impl Loop {
+    pub(super) fn count_memory(&mut self, connection: &mut Connection) {
+        let held = connection.held();
+        self.buffered = self.buffered + held - connection.counted;
+        connection.counted = held;
+    }
+
+    /// A store that is full still answers: buffers may go an eighth beyond what it may hold.
+    pub(super) fn memory_max(&self) -> usize {
+        self.limits.table.bytes + self.limits.table.bytes / 8
+    }
+
+    pub(super) fn is_over_memory(&self) -> bool {
+        self.table.bytes() + self.buffered > self.memory_max()
+    }
+
+    /// Closes connections until memory is within its limit: first those that have hoarded for longest, and not the one that
+    /// happens to ask now, which grows in `slot`.
+    #[cold]
+    pub(super) fn relieve(&mut self, slot: usize) {
+        while self.is_over_memory() {
+            let hoards = |connection: &Connection| {
+                let since = connection.hoards_since().filter(|_| connection.counted > HELD_LIGHT);
+                since.map(|since| (since, std::cmp::Reverse(connection.counted)))
+            };
+            let all = self.connections.iter().enumerate();
+            let hoarders = all.filter_map(|(slot, connection)| Some((hoards(connection.as_deref()?)?, slot)));
+            let worst = hoarders.min().map_or(slot, |(_, slot)| slot);
+            let Some(connection) = self.connections[worst].take_if(|worst| worst.counted > HELD_LIGHT) else {
+                return; // what is held is the table's, or little by each
+            };
+            let (held, limit) = (connection.counted, self.memory_max());
+            let reason =
+                format!("it holds {held} bytes of buffers and the server is at its limit of {limit} bytes");
+            self.close(Turn { connection, slot: worst, messages: 0 }, refuse(Closed::Memory, reason));
+        }
+    }
+
+    pub(super) fn tick(&mut self) {
+        self.table.sweep();
+        self.surveys.tidy(self.now);
+        if let Some(line) = self.log.renew(self.now) {
+            tracing::warn!("{line}");
+        }
+        for slot in 0..self.connections.len() {
+            let Some(connection) = &self.connections[slot] else { continue };
+            if let Some(end) = overdue(connection, &self.limits, self.now) {
+                let connection = self.connections[slot].take().expect("it was just looked at");
+                self.close(Turn { connection, slot, messages: 0 }, end);
+            }
+        }
+        self.flush_woken();
+    }
+
+    pub(super) fn obey(&mut self) {
+        while let Ok(order) = self.inbox.try_recv() {
+            match order {
+                // An asker that left is fine, here and below.
+                Order::Tell { waiters, answer } => drop(answer.send(self.facts(waiters))),
+                Order::Values { keys, answer } => {
+                    drop(answer.send(keys.iter().map(|key| self.table.value(key)).collect()));
+                }
+                Order::Forget { all_but, answer } => {
+                    self.forgetting.push_back((Forgetting::new(&self.table, all_but), answer));
+                }
+                Order::Slowest(answer) => drop(answer.send(self.slowest.list(self.now))),
+                Order::Clients { limit, answer } => {
+                    if self.rolls.len() < ROLLS_MAX {
+                        self.rolls.push_back(Roll::new(limit, answer));
+                    }
+                }
+                Order::Survey { prefix, answer } => self.surveys.ask(prefix, answer, &self.table, self.now),
+                Order::Stop { grace } => {
+                    self.stop_at = Some(self.now + grace);
+                    for mut listener in self.listeners.drain(..) {
+                        let _ = self.poll.registry().deregister(&mut *listener);
+                    }
+                }
+            }
+        }
+    }
+
+    /// A little of what those who look at the server want to know; then clients have their turns again.
+    #[cold]
+    pub(super) fn look_around(&mut self, is_idle: bool) {
+        if let Some(roll) = self.rolls.front_mut()
+            && roll.step(&self.connections, &self.table)
+        {
+            let roll = self.rolls.pop_front().expect("it was just looked at");
+            roll.answer(self.count, self.now);
+        }
+        if let Some((forgetting, _)) = self.forgetting.front_mut()
+            && forgetting.step(&mut self.table)
+            && let Some((forgetting, answer)) = self.forgetting.pop_front()
+        {
+            let _ = answer.send(forgetting.count()); // an asker that left is fine
+        }
+        // Where nobody waits one step is enough: the loop comes back at once, and looks for clients before.
+        while self.surveys.is_due(is_idle, self.now) {
+            self.surveys.step(&self.table, Instant::now);
+            if is_idle {
+                break;
+            }
+        }
+    }
+
+    /// Tells the table how many seconds have passed.
+    #[cold]
+    pub(super) fn count_seconds(&mut self) {
+        let seconds = self.now.duration_since(self.started).as_secs();
+        self.next_second = self.started + Duration::from_secs(seconds + 1);
+        self.table.set_seconds(seconds as u32); // 136 years
+    }
+
+    /// What has arrived is answered before the end, as far as the sockets take it.
+    pub(super) fn last_words(&mut self, buffer: &mut [u8]) {
+        self.dear.open();
+        for slot in 0..self.connections.len() {
+            if let Some(Some(connection)) = self.connections.get_mut(slot) {
+                connection.in_line = false;
+            }
+            self.hear(slot, false);
+            self.serve(slot, buffer);
+        }
+        while let Some(slot) = self.again.pop() {
+            self.flush(slot);
+        }
+    }
+}
+
+pub(super) fn overdue(connection: &Connection, limits: &Limits, now: Instant) -> Option<End> {
+    let over = |since: Instant, limit: Duration| now.duration_since(since) >= limit;
+    if !connection.validated && over(connection.since, limits.handshake_timeout) {
+        let limit = show_duration(limits.handshake_timeout);
+        return Some(refuse(Closed::HandshakeTimeout, format!("it did not say hello within {limit}")));
+    }
+    if connection.message_since.is_some_and(|since| over(since, limits.message_timeout))
+        && connection.output.is_empty()
+        && !connection.in_line
+    {
+        let (got, limit) = (connection.input.len(), show_duration(limits.message_timeout));
+        let reason = format!(
+            "it did not finish a message within {limit}: {got} bytes of at least {}",
+            connection.needs
+        );
+        return Some(refuse(Closed::MessageTimeout, reason));
+    }
+    if connection.stalled_since.is_some_and(|since| over(since, limits.write_timeout)) {
+        let (unsent, limit) = (connection.output.len(), show_duration(limits.write_timeout));
+        return Some(refuse(
+            Closed::WriteTimeout,
+            format!("it took fewer than {PROGRESS} of the {unsent} bytes it asked for in {limit}"),
+        ));
+    }
+    None
+}
