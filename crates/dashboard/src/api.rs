@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
+use tenfold_base::Exposition;
 use tenfold_http::{QueryError, Request, Response};
 use tenfold_store::{Clients, Facts, Server, Survey, WaiterFacts};
 
@@ -196,7 +197,7 @@ impl Board {
     fn metrics(&self, now: Now) -> Response {
         let facts = self.facts_with(Facts::WAITERS_MAX);
         let runs = self.described(&facts.waiters, now);
-        Response::new(200, metrics::CONTENT_TYPE, metrics::page(&facts, &process(), &runs).into_bytes())
+        Response::new(200, Exposition::CONTENT_TYPE, metrics::page(&facts, &process(), &runs).into_bytes())
     }
 }
 

@@ -1,12 +1,9 @@
 //! The same facts for Prometheus: its text format, version 0.0.4.
 
-use std::fmt::{Display, Write as _};
-
+use tenfold_base::Exposition;
 use tenfold_store::Facts;
 
 use super::runs::{NodeStatus, Run};
-
-pub(super) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// What a rank may be, and zero of each is worth saying: an alert on `missing` needs a number.
 const RANK_STATES: [&str; 4] = ["running", "stopped", "ended", "missing"];
@@ -20,19 +17,19 @@ pub(super) struct Process {
 }
 
 pub(super) fn page(facts: &Facts, process: &Process, runs: &[Run]) -> String {
-    let mut page = Page::default();
+    let mut page = Exposition::default();
     store(&mut page, facts);
     page.gauge("tenfold_build_info", "Which tenfold this is; the number is always 1.");
-    page.labelled(&[("version", env!("CARGO_PKG_VERSION"))], 1);
+    page.labelled(&[("version", &env!("CARGO_PKG_VERSION"))], 1);
     page.gauge("process_resident_memory_bytes", "Memory of the process that hosts the store.");
     page.number(process.memory_bytes);
     page.counter("process_cpu_seconds_total", "Processor time of the process that hosts the store.");
     page.number(process.cpu_seconds);
     jobs(&mut page, runs);
-    page.text
+    page.into_text()
 }
 
-fn store(page: &mut Page, facts: &Facts) {
+fn store(page: &mut Exposition, facts: &Facts) {
     page.counter("tenfold_store_operations_total", "Operations that were served.");
     for (operation, count) in &facts.operations {
         page.labelled(&[("operation", operation)], count);
@@ -41,7 +38,7 @@ fn store(page: &mut Page, facts: &Facts) {
     for (reason, count) in &facts.closed {
         // The name it has in JSON too.
         let reason = serde_json::to_value(reason).unwrap_or_default();
-        page.labelled(&[("reason", reason.as_str().unwrap_or("other"))], count);
+        page.labelled(&[("reason", &reason.as_str().unwrap_or("other"))], count);
     }
     let counters = [
         ("tenfold_store_accepted_total", "Connections that were accepted.", facts.accepted),
@@ -74,7 +71,7 @@ fn store(page: &mut Page, facts: &Facts) {
     page.number(facts.uptime_seconds);
 }
 
-fn jobs(page: &mut Page, runs: &[Run]) {
+fn jobs(page: &mut Exposition, runs: &[Run]) {
     if runs.is_empty() {
         return;
     }
@@ -82,7 +79,7 @@ fn jobs(page: &mut Page, runs: &[Run]) {
     for run in runs {
         for state in RANK_STATES {
             let count = ranks(run).filter(|rank| rank.state() == state).count();
-            page.labelled(&[("run", &run.id), ("state", state)], count);
+            page.labelled(&[("run", &run.id), ("state", &state)], count);
         }
     }
     page.gauge("tenfold_run_ranks_joined", "Ranks of a job that have connected to the store.");
@@ -97,7 +94,7 @@ fn jobs(page: &mut Page, runs: &[Run]) {
     for run in runs {
         for status in NodeStatus::ALL {
             let count = run.nodes.iter().filter(|node| node.status == status).count();
-            page.labelled(&[("run", &run.id), ("status", status.name())], count);
+            page.labelled(&[("run", &run.id), ("status", &status.name())], count);
         }
     }
     page.gauge("tenfold_run_round", "Number of the round: how often the ranks were started again.");
@@ -112,48 +109,6 @@ fn jobs(page: &mut Page, runs: &[Run]) {
 
 fn ranks(run: &Run) -> impl Iterator<Item = &super::runs::Rank> {
     run.nodes.iter().flat_map(|node| &node.ranks)
-}
-
-/// Writes one metric after the other: first what it is, then its numbers.
-#[derive(Debug, Default)]
-struct Page {
-    text: String,
-    name: &'static str,
-}
-
-impl Page {
-    fn counter(&mut self, name: &'static str, help: &str) {
-        self.begin(name, help, "counter");
-    }
-
-    fn gauge(&mut self, name: &'static str, help: &str) {
-        self.begin(name, help, "gauge");
-    }
-
-    fn begin(&mut self, name: &'static str, help: &str, kind: &str) {
-        self.name = name;
-        self.write(format_args!("# HELP {name} {help}\n# TYPE {name} {kind}\n"));
-    }
-
-    fn number(&mut self, number: impl Display) {
-        let name = self.name;
-        self.write(format_args!("{name} {number}\n"));
-    }
-
-    fn labelled(&mut self, labels: &[(&str, &str)], number: impl Display) {
-        let show = |(label, value): &(&str, &str)| format!("{label}=\"{}\"", escape(value));
-        let labels: Vec<String> = labels.iter().map(show).collect();
-        let (name, labels) = (self.name, labels.join(","));
-        self.write(format_args!("{name}{{{labels}}} {number}\n"));
-    }
-
-    fn write(&mut self, text: std::fmt::Arguments<'_>) {
-        self.text.write_fmt(text).expect("a string takes everything");
-    }
-}
-
-fn escape(value: &str) -> String {
-    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 #[cfg(test)]

@@ -18,11 +18,12 @@
 //! # Ok::<(), tenfold::Error>(())
 //! ```
 
-use std::fmt::Write as _;
+use std::fmt::{Display, Write as _};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use tenfold_base::Exposition;
 use tenfold_plan::Rank;
 
 use crate::OpKind;
@@ -312,96 +313,65 @@ pub fn prometheus() -> String {
 
 /// `own` is how late this rank is in each group: with a series for each rank that it sees, n ranks had n² of them.
 fn render(all: &[OperationMetrics], own: &[Straggler]) -> String {
-    let mut text = String::new();
-    let mut counter = |name: &str, help: &str, value: fn(&OperationMetrics) -> String, kind: &str| {
-        let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    let mut page = Exposition::default();
+    let each = |page: &mut Exposition, value: fn(&OperationMetrics) -> String| {
         for one in all {
-            let _ = writeln!(text, "{name}{{{}}} {}", labels(one), value(one));
+            page.labelled(&labels(one), value(one));
         }
     };
-    counter(
-        "tenfold_operations_total",
-        "Operations that ended well.",
-        |one| one.count.to_string(),
-        "counter",
-    );
-    counter(
-        "tenfold_operations_failed_total",
-        "Operations that failed.",
-        |one| one.failed.to_string(),
-        "counter",
-    );
-    counter(
+    page.counter("tenfold_operations_total", "Operations that ended well.");
+    each(&mut page, |one| one.count.to_string());
+    page.counter("tenfold_operations_failed_total", "Operations that failed.");
+    each(&mut page, |one| one.failed.to_string());
+    page.counter(
         "tenfold_operation_bytes_total",
         "Bytes of the larger side, input or output, of operations that ended well.",
-        |one| one.bytes.to_string(),
-        "counter",
     );
-    counter(
+    each(&mut page, |one| one.bytes.to_string());
+    page.gauge(
         "tenfold_operation_wait_max_seconds",
         "The longest that an operation stood still because of other ranks.",
-        |one| one.wait_max.as_secs_f64().to_string(),
-        "gauge",
     );
-    histogram(&mut text, all, ("tenfold_operation_duration_seconds", "From the call to the end."), |one| {
-        (&one.durations, one.duration)
-    });
-    histogram(
-        &mut text,
-        all,
-        ("tenfold_operation_wait_seconds", "How long operations stood still because of other ranks."),
-        |one| (&one.waits, one.wait),
+    each(&mut page, |one| one.wait_max.as_secs_f64().to_string());
+    page.histogram("tenfold_operation_duration_seconds", "From the call to the end.");
+    histogram(&mut page, all, |one| (&one.durations, one.duration));
+    page.histogram(
+        "tenfold_operation_wait_seconds",
+        "How long operations stood still because of other ranks.",
     );
-    histogram(
-        &mut text,
-        all,
-        (
-            "tenfold_arrival_skew_seconds",
-            "How long after the first rank the last one came, in a sample of collectives.",
-        ),
-        |one| (&one.skews, one.skew),
+    histogram(&mut page, all, |one| (&one.waits, one.wait));
+    page.histogram(
+        "tenfold_arrival_skew_seconds",
+        "How long after the first rank the last one came, in a sample of collectives.",
     );
-    let name = "tenfold_rank_lateness_seconds";
-    let _ = writeln!(
-        text,
-        "# HELP {name} How long after the first rank this one came, in a sample of collectives."
+    histogram(&mut page, all, |one| (&one.skews, one.skew));
+    page.summary(
+        "tenfold_rank_lateness_seconds",
+        "How long after the first rank this one came, in a sample of collectives.",
     );
-    let _ = writeln!(text, "# TYPE {name} summary");
     for one in own {
-        let labels = format!("group=\"{}\",rank=\"{}\"", escape(&one.group), one.rank);
-        let sum = one.mean.as_secs_f64() * one.samples as f64;
-        let _ = writeln!(text, "{name}_sum{{{labels}}} {sum}\n{name}_count{{{labels}}} {}", one.samples);
+        let labels: [(&str, &dyn Display); 2] = [("group", &one.group), ("rank", &one.rank)];
+        page.part("_sum", &labels, one.mean.as_secs_f64() * one.samples as f64);
+        page.part("_count", &labels, one.samples);
     }
-    text
+    page.into_text()
 }
 
 fn histogram(
-    text: &mut String,
+    page: &mut Exposition,
     all: &[OperationMetrics],
-    (name, help): (&str, &str),
     of: fn(&OperationMetrics) -> (&[u64; BUCKETS], Duration),
 ) {
-    let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} histogram");
     for one in all {
-        let (labels, (buckets, sum)) = (labels(one), of(one));
-        let mut total = 0;
-        for (bucket, count) in buckets.iter().enumerate() {
-            total += count;
-            let bound =
-                bucket_bound(bucket).map_or("+Inf".to_string(), |bound| bound.as_secs_f64().to_string());
-            let _ = writeln!(text, "{name}_bucket{{{labels},le=\"{bound}\"}} {total}");
-        }
-        let _ = writeln!(text, "{name}_sum{{{labels}}} {}", sum.as_secs_f64());
-        let _ = writeln!(text, "{name}_count{{{labels}}} {total}");
+        let (counts, sum) = of(one);
+        let bound = |bucket| bucket_bound(bucket).map(|bound| bound.as_secs_f64());
+        let buckets = counts.iter().enumerate().map(|(bucket, count)| (bound(bucket), *count));
+        page.distribution(&labels(one), buckets, sum.as_secs_f64());
     }
 }
 
-fn labels(one: &OperationMetrics) -> String {
-    format!("group=\"{}\",rank=\"{}\",op=\"{}\"", escape(&one.group), one.rank, one.operation)
-}
-
-fn escape(label: &str) -> String {
-    label.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+fn labels(one: &OperationMetrics) -> [(&str, &dyn Display); 3] {
+    [("group", &one.group), ("rank", &one.rank), ("op", &one.operation)]
 }
 
 #[cfg(test)]

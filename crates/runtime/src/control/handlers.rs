@@ -35,7 +35,7 @@ pub(super) fn built_in() -> BTreeMap<String, Handler> {
 
 /// Prometheus' text, for `GET /metrics` too.
 pub(super) fn metrics() -> Response {
-    Response::new(200, "text/plain; version=0.0.4; charset=utf-8", numbers::prometheus())
+    Response::new(200, tenfold_base::Exposition::CONTENT_TYPE, numbers::prometheus())
 }
 
 /// Well, unless a group that this process still has can no longer be used. Which ones is more than c10d says.
