@@ -29,7 +29,8 @@ fn all_reduce(rounds: u32) -> tenfold::Result<f64> {
         let mut tensor = Buffer::zeros(DType::F32, 2);
         Ok(best(rounds, |times| {
             for _ in 0..times {
-                let work = group.all_reduce(tensor.lend(), ReduceOp::Sum).expect("nothing is wrong with it");
+                let work =
+                    group.start_all_reduce(tensor.lend(), ReduceOp::Sum).expect("nothing is wrong with it");
                 work.wait().expect("nobody else is needed");
             }
         }))

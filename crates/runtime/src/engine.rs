@@ -760,7 +760,7 @@ mod tests {
         let outcome = Group::threads_with(size, &options, |group| {
             assert!(is_crowded(&group));
             let alone = group.subgroup(&[group.rank()], Options::new(format!("alone{}", group.rank())));
-            group.barrier()?.wait()?;
+            group.start_barrier()?.wait()?;
             let alone = alone?.expect("this rank is in it");
             assert!(is_crowded(&alone));
             drop(group);
@@ -783,7 +783,7 @@ mod tests {
                 .collect();
             // Waits all the time, so that it completes operations of the others and does not leave.
             let mut word = Buffer::zeros(DType::U8, 1);
-            let last = (group.rank() == 0).then(|| group.recv(word.lend(), 1, 0).unwrap());
+            let last = (group.rank() == 0).then(|| group.start_recv(word.lend(), 1, 0).unwrap());
             std::thread::scope(|scope| {
                 scope.spawn(|| last.map(|last| last.wait().unwrap()));
                 for (index, group) in groups.iter().enumerate() {
@@ -794,13 +794,13 @@ mod tests {
                             if group.rank() == 1 && (round + index) % 3 == 0 {
                                 std::thread::sleep(Duration::from_micros(300 * index as u64));
                             }
-                            group.all_reduce(tensor.lend(), ReduceOp::Sum).unwrap().wait().unwrap();
+                            group.start_all_reduce(tensor.lend(), ReduceOp::Sum).unwrap().wait().unwrap();
                         }
                     });
                 }
             });
             if group.rank() == 1 {
-                group.send(Buffer::zeros(DType::U8, 1).lend(), 0, 0)?.wait()?;
+                group.start_send(Buffer::zeros(DType::U8, 1).lend(), 0, 0)?.wait()?;
             }
             Ok(())
         });

@@ -17,7 +17,7 @@ use crate::work::Work;
 /// use tenfold::{Backend as _, FakeGroup, ReduceOp, Buffer};
 /// let group = FakeGroup::new(3, 1024);
 /// let mut tensor = Buffer::from_slice(&[1.0_f32]);
-/// group.all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()?;
+/// group.start_all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()?;
 /// assert_eq!(tensor.as_slice::<f32>(), [1.0]);
 /// # Ok::<(), tenfold::Error>(())
 /// ```
@@ -63,7 +63,7 @@ impl Backend for FakeGroup {
 
 fn copy_to_each(input: &BufferView, outputs: &[BufferView]) {
     for output in outputs.iter().filter(|output| output.byte_len() == input.byte_len()) {
-        output.span().copy_from(input.span().bytes());
+        output.span().copy_from(input.bytes());
     }
 }
 
@@ -72,7 +72,7 @@ fn repeat(input: &BufferView, output: &BufferView) {
     let part = input.byte_len();
     let parts = output.byte_len().checked_div(part).unwrap_or(0);
     for start in (0..parts).map(|number| number * part) {
-        output.span().part(start, start + part).copy_from(input.span().bytes());
+        output.span().part(start, start + part).copy_from(input.bytes());
     }
 }
 
@@ -86,8 +86,8 @@ mod tests {
     fn program(group: &impl Backend) -> Result<Vec<f32>> {
         let mut own = Buffer::from_slice(&[group.rank() as f32 + 1.0]);
         let mut all = Buffer::zeros(DType::F32, group.size());
-        group.all_gather_into(all.lend(), own.lend())?.wait()?;
-        group.barrier()?.wait()?;
+        group.start_all_gather_into(all.lend(), own.lend())?.wait()?;
+        group.start_barrier()?.wait()?;
         Ok(all.as_slice::<f32>().to_vec())
     }
 

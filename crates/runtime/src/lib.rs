@@ -9,7 +9,7 @@
 //! // Four ranks as threads; processes that `tenfold run` starts call `Group::from_environment` instead.
 //! let sums = Group::threads(4, |group| {
 //!     let mut gradients = Buffer::from_slice(&[1.0_f32, 2.0, 3.0]);
-//!     group.all_reduce(gradients.lend(), ReduceOp::Avg)?.wait()?;
+//!     group.start_all_reduce(gradients.lend(), ReduceOp::Avg)?.wait()?;
 //!     Ok(gradients.as_slice::<f32>().to_vec())
 //! })?;
 //! assert_eq!(sums[3], [1.0, 2.0, 3.0]);
@@ -58,7 +58,7 @@ pub use fake::FakeGroup;
 pub use fault::{Error, ErrorKind, Fault, Result, Scene};
 pub use group::{Group, Options, Place, SparseTensor, StuckPolicy, StuckReport, find_nan};
 pub use label::{Label, OpKind};
-pub use tenfold_memory::{Buffer, BufferView, CustomOp, DType, Element, ReduceOp, Region, UnknownOp, lend};
+pub use tenfold_memory::{Buffer, BufferView, CustomOp, DType, Element, ReduceOp, Region, UnknownOp};
 pub use tenfold_plan::{Rank, Topology};
 pub use tenfold_store as store;
 pub use work::Work;

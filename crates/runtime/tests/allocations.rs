@@ -11,9 +11,9 @@ fn count() -> Vec<u64> {
     Group::threads(1, |group| {
         let (mut one, mut two) = (Buffer::zeros(DType::F32, 2), Buffer::zeros(DType::F32, 2));
         let mut calls: [Box<dyn FnMut() -> tenfold::Result<()> + '_>; 3] = [
-            Box::new(|| group.all_reduce(one.lend(), ReduceOp::Sum)?.wait()),
-            Box::new(|| group.barrier()?.wait()),
-            Box::new(|| group.broadcast(two.lend(), 0)?.wait()),
+            Box::new(|| group.start_all_reduce(one.lend(), ReduceOp::Sum)?.wait()),
+            Box::new(|| group.start_barrier()?.wait()),
+            Box::new(|| group.start_broadcast(two.lend(), 0)?.wait()),
         ];
         let mut counts = Vec::new();
         for call in &mut calls {

@@ -42,7 +42,7 @@ fn sum_before_and_after(rank: &Rank) {
         }
         let mut tensor = Buffer::zeros(DType::F32, 10_000);
         tensor.as_mut_slice::<f32>().fill(1.0);
-        let work = group.all_reduce(tensor.lend(), ReduceOp::Sum);
+        let work = group.start_all_reduce(tensor.lend(), ReduceOp::Sum);
         match work.and_then(|work| work.wait()) {
             Ok(()) => {
                 assert!(tensor.as_slice::<f32>().iter().all(|value| *value == rank.size as f32));

@@ -122,7 +122,7 @@ fn begin_alike(group: &Group, model: &mut Model) -> Result<()> {
 
 fn over_all_ranks(group: &Group, number: f32, op: ReduceOp) -> Result<f32> {
     let mut tensor = Buffer::from_slice(&[number]);
-    group.all_reduce(tensor.lend(), op)?.wait()?;
+    group.start_all_reduce(tensor.lend(), op)?.wait()?;
     Ok(tensor.as_slice::<f32>()[0])
 }
 

@@ -75,7 +75,7 @@ impl Group {
     /// // tenfold run -n 4 target/release/my_program
     /// let group = Group::from_environment(Options::default())?;
     /// let mut tensor = Buffer::from_slice(&[group.rank() as f32]);
-    /// group.all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()?;
+    /// group.start_all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()?;
     /// println!("rank {} of {}: {:?}", group.rank(), group.size(), tensor.as_slice::<f32>());
     /// # Ok::<(), tenfold::Error>(())
     /// ```

@@ -21,7 +21,7 @@ use crate::work::{Recorded, Shared, Work};
 const TAGS_RESERVED: u32 = u32::MAX - 15;
 
 impl Group {
-    pub(crate) fn start_send(&self, tensor: BufferView, to: Rank, tag: u32) -> Result<Work> {
+    pub(crate) fn begin_send(&self, tensor: BufferView, to: Rank, tag: u32) -> Result<Work> {
         self.check_tag(OpKind::Send, tag)?;
         if self.inner.checks_numbers {
             let label = Label::new(OpKind::Send, 0).elements(tensor.dtype(), tensor.elements()).tag(tag);
@@ -39,7 +39,7 @@ impl Group {
         })
     }
 
-    pub(crate) fn start_recv(&self, tensor: BufferView, from: Rank, tag: u32) -> Result<Work> {
+    pub(crate) fn begin_recv(&self, tensor: BufferView, from: Rank, tag: u32) -> Result<Work> {
         self.check_tag(OpKind::Recv, tag)?;
         self.recv_tagged(tensor, from, tag)
     }
@@ -53,7 +53,7 @@ impl Group {
         })
     }
 
-    pub(crate) fn start_recv_any(&self, tensor: BufferView, tag: u32) -> Result<Work> {
+    pub(crate) fn begin_recv_any(&self, tensor: BufferView, tag: u32) -> Result<Work> {
         let label = Label::new(OpKind::RecvAnySource, 0).elements(tensor.dtype(), tensor.elements()).tag(tag);
         self.check_tag(OpKind::RecvAnySource, tag)?;
         if self.size() == 1 {

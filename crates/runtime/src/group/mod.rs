@@ -181,7 +181,7 @@ impl Options {
 ///
 /// let ranks = Group::threads(4, |group| {
 ///     let mut tensor = Buffer::from_slice(&[group.rank() as f32; 3]);
-///     group.all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()?;
+///     group.start_all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()?;
 ///     Ok(tensor.as_slice::<f32>().to_vec())
 /// })?;
 /// assert!(ranks.iter().all(|sums| sums == &[6.0, 6.0, 6.0]));
@@ -404,7 +404,7 @@ impl Group {
     ///     let (mut tensor, region) = Buffer::in_file(DType::F32, 1000).expect("there is memory");
     ///     let registration = group.register(&region)?;
     ///     tensor.as_mut_slice::<f32>().fill(1.0);
-    ///     group.all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()?;
+    ///     group.start_all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()?;
     ///     assert_eq!(tensor.as_slice::<f32>()[999], 2.0);
     ///     drop(registration);
     ///     Ok(())

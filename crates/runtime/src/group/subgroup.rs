@@ -103,7 +103,7 @@ impl Group {
     pub(crate) fn exchange<const N: usize>(&self, own: &[i64; N]) -> Result<Vec<[i64; N]>> {
         let mut input = Buffer::from_slice(own);
         let mut output = Buffer::zeros(tenfold_memory::DType::I64, N * self.size());
-        self.all_gather_into(output.lend(), input.lend())?.wait()?;
+        self.start_all_gather_into(output.lend(), input.lend())?.wait()?;
         let (numbers, _) = output.as_slice::<i64>().as_chunks::<N>();
         Ok(numbers.to_vec())
     }

@@ -10,7 +10,7 @@
 //!
 //! Group::threads(2, |group| {
 //!     let mut tensor = Buffer::from_slice(&[1.0_f32, 2.0]);
-//!     group.all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()?;
+//!     group.start_all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()?;
 //!     Ok(())
 //! })?;
 //! let entries = recorder::entries();

@@ -94,7 +94,7 @@ fn same_bits(group: &Group, dtypes: &[DType], limits: &[usize], seed: u64) -> Re
         reducer.finish()?;
         for (number, param) in params.iter().enumerate() {
             let mut plain = tensor(param, &divided(param, &own(number), size, copied(number)));
-            group.all_reduce(plain.lend(), ReduceOp::Sum)?.wait()?;
+            group.start_all_reduce(plain.lend(), ReduceOp::Sum)?.wait()?;
             assert_eq!(
                 reducer.gradient_bytes(number)?,
                 plain.as_bytes(),

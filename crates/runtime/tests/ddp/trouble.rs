@@ -46,11 +46,11 @@ fn a_parameter_that_is_ready_twice_fails_everybody() {
             );
             assert_eq!(reducer.logger().data().integers["has_error"], 1);
             assert_eq!(reducer.logger().data().strings["error"], error.to_string());
-            group.barrier()?.wait()?;
+            group.start_barrier()?.wait()?;
             return Err(error);
         }
         let failed = reducer.grad_ready(0).and_then(|()| reducer.finish());
-        group.barrier()?.wait()?; // the caller's group goes on
+        group.start_barrier()?.wait()?; // the caller's group goes on
         failed
     });
     assert_eq!(

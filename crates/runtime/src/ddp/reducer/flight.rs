@@ -23,7 +23,7 @@ impl Reducer {
             }
             let launched = match &mut self.options.hook {
                 Some(hook) => hook.launch(bucket, &self.group),
-                None => self.group.all_reduce(bucket.buffer_mut().lend(), ReduceOp::Sum).map(Some),
+                None => self.group.start_all_reduce(bucket.buffer_mut().lend(), ReduceOp::Sum).map(Some),
             };
             match launched {
                 Ok(work) => self.works[index] = work,
@@ -39,11 +39,11 @@ impl Reducer {
         let mut map = self.used_map();
         let mut asked = None;
         if learns {
-            asked = Some(self.group.all_reduce(map.lend(), ReduceOp::Sum));
+            asked = Some(self.group.start_all_reduce(map.lend(), ReduceOp::Sum));
         }
         self.launch(rest)?;
         if asks && !learns {
-            asked = Some(self.group.all_reduce(map.lend(), ReduceOp::Sum));
+            asked = Some(self.group.start_all_reduce(map.lend(), ReduceOp::Sum));
         }
         for index in 0..self.memory.len() {
             if let Err(error) = self.land_bucket(index) {
@@ -133,7 +133,7 @@ impl Reducer {
         }
         let own: Vec<i64> = self.buckets.arrival().iter().map(|param| *param as i64).collect();
         let mut order = Buffer::from_slice(&own);
-        let sent = self.group.broadcast(order.lend(), 0).and_then(|work| work.wait());
+        let sent = self.group.start_broadcast(order.lend(), 0).and_then(|work| work.wait());
         sent.map_err(|error| self.broken(None, error))?;
         let order: Vec<usize> = order.as_slice::<i64>().iter().map(|param| *param as usize).collect();
         if !is_order_of(&order, self.params.len()) {

@@ -414,7 +414,7 @@ mod tests {
         scene.say(TCP, &hello(HONEST, data), 0);
         scene.lines[TCP] = None;
         let mut tensor = Buffer::zeros(DType::F32, 1);
-        let error = scene.group.recv(tensor.lend(), 1, 0).unwrap().wait().unwrap_err();
+        let error = scene.group.start_recv(tensor.lend(), 1, 0).unwrap().wait().unwrap_err();
         assert_eq!((error.kind(), error.peer()), (ErrorKind::PeerLost, Some(1)), "{error}");
         assert!(error.message().starts_with("the connection with rank 1 ("), "{error}");
         assert!(error.to_string().contains("hint: that rank is alive; check the network "), "{error}");
