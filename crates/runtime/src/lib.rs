@@ -4,17 +4,20 @@
 //! shared memory, between hosts over TCP; which is which is found out when they meet. A rank may also be a thread.
 //!
 //! ```
-//! use tenfold::{Group, ReduceOp, Buffer};
+//! use tenfold::{Group, ReduceOp};
 //!
 //! // Four ranks as threads; processes that `tenfold run` starts call `Group::from_environment` instead.
-//! let sums = Group::threads(4, |group| {
-//!     let mut gradients = Buffer::from_slice(&[1.0_f32, 2.0, 3.0]);
-//!     group.start_all_reduce(gradients.lend(), ReduceOp::Avg)?.wait()?;
-//!     Ok(gradients.as_slice::<f32>().to_vec())
+//! let averages = Group::threads(4, |group| {
+//!     let mut gradients = [1.0_f32, 2.0, 3.0];
+//!     group.all_reduce(&mut gradients, ReduceOp::Avg)?;
+//!     Ok(gradients)
 //! })?;
-//! assert_eq!(sums[3], [1.0, 2.0, 3.0]);
+//! assert_eq!(averages[3], [1.0, 2.0, 3.0]);
 //! # Ok::<(), tenfold::Error>(())
 //! ```
+//!
+//! Every operation has three forms: [`Group::all_reduce`] blocks, [`Scope::all_reduce`] overlaps with other work on borrowed
+//! memory (see [`Group::scope`]), and [`Group::start_all_reduce`] takes a [`BufferView`] and returns a [`Work`].
 //!
 //! What a call does, in the order of the modules: `group` checks it and picks a plan; `engine` drives it, on the thread that
 //! waits; `run` executes the plan's steps; `transport` carries the messages; `fabric` knows the peers and watches
@@ -56,7 +59,7 @@ pub use environment::{KnownVariable, VARIABLES};
 pub use fabric::{ProgressEntry, Registration};
 pub use fake::FakeGroup;
 pub use fault::{Error, ErrorKind, Fault, Result, Scene};
-pub use group::{Group, Options, Place, SparseTensor, StuckPolicy, StuckReport, find_nan};
+pub use group::{Group, Options, Pending, Place, Scope, SparseTensor, StuckPolicy, StuckReport, find_nan};
 pub use label::{Label, OpKind};
 pub use tenfold_memory::{Buffer, BufferView, CustomOp, DType, Element, ReduceOp, Region, UnknownOp};
 pub use tenfold_plan::{Rank, Topology};
@@ -67,3 +70,8 @@ pub use work::Work;
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct Readme;
+
+/// And that of the guide to groups.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/groups.md")]
+struct Guide;

@@ -70,13 +70,13 @@ impl Group {
     /// `MASTER_ADDR` and `MASTER_PORT`.
     ///
     /// ```no_run
-    /// use tenfold::{Group, Options, ReduceOp, Buffer};
+    /// use tenfold::{Group, Options, ReduceOp};
     ///
     /// // tenfold run -n 4 target/release/my_program
     /// let group = Group::from_environment(Options::default())?;
-    /// let mut tensor = Buffer::from_slice(&[group.rank() as f32]);
-    /// group.start_all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()?;
-    /// println!("rank {} of {}: {:?}", group.rank(), group.size(), tensor.as_slice::<f32>());
+    /// let mut sum = [group.rank() as f32];
+    /// group.all_reduce(&mut sum, ReduceOp::Sum)?;
+    /// println!("rank {} of {}: {sum:?}", group.rank(), group.size());
     /// # Ok::<(), tenfold::Error>(())
     /// ```
     ///

@@ -16,6 +16,8 @@ mod messages;
 mod nan;
 mod planner;
 mod point_to_point;
+mod scope;
+mod slices;
 mod sparse;
 pub(crate) mod state;
 pub(crate) mod stuck;
@@ -45,6 +47,7 @@ pub use nan::find_nan;
 use planner::Planner;
 use state::GroupState;
 
+pub use scope::{Pending, Scope};
 pub use sparse::SparseTensor;
 pub use stuck::{StuckPolicy, StuckReport};
 
@@ -177,14 +180,14 @@ impl Options {
 /// parent's group: every call returns an error there.
 ///
 /// ```
-/// use tenfold::{Group, ReduceOp, Buffer};
+/// use tenfold::{Group, ReduceOp};
 ///
 /// let ranks = Group::threads(4, |group| {
-///     let mut tensor = Buffer::from_slice(&[group.rank() as f32; 3]);
-///     group.start_all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()?;
-///     Ok(tensor.as_slice::<f32>().to_vec())
+///     let mut values = [group.rank() as f32; 3];
+///     group.all_reduce(&mut values, ReduceOp::Sum)?;
+///     Ok(values)
 /// })?;
-/// assert!(ranks.iter().all(|sums| sums == &[6.0, 6.0, 6.0]));
+/// assert_eq!(ranks, [[6.0; 3]; 4]);
 /// # Ok::<(), tenfold::Error>(())
 /// ```
 #[derive(Clone)]
