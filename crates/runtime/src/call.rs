@@ -12,6 +12,16 @@ use crate::fault::Result;
 use crate::label::OpKind;
 use crate::work::Work;
 
+/// Tells messages between two ranks apart: a receive takes the first message that has its tag.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Tag(pub u32);
+
+impl From<u32> for Tag {
+    fn from(number: u32) -> Self {
+        Tag(number)
+    }
+}
+
 macro_rules! operations {
     ($($(#[$about:meta])* $name:ident($($argument:ident: $kind:ty),*) $variant:ident;)*) => {
         /// An operation of a group with its arguments. A method of [`Group`] starts each variant.
@@ -162,13 +172,13 @@ operations! {
     start_barrier() Barrier;
 
     /// Sends a tensor to rank `to`, which receives it with the same `tag`.
-    start_send(tensor: BufferView, to: Rank, tag: u32) Send;
+    start_send(tensor: BufferView, to: Rank, tag: Tag) Send;
 
     /// Receives what rank `from` sends with `tag`. A shorter message leaves the rest of the tensor as it is.
-    start_recv(tensor: BufferView, from: Rank, tag: u32) Recv;
+    start_recv(tensor: BufferView, from: Rank, tag: Tag) Recv;
 
     /// Receives what any rank sends with `tag`; [`Work::source`] is that rank.
-    start_recv_any(tensor: BufferView, tag: u32) RecvAny;
+    start_recv_any(tensor: BufferView, tag: Tag) RecvAny;
 }
 
 impl Backend for Group {
@@ -235,9 +245,9 @@ impl Group {
                 self.begin_all_to_all_single(output, input, &output_splits, &input_splits)
             }
             Call::Barrier {} => self.begin_barrier(),
-            Call::Send { tensor, to, tag } => self.begin_send(tensor, to, tag),
-            Call::Recv { tensor, from, tag } => self.begin_recv(tensor, from, tag),
-            Call::RecvAny { tensor, tag } => self.begin_recv_any(tensor, tag),
+            Call::Send { tensor, to, tag } => self.begin_send(tensor, to, tag.0),
+            Call::Recv { tensor, from, tag } => self.begin_recv(tensor, from, tag.0),
+            Call::RecvAny { tensor, tag } => self.begin_recv_any(tensor, tag.0),
         }
     }
 }

@@ -748,7 +748,7 @@ mod tests {
     use tenfold_memory::{Buffer, DType, ReduceOp};
 
     use super::*;
-    use crate::{Group, Options};
+    use crate::{Group, Options, Tag};
 
     /// Ranks that have left their large group and go on in a small one may spin again.
     #[test]
@@ -783,7 +783,7 @@ mod tests {
                 .collect();
             // Waits all the time, so that it completes operations of the others and does not leave.
             let mut word = Buffer::zeros(DType::U8, 1);
-            let last = (group.rank() == 0).then(|| group.start_recv(word.lend(), 1, 0).unwrap());
+            let last = (group.rank() == 0).then(|| group.start_recv(word.lend(), 1, Tag(0)).unwrap());
             std::thread::scope(|scope| {
                 scope.spawn(|| last.map(|last| last.wait().unwrap()));
                 for (index, group) in groups.iter().enumerate() {
@@ -800,7 +800,7 @@ mod tests {
                 }
             });
             if group.rank() == 1 {
-                group.start_send(Buffer::zeros(DType::U8, 1).lend(), 0, 0)?.wait()?;
+                group.start_send(Buffer::zeros(DType::U8, 1).lend(), 0, Tag(0))?.wait()?;
             }
             Ok(())
         });

@@ -3,10 +3,10 @@
 use tenfold_memory::BufferView;
 use tenfold_plan::Rank;
 
-use crate::Label;
 use crate::call::{Backend, Call};
 use crate::fault::Result;
 use crate::work::Work;
+use crate::{Label, Seat};
 
 /// A group whose other ranks are not there: everything is over at once, and nothing moves. As c10d's, for running one rank
 /// of a large job alone: to see that it gets through, what it allocates, what it would call.
@@ -14,8 +14,8 @@ use crate::work::Work;
 /// Tensors stay as they are, except that a gather to all fills every part with this rank's own.
 ///
 /// ```
-/// use tenfold::{Backend as _, FakeGroup, ReduceOp, Buffer};
-/// let group = FakeGroup::new(3, 1024);
+/// use tenfold::{Backend as _, Buffer, FakeGroup, ReduceOp, Seat};
+/// let group = FakeGroup::new(Seat { rank: 3, size: 1024 });
 /// let mut tensor = Buffer::from_slice(&[1.0_f32]);
 /// group.start_all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()?;
 /// assert_eq!(tensor.as_slice::<f32>(), [1.0]);
@@ -30,7 +30,7 @@ pub struct FakeGroup {
 impl FakeGroup {
     /// # Panics
     /// If there is no such rank.
-    pub fn new(rank: Rank, size: usize) -> Self {
+    pub fn new(Seat { rank, size }: Seat) -> Self {
         assert!(rank < size, "rank {rank} of {size}");
         FakeGroup { rank, size }
     }
@@ -94,6 +94,6 @@ mod tests {
     #[test]
     fn one_program_runs_on_a_real_group_and_on_a_fake_one() {
         assert_eq!(Group::threads(2, |group| program(&group)).unwrap(), [[1.0, 2.0], [1.0, 2.0]]);
-        assert_eq!(program(&FakeGroup::new(1, 3)).unwrap(), [2.0, 2.0, 2.0]);
+        assert_eq!(program(&FakeGroup::new(Seat { rank: 1, size: 3 })).unwrap(), [2.0, 2.0, 2.0]);
     }
 }

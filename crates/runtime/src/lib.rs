@@ -53,13 +53,15 @@ mod transport;
 mod wire;
 mod work;
 
-pub use call::{Backend, Call};
+pub use call::{Backend, Call, Tag};
 pub use debug_level::{DebugLevel, debug_level, set_debug_level, set_debug_level_from_env};
 pub use environment::{KnownVariable, VARIABLES};
 pub use fabric::{ProgressEntry, Registration};
 pub use fake::FakeGroup;
 pub use fault::{Error, ErrorKind, Fault, Result, Scene};
-pub use group::{Group, Options, Pending, Place, Scope, SparseTensor, StuckPolicy, StuckReport, find_nan};
+pub use group::{
+    Group, Options, Pending, Place, Scope, Seat, SparseTensor, StuckPolicy, StuckReport, find_nan,
+};
 pub use label::{Label, OpKind};
 pub use tenfold_memory::{Buffer, BufferView, CustomOp, DType, Element, ReduceOp, Region, UnknownOp};
 pub use tenfold_plan::{Rank, Topology};

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use tenfold::recorder::{self, CallSite, Frame};
-use tenfold::{Buffer, DebugLevel, Error, ErrorKind, Group, OpKind, Options, ReduceOp, set_debug_level};
+use tenfold::{Buffer, DebugLevel, Error, ErrorKind, Group, OpKind, Options, ReduceOp, Tag, set_debug_level};
 
 /// What each rank's call came to.
 fn outcomes(
@@ -139,7 +139,7 @@ fn a_message_that_nobody_sends_says_so_too() {
     let call = |group: &Group| {
         let mut tensor = Buffer::from_slice(&[0.0_f32; 3]);
         let group = group.with_timeout(Duration::from_millis(50));
-        shaped(&[3], 8, || group.start_recv(tensor.lend(), 1 - group.rank(), 0))?.wait()
+        shaped(&[3], 8, || group.start_recv(tensor.lend(), 1 - group.rank(), Tag(0)))?.wait()
     };
     let error = outcomes(2, &Options::new("nobody"), call).swap_remove(0).expect_err("nobody sends");
     assert_eq!(error.scene().unwrap().label.kind, OpKind::Recv);

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal, pidfd_getfd, pidfd_open};
 use support::{Ended, Hosts, Job, Jobs, Rank, Ranks, local_store, once_within, run_as_rank};
-use tenfold::{Buffer, DType, Error, Group, Options, ReduceOp, Result, Work};
+use tenfold::{Buffer, DType, Error, Group, Options, ReduceOp, Result, Seat, Tag, Work};
 use tenfold_store::{Deadline, Request, Response, Server, Store};
 
 /// How long something may take before it is said to hang.
@@ -69,7 +69,7 @@ fn options() -> Options {
 }
 
 fn connect(rank: &Rank, options: Options) -> Group {
-    Group::connect(rank.store(), rank.rank, rank.size, options).unwrap()
+    Group::connect(rank.store(), rank.seat(), options).unwrap()
 }
 
 fn ones(dtype: DType, elements: usize) -> Buffer {
@@ -154,7 +154,7 @@ impl Store for WithoutUnixSockets {
 /// Sums often, and lets the others wait so long each time that they sleep.
 fn sum_without_unix_sockets(rank: &Rank) {
     let store = Arc::new(WithoutUnixSockets(rank.store()));
-    let group = Group::connect(store, rank.rank, rank.size, options()).unwrap();
+    let group = Group::connect(store, rank.seat(), options()).unwrap();
     for round in 0..6 {
         if round % rank.size == rank.rank {
             std::thread::park_timeout(Duration::from_millis(100));
@@ -173,7 +173,7 @@ fn sum_and_regroup(rank: &Rank) {
     let dead: usize = rank.order().parse().unwrap();
     let (rank_now, size_now) = (rank.rank - usize::from(rank.rank > dead), rank.size - 1);
     let options = Options::new("smaller").timeout(SOON).heartbeat(HEARTBEAT);
-    let group = Group::connect(rank.store(), rank_now, size_now, options).unwrap();
+    let group = Group::connect(rank.store(), Seat { rank: rank_now, size: size_now }, options).unwrap();
     let mut tensor = ones(DType::F32, 1000);
     sum(&group, &mut tensor).unwrap();
     rank.event(format!("sum {}", tensor.as_slice::<f32>()[999]));
@@ -348,7 +348,7 @@ fn make_groups(rank: &Rank) {
     let store: Arc<dyn Store> = rank.store();
     let use_once = |number: usize| {
         let options = Options::new(format!("group {number}")).timeout(SOON);
-        let group = Group::connect(store.clone(), rank.rank, rank.size, options).unwrap();
+        let group = Group::connect(store.clone(), rank.seat(), options).unwrap();
         let mut tensor = ones(DType::F32, 100);
         sum(&group, &mut tensor).unwrap();
         assert_eq!(tensor.as_slice::<f32>()[99], rank.size as f32);
@@ -372,8 +372,7 @@ fn make_another_group(rank: &Rank) {
     rank.event("ready");
     rank.order();
     let start = Instant::now();
-    let error =
-        Group::connect(store, rank.rank, rank.size, Options::new("another").timeout(SOON)).unwrap_err();
+    let error = Group::connect(store, rank.seat(), Options::new("another").timeout(SOON)).unwrap_err();
     rank.event(format!("{} {error}", start.elapsed().as_millis()));
     sum(&group, &mut ones(DType::F32, 10)).unwrap();
 }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use every_collective::check_every_collective;
 use support::{Cable, Hosts, Job, Jobs, Rank, Ranks, Slow, once_within, run_as_rank};
-use tenfold::{Buffer, DType, Group, Options, ReduceOp};
+use tenfold::{Buffer, DType, Group, Options, ReduceOp, Tag};
 use tenfold_store::{Deadline, PrefixStore, Request, Response, Store};
 
 /// How long something may take before it is said to hang.
@@ -54,7 +54,7 @@ fn connect(rank: &Rank) -> Group {
 
 fn connect_with(rank: &Rank, heartbeat: Duration) -> Group {
     let options = Options::new("default").timeout(SOON).heartbeat(heartbeat);
-    Group::connect(rank.store(), rank.rank, rank.size, options).unwrap()
+    Group::connect(rank.store(), rank.seat(), options).unwrap()
 }
 
 fn every_collective(rank: &Rank) {
@@ -95,7 +95,7 @@ fn sum_patiently(rank: &Rank) {
 /// The same with what TENFOLD_HEARTBEAT says.
 fn sum_by_variable(rank: &Rank) {
     let options = Options::new("default").timeout(2 * SOON);
-    sum(rank, &Group::connect(rank.store(), rank.rank, rank.size, options).unwrap());
+    sum(rank, &Group::connect(rank.store(), rank.seat(), options).unwrap());
 }
 
 fn sum(rank: &Rank, group: &Group) {
@@ -403,13 +403,13 @@ fn end_early(rank: &Rank) {
     group.start_all_reduce(word.lend(), ReduceOp::Sum).unwrap().wait().unwrap();
     let mut tensor = ones(3 << 18);
     if rank.rank == 0 {
-        group.start_send(tensor.lend(), 1, 0).unwrap().wait().unwrap();
+        group.start_send(tensor.lend(), 1, Tag(0)).unwrap().wait().unwrap();
         rank.event("sent");
         // As a script does that ends without leaving its group.
         std::process::exit(0);
     } else {
         tensor.as_mut_slice::<f32>().fill(0.0);
-        let received = group.start_recv(tensor.lend(), 0, 0).unwrap().wait();
+        let received = group.start_recv(tensor.lend(), 0, Tag(0)).unwrap().wait();
         rank.event(format!("received {received:?} {}", tensor.as_slice::<f32>().iter().sum::<f32>()));
     }
 }
@@ -463,7 +463,7 @@ fn find_each_other(rank: &Rank) {
         }
         _ => (rank.store(), options),
     };
-    match Group::connect(store, rank.rank, rank.size, options) {
+    match Group::connect(store, rank.seat(), options) {
         Ok(group) => {
             let mut tensor = ones(1 << 16);
             group.start_all_reduce(tensor.lend(), ReduceOp::Sum).unwrap().wait().unwrap();

@@ -34,7 +34,7 @@ fn rank_entry() {
 
 fn sum_before_and_after(rank: &Rank) {
     let options = Options::new("default").timeout(SOON).heartbeat(SOON);
-    let group = Group::connect(rank.store(), rank.rank, rank.size, options).unwrap();
+    let group = Group::connect(rank.store(), rank.seat(), options).unwrap();
     for event in ["before", "after"] {
         // Rank 0 waits for a while, and looks meanwhile whether rank 1 is alive.
         if (event, rank.rank) == ("after", 1) {

@@ -11,7 +11,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant};
 
-use tenfold::{Buffer, CustomOp, DType, ErrorKind, Group, Options, ReduceOp, Result, Work};
+use tenfold::{Buffer, CustomOp, DType, ErrorKind, Group, Options, ReduceOp, Result, Seat, Tag, Work};
 
 /// Nothing here takes this long unless it hangs.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -66,7 +66,7 @@ fn goes_on_after_the_last_waiter_has_left(calls: impl Fn(&Group) -> Group + Sync
         let (mut word, mut large) = (bytes(1), Buffer::zeros(DType::F32, 1 << 20));
         if group.rank() == 0 {
             std::thread::scope(|scope| {
-                let waiting = group.start_recv(word.lend(), 1, 0)?;
+                let waiting = group.start_recv(word.lend(), 1, Tag(0))?;
                 let (tell, told) = channel();
                 let waiter = scope.spawn(move || {
                     tell.send(rustix::thread::gettid()).unwrap();
@@ -82,7 +82,7 @@ fn goes_on_after_the_last_waiter_has_left(calls: impl Fn(&Group) -> Group + Sync
             })
         } else {
             called.wait();
-            group.start_send(word.lend(), 0, 0)?.wait()?;
+            group.start_send(word.lend(), 0, Tag(0))?.wait()?;
             left.wait();
             other.start_all_reduce(large.lend(), ReduceOp::Sum)?.wait()?;
             done.signal();
@@ -108,13 +108,13 @@ fn an_ordinary_call_goes_on_while_no_thread_waits() {
         let (mut first, mut second) = (Buffer::zeros(DType::F32, 1 << 20), bytes(4 << 20));
         let work = group.start_all_reduce(first.lend(), ReduceOp::Sum)?;
         if group.rank() == 0 {
-            let sending = group.start_send(second.lend(), 1, 0)?;
+            let sending = group.start_send(second.lend(), 1, Tag(0))?;
             done.wait();
             work.wait()?;
             sending.wait()
         } else {
             work.wait()?;
-            group.start_recv(second.lend(), 0, 0)?.wait()?;
+            group.start_recv(second.lend(), 0, Tag(0))?.wait()?;
             done.signal();
             Ok(())
         }
@@ -130,17 +130,17 @@ fn a_call_goes_on_while_its_thread_waits_in_a_group_of_another_family() {
         let body = |rank: usize| {
             let connect = |store: &HashStore, name: &str| {
                 let options = Options::new(name).timeout(LIMIT);
-                Group::connect(std::sync::Arc::new(store.clone()), rank, 2, options).unwrap()
+                Group::connect(std::sync::Arc::new(store.clone()), Seat { rank, size: 2 }, options).unwrap()
             };
             let (one, other) = (connect(&stores[0], "one"), connect(&stores[1], "other"));
             let (mut large, mut word) = (bytes(4 << 20), bytes(1));
             if rank == 0 {
-                let sending = one.start_send(large.lend(), 1, 0).unwrap();
-                other.start_recv(word.lend(), 1, 0).unwrap().wait().unwrap();
+                let sending = one.start_send(large.lend(), 1, Tag(0)).unwrap();
+                other.start_recv(word.lend(), 1, Tag(0)).unwrap().wait().unwrap();
                 sending.wait().unwrap();
             } else {
-                one.start_recv(large.lend(), 0, 0).unwrap().wait().unwrap();
-                other.start_send(word.lend(), 0, 0).unwrap().wait().unwrap();
+                one.start_recv(large.lend(), 0, Tag(0)).unwrap().wait().unwrap();
+                other.start_send(word.lend(), 0, Tag(0)).unwrap().wait().unwrap();
             }
             one.start_barrier().unwrap().wait().unwrap();
         };
@@ -264,18 +264,18 @@ fn what_one_peer_does_not_read_holds_up_no_message_to_another() {
                 (sizes.iter().map(|size| bytes(*size)).collect::<Vec<_>>(), bytes(1024));
             match group.rank() {
                 0 => {
-                    let send = |tensor: &mut Buffer| group.background().start_send(tensor.lend(), 1, 0);
+                    let send = |tensor: &mut Buffer| group.background().start_send(tensor.lend(), 1, Tag(0));
                     let works = large.iter_mut().map(send).collect::<Result<Vec<Work>>>()?;
-                    group.background().start_send(small.lend(), 2, 0)?.wait()?;
+                    group.background().start_send(small.lend(), 2, Tag(0))?.wait()?;
                     works.iter().try_for_each(Work::wait)
                 }
                 1 => {
-                    group.start_recv(small.lend(), 2, 0)?.wait()?;
-                    large.iter_mut().try_for_each(|tensor| group.start_recv(tensor.lend(), 0, 0)?.wait())
+                    group.start_recv(small.lend(), 2, Tag(0))?.wait()?;
+                    large.iter_mut().try_for_each(|tensor| group.start_recv(tensor.lend(), 0, Tag(0))?.wait())
                 }
                 _ => {
-                    group.start_recv(small.lend(), 0, 0)?.wait()?;
-                    group.start_send(small.lend(), 1, 0)?.wait()
+                    group.start_recv(small.lend(), 0, Tag(0))?.wait()?;
+                    group.start_send(small.lend(), 1, Tag(0))?.wait()
                 }
             }
         });
@@ -290,13 +290,13 @@ fn what_no_peer_reads_holds_up_no_collective() {
         let mut outgoing: Vec<Buffer> = peers.iter().map(|_| bytes(4 << 20)).collect();
         let sends = peers.iter().zip(&mut outgoing);
         let works: Vec<Work> = sends
-            .map(|(peer, tensor)| group.background().start_send(tensor.lend(), *peer, 0))
+            .map(|(peer, tensor)| group.background().start_send(tensor.lend(), *peer, Tag(0)))
             .collect::<Result<_>>()?;
         for _ in 0..20 {
             group.start_all_reduce(Buffer::zeros(DType::F32, 1 << 16).lend(), ReduceOp::Sum)?.wait()?;
         }
         for peer in peers {
-            group.start_recv(incoming[peer].lend(), peer, 0)?.wait()?;
+            group.start_recv(incoming[peer].lend(), peer, Tag(0))?.wait()?;
         }
         works.iter().try_for_each(Work::wait)
     });
@@ -311,15 +311,16 @@ fn messages_with_the_same_tag_are_received_in_order_also_if_one_begins_to_arrive
                 first.as_mut_bytes().fill(1);
                 second.as_mut_bytes().fill(2);
                 let works = [
-                    group.background().start_send(first.lend(), 1, 7)?,
-                    group.background().start_send(second.lend(), 1, 7)?,
-                    group.background().start_send(last.lend(), 1, 8)?,
+                    group.background().start_send(first.lend(), 1, Tag(7))?,
+                    group.background().start_send(second.lend(), 1, Tag(7))?,
+                    group.background().start_send(last.lend(), 1, Tag(8))?,
                 ];
                 return works.iter().try_for_each(Work::wait);
             }
             // Asks for the last, so that the first is kept while it arrives.
-            let waiting = group.start_recv(last.lend(), 0, 8)?;
-            let works = [group.start_recv(first.lend(), 0, 7)?, group.start_recv(second.lend(), 0, 7)?];
+            let waiting = group.start_recv(last.lend(), 0, Tag(8))?;
+            let works =
+                [group.start_recv(first.lend(), 0, Tag(7))?, group.start_recv(second.lend(), 0, Tag(7))?];
             works.iter().try_for_each(Work::wait)?;
             assert_eq!(
                 (first.as_bytes()[0], first.as_bytes()[(3 << 20) - 1], second.as_bytes()[0]),
@@ -338,11 +339,11 @@ fn a_receive_from_any_rank_goes_on_after_another_rank_has_left() {
             let mut word = bytes(1000);
             match group.rank() {
                 0 => {
-                    group.start_recv_any(word.lend(), 1)?.wait()?;
-                    group.start_recv_any(word.lend(), 2)?.wait()
+                    group.start_recv_any(word.lend(), Tag(1))?.wait()?;
+                    group.start_recv_any(word.lend(), Tag(2))?.wait()
                 }
                 1 => {
-                    group.start_send(word.lend(), 0, 1)?.wait()?;
+                    group.start_send(word.lend(), 0, Tag(1))?.wait()?;
                     drop(group);
                     left.signal();
                     Ok(())
@@ -351,7 +352,7 @@ fn a_receive_from_any_rank_goes_on_after_another_rank_has_left() {
                     left.wait();
                     // Most likely rank 0 has seen by then that rank 1 has left; if not, nothing is tested.
                     std::thread::sleep(Duration::from_millis(300));
-                    group.start_send(word.lend(), 0, 2)?.wait()
+                    group.start_send(word.lend(), 0, Tag(2))?.wait()
                 }
             }
         };

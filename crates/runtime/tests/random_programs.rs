@@ -22,7 +22,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use support::{Hosts, Job, Jobs, Rank, local_store};
-use tenfold::{Buffer, DType, Group, Options, ReduceOp, Work};
+use tenfold::{Buffer, DType, Group, Options, ReduceOp, Tag, Work};
 
 /// Nothing here takes this long unless it hangs.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -252,7 +252,7 @@ impl Part<'_> {
                 tensor.as_mut_bytes().copy_from_slice(&pattern(index, message.len));
                 let calls = if message.background { group.background() } else { group };
                 let to = self.rank_in(message.group, message.to);
-                let work = calls.start_send(tensor.lend(), to, index as u32).map_err(text)?;
+                let work = calls.start_send(tensor.lend(), to, Tag(index as u32)).map_err(text)?;
                 self.sends.insert(index, (work, tensor));
                 Ok(())
             }
@@ -265,8 +265,8 @@ impl Part<'_> {
                 let mut tensor = Buffer::zeros(DType::U8, message.len);
                 let from = self.rank_in(message.group, message.from);
                 let work = match message.any_source {
-                    true => group.start_recv_any(tensor.lend(), index as u32),
-                    false => group.start_recv(tensor.lend(), from, index as u32),
+                    true => group.start_recv_any(tensor.lend(), Tag(index as u32)),
+                    false => group.start_recv(tensor.lend(), from, Tag(index as u32)),
                 };
                 let work = work.map_err(text)?;
                 work.wait().map_err(text)?;
@@ -391,7 +391,7 @@ fn threads_over_tcp_complete_every_program() {
 fn programs(rank: &Rank) {
     let (first, end) = rank.argument.split_once("..").unwrap();
     let options = Options::new("world").timeout(LIMIT);
-    let world = Group::connect(rank.store(), rank.rank, rank.size, options).unwrap();
+    let world = Group::connect(rank.store(), rank.seat(), options).unwrap();
     for seed in (first.parse().unwrap()..end.parse().unwrap()).filter(|seed| size_of(*seed) == rank.size) {
         let outcome = Program::new(seed, rank.size).run(&world, seed);
         if let Err(error) = outcome {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use support::{Job, Jobs, Rank, local_store, run_as_rank};
-use tenfold::{Buffer, DType, ErrorKind, Group, Options, ReduceOp, Region};
+use tenfold::{Buffer, DType, ErrorKind, Group, Options, ReduceOp, Region, Tag};
 
 const JOBS: Jobs = &[
     ("collectives", collectives_as_process),
@@ -38,7 +38,7 @@ fn options() -> Options {
 }
 
 fn connect(rank: &Rank, options: Options) -> Group {
-    Group::connect(rank.store(), rank.rank, rank.size, options).unwrap()
+    Group::connect(rank.store(), rank.seat(), options).unwrap()
 }
 
 fn in_file(values: &[i64]) -> (Buffer, Arc<Region>) {
@@ -95,8 +95,8 @@ fn collectives(group: &Group) {
 
         let (next, before) = ((rank + 1) % size, (rank + size - 1) % size);
         let mut received = Buffer::zeros(DType::I64, elements);
-        let sent = group.start_send(tensor.lend(), next, 7).unwrap();
-        group.start_recv(received.lend(), before, 7).unwrap().wait().unwrap();
+        let sent = group.start_send(tensor.lend(), next, Tag(7)).unwrap();
+        group.start_recv(received.lend(), before, Tag(7)).unwrap().wait().unwrap();
         sent.wait().unwrap();
         assert_eq!(received.as_slice::<i64>(), numbers(before, elements), "message of {elements}");
     }
@@ -229,7 +229,7 @@ fn unregister_early(rank: &Rank) {
     if rank.rank == 0 {
         let (mut tensor, region) = in_file(&values);
         let registration = group.register(&region).unwrap();
-        let sent = group.start_send(tensor.lend(), 1, 0).unwrap();
+        let sent = group.start_send(tensor.lend(), 1, Tag(0)).unwrap();
         drop(registration);
         group.start_barrier().unwrap().wait().unwrap();
         sent.wait().unwrap();
@@ -243,7 +243,7 @@ fn unregister_early(rank: &Rank) {
         group.start_barrier().unwrap().wait().unwrap();
         assert_eq!(mapped_for_reading(), (1, 0), "it is kept for the message");
         let mut received = Buffer::zeros(DType::I64, values.len());
-        group.start_recv(received.lend(), 0, 0).unwrap().wait().unwrap();
+        group.start_recv(received.lend(), 0, Tag(0)).unwrap().wait().unwrap();
         assert_eq!(received.as_slice::<i64>(), values);
         group.start_barrier().unwrap().wait().unwrap();
         assert_eq!(mapped_for_reading(), (1, 0), "only the other one, of which nothing was read");

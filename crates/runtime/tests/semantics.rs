@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use support::{Job, Jobs, Rank, local_store};
 use tenfold::{
-    Buffer, DType, Error, ErrorKind, Group, OpKind, Options, ReduceOp, Result, SparseTensor, Work,
+    Buffer, DType, Error, ErrorKind, Group, OpKind, Options, ReduceOp, Result, Seat, SparseTensor, Tag, Work,
 };
 use tenfold_plan::{Kind, names};
 use tenfold_store::{Deadline, HashStore, Request, Response, Store};
@@ -129,7 +129,7 @@ impl Store for Keeping {
 }
 
 fn join(store: &Arc<dyn Store>, rank: usize, timeout: Duration) -> Result<Group> {
-    Group::connect(Arc::clone(store), rank, 2, Options::new("again").timeout(timeout))
+    Group::connect(Arc::clone(store), Seat { rank, size: 2 }, Options::new("again").timeout(timeout))
 }
 
 #[test]
@@ -283,7 +283,7 @@ fn the_time_of_a_single_call_may_be_limited() {
         let impatient = group.with_timeout(Duration::from_millis(50));
         if group.rank() == 1 {
             let mut never = number(0);
-            return Ok(group.start_recv(never.lend(), 0, 9)?.wait().unwrap_err());
+            return Ok(group.start_recv(never.lend(), 0, Tag(9))?.wait().unwrap_err());
         }
         let work = impatient.start_all_reduce(number(1).lend(), ReduceOp::Sum)?;
         assert_eq!(work.timeout(), Some(Duration::from_millis(50)));
@@ -327,7 +327,7 @@ fn a_work_that_is_polled_often_keeps_one_waker() {
     ranks(2, |group| {
         let mut tensor = number(1);
         if group.rank() == 1 {
-            group.start_recv(number(0).lend(), 0, 7)?.wait()?; // the other rank has polled
+            group.start_recv(number(0).lend(), 0, Tag(7))?.wait()?; // the other rank has polled
             return group.start_all_reduce(tensor.lend(), ReduceOp::Sum)?.wait();
         }
         let count = Arc::new(Count(AtomicUsize::new(0)));
@@ -336,7 +336,7 @@ fn a_work_that_is_polled_often_keeps_one_waker() {
         for _ in 0..1000 {
             assert!(work.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
         }
-        group.start_send(number(0).lend(), 1, 7)?.wait()?;
+        group.start_send(number(0).lend(), 1, Tag(7))?.wait()?;
         work.wait()?;
         while Arc::strong_count(&count) > 2 {
             std::thread::yield_now(); // the waker is used and dropped on another thread
@@ -431,11 +431,11 @@ fn numbers_count_collectives_alike_and_all_calls_of_a_rank() {
         assert_eq!(group.sequence_number(), 0);
         let (rank, mut tensor) = (group.rank(), number(1));
         if rank == 0 {
-            group.start_send(tensor.lend(), 1, 0)?.wait()?;
-            group.start_send(tensor.lend(), 1, 0)?.wait()?;
+            group.start_send(tensor.lend(), 1, Tag(0))?.wait()?;
+            group.start_send(tensor.lend(), 1, Tag(0))?.wait()?;
         } else {
-            group.start_recv(tensor.lend(), 0, 0)?.wait()?;
-            group.start_recv_any(tensor.lend(), 0)?.wait()?;
+            group.start_recv(tensor.lend(), 0, Tag(0))?.wait()?;
+            group.start_recv_any(tensor.lend(), Tag(0))?.wait()?;
         }
         let work = group.start_all_reduce(tensor.lend(), ReduceOp::Sum)?;
         work.wait()?;
@@ -453,12 +453,12 @@ fn numbers_count_collectives_alike_and_all_calls_of_a_rank() {
 fn a_receive_from_anybody_says_from_whom() {
     ranks(4, |group| {
         if group.rank() > 0 {
-            group.start_send(number(group.rank() as i64).lend(), 0, 3)?.wait()?;
+            group.start_send(number(group.rank() as i64).lend(), 0, Tag(3))?.wait()?;
             return group.start_barrier()?.wait(); // a rank must not leave before the others are done
         }
         for _ in 1..4 {
             let mut tensor = number(0);
-            let work = group.start_recv_any(tensor.lend(), 3)?;
+            let work = group.start_recv_any(tensor.lend(), Tag(3))?;
             work.wait()?;
             assert_eq!(work.source(), Some(value(&tensor) as usize));
             assert_eq!(work.op_type(), OpKind::RecvAnySource);
@@ -596,8 +596,7 @@ fn holdings() -> [usize; 3] {
 }
 
 fn make_and_drop(rank: &Rank) {
-    let group =
-        Group::connect(rank.store(), rank.rank, rank.size, Options::default().timeout(LIMIT)).unwrap();
+    let group = Group::connect(rank.store(), rank.seat(), Options::default().timeout(LIMIT)).unwrap();
     let everybody: Vec<usize> = (0..rank.size).collect();
     let use_one = |number: usize| {
         let options = Options::new(format!("g{number}")).timeout(LIMIT);
@@ -667,7 +666,7 @@ fn a_group_that_was_aborted_says_so_to_everybody_for_ever() {
     let (called, heard) = (Barrier::new(3), Barrier::new(3));
     ranks(3, |group| {
         let why = format!("{} aborted the group: loss is not a number", introduced(1));
-        let work = group.start_recv(number(1).lend(), (group.rank() + 1) % 3, 0)?;
+        let work = group.start_recv(number(1).lend(), (group.rank() + 1) % 3, Tag(0))?;
         called.wait();
         if group.rank() == 1 {
             group.abort("loss is not a number");
@@ -727,10 +726,10 @@ fn ranks_out_of_range_are_refused() {
         refused(group.start_scatter(f32s(4), vec![], 3), "scatter", out);
         refused(group.start_scatter_from(f32s(4), None, 3), "scatter", out);
         let out = "rank 3 is out of range: ranks are 0 to 2";
-        refused(group.start_send(f32s(4), 3, 0), "send", out);
-        refused(group.start_recv(f32s(4), 3, 0), "recv", out);
-        refused(group.start_send(f32s(4), 0, 0), "send", "rank 0 is this rank itself");
-        refused(group.start_recv(f32s(4), 0, 0), "recv", "rank 0 is this rank itself");
+        refused(group.start_send(f32s(4), 3, Tag(0)), "send", out);
+        refused(group.start_recv(f32s(4), 3, Tag(0)), "recv", out);
+        refused(group.start_send(f32s(4), 0, Tag(0)), "send", "rank 0 is this rank itself");
+        refused(group.start_recv(f32s(4), 0, Tag(0)), "recv", "rank 0 is this rank itself");
         refused(group.subgroup(&[0, 3], Options::new("x")), "split", out);
         refused(group.subgroup(&[0, 1, 0], Options::new("x")), "split", "rank 0 is given twice");
     });
@@ -867,9 +866,9 @@ fn splits_that_do_not_add_up_are_refused() {
 #[test]
 fn a_rank_alone_has_nobody_to_send_to() {
     ranks(1, |group| {
-        let error = group.start_recv_any(f32s(1), 0).unwrap_err();
+        let error = group.start_recv_any(f32s(1), Tag(0)).unwrap_err();
         assert_eq!(error.message(), "there is nobody else in the group to receive from");
-        let error = group.start_send(f32s(1), 1, 0).unwrap_err();
+        let error = group.start_send(f32s(1), 1, Tag(0)).unwrap_err();
         assert_eq!(error.message(), "rank 1 is out of range: ranks are 0 to 0");
         Ok(())
     });
@@ -878,13 +877,13 @@ fn a_rank_alone_has_nobody_to_send_to() {
 #[test]
 fn a_rank_that_is_not_in_its_group_cannot_connect() {
     let store = Arc::new(tenfold_store::HashStore::new());
-    let error = Group::connect(store.clone(), 3, 3, Options::default()).unwrap_err();
+    let error = Group::connect(store.clone(), Seat { rank: 3, size: 3 }, Options::default()).unwrap_err();
     assert_eq!(
         error.to_string(),
         "connect in group `default` failed on rank 3 of 3: rank 3 of 3 makes no sense: ranks are counted from 0"
     );
     let options = Options::default().algorithm("all_reduce", "magic");
-    let error = Group::connect(store, 0, 1, options).unwrap_err();
+    let error = Group::connect(store, Seat { rank: 0, size: 1 }, options).unwrap_err();
     assert_eq!(
         error.message(),
         "there is no algorithm `magic` for all_reduce; there are one_shot, direct, ring, recursive_doubling, \
@@ -959,13 +958,13 @@ fn tensors_that_are_not_contiguous_are_handled_right() {
             .wait()?;
         assert_eq!(own.as_slice::<f32>(), [3.0 * rank]);
         let to = (group.rank() + 1) % 3;
-        let error = group.start_send(all.lend_strided(0, &[3], &[2]), to, 0).unwrap_err();
+        let error = group.start_send(all.lend_strided(0, &[3], &[2]), to, Tag(0)).unwrap_err();
         assert_eq!(
             error.message(),
             "the tensor is not contiguous; collectives take such tensors, messages do not"
         );
         assert!(!all.is_lent(), "a refused tensor is the caller's again");
-        let error = group.start_send(own.lend(), to, u32::MAX).unwrap_err();
+        let error = group.start_send(own.lend(), to, Tag(u32::MAX)).unwrap_err();
         assert_eq!(error.message(), "tag 4294967295 is out of range: tags are 0 to 4294967279");
         let barrier = group.start_barrier()?;
         barrier.wait()?;
@@ -1020,7 +1019,7 @@ fn ranks_whose_settings_choose_different_plans_cannot_connect() {
             let store = Arc::new(store.clone());
             scope.spawn(move || {
                 let options = settings_of(rank, Options::new("default").timeout(LIMIT));
-                refused_for_its_settings(Group::connect(store, rank, 3, options));
+                refused_for_its_settings(Group::connect(store, Seat { rank, size: 3 }, options));
             });
         }
     });

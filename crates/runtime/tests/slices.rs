@@ -11,7 +11,7 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use support::{Job, Jobs, Rank, local_store, run_as_rank};
-use tenfold::{Buffer, ErrorKind, Group, Options, ReduceOp, Result};
+use tenfold::{Buffer, ErrorKind, Group, Options, ReduceOp, Result, Tag};
 
 /// How long something may take before it is said to hang.
 const SOON: Duration = Duration::from_secs(60);
@@ -108,14 +108,14 @@ fn every_operation_on_slices_gives_its_result() {
         if size > 1 {
             let mut values = [0_i64; 2];
             match rank {
-                0 => assert_eq!(group.recv_any(&mut values, 3)?, 1),
-                1 => group.send(&[4_i64, 5], 0, 3)?,
+                0 => assert_eq!(group.recv_any(&mut values, Tag(3))?, 1),
+                1 => group.send(&[4_i64, 5], 0, Tag(3))?,
                 _ => {}
             }
             assert_eq!(values, if rank == 0 { [4, 5] } else { [0, 0] });
             match rank {
-                0 => group.send(&[6_i64], 1, 9)?,
-                1 => group.recv(&mut values, 0, 9)?,
+                0 => group.send(&[6_i64], 1, Tag(9))?,
+                1 => group.recv(&mut values, 0, Tag(9))?,
                 _ => {}
             }
             assert_eq!(values, [[4, 5], [6, 0], [0, 0]][rank]);
@@ -165,8 +165,8 @@ fn arguments_that_do_not_fit_are_refused_and_the_group_goes_on() {
             group.reduce_scatter(&mut values, &[&input], ReduceOp::Sum),
             group.all_to_all_single(&mut values, &input, &[], &[]),
             group.all_to_all(&[&input[..]]).map(drop),
-            group.send(&input, group.rank(), 0),
-            group.recv_any(&mut values, u32::MAX).map(drop),
+            group.send(&input, group.rank(), Tag(0)),
+            group.recv_any(&mut values, Tag(u32::MAX)).map(drop),
             group.gather(&input, 5).map(drop),
             group.scope(|scope| scope.broadcast(&mut values, 2)?.wait()),
         ];
@@ -216,7 +216,7 @@ fn after_an_abort_by_another_thread_the_slice_is_the_callers_again() {
         let mut values = vec![1_u32; LONG];
         std::thread::scope(|threads| {
             threads.spawn(|| group.abort("enough"));
-            let outcome = group.recv(&mut values, 1, 0);
+            let outcome = group.recv(&mut values, 1, Tag(0));
             assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Aborted);
         });
         values.fill(7);
@@ -228,7 +228,7 @@ fn after_an_abort_by_another_thread_the_slice_is_the_callers_again() {
 /// The argument: `tcp` or `shm`.
 fn sum_until_a_rank_dies(rank: &Rank) {
     let options = if rank.argument == "tcp" { options().only_tcp() } else { options() };
-    let group = Group::connect(rank.store(), rank.rank, rank.size, options).unwrap();
+    let group = Group::connect(rank.store(), rank.seat(), options).unwrap();
     for round in 1.. {
         let mut values = vec![1.0_f32; LONG];
         rank.event(format!("round {round}"));
@@ -381,13 +381,13 @@ fn a_scope_returns_the_error_that_no_caller_asked_for() {
         let patient = group.with_timeout(SHORT);
         let mut value = [0_u8];
         let unasked = patient.scope(|scope| {
-            scope.recv(&mut value, 1, 0)?;
+            scope.recv(&mut value, 1, Tag(0))?;
             Ok(())
         });
         assert!(unasked.unwrap_err().is_timeout());
         is_over.wait();
         // An error that the body has seen is its own affair; the next operation is refused.
-        let outcome = patient.scope(|scope| Ok(scope.recv(&mut value, 1, 0).is_err()));
+        let outcome = patient.scope(|scope| Ok(scope.recv(&mut value, 1, Tag(0)).is_err()));
         assert!(outcome?);
         Ok(())
     })
@@ -401,7 +401,7 @@ fn an_error_that_the_body_has_handled_is_not_returned() {
         if group.rank() == 0 {
             let mut value = [0_u8];
             let seen = group.with_timeout(SHORT).scope(|scope| {
-                let error = scope.recv(&mut value, 1, 0)?.wait().unwrap_err();
+                let error = scope.recv(&mut value, 1, Tag(0))?.wait().unwrap_err();
                 Ok(error.is_timeout())
             })?;
             assert!(seen);
@@ -453,8 +453,8 @@ fn two_threads_have_scopes_of_one_group() {
                     threads.spawn(move || {
                         let (sent, mut received) = (vec![tag; LONG / 4], vec![0_u32; LONG / 4]);
                         let outcome = group.scope(|scope| {
-                            let receiving = scope.recv(&mut received, peer, tag)?;
-                            scope.send(&sent, peer, tag)?.wait()?;
+                            let receiving = scope.recv(&mut received, peer, Tag(tag))?;
+                            scope.send(&sent, peer, Tag(tag))?.wait()?;
                             receiving.wait()
                         });
                         outcome.unwrap();
@@ -475,10 +475,10 @@ fn threads_share_a_scope() {
         let peer = 1 - group.rank();
         group.scope(|scope| {
             std::thread::scope(|threads| {
-                let first = threads.spawn(|| scope.recv(&mut one, peer, 1)?.wait());
-                let second = threads.spawn(|| scope.recv_any(&mut two, 2)?.wait());
-                scope.send(&[1_u32; 8], peer, 1)?;
-                scope.send(&[2_u32; 8], peer, 2)?;
+                let first = threads.spawn(|| scope.recv(&mut one, peer, Tag(1))?.wait());
+                let second = threads.spawn(|| scope.recv_any(&mut two, Tag(2))?.wait());
+                scope.send(&[1_u32; 8], peer, Tag(1))?;
+                scope.send(&[2_u32; 8], peer, Tag(2))?;
                 first.join().unwrap()?;
                 second.join().unwrap()
             })
@@ -497,7 +497,7 @@ fn a_callback_that_panics_does_not_end_a_blocking_call() {
         let (mut word, mut values) = (Buffer::from_slice(&[0_u8]), vec![1_i32; LONG]);
         let (said, hears) = channel();
         if group.rank() == 0 {
-            let receiving = group.start_recv(word.lend(), 1, 0)?;
+            let receiving = group.start_recv(word.lend(), 1, Tag(0))?;
             receiving.on_done(move |_| {
                 said.send(()).unwrap();
                 panic!("on purpose");
@@ -505,7 +505,7 @@ fn a_callback_that_panics_does_not_end_a_blocking_call() {
             is_registered.wait();
         } else {
             is_registered.wait();
-            group.send(&[1_u8], 0, 0)?;
+            group.send(&[1_u8], 0, Tag(0))?;
         }
         group.all_reduce(&mut values, ReduceOp::Sum)?;
         assert!(values.iter().all(|value| *value == 2));

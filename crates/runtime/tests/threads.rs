@@ -66,6 +66,6 @@ fn sixty_four_processes_are_a_group() {
 
 fn crowd(rank: &Rank) {
     let options = Options::default().timeout(LIMIT);
-    let group = Group::connect(rank.store(), rank.rank, rank.size, options).unwrap();
+    let group = Group::connect(rank.store(), rank.seat(), options).unwrap();
     some_of_everything(&group, 100_000).unwrap();
 }

@@ -11,7 +11,7 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Instant;
 
-use tenfold::{Buffer, DType, Group, Options, ReduceOp, Work};
+use tenfold::{Buffer, DType, Group, Options, ReduceOp, Seat, Tag, Work};
 use tenfold_store::TcpStore;
 
 use super::super::Failure;
@@ -35,13 +35,14 @@ pub(crate) struct RankArgs {
 }
 
 const ROOT: usize = 0;
-const TAG: u32 = 7;
+const TAG: Tag = Tag(7);
 
 pub(crate) fn run(args: &RankArgs) -> Result<(), Failure> {
     let lost = |error: std::io::Error| Failure::new(format!("lost the coordinator: {error}"));
     let store = TcpStore::connect("127.0.0.1", args.store).map_err(failure)?;
     let options = Options::new(args.team.as_str());
-    let group = Group::connect(Arc::new(store), args.rank, args.ranks, options).map_err(failure)?;
+    let seat = Seat { rank: args.rank, size: args.ranks };
+    let group = Group::connect(Arc::new(store), seat, options).map_err(failure)?;
 
     let mut coordinator = TcpStream::connect(("127.0.0.1", args.coordinator)).map_err(lost)?;
     coordinator.set_nodelay(true).map_err(lost)?;

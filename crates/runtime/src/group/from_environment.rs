@@ -14,7 +14,7 @@ use std::time::Duration;
 use tenfold_plan::Rank;
 use tenfold_store::{Deadline, PrefixStore, Server, Store, TcpStore, TcpStoreOptions};
 
-use super::{Group, Options, connect_error};
+use super::{Group, Options, Seat, connect_error};
 use crate::environment;
 use crate::fault::{Fault, Result};
 
@@ -93,7 +93,7 @@ impl Group {
         let store = meeting.open(rank, size, options.timeout).map_err(failed)?;
         // What is left of the time is for meeting the others.
         store.set_timeout(deadline.left().unwrap_or(options.timeout));
-        let group = Group::connect(meeting.of_this_round(&store), rank, size, options)?;
+        let group = Group::connect(meeting.of_this_round(&store), Seat { rank, size }, options)?;
         if store.server().is_some() {
             keep(store);
         }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tenfold_memory::{Buffer, Bytes, DType, ReduceOp, Room};
 
-use crate::{Group, Options, Result};
+use crate::{Group, Options, Result, Tag};
 
 /// The rank whose room is damaged.
 const HOSTILE: usize = 1;
@@ -74,8 +74,8 @@ fn operations(group: &Group, count: usize) -> Result<()> {
         group.start_all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()?;
         group.start_broadcast(shared.lend(), number % size)?.wait()?;
         let mut received = Buffer::zeros(DType::F32, tensor.elements());
-        let sent = group.start_send(tensor.lend(), next, 5)?;
-        group.start_recv(received.lend(), previous, 5)?.wait()?;
+        let sent = group.start_send(tensor.lend(), next, Tag(5))?;
+        group.start_recv(received.lend(), previous, Tag(5))?.wait()?;
         sent.wait()?;
         group.start_barrier()?.wait()?;
     }

@@ -172,6 +172,15 @@ impl Options {
     }
 }
 
+/// Which rank of a group a process is, and how many ranks the group has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Seat {
+    /// Counted from 0.
+    pub rank: Rank,
+    /// How many ranks there are.
+    pub size: usize,
+}
+
 /// Ranks that communicate. Cheap to clone; the group is left when the last clone is dropped.
 ///
 /// # Threads and forks
@@ -216,11 +225,22 @@ pub(crate) struct Inner {
 }
 
 impl Group {
-    /// Joins the group: returns once all `size` ranks have.
+    /// Joins the group: returns once all ranks have.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use tenfold::{Group, Options, Seat, store::HashStore};
+    ///
+    /// let store = Arc::new(HashStore::new()); // between processes: a `TcpStore`
+    /// let group = Group::connect(store, Seat { rank: 0, size: 1 }, Options::default())?;
+    /// assert_eq!((group.rank(), group.size()), (0, 1));
+    /// # Ok::<(), tenfold::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// If a rank does not come in time (it is named), or the store fails.
-    pub fn connect(store: Arc<dyn Store>, rank: Rank, size: usize, options: Options) -> Result<Group> {
+    /// If a rank does not join in time (it is named), or the store fails.
+    pub fn connect(store: Arc<dyn Store>, seat: Seat, options: Options) -> Result<Group> {
+        let Seat { rank, size } = seat;
         let deadline = Deadline::after(options.timeout);
         let name: Arc<str> = options.name.as_str().into();
         let joined = || {
@@ -266,7 +286,7 @@ impl Group {
         std::thread::scope(|scope| {
             let start = |rank| {
                 let (store, options, body) = (Arc::clone(&store), options.clone(), &body);
-                scope.spawn(move || body(Group::connect(store, rank, size, options)?))
+                scope.spawn(move || body(Group::connect(store, Seat { rank, size }, options)?))
             };
             let ranks: Vec<_> = (0..size).map(start).collect();
             ranks

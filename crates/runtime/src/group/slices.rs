@@ -8,7 +8,7 @@ use tenfold_plan::Rank;
 
 use super::Group;
 use super::scope::{Pending, Scope};
-use crate::call::Call;
+use crate::call::{Call, Tag};
 use crate::fault::{ErrorKind, Fault, Result};
 use crate::label::{Label, OpKind};
 
@@ -159,22 +159,22 @@ on_slices! {
     /// Sends values to rank `to`, which receives them with the same `tag`.
     ///
     /// ```
-    /// # use tenfold::Group;
+    /// # use tenfold::{Group, Tag};
     /// # Group::threads(2, |group| {
     /// if group.rank() == 0 {
-    ///     group.send(&[1, 2, 3], 1, 0)?;
+    ///     group.send(&[1, 2, 3], 1, Tag(0))?;
     /// } else {
     ///     let mut values = [0; 3];
-    ///     group.recv(&mut values, 0, 0)?;
+    ///     group.recv(&mut values, 0, Tag(0))?;
     ///     assert_eq!(values, [1, 2, 3]);
     /// }
     /// # Ok(()) }).unwrap();
     /// ```
-    send<T>(values: &'env [T], to: Rank, tag: u32)
+    send<T>(values: &'env [T], to: Rank, tag: Tag)
         |lender| Call::Send { tensor: lender.read(values), to, tag };
 
     /// Receives what rank `from` sends with `tag`. A shorter message leaves the rest of `values` as it is.
-    recv<T>(values: &'env mut [T], from: Rank, tag: u32)
+    recv<T>(values: &'env mut [T], from: Rank, tag: Tag)
         |lender| Call::Recv { tensor: lender.write(values), from, tag };
 }
 
@@ -183,7 +183,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     ///
     /// # Errors
     /// If an argument does not fit the operation or the group, or if the group has failed.
-    pub fn recv_any<T: Element>(&'scope self, values: &'env mut [T], tag: u32) -> Result<Pending<'scope>> {
+    pub fn recv_any<T: Element>(&'scope self, values: &'env mut [T], tag: Tag) -> Result<Pending<'scope>> {
         self.start(|lender| Call::RecvAny { tensor: lender.write(values), tag })
     }
 
@@ -210,20 +210,20 @@ impl Group {
     /// as it is.
     ///
     /// ```
-    /// # use tenfold::Group;
+    /// # use tenfold::{Group, Tag};
     /// # Group::threads(2, |group| {
     /// if group.rank() == 1 {
-    ///     return group.send(&[7_u8], 0, 5);
+    ///     return group.send(&[7_u8], 0, Tag(5));
     /// }
     /// let mut value = [0_u8];
-    /// assert_eq!(group.recv_any(&mut value, 5)?, 1);
+    /// assert_eq!(group.recv_any(&mut value, Tag(5))?, 1);
     /// assert_eq!(value, [7]);
     /// # Ok(()) }).unwrap();
     /// ```
     ///
     /// # Errors
     /// If an argument does not fit the group, or if the operation fails.
-    pub fn recv_any<T: Element>(&self, values: &mut [T], tag: u32) -> Result<Rank> {
+    pub fn recv_any<T: Element>(&self, values: &mut [T], tag: Tag) -> Result<Rank> {
         lend(
             |lender| {
                 let work = self.submit(Call::RecvAny { tensor: lender.write(values), tag })?;

@@ -1,6 +1,6 @@
 //! Every operation that only moves elements, on every dtype: results are inputs, to the bit.
 
-use tenfold::{Buffer, DType, Group};
+use tenfold::{Buffer, DType, Group, Tag};
 
 use super::values::Source;
 use super::{Course, LONG, SHORT, SIZES, done, lend_all, uneven};
@@ -230,11 +230,13 @@ pub fn send_to_the_next(course: &mut Course<'_>, moved: &Move) {
     let mut sent = [0, count].map(|from| course.tensor(moved.dtype(), &moved.of(rank, from, count)));
     let mut received = [0, 1].map(|_| course.blank(moved.dtype(), count + 2));
     let [first, second] = &mut sent;
-    let sends =
-        [course.group.start_send(first.lend(), next, 11), course.group.start_send(second.lend(), next, 12)];
+    let sends = [
+        course.group.start_send(first.lend(), next, Tag(11)),
+        course.group.start_send(second.lend(), next, Tag(12)),
+    ];
     let [one, two] = &mut received;
-    done(course.group.start_recv(two.lend(), previous, 12));
-    done(course.group.start_recv(one.lend(), previous, 11));
+    done(course.group.start_recv(two.lend(), previous, Tag(12)));
+    done(course.group.start_recv(one.lend(), previous, Tag(11)));
     for send in sends {
         done(send);
     }
@@ -250,13 +252,13 @@ pub fn receive_from_anybody(course: &mut Course<'_>, moved: &Move) {
     let (rank, size, count) = (course.rank(), course.size(), moved.count);
     if rank != moved.root {
         let mut tensor = course.tensor(moved.dtype(), &moved.of(rank, 0, count));
-        done(course.group.start_send(tensor.lend(), moved.root, 7));
+        done(course.group.start_send(tensor.lend(), moved.root, Tag(7)));
         return;
     }
     let mut heard: Vec<usize> = (1..size)
         .map(|_| {
             let mut tensor = course.blank(moved.dtype(), count);
-            let outcome = done(course.group.start_recv_any(tensor.lend(), 7));
+            let outcome = done(course.group.start_recv_any(tensor.lend(), Tag(7)));
             let source = outcome.source.expect("a message comes from somebody");
             moved.expect(&tensor, &moved.of(source, 0, count), "recv_any");
             source

@@ -211,7 +211,7 @@ fn averages_have_the_same_bits_between_processes() {
 
 pub(super) fn bits_in_a_process(rank: &Rank) {
     let options = tenfold::Options::default().deterministic().timeout(LIMIT);
-    let group = Group::connect(rank.store(), rank.rank, rank.size, options).unwrap();
+    let group = Group::connect(rank.store(), rank.seat(), options).unwrap();
     for (number, limits) in LAYOUTS.iter().enumerate() {
         same_bits(&group, &[DType::F32, DType::BF16], limits, number as u64).unwrap();
     }

@@ -21,7 +21,7 @@ fn a_rank_that_dies_in_backward_is_named_by_the_others() {
 
 pub(super) fn death(rank: &Rank) {
     let options = tenfold::Options::default().timeout(LIMIT);
-    let group = Group::connect(rank.store(), rank.rank, rank.size, options).unwrap();
+    let group = Group::connect(rank.store(), rank.seat(), options).unwrap();
     let mut reducer = Reducer::new(&group, &weight_and_bias(), Options::default()).unwrap();
     step(&mut reducer, &[0, 1], 1.0).unwrap();
     reducer.start_backward().unwrap();

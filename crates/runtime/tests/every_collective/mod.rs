@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use tenfold::{Buffer, BufferView, DType, Group, ReduceOp, Work};
+use tenfold::{Buffer, BufferView, DType, Group, ReduceOp, Tag, Work};
 
 /// Element `index` of `rank`.
 fn element(rank: usize, index: usize) -> i64 {
@@ -106,13 +106,13 @@ fn check_exchanges(group: &Group, count: usize) {
 
     let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
     let (mut sent, mut received) = (Buffer::from_slice(&elements(rank, 7, count)), zeros(count));
-    let send = group.start_send(sent.lend(), next, 3).unwrap();
-    done(group.start_recv(received.lend(), previous, 3));
+    let send = group.start_send(sent.lend(), next, Tag(3)).unwrap();
+    done(group.start_recv(received.lend(), previous, Tag(3)));
     send.wait().unwrap();
     assert_eq!(values(&received), elements(previous, 7, count), "recv from rank {previous}");
 
-    let send = group.start_send(sent.lend(), next, 4).unwrap();
-    let recv = group.start_recv_any(received.lend(), 4).unwrap();
+    let send = group.start_send(sent.lend(), next, Tag(4)).unwrap();
+    let recv = group.start_recv_any(received.lend(), Tag(4)).unwrap();
     recv.wait().unwrap();
     send.wait().unwrap();
     assert_eq!(recv.source(), Some(previous), "recv_any");

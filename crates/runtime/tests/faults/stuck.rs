@@ -34,11 +34,11 @@ pub(super) fn wait_for_a_message(rank: &Rank) {
     let group = connect(rank, options().heartbeat(HEARTBEAT_LONG));
     let mut tensor = ones(DType::F32, 1000);
     if rank.rank == 0 {
-        group.start_recv(tensor.lend(), 1, 7).unwrap().wait().unwrap();
+        group.start_recv(tensor.lend(), 1, Tag(7)).unwrap().wait().unwrap();
         rank.event("received");
     } else {
         rank.order();
-        group.start_send(tensor.lend(), 0, 7).unwrap().wait().unwrap();
+        group.start_send(tensor.lend(), 0, Tag(7)).unwrap().wait().unwrap();
     }
     rank.order();
 }
