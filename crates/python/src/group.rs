@@ -11,7 +11,7 @@ use std::time::Duration;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyInt, PyTuple};
-use tenfold::{BufferView, Call, DType, Options, ReduceOp, Seat, StuckPolicy, Tag, UnknownOp};
+use tenfold::{BufferView, Call, DType, Options, ReduceOp, Seat, StuckPolicy, Tag};
 
 use crate::exceptions::{argument, group_error, refused};
 use crate::recorder::{Shapes, noted};
@@ -137,7 +137,9 @@ fn reduce_op(op: &Object<'_>) -> PyResult<ReduceOp> {
         let message = format!("op must be a ReduceOp or the name of one, not {}", op.get_type().name()?);
         return Err(PyTypeError::new_err(message));
     };
-    name.to_lowercase().parse().map_err(|error: UnknownOp| PyValueError::new_err(error.to_string()))
+    name.to_lowercase()
+        .parse()
+        .map_err(|error: tenfold::error::UnknownOp| PyValueError::new_err(error.to_string()))
 }
 
 fn reduced(object: &Object<'_>, what: &str, access: Access) -> PyResult<BufferView> {

@@ -7,7 +7,7 @@ use std::hint::black_box;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use tenfold::{Buffer, DType, DebugLevel, Group, ReduceOp, recorder, set_debug_level};
+use tenfold::{Buffer, DType, Group, ReduceOp, debug, recorder};
 
 /// Operations of a round: about as long as a process is left alone on a busy machine.
 const TIMES: u32 = 1000;
@@ -53,7 +53,7 @@ fn main() -> tenfold::Result<()> {
     println!("called, begun and ended, recorded:   {:.0} ns", best(rounds, recorder::record_for_nothing()));
     let clock = |times| (0..times).for_each(|_| _ = black_box(Instant::now()));
     println!("one look at the clock:               {:.0} ns", best(rounds, clock));
-    set_debug_level(DebugLevel::Detail);
+    debug::set_level(debug::Level::Detail);
     println!("all_reduce at debug level DETAIL:    {:.0} ns", all_reduce(rounds.div_ceil(20))?);
     Ok(())
 }

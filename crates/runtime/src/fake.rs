@@ -3,10 +3,11 @@
 use tenfold_memory::BufferView;
 use tenfold_plan::Rank;
 
+use crate::Seat;
 use crate::call::{Backend, Call};
 use crate::fault::Result;
+use crate::label::Label;
 use crate::work::Work;
-use crate::{Label, Seat};
 
 /// A group whose other ranks are not there: everything is over at once, and nothing moves. As c10d's, for running one rank
 /// of a large job alone: to see that it gets through, what it allocates, what it would call.

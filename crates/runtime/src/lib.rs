@@ -32,7 +32,7 @@ pub mod control;
 #[path = "control/absent.rs"]
 mod control;
 pub mod ddp;
-mod debug_level;
+pub mod debug;
 mod engine;
 mod environment;
 mod fabric;
@@ -54,19 +54,42 @@ mod wire;
 mod work;
 
 pub use call::{Backend, Call, Tag};
-pub use debug_level::{DebugLevel, debug_level, set_debug_level, set_debug_level_from_env};
-pub use environment::{KnownVariable, VARIABLES};
-pub use fabric::{ProgressEntry, Registration};
 pub use fake::FakeGroup;
-pub use fault::{Error, ErrorKind, Fault, Result, Scene};
-pub use group::{
-    Group, Options, Pending, Place, Scope, Seat, SparseTensor, StuckPolicy, StuckReport, find_nan,
-};
-pub use label::{Label, OpKind};
-pub use tenfold_memory::{Buffer, BufferView, CustomOp, DType, Element, ReduceOp, Region, UnknownOp};
+pub use fault::{Error, ErrorKind, Result};
+pub use group::{Group, Options, Pending, Place, Scope, Seat, SparseTensor, StuckPolicy};
+pub use label::OpKind;
+pub use tenfold_memory::{Buffer, BufferView, CustomOp, DType, Element, ReduceOp};
 pub use tenfold_plan::{Rank, Topology};
 pub use tenfold_store as store;
 pub use work::Work;
+
+/// What an [`Error`] is made of.
+///
+/// ```
+/// use tenfold::error::Scene;
+///
+/// tenfold::Group::threads(1, |group| {
+///     let error = group.broadcast(&mut [0_u8], 7).unwrap_err();
+///     let scene: &Scene = error.scene().expect("an operation has one");
+///     assert_eq!((scene.rank, scene.label.kind), (0, tenfold::OpKind::Broadcast));
+///     Ok(())
+/// })?;
+/// # Ok::<(), tenfold::Error>(())
+/// ```
+pub mod error {
+    pub use crate::fault::{Error, ErrorKind, Fault, Result, Scene};
+    pub use crate::label::Label;
+    pub use tenfold_memory::UnknownOp;
+}
+
+/// For authors of frameworks, bindings and launchers: memory of other libraries that peers read in place, and what a process
+/// tells its launcher.
+pub mod raw {
+    pub use crate::environment::{KnownVariable, VARIABLES};
+    pub use crate::fabric::{ProgressEntry, Registration};
+    pub use crate::group::StuckReport;
+    pub use tenfold_memory::Region;
+}
 
 /// The README's Rust runs as a test.
 #[cfg(doctest)]

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use tenfold::recorder::{self, CallSite, Frame};
-use tenfold::{Buffer, DebugLevel, Error, ErrorKind, Group, OpKind, Options, ReduceOp, Tag, set_debug_level};
+use tenfold::{Buffer, Error, ErrorKind, Group, OpKind, Options, ReduceOp, Tag, debug};
 
 /// What each rank's call came to.
 fn outcomes(
@@ -14,7 +14,7 @@ fn outcomes(
     options: &Options,
     call: impl Fn(&Group) -> tenfold::Result<()> + Sync,
 ) -> Vec<Result<(), Error>> {
-    set_debug_level(DebugLevel::Detail);
+    debug::set_level(debug::Level::Detail);
     Group::threads_with(size, options, |group| Ok(call(&group))).expect("the calls are what fails")
 }
 

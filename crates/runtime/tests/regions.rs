@@ -11,7 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use support::{Job, Jobs, Rank, local_store, run_as_rank};
-use tenfold::{Buffer, DType, ErrorKind, Group, Options, ReduceOp, Region, Tag};
+use tenfold::raw::Region;
+use tenfold::{Buffer, DType, ErrorKind, Group, Options, ReduceOp, Tag};
 
 const JOBS: Jobs = &[
     ("collectives", collectives_as_process),

@@ -190,9 +190,9 @@ fn works_are_done_in_the_order_of_their_calls() {
             .collect();
         for (index, work) in works.iter().enumerate() {
             work.wait()?;
-            assert!(works[..index].iter().all(Work::is_success), "one before #{index} is not done");
+            assert!(works[..index].iter().all(Work::succeeded), "one before #{index} is not done");
             assert_eq!(work.sequence_number(), index as u64 + 1);
-            assert_eq!(work.op_type(), OpKind::AllReduce);
+            assert_eq!(work.kind(), OpKind::AllReduce);
         }
         assert!(tensors.iter().zip(0..).all(|(tensor, index)| value(tensor) == 3 * index));
         Ok(())
@@ -231,7 +231,7 @@ fn asking_whether_it_is_done_is_enough_to_get_it_done() {
         while !work.is_done() {
             std::thread::yield_now();
         }
-        assert!(work.is_success() && work.exception().is_none());
+        assert!(work.succeeded() && work.error().is_none());
         assert_eq!(value(&tensor), 3);
         Ok(())
     });
@@ -461,7 +461,7 @@ fn a_receive_from_anybody_says_from_whom() {
             let work = group.start_recv_any(tensor.lend(), Tag(3))?;
             work.wait()?;
             assert_eq!(work.source(), Some(value(&tensor) as usize));
-            assert_eq!(work.op_type(), OpKind::RecvAnySource);
+            assert_eq!(work.kind(), OpKind::RecvAnySource);
         }
         group.start_barrier()?.wait()
     });
@@ -634,7 +634,7 @@ fn dropping_a_group_ends_what_is_under_way() {
         let error = work.wait().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Closed);
         assert_eq!(error.message(), "the group was dropped while this was under way");
-        assert!(work.is_done() && !work.is_success() && !tensor.is_lent());
+        assert!(work.is_done() && !work.succeeded() && !tensor.is_lent());
         dropped.wait();
         Ok(())
     });

@@ -284,7 +284,7 @@ mod tests {
             ];
             let kinds = [OpKind::AllGatherIntoCoalesced, OpKind::ReduceScatterIntoCoalesced];
             for (work, kind) in works.iter().zip(kinds) {
-                assert_eq!(work.op_type(), kind);
+                assert_eq!(work.kind(), kind);
                 work.wait()?;
             }
             Ok(())

@@ -11,7 +11,7 @@ use super::detail::Detail;
 use super::point_to_point::Receiving;
 use super::state::GroupState;
 use super::submit::refused;
-use crate::debug_level::{DebugLevel, debug_level};
+use crate::debug;
 use crate::fault::{ErrorKind, Fault, Result, show_duration, show_ranks};
 use crate::label::{Label, OpKind};
 use crate::recorder::{self, Sizes};
@@ -98,7 +98,7 @@ impl Group {
         peer: Option<Rank>,
         start: impl FnOnce(&mut GroupState, Arc<Shared>),
     ) -> Result<Work> {
-        if debug_level() == DebugLevel::Detail {
+        if debug::level() == debug::Level::Detail {
             let site = recorder::caller();
             let (input, output) = message_sizes(&label);
             let detail = Arc::new(Detail::new(&site, input, output));
