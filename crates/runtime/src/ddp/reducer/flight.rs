@@ -121,12 +121,8 @@ impl Reducer {
         self.iteration += 1;
     }
 
-    /// Cuts the buckets along the order in which rank 0's gradients came, if that is due: once, before the second iteration
-    /// (with a static graph the third). [`start_forward`](Reducer::start_forward) does it too. Gradients keep their values.
-    ///
-    /// # Errors
-    /// If an iteration is under way, or the group fails.
-    pub fn rebuild_buckets(&mut self) -> Result<Option<Rebuilt>> {
+    /// See [`Framework::rebuild_buckets`](super::raw::Framework::rebuild_buckets).
+    pub(super) fn rebuild_buckets(&mut self) -> Result<Option<Rebuilt>> {
         self.check_finished()?;
         if !self.buckets.rebuild_due() {
             return Ok(None);
@@ -173,12 +169,8 @@ impl Reducer {
         Err(self.refuse(format!("iteration {} has begun and is not finished", self.iteration)))
     }
 
-    /// Goes on in new memory, with the same gradients, and hands over the old: for callers who find that somebody still looks
-    /// at gradients of the past.
-    ///
-    /// # Errors
-    /// If an iteration is under way.
-    pub fn renew_memory(&mut self) -> Result<Rebuilt> {
+    /// See [`Framework::renew_memory`](super::raw::Framework::renew_memory).
+    pub(super) fn renew_memory(&mut self) -> Result<Rebuilt> {
         self.check_usable()?;
         if self.phase == Phase::Backward {
             return Err(self.refuse("memory cannot be renewed before `finish`"));

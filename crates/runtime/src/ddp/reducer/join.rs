@@ -45,12 +45,8 @@ impl Reducer {
         Ok(true)
     }
 
-    /// Adds nothing to an iteration of the others but what was accumulated before. As [`shadow`](Reducer::shadow), for ranks that find out in another way that
-    /// somebody still has data.
-    ///
-    /// # Errors
-    /// If an iteration is under way, or the group fails.
-    pub fn take_part(&mut self) -> Result<()> {
+    /// See [`Framework::take_part`](super::raw::Framework::take_part).
+    pub(super) fn take_part(&mut self) -> Result<()> {
         self.rebuild_buckets()?;
         let learns = self.buckets.learns();
         let all = self.buckets.shadow();
