@@ -1,6 +1,6 @@
 //! `tenfold environment`: the variables that tenfold reads, and what they are set to.
 //!
-//! What ranks read is listed where they read it (`tenfold::VARIABLES`, held to the truth by a test there); what only this command
+//! What ranks read is listed where they read it (`tenfold::raw::VARIABLES`, held to the truth by a test there); what only this command
 //! reads is listed here. Nothing is checked: a rank refuses a wrong value by itself.
 
 use std::fmt::Write as _;
@@ -78,7 +78,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
 }
 
 fn sections() -> [Section; 2] {
-    let of_ranks = tenfold::VARIABLES.iter().map(|known| (known.names, known.values, known.meaning));
+    let of_ranks = tenfold::raw::VARIABLES.iter().map(|known| (known.names, known.values, known.meaning));
     [
         Section { title: "Read by every rank of a process group", variables: of_ranks.collect() },
         Section { title: "Read by the command `tenfold`", variables: OWN.to_vec() },
@@ -155,7 +155,7 @@ mod tests {
     #[test]
     fn json_has_one_row_for_each_variable() {
         let all: serde_json::Value = serde_json::from_str(&as_json(false, transport)).unwrap();
-        assert_eq!(all.as_array().unwrap().len(), tenfold::VARIABLES.len() + OWN.len());
+        assert_eq!(all.as_array().unwrap().len(), tenfold::raw::VARIABLES.len() + OWN.len());
         let set: serde_json::Value = serde_json::from_str(&as_json(true, transport)).unwrap();
         assert_eq!(
             (set[0]["set"].as_str(), set[0]["value"].as_str()),

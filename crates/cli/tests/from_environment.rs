@@ -40,7 +40,7 @@ fn main_of_a_rank(job: &str) -> tenfold::Result<()> {
 fn sum() -> tenfold::Result<()> {
     let group = Group::from_environment(Options::default().timeout(HANG))?;
     let mut tensor = Buffer::from_slice(&[group.rank() as u32 + 1]);
-    group.all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()?;
+    group.start_all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()?;
     let local = Place::from_environment()?.local_rank;
     println!("@ rank {} of {}, local {local:?}: {}", group.rank(), group.size(), tensor.as_slice::<u32>()[0]);
     Ok(())

@@ -10,8 +10,8 @@ use std::time::SystemTime;
 
 use serde::Serialize;
 use tempfile::TempDir;
+use tenfold::raw::{ProgressEntry, StuckReport};
 use tenfold::recorder::DUMPING;
-use tenfold::{ProgressEntry, StuckReport};
 
 pub(super) const VARIABLE: &str = "TENFOLD_PROGRESS";
 

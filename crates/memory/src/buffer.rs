@@ -1,8 +1,8 @@
 //! Memory that a tensor lends to one operation, and tensors of our own.
 //!
 //! A [`BufferView`] is contiguous memory that nobody else touches until the view is dropped. It comes from a [`Buffer`]
-//! (ours, private or in the shared segment), from a slice that is borrowed for the length of a call ([`lend`]), or
-//! from memory of somebody else, such as PyTorch, by `from_raw`.
+//! (ours, private or in the shared segment), from a slice that is borrowed for the length of a call (see [`lend`](crate::lend)),
+//! or from memory of somebody else, such as PyTorch, by `from_raw`.
 
 use std::any::Any;
 use std::fmt;
@@ -24,6 +24,7 @@ pub struct BufferView {
     dtype: DType,
     /// Nothing if the elements lie one after the other.
     strides: Option<Box<Strides>>,
+    is_writable: bool,
     owner: Owner,
 }
 
@@ -39,11 +40,11 @@ enum Owner {
     Kept { _keep: Box<dyn Any + Send> },
     /// A tensor of ours, which is not to be read or lent again meanwhile.
     Buffer(Arc<Memory>),
-    /// A slice borrowed by [`lend`], which counts its views.
+    /// A borrowed slice, whose lender counts its views.
     Borrowed(NonNull<AtomicUsize>),
 }
 
-// SAFETY: the memory belongs to the view alone while it exists, and its owner is `Send`; the counter of `lend` is atomic.
+// SAFETY: the memory belongs to the view alone while it exists, and its owner is `Send`; the counter of a lender is atomic.
 unsafe impl Send for BufferView {}
 
 impl BufferView {
@@ -56,7 +57,8 @@ impl BufferView {
         dtype: DType,
         owner: impl Any + Send,
     ) -> Self {
-        BufferView { start, elements, dtype, strides: None, owner: Owner::Kept { _keep: Box::new(owner) } }
+        let owner = Owner::Kept { _keep: Box::new(owner) };
+        BufferView { start, elements, dtype, strides: None, is_writable: true, owner }
     }
 
     /// A view of elements that do not lie one after the other: `steps[d]` elements apart in dimension `d` of `shape`.
@@ -82,13 +84,30 @@ impl BufferView {
             });
         let strides = Strides { shape: shape.to_vec(), steps: steps.to_vec() };
         let strides = (!contiguous).then(|| Box::new(strides));
-        BufferView { start, elements, dtype, strides, owner: Owner::Kept { _keep: Box::new(owner) } }
+        let owner = Owner::Kept { _keep: Box::new(owner) };
+        BufferView { start, elements, dtype, strides, is_writable: true, owner }
     }
 
     /// No elements.
     pub fn empty(dtype: DType) -> Self {
         let owner = Owner::Kept { _keep: Box::new(()) };
-        BufferView { start: NonNull::dangling(), elements: 0, dtype, strides: None, owner }
+        BufferView { start: NonNull::dangling(), elements: 0, dtype, strides: None, is_writable: true, owner }
+    }
+
+    /// A view of a borrowed slice; `views` counts one less once it is dropped.
+    ///
+    /// # Safety
+    /// Until the view is dropped, `views` exists, `start` is valid for reads of `elements` elements of `dtype`, and no other code
+    /// writes to them. If the view is writable, it is valid for writes too, and no other code reads them.
+    #[inline]
+    pub(crate) unsafe fn borrowed(
+        start: NonNull<u8>,
+        elements: usize,
+        dtype: DType,
+        is_writable: bool,
+        views: NonNull<AtomicUsize>,
+    ) -> Self {
+        BufferView { start, elements, dtype, strides: None, is_writable, owner: Owner::Borrowed(views) }
     }
 
     pub fn elements(&self) -> usize {
@@ -122,15 +141,16 @@ impl BufferView {
     /// Sets its elements, in order, from contiguous memory.
     ///
     /// # Panics
-    /// If `source` is not as long as the elements.
+    /// If `source` is not as long as the elements, or the view is only for reading.
     pub fn unpack(&self, source: Bytes<'_>) {
+        self.check_writable();
         self.each_element(source.len(), |element, at| element.copy_from(source.part(at, at + element.len())));
     }
 
     /// Calls `action` with every element and its place in contiguous memory; with all at once where they lie together.
     fn each_element(&self, len: usize, action: impl Fn(Span<'_>, usize)) {
         assert_eq!(len, self.byte_len(), "as long as the tensor");
-        let Some(strides) = &self.strides else { return action(self.span(), 0) };
+        let Some(strides) = &self.strides else { return action(self.whole(), 0) };
         let size = self.dtype.size();
         let mut place = vec![0; strides.shape.len()];
         for number in 0..self.elements {
@@ -148,12 +168,33 @@ impl BufferView {
         }
     }
 
-    /// All its bytes.
+    /// All its bytes, to be written.
+    ///
+    /// # Panics
+    /// If it is not contiguous, or only for reading.
+    #[inline]
+    pub fn span(&self) -> Span<'_> {
+        self.check_writable();
+        self.whole()
+    }
+
+    /// All its bytes, to be read.
     ///
     /// # Panics
     /// If it is not contiguous.
     #[inline]
-    pub fn span(&self) -> Span<'_> {
+    pub fn bytes(&self) -> Bytes<'_> {
+        self.whole().bytes()
+    }
+
+    #[inline]
+    fn check_writable(&self) {
+        assert!(self.is_writable, "a slice that is lent only to be read is not written");
+    }
+
+    /// All its bytes. Callers that write have checked that they may.
+    #[inline]
+    fn whole(&self) -> Span<'_> {
         assert!(self.strides.is_none(), "a strided tensor is packed before it is used");
         // SAFETY: valid and ours until the view is dropped, by the contracts of those who make views; a span cannot
         // outlive the view.
@@ -166,7 +207,7 @@ impl Drop for BufferView {
         match &self.owner {
             Owner::Kept { .. } => {}
             Owner::Buffer(memory) => memory.lent.store(false, Ordering::Release),
-            // SAFETY: `lend` does not return, and so keeps its counter, before all its views are dropped.
+            // SAFETY: the counter exists until the view is dropped, by the contract of `borrowed`.
             Owner::Borrowed(views) => _ = unsafe { views.as_ref() }.fetch_sub(1, Ordering::Release),
         }
     }
@@ -176,33 +217,6 @@ impl fmt::Debug for BufferView {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "BufferView({} × {})", self.dtype, self.elements)
     }
-}
-
-/// Lends a slice for the length of `call`.
-///
-/// If `call` keeps the view or has it kept by somebody, the process ends: memory that is still lent must not be used
-/// again. Collectives drop their views before a blocking call returns, also when it fails.
-pub fn lend<T: Element, R>(slice: &mut [T], call: impl FnOnce(BufferView) -> R) -> R {
-    struct Views(AtomicUsize);
-    impl Drop for Views {
-        fn drop(&mut self) {
-            if self.0.load(Ordering::Acquire) != 0 {
-                eprintln!(
-                    "tenfold: a borrowed slice is still lent although the call is over; ending the process"
-                );
-                std::process::abort();
-            }
-        }
-    }
-    let views = Views(AtomicUsize::new(1));
-    let view = BufferView {
-        start: NonNull::from(&mut *slice).cast(),
-        elements: slice.len(),
-        dtype: T::DTYPE,
-        strides: None,
-        owner: Owner::Borrowed(NonNull::from(&views.0)),
-    };
-    call(view)
 }
 
 /// Elements in memory of ours: private, or in the shared segment where peers read them in place.
@@ -339,6 +353,7 @@ impl Buffer {
             elements: self.elements,
             dtype: self.dtype,
             strides: None,
+            is_writable: true,
             owner: Owner::Buffer(Arc::clone(&self.memory)),
         }
     }
@@ -460,16 +475,6 @@ mod tests {
     #[should_panic(expected = "a tensor of float32 is read as int32")]
     fn a_tensor_of_floats_is_not_read_as_integers() {
         Buffer::zeros(DType::F32, 4).as_slice::<i32>();
-    }
-
-    #[test]
-    fn a_borrowed_slice_is_written_in_place() {
-        let mut values = [1_u8, 2, 3];
-        let len = lend(&mut values, |view| {
-            view.span().part(0, 1).copy_from(crate::Bytes::of(&[7]));
-            view.elements()
-        });
-        assert_eq!((len, values), (3, [7, 2, 3]));
     }
 
     #[test]

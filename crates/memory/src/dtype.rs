@@ -152,6 +152,12 @@ impl std::error::Error for UnknownDType {}
 /// A Rust type that is laid out as the elements of one dtype are.
 pub trait Element: Copy + Send + 'static + sealed::Sealed {
     const DTYPE: DType;
+
+    /// Zero, or `false`.
+    fn zero() -> Self {
+        // SAFETY: implemented only for the numbers and `bool` below, for which all bits may be zero.
+        unsafe { std::mem::zeroed() }
+    }
 }
 
 mod sealed {

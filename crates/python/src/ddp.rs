@@ -11,7 +11,8 @@ use std::thread::ThreadId;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use tenfold::ddp::{self, CommHook, GradBucket, Options, Param, Rebuilt, hook_error, hooks};
+use tenfold::ddp::raw::{self, Framework as _, Rebuilt};
+use tenfold::ddp::{self, CommHook, GradBucket, Options, Param, hook_error, hooks};
 use tenfold::{Buffer, DType, SparseTensor};
 
 use crate::exceptions::{argument, group_error};
@@ -53,7 +54,7 @@ pub(crate) fn assign_by_size(
         let message = format!("there is no tensor {number}: there are {}", params.len());
         return Err(PyValueError::new_err(message));
     }
-    let buckets = ddp::assign_by_size(&params, &limits, order.as_deref());
+    let buckets = raw::assign_by_size(&params, &limits, order.as_deref());
     Ok(buckets.into_iter().map(|bucket| (bucket.params, bucket.limit)).unzip())
 }
 
@@ -61,7 +62,7 @@ pub(crate) fn assign_by_size(
 #[pyfunction]
 pub(crate) fn verify_params(py: Python<'_>, group: &Group, params: Vec<Spec>) -> PyResult<()> {
     let (group, params) = (group.inner.clone(), self::params(py, params)?);
-    let verified = waiting::on_a_thread(py, "tenfold-verify", move || ddp::verify_params(&group, &params))?;
+    let verified = waiting::on_a_thread(py, "tenfold-verify", move || raw::verify_params(&group, &params))?;
     verified.map_err(|error| group_error(py, &error))
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyInt, PyTuple};
-use tenfold::{BufferView, Call, DType, Options, ReduceOp, StuckPolicy, UnknownOp};
+use tenfold::{BufferView, Call, DType, Options, ReduceOp, Seat, StuckPolicy, Tag};
 
 use crate::exceptions::{argument, group_error, refused};
 use crate::recorder::{Shapes, noted};
@@ -137,7 +137,9 @@ fn reduce_op(op: &Object<'_>) -> PyResult<ReduceOp> {
         let message = format!("op must be a ReduceOp or the name of one, not {}", op.get_type().name()?);
         return Err(PyTypeError::new_err(message));
     };
-    name.to_lowercase().parse().map_err(|error: UnknownOp| PyValueError::new_err(error.to_string()))
+    name.to_lowercase()
+        .parse()
+        .map_err(|error: tenfold::error::UnknownOp| PyValueError::new_err(error.to_string()))
 }
 
 fn reduced(object: &Object<'_>, what: &str, access: Access) -> PyResult<BufferView> {
@@ -200,8 +202,9 @@ impl Group {
 }
 
 /// A tag that c10d's protocol can carry; the group refuses those that are its own.
-fn checked_tag(py: Python<'_>, tag: i64) -> PyResult<u32> {
+fn checked_tag(py: Python<'_>, tag: i64) -> PyResult<Tag> {
     u32::try_from(tag)
+        .map(Tag)
         .map_err(|_| argument(py, format!("tag {tag} is out of range: tags are 32-bit and not negative")))
 }
 
@@ -263,7 +266,7 @@ impl Group {
             })?;
             options = options.on_stuck(known);
         }
-        let connect = move || tenfold::Group::connect(store, rank, size, options);
+        let connect = move || tenfold::Group::connect(store, Seat { rank, size }, options);
         let connected = waiting::on_a_thread(py, "tenfold-connect", connect)?;
         Ok(Group { inner: connected.map_err(|error| group_error(py, &error))?.into() })
     }

@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use tenfold::DebugLevel;
+use tenfold::debug;
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::Registry;
 use tracing_subscriber::filter::Targets;
@@ -43,12 +43,12 @@ pub(crate) fn start() -> PyResult<()> {
 }
 
 fn filter() -> PyResult<Targets> {
-    let default = if tenfold::debug_level() >= DebugLevel::Info { "info" } else { "warn" };
+    let default = if debug::level() >= debug::Level::Info { "info" } else { "warn" };
     tenfold_console::log_filter(default).map_err(PyValueError::new_err)
 }
 
-fn set(level: DebugLevel) -> PyResult<()> {
-    tenfold::set_debug_level(level);
+fn set(level: debug::Level) -> PyResult<()> {
+    debug::set_level(level);
     if let Some(Some(handle)) = FILTER.get() {
         let _is_shown_as_before = handle.reload(filter()?);
     }
@@ -58,23 +58,23 @@ fn set(level: DebugLevel) -> PyResult<()> {
 /// c10d's debug level, as its number.
 #[pyfunction]
 pub(crate) fn debug_level() -> u8 {
-    tenfold::debug_level() as u8
+    debug::level() as u8
 }
 
 #[pyfunction]
 pub(crate) fn set_debug_level(level: u8) -> PyResult<()> {
     match level {
-        0 => set(DebugLevel::Off),
-        1 => set(DebugLevel::Info),
-        2 => set(DebugLevel::Detail),
+        0 => set(debug::Level::Off),
+        1 => set(debug::Level::Info),
+        2 => set(debug::Level::Detail),
         other => Err(PyValueError::new_err(format!("there is no debug level {other}"))),
     }
 }
 
 #[pyfunction]
 pub(crate) fn set_debug_level_from_env() -> PyResult<()> {
-    tenfold::set_debug_level_from_env().map_err(|fault| PyValueError::new_err(fault.message))?;
-    set(tenfold::debug_level())
+    debug::set_level_from_environment().map_err(|fault| PyValueError::new_err(fault.message))?;
+    set(debug::level())
 }
 
 /// As in ``tenfold: rank 3: no sign of life for 5.0 s from …``.

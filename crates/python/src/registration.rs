@@ -7,14 +7,14 @@ use std::ptr::NonNull;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use tenfold::Region;
+use tenfold::raw::Region;
 
 use crate::exceptions::group_error;
 
 /// As long as this exists, peers on this host read the memory in place.
 #[pyclass(module = "tenfold._tenfold", frozen)]
 pub(crate) struct Registration {
-    _registration: tenfold::Registration,
+    _registration: tenfold::raw::Registration,
 }
 
 impl Registration {

@@ -293,5 +293,5 @@ pub(crate) fn rows(object: &Bound<'_, PyAny>) -> PyResult<usize> {
 /// The first element that is not a number, or None.
 #[pyfunction]
 pub(crate) fn find_nan(tensor: &Bound<'_, PyAny>) -> PyResult<Option<usize>> {
-    Ok(tenfold::find_nan(&lend(tensor, "tensor", Access::Read)?.view))
+    Ok(tenfold::debug::find_nan(&lend(tensor, "tensor", Access::Read)?.view))
 }

@@ -62,12 +62,12 @@ impl Work {
 
     /// Is it over, and well?
     fn is_success(&self, py: Python<'_>) -> bool {
-        py.detach(|| self.inner.is_success())
+        py.detach(|| self.inner.succeeded())
     }
 
     /// What made it fail, or None.
     fn exception(&self, py: Python<'_>) -> Option<PyErr> {
-        self.inner.exception().map(|error| wait_error(py, &error, None, self.inner.timeout()))
+        self.inner.error().map(|error| wait_error(py, &error, None, self.inner.timeout()))
     }
 
     /// The tensors it was called with.
@@ -97,7 +97,7 @@ impl Work {
 
     /// The number that c10d's `OpType` gives the operation.
     fn op_type(&self) -> u8 {
-        self.inner.op_type() as u8
+        self.inner.kind() as u8
     }
 
     /// The algorithm that was chosen.

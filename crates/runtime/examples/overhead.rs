@@ -13,7 +13,7 @@ fn main() -> tenfold::Result<()> {
         let mut tensor = Buffer::zeros(DType::F32, 2);
         let start = Instant::now();
         for _ in 0..times {
-            group.all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()?;
+            group.start_all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()?;
         }
         println!("{:?} each", start.elapsed() / times);
         Ok(())

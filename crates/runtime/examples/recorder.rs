@@ -7,7 +7,7 @@ use std::hint::black_box;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use tenfold::{Buffer, DType, DebugLevel, Group, ReduceOp, recorder, set_debug_level};
+use tenfold::{Buffer, DType, Group, ReduceOp, debug, recorder};
 
 /// Operations of a round: about as long as a process is left alone on a busy machine.
 const TIMES: u32 = 1000;
@@ -29,7 +29,8 @@ fn all_reduce(rounds: u32) -> tenfold::Result<f64> {
         let mut tensor = Buffer::zeros(DType::F32, 2);
         Ok(best(rounds, |times| {
             for _ in 0..times {
-                let work = group.all_reduce(tensor.lend(), ReduceOp::Sum).expect("nothing is wrong with it");
+                let work =
+                    group.start_all_reduce(tensor.lend(), ReduceOp::Sum).expect("nothing is wrong with it");
                 work.wait().expect("nobody else is needed");
             }
         }))
@@ -52,7 +53,7 @@ fn main() -> tenfold::Result<()> {
     println!("called, begun and ended, recorded:   {:.0} ns", best(rounds, recorder::record_for_nothing()));
     let clock = |times| (0..times).for_each(|_| _ = black_box(Instant::now()));
     println!("one look at the clock:               {:.0} ns", best(rounds, clock));
-    set_debug_level(DebugLevel::Detail);
+    debug::set_level(debug::Level::Detail);
     println!("all_reduce at debug level DETAIL:    {:.0} ns", all_reduce(rounds.div_ceil(20))?);
     Ok(())
 }

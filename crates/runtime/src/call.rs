@@ -12,9 +12,19 @@ use crate::fault::Result;
 use crate::label::OpKind;
 use crate::work::Work;
 
+/// Tells messages between two ranks apart: a receive takes the first message that has its tag.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Tag(pub u32);
+
+impl From<u32> for Tag {
+    fn from(number: u32) -> Self {
+        Tag(number)
+    }
+}
+
 macro_rules! operations {
     ($($(#[$about:meta])* $name:ident($($argument:ident: $kind:ty),*) $variant:ident;)*) => {
-        /// An operation of a group with its arguments. Each variant is the method of [`Group`] of the same name.
+        /// An operation of a group with its arguments. A method of [`Group`] starts each variant.
         #[derive(Debug)]
         #[non_exhaustive]
         #[expect(missing_docs, reason = "the arguments are documented at the methods")]
@@ -89,10 +99,10 @@ impl Call {
 
 operations! {
     /// Combines the tensors of all ranks, in place, on all ranks.
-    all_reduce(tensor: BufferView, op: ReduceOp) AllReduce;
+    start_all_reduce(tensor: BufferView, op: ReduceOp) AllReduce;
 
     /// Combines several tensors of one dtype as if they were one.
-    all_reduce_coalesced(tensors: Vec<BufferView>, op: ReduceOp) AllReduceCoalesced;
+    start_all_reduce_coalesced(tensors: Vec<BufferView>, op: ReduceOp) AllReduceCoalesced;
 
     /// Treats each tensor of this rank as if it belonged to a rank of its own: all tensors of all ranks are combined, and each
     /// gets the result. AVG divides by the number of ranks.
@@ -101,74 +111,74 @@ operations! {
     /// # use tenfold::{Group, ReduceOp, Buffer};
     /// # Group::threads(2, |group| {
     /// let (mut one, mut two) = (Buffer::from_slice(&[1.0_f32]), Buffer::from_slice(&[10.0_f32]));
-    /// group.all_reduce_several(vec![one.lend(), two.lend()], ReduceOp::Sum)?.wait()?;
+    /// group.start_all_reduce_several(vec![one.lend(), two.lend()], ReduceOp::Sum)?.wait()?;
     /// assert_eq!((one.as_slice::<f32>(), two.as_slice::<f32>()), (&[22.0_f32][..], &[22.0_f32][..]));
     /// # Ok(()) }).unwrap();
     /// ```
-    all_reduce_several(tensors: Vec<BufferView>, op: ReduceOp) AllReduceSeveral;
+    start_all_reduce_several(tensors: Vec<BufferView>, op: ReduceOp) AllReduceSeveral;
 
     /// Copies the root's tensor to all ranks.
-    broadcast(tensor: BufferView, root: Rank) Broadcast;
+    start_broadcast(tensor: BufferView, root: Rank) Broadcast;
 
     /// Copies tensor `root_tensor` of the root to every tensor of every rank.
-    broadcast_several(tensors: Vec<BufferView>, root: Rank, root_tensor: usize) BroadcastSeveral;
+    start_broadcast_several(tensors: Vec<BufferView>, root: Rank, root_tensor: usize) BroadcastSeveral;
 
     /// Combines the tensors of all ranks on `root`. The tensors of the other ranks may be used as scratch memory.
-    reduce(tensor: BufferView, op: ReduceOp, root: Rank) Reduce;
+    start_reduce(tensor: BufferView, op: ReduceOp, root: Rank) Reduce;
 
     /// Puts the `input` of rank `r` into output `r`, on all ranks. Inputs may differ in length.
-    all_gather(outputs: Vec<BufferView>, input: BufferView) AllGather;
+    start_all_gather(outputs: Vec<BufferView>, input: BufferView) AllGather;
 
     /// Puts the inputs of all ranks into `output`, in the order of ranks, on all ranks. All inputs have the same length.
-    all_gather_into(output: BufferView, input: BufferView) AllGatherInto;
+    start_all_gather_into(output: BufferView, input: BufferView) AllGatherInto;
 
-    /// Runs several [`Group::all_gather`] as one work: for each input a list of outputs, one per rank.
-    all_gather_coalesced(outputs: Vec<Vec<BufferView>>, inputs: Vec<BufferView>) AllGatherCoalesced;
+    /// Runs several [`Group::start_all_gather`] as one work: for each input a list of outputs, one per rank.
+    start_all_gather_coalesced(outputs: Vec<Vec<BufferView>>, inputs: Vec<BufferView>) AllGatherCoalesced;
 
-    /// Runs several [`Group::all_gather_into`] as one work.
-    all_gather_into_coalesced(outputs: Vec<BufferView>, inputs: Vec<BufferView>) AllGatherIntoCoalesced;
+    /// Runs several [`Group::start_all_gather_into`] as one work.
+    start_all_gather_into_coalesced(outputs: Vec<BufferView>, inputs: Vec<BufferView>) AllGatherIntoCoalesced;
 
     /// Puts the `input` of rank `r` into output `r` of the root. Other ranks give no outputs.
-    gather(outputs: Vec<BufferView>, input: BufferView, root: Rank) Gather;
+    start_gather(outputs: Vec<BufferView>, input: BufferView, root: Rank) Gather;
 
     /// Puts the inputs of all ranks into `output` of the root, in the order of ranks. Other ranks give no output.
-    gather_into(output: Option<BufferView>, input: BufferView, root: Rank) GatherInto;
+    start_gather_into(output: Option<BufferView>, input: BufferView, root: Rank) GatherInto;
 
     /// Copies input `r` of the root to `output` of rank `r`. Other ranks give no inputs.
-    scatter(output: BufferView, inputs: Vec<BufferView>, root: Rank) Scatter;
+    start_scatter(output: BufferView, inputs: Vec<BufferView>, root: Rank) Scatter;
 
     /// Copies part `r` of the root's `input` to `output` of rank `r`. Other ranks give no input.
-    scatter_from(output: BufferView, input: Option<BufferView>, root: Rank) ScatterFrom;
+    start_scatter_from(output: BufferView, input: Option<BufferView>, root: Rank) ScatterFrom;
 
     /// Combines input `r` of all ranks into `output` of rank `r`. Inputs may differ in length.
-    reduce_scatter(output: BufferView, inputs: Vec<BufferView>, op: ReduceOp) ReduceScatter;
+    start_reduce_scatter(output: BufferView, inputs: Vec<BufferView>, op: ReduceOp) ReduceScatter;
 
     /// Combines the inputs of all ranks, and leaves part `r` of the result in `output` of rank `r`.
-    reduce_scatter_into(output: BufferView, input: BufferView, op: ReduceOp) ReduceScatterInto;
+    start_reduce_scatter_into(output: BufferView, input: BufferView, op: ReduceOp) ReduceScatterInto;
 
-    /// Runs several [`Group::reduce_scatter_into`] as one work.
-    reduce_scatter_into_coalesced(outputs: Vec<BufferView>, inputs: Vec<BufferView>, op: ReduceOp)
+    /// Runs several [`Group::start_reduce_scatter_into`] as one work.
+    start_reduce_scatter_into_coalesced(outputs: Vec<BufferView>, inputs: Vec<BufferView>, op: ReduceOp)
         ReduceScatterIntoCoalesced;
 
     /// Sends input `r` to rank `r`, and receives output `r` from rank `r`. Tensors may differ in length.
-    all_to_all(outputs: Vec<BufferView>, inputs: Vec<BufferView>) AllToAll;
+    start_all_to_all(outputs: Vec<BufferView>, inputs: Vec<BufferView>) AllToAll;
 
     /// Sends part `r` of `input` to rank `r`, and receives part `r` of `output` from rank `r`. The splits are the elements of
     /// each part; an empty list means equal parts.
-    all_to_all_single(output: BufferView, input: BufferView, output_splits: Vec<usize>, input_splits: Vec<usize>)
+    start_all_to_all_single(output: BufferView, input: BufferView, output_splits: Vec<usize>, input_splits: Vec<usize>)
         AllToAllSingle;
 
     /// Completes when all ranks have called it.
-    barrier() Barrier;
+    start_barrier() Barrier;
 
     /// Sends a tensor to rank `to`, which receives it with the same `tag`.
-    send(tensor: BufferView, to: Rank, tag: u32) Send;
+    start_send(tensor: BufferView, to: Rank, tag: Tag) Send;
 
     /// Receives what rank `from` sends with `tag`. A shorter message leaves the rest of the tensor as it is.
-    recv(tensor: BufferView, from: Rank, tag: u32) Recv;
+    start_recv(tensor: BufferView, from: Rank, tag: Tag) Recv;
 
     /// Receives what any rank sends with `tag`; [`Work::source`] is that rank.
-    recv_any(tensor: BufferView, tag: u32) RecvAny;
+    start_recv_any(tensor: BufferView, tag: Tag) RecvAny;
 }
 
 impl Backend for Group {
@@ -205,39 +215,39 @@ impl Group {
     #[inline(always)]
     pub fn submit(&self, call: Call) -> Result<Work> {
         match call {
-            Call::AllReduce { tensor, op } => self.start_all_reduce(tensor, &op),
-            Call::AllReduceCoalesced { tensors, op } => self.start_all_reduce_coalesced(tensors, &op),
-            Call::AllReduceSeveral { tensors, op } => self.start_all_reduce_several(tensors, &op),
-            Call::Broadcast { tensor, root } => self.start_broadcast(tensor, root),
+            Call::AllReduce { tensor, op } => self.begin_all_reduce(tensor, &op),
+            Call::AllReduceCoalesced { tensors, op } => self.begin_all_reduce_coalesced(tensors, &op),
+            Call::AllReduceSeveral { tensors, op } => self.begin_all_reduce_several(tensors, &op),
+            Call::Broadcast { tensor, root } => self.begin_broadcast(tensor, root),
             Call::BroadcastSeveral { tensors, root, root_tensor } => {
-                self.start_broadcast_several(tensors, root, root_tensor)
+                self.begin_broadcast_several(tensors, root, root_tensor)
             }
-            Call::Reduce { tensor, op, root } => self.start_reduce(tensor, &op, root),
-            Call::AllGather { outputs, input } => self.start_all_gather(outputs, input),
-            Call::AllGatherInto { output, input } => self.start_all_gather_into(output, input),
-            Call::AllGatherCoalesced { outputs, inputs } => self.start_all_gather_coalesced(outputs, inputs),
+            Call::Reduce { tensor, op, root } => self.begin_reduce(tensor, &op, root),
+            Call::AllGather { outputs, input } => self.begin_all_gather(outputs, input),
+            Call::AllGatherInto { output, input } => self.begin_all_gather_into(output, input),
+            Call::AllGatherCoalesced { outputs, inputs } => self.begin_all_gather_coalesced(outputs, inputs),
             Call::AllGatherIntoCoalesced { outputs, inputs } => {
-                self.start_all_gather_into_coalesced(outputs, inputs)
+                self.begin_all_gather_into_coalesced(outputs, inputs)
             }
-            Call::Gather { outputs, input, root } => self.start_gather(outputs, input, root),
-            Call::GatherInto { output, input, root } => self.start_gather_into(output, input, root),
-            Call::Scatter { output, inputs, root } => self.start_scatter(output, inputs, root),
-            Call::ScatterFrom { output, input, root } => self.start_scatter_from(output, input, root),
-            Call::ReduceScatter { output, inputs, op } => self.start_reduce_scatter(output, inputs, &op),
+            Call::Gather { outputs, input, root } => self.begin_gather(outputs, input, root),
+            Call::GatherInto { output, input, root } => self.begin_gather_into(output, input, root),
+            Call::Scatter { output, inputs, root } => self.begin_scatter(output, inputs, root),
+            Call::ScatterFrom { output, input, root } => self.begin_scatter_from(output, input, root),
+            Call::ReduceScatter { output, inputs, op } => self.begin_reduce_scatter(output, inputs, &op),
             Call::ReduceScatterInto { output, input, op } => {
-                self.start_reduce_scatter_into(output, input, &op)
+                self.begin_reduce_scatter_into(output, input, &op)
             }
             Call::ReduceScatterIntoCoalesced { outputs, inputs, op } => {
-                self.start_reduce_scatter_into_coalesced(outputs, inputs, &op)
+                self.begin_reduce_scatter_into_coalesced(outputs, inputs, &op)
             }
-            Call::AllToAll { outputs, inputs } => self.start_all_to_all(outputs, inputs),
+            Call::AllToAll { outputs, inputs } => self.begin_all_to_all(outputs, inputs),
             Call::AllToAllSingle { output, input, output_splits, input_splits } => {
-                self.start_all_to_all_single(output, input, &output_splits, &input_splits)
+                self.begin_all_to_all_single(output, input, &output_splits, &input_splits)
             }
-            Call::Barrier {} => self.start_barrier(),
-            Call::Send { tensor, to, tag } => self.start_send(tensor, to, tag),
-            Call::Recv { tensor, from, tag } => self.start_recv(tensor, from, tag),
-            Call::RecvAny { tensor, tag } => self.start_recv_any(tensor, tag),
+            Call::Barrier {} => self.begin_barrier(),
+            Call::Send { tensor, to, tag } => self.begin_send(tensor, to, tag.0),
+            Call::Recv { tensor, from, tag } => self.begin_recv(tensor, from, tag.0),
+            Call::RecvAny { tensor, tag } => self.begin_recv_any(tensor, tag.0),
         }
     }
 }

@@ -9,7 +9,7 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::debug_level::DebugLevel;
+use crate::debug::Level;
 use crate::fault::Fault;
 use crate::group::StuckPolicy;
 use crate::group::from_environment::{Meeting, Place};
@@ -265,8 +265,8 @@ pub(crate) fn recorder_prefix() -> Result<PathBuf, Fault> {
 }
 
 /// `TORCH_DISTRIBUTED_DEBUG`, read as c10d reads it: there an empty value is a wrong one.
-pub(crate) fn debug_level() -> Result<DebugLevel, Fault> {
-    DebugLevel::parse(std::env::var_os("TORCH_DISTRIBUTED_DEBUG").as_deref())
+pub(crate) fn debug_level() -> Result<Level, Fault> {
+    Level::parse(std::env::var_os("TORCH_DISTRIBUTED_DEBUG").as_deref())
 }
 
 /// c10d's `TORCH_DIST_NAN_CHECK`: are tensors with a NaN in them refused?

@@ -3,9 +3,10 @@
 use tenfold_memory::BufferView;
 use tenfold_plan::Rank;
 
-use crate::Label;
+use crate::Seat;
 use crate::call::{Backend, Call};
 use crate::fault::Result;
+use crate::label::Label;
 use crate::work::Work;
 
 /// A group whose other ranks are not there: everything is over at once, and nothing moves. As c10d's, for running one rank
@@ -14,10 +15,10 @@ use crate::work::Work;
 /// Tensors stay as they are, except that a gather to all fills every part with this rank's own.
 ///
 /// ```
-/// use tenfold::{Backend as _, FakeGroup, ReduceOp, Buffer};
-/// let group = FakeGroup::new(3, 1024);
+/// use tenfold::{Backend as _, Buffer, FakeGroup, ReduceOp, Seat};
+/// let group = FakeGroup::new(Seat { rank: 3, size: 1024 });
 /// let mut tensor = Buffer::from_slice(&[1.0_f32]);
-/// group.all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()?;
+/// group.start_all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()?;
 /// assert_eq!(tensor.as_slice::<f32>(), [1.0]);
 /// # Ok::<(), tenfold::Error>(())
 /// ```
@@ -30,7 +31,7 @@ pub struct FakeGroup {
 impl FakeGroup {
     /// # Panics
     /// If there is no such rank.
-    pub fn new(rank: Rank, size: usize) -> Self {
+    pub fn new(Seat { rank, size }: Seat) -> Self {
         assert!(rank < size, "rank {rank} of {size}");
         FakeGroup { rank, size }
     }
@@ -63,7 +64,7 @@ impl Backend for FakeGroup {
 
 fn copy_to_each(input: &BufferView, outputs: &[BufferView]) {
     for output in outputs.iter().filter(|output| output.byte_len() == input.byte_len()) {
-        output.span().copy_from(input.span().bytes());
+        output.span().copy_from(input.bytes());
     }
 }
 
@@ -72,7 +73,7 @@ fn repeat(input: &BufferView, output: &BufferView) {
     let part = input.byte_len();
     let parts = output.byte_len().checked_div(part).unwrap_or(0);
     for start in (0..parts).map(|number| number * part) {
-        output.span().part(start, start + part).copy_from(input.span().bytes());
+        output.span().part(start, start + part).copy_from(input.bytes());
     }
 }
 
@@ -86,14 +87,14 @@ mod tests {
     fn program(group: &impl Backend) -> Result<Vec<f32>> {
         let mut own = Buffer::from_slice(&[group.rank() as f32 + 1.0]);
         let mut all = Buffer::zeros(DType::F32, group.size());
-        group.all_gather_into(all.lend(), own.lend())?.wait()?;
-        group.barrier()?.wait()?;
+        group.start_all_gather_into(all.lend(), own.lend())?.wait()?;
+        group.start_barrier()?.wait()?;
         Ok(all.as_slice::<f32>().to_vec())
     }
 
     #[test]
     fn one_program_runs_on_a_real_group_and_on_a_fake_one() {
         assert_eq!(Group::threads(2, |group| program(&group)).unwrap(), [[1.0, 2.0], [1.0, 2.0]]);
-        assert_eq!(program(&FakeGroup::new(1, 3)).unwrap(), [2.0, 2.0, 2.0]);
+        assert_eq!(program(&FakeGroup::new(Seat { rank: 1, size: 3 })).unwrap(), [2.0, 2.0, 2.0]);
     }
 }

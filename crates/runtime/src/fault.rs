@@ -77,7 +77,7 @@ pub struct Error {
 
 impl Error {
     #[cold]
-    pub fn new(scene: Scene, fault: Fault) -> Self {
+    pub(crate) fn new(scene: Scene, fault: Fault) -> Self {
         Error { inner: Arc::new((Some(scene), fault)) }
     }
 

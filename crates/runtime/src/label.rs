@@ -184,7 +184,7 @@ const COUNT_BITS: u32 = 48;
 const SHAPE_START: u32 = 24;
 
 impl Label {
-    pub fn new(kind: OpKind, seq: u64) -> Self {
+    pub(crate) fn new(kind: OpKind, seq: u64) -> Self {
         Label {
             kind,
             dtype: None,
@@ -198,25 +198,25 @@ impl Label {
     }
 
     #[must_use]
-    pub fn elements(mut self, dtype: DType, count: usize) -> Self {
+    pub(crate) fn elements(mut self, dtype: DType, count: usize) -> Self {
         (self.dtype, self.count) = (Some(dtype), count as u64);
         self
     }
 
     #[must_use]
-    pub fn reduction(mut self, op: &ReduceOp) -> Self {
+    pub(crate) fn reduction(mut self, op: &ReduceOp) -> Self {
         self.reduction = op.code();
         self
     }
 
     #[must_use]
-    pub fn root(mut self, root: Rank) -> Self {
+    pub(crate) fn root(mut self, root: Rank) -> Self {
         self.root_or_tag = root as u32;
         self
     }
 
     #[must_use]
-    pub fn tag(mut self, tag: u32) -> Self {
+    pub(crate) fn tag(mut self, tag: u32) -> Self {
         self.root_or_tag = tag;
         self
     }
@@ -232,7 +232,7 @@ impl Label {
         self
     }
 
-    pub fn tag_of(&self) -> u32 {
+    pub(crate) fn tag_of(&self) -> u32 {
         self.root_or_tag
     }
 
@@ -250,7 +250,7 @@ impl Label {
 
     /// As it travels.
     #[inline]
-    pub fn head(&self) -> Head {
+    pub(crate) fn head(&self) -> Head {
         let dtype = self.dtype.map_or(NO_REDUCTION, DType::code);
         let first =
             u64::from_le_bytes([self.kind as u8, dtype, self.reduction, self.shape as u8, 0, 0, 0, 0]);
@@ -264,7 +264,7 @@ impl Label {
     }
 
     /// What a head says; nothing if it is none.
-    pub fn from_head(head: &Head) -> Option<Self> {
+    pub(crate) fn from_head(head: &Head) -> Option<Self> {
         let [kind, dtype, reduction, ..] = head[0].to_le_bytes();
         let dtype = if dtype == NO_REDUCTION { None } else { Some(DType::from_code(dtype)?) };
         let kind = OpKind::from_code(kind)?;

@@ -4,17 +4,20 @@
 //! shared memory, between hosts over TCP; which is which is found out when they meet. A rank may also be a thread.
 //!
 //! ```
-//! use tenfold::{Group, ReduceOp, Buffer};
+//! use tenfold::{Group, ReduceOp};
 //!
 //! // Four ranks as threads; processes that `tenfold run` starts call `Group::from_environment` instead.
-//! let sums = Group::threads(4, |group| {
-//!     let mut gradients = Buffer::from_slice(&[1.0_f32, 2.0, 3.0]);
-//!     group.all_reduce(gradients.lend(), ReduceOp::Avg)?.wait()?;
-//!     Ok(gradients.as_slice::<f32>().to_vec())
+//! let averages = Group::threads(4, |group| {
+//!     let mut gradients = [1.0_f32, 2.0, 3.0];
+//!     group.all_reduce(&mut gradients, ReduceOp::Avg)?;
+//!     Ok(gradients)
 //! })?;
-//! assert_eq!(sums[3], [1.0, 2.0, 3.0]);
+//! assert_eq!(averages[3], [1.0, 2.0, 3.0]);
 //! # Ok::<(), tenfold::Error>(())
 //! ```
+//!
+//! Every operation has three forms: [`Group::all_reduce`] blocks, [`Scope::all_reduce`] overlaps with other work on borrowed
+//! memory (see [`Group::scope`]), and [`Group::start_all_reduce`] takes a [`BufferView`] and returns a [`Work`].
 //!
 //! What a call does, in the order of the modules: `group` checks it and picks a plan; `engine` drives it, on the thread that
 //! waits; `run` executes the plan's steps; `transport` carries the messages; `fabric` knows the peers and watches
@@ -29,7 +32,7 @@ pub mod control;
 #[path = "control/absent.rs"]
 mod control;
 pub mod ddp;
-mod debug_level;
+pub mod debug;
 mod engine;
 mod environment;
 mod fabric;
@@ -50,20 +53,50 @@ mod transport;
 mod wire;
 mod work;
 
-pub use call::{Backend, Call};
-pub use debug_level::{DebugLevel, debug_level, set_debug_level, set_debug_level_from_env};
-pub use environment::{KnownVariable, VARIABLES};
-pub use fabric::{ProgressEntry, Registration};
+pub use call::{Backend, Call, Tag};
 pub use fake::FakeGroup;
-pub use fault::{Error, ErrorKind, Fault, Result, Scene};
-pub use group::{Group, Options, Place, SparseTensor, StuckPolicy, StuckReport, find_nan};
-pub use label::{Label, OpKind};
-pub use tenfold_memory::{Buffer, BufferView, CustomOp, DType, Element, ReduceOp, Region, UnknownOp, lend};
+pub use fault::{Error, ErrorKind, Result};
+pub use group::{Group, Options, Pending, Place, Scope, Seat, SparseTensor, StuckPolicy};
+pub use label::OpKind;
+pub use tenfold_memory::{Buffer, BufferView, CustomOp, DType, Element, ReduceOp};
 pub use tenfold_plan::{Rank, Topology};
 pub use tenfold_store as store;
 pub use work::Work;
+
+/// What an [`Error`] is made of.
+///
+/// ```
+/// use tenfold::error::Scene;
+///
+/// tenfold::Group::threads(1, |group| {
+///     let error = group.broadcast(&mut [0_u8], 7).unwrap_err();
+///     let scene: &Scene = error.scene().expect("an operation has one");
+///     assert_eq!((scene.rank, scene.label.kind), (0, tenfold::OpKind::Broadcast));
+///     Ok(())
+/// })?;
+/// # Ok::<(), tenfold::Error>(())
+/// ```
+pub mod error {
+    pub use crate::fault::{Error, ErrorKind, Fault, Result, Scene};
+    pub use crate::label::Label;
+    pub use tenfold_memory::UnknownOp;
+}
+
+/// For authors of frameworks, bindings and launchers: memory of other libraries that peers read in place, and what a process
+/// tells its launcher.
+pub mod raw {
+    pub use crate::environment::{KnownVariable, VARIABLES};
+    pub use crate::fabric::{ProgressEntry, Registration};
+    pub use crate::group::StuckReport;
+    pub use tenfold_memory::Region;
+}
 
 /// The README's Rust runs as a test.
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct Readme;
+
+/// And that of the guide to groups.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/groups.md")]
+struct Guide;

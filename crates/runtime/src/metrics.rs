@@ -10,7 +10,7 @@
 //! ```
 //! use tenfold::{Group, OpKind, metrics};
 //!
-//! Group::threads(2, |group| group.barrier()?.wait())?;
+//! Group::threads(2, |group| group.barrier())?;
 //! let all = metrics::snapshot();
 //! let barrier = all.iter().find(|one| one.operation == OpKind::Barrier).expect("there was one");
 //! assert_eq!((barrier.count, barrier.failed, barrier.bytes), (1, 0, 0));

@@ -190,24 +190,38 @@ impl Buffers {
         }
     }
 
-    /// The bytes of `chunk` in this round.
+    /// The bytes of `chunk` in this round, to be written.
     #[inline]
     fn span(&self, chunk: Chunk, piece: usize, round: usize) -> Span<'_> {
+        let (view, start, end) = self.range(chunk, piece, round);
+        if chunk.count == 0 { Span::empty() } else { self.view(view).span().part(start, end) }
+    }
+
+    /// The bytes of `chunk` in this round, to be read.
+    #[inline]
+    fn bytes(&self, chunk: Chunk, piece: usize, round: usize) -> Bytes<'_> {
+        let (view, start, end) = self.range(chunk, piece, round);
+        if chunk.count == 0 { Bytes::of(&[]) } else { self.view(view).bytes().part(start, end) }
+    }
+
+    /// Where the bytes of `chunk` are in this round: view, first byte, end.
+    #[inline]
+    fn range(&self, chunk: Chunk, piece: usize, round: usize) -> (usize, usize, usize) {
         match chunk.count {
-            0 => Span::empty(),
+            0 => (0, 0, 0),
             1 => {
                 let (view, start, len) = self.part(chunk.buffer, chunk.first);
                 let skipped = (round * piece).min(len);
                 let len = piece.min(len - skipped);
                 // Scratch is the same memory in every round.
                 let start = if chunk.buffer == Area::Scratch { start } else { start + skipped };
-                self.view(view).span().part(start, start + len)
+                (view, start, start + len)
             }
             count => {
                 let (view, start, _) = self.part(chunk.buffer, chunk.first);
                 let (last, end, len) = self.part(chunk.buffer, chunk.first + count - 1);
                 assert_eq!(view, last, "parts that travel together lie together");
-                self.view(view).span().part(start, end + len)
+                (view, start, end + len)
             }
         }
     }
@@ -397,11 +411,11 @@ impl Run {
     /// The bytes from an address on, if they are memory of this run: what a peer that was lent them would read now.
     #[cfg(test)]
     pub(crate) fn bytes_at(&self, start: usize, len: usize) -> Option<Bytes<'_>> {
-        let place = |view: &BufferView| start.checked_sub(view.span().start().addr());
+        let place = |view: &BufferView| start.checked_sub(view.bytes().start().addr());
         let here = |view: &&BufferView| place(view).is_some_and(|place| place + len <= view.byte_len());
         let view = (0..self.buffers.len()).map(|index| self.buffers.view(index)).find(|view| here(view))?;
         let place = place(view)?;
-        Some(view.span().bytes().part(place, place + len))
+        Some(view.bytes().part(place, place + len))
     }
 
     /// As in `step 4 of 14, piece 2 of 9`.
@@ -441,24 +455,25 @@ impl Run {
             return UNPLANNED;
         };
         let span = |chunk| buffers.span(chunk, *piece, *round);
-        let is_over = |span: Span<'_>| *round > 0 && span.is_empty();
+        let bytes = |chunk| buffers.bytes(chunk, *piece, *round);
+        let is_over = |bytes: Bytes<'_>| *round > 0 && bytes.is_empty();
         match &plan.steps[self.step] {
             Step::Send { chunk, .. } => {
-                if is_over(span(*chunk)) {
+                if is_over(bytes(*chunk)) {
                     return Ok(Poll::Ready(()));
                 }
                 self.poll_send(transport)
             }
             Step::Recv { from, chunk } => {
                 let target = span(*chunk);
-                if is_over(target) {
+                if is_over(target.bytes()) {
                     return Ok(Poll::Ready(()));
                 }
                 transport.poll_recv(LANE, *from, head, target)
             }
             Step::Reduce { from, own, to, finish } => {
-                let (own, target) = (span(*own), span(*to));
-                if is_over(target) {
+                let (own, target) = (bytes(*own), span(*to));
+                if is_over(target.bytes()) {
                     return Ok(Poll::Ready(()));
                 }
                 missing.clear();
@@ -480,7 +495,7 @@ impl Run {
                 Ok(Poll::Ready(()))
             }
             Step::Copy { from, to } => {
-                span(*to).copy_from(span(*from).bytes());
+                span(*to).copy_from(bytes(*from));
                 Ok(Poll::Ready(()))
             }
         }
@@ -492,7 +507,7 @@ impl Run {
             return UNPLANNED;
         };
         let Step::Send { to, chunk } = &plan.steps[self.step] else { unreachable!("the caller looked") };
-        let (bytes, lend) = (buffers.span(*chunk, *piece, *round).bytes(), plan.lends);
+        let (bytes, lend) = (buffers.bytes(*chunk, *piece, *round), plan.lends);
         let mut later = Vec::new();
         if open.len() >= OPEN_MAX {
             return Ok(Poll::Pending);
@@ -521,7 +536,7 @@ impl Run {
     fn poll_open<T: Transport>(&mut self, transport: &mut T) -> Result<(), Fault> {
         let mut blocked: Vec<Rank> = Vec::new();
         for open in &mut self.open {
-            let bytes = self.buffers.span(open.chunk, self.piece, open.round).bytes();
+            let bytes = self.buffers.bytes(open.chunk, self.piece, open.round);
             let mut waiting = Vec::new();
             for &peer in &open.to {
                 if blocked.contains(&peer)
@@ -564,18 +579,18 @@ fn combine<T: Transport>(
     transport: &T,
     rank: Rank,
     from: &[Rank],
-    own: Span<'_>,
+    own: Bytes<'_>,
     target: Span<'_>,
     finish: bool,
 ) -> Result<(), Fault> {
     // A verified plan lists them in ascending order.
     let place = from.iter().take_while(|source| **source < rank).count();
-    let mut few = [own.bytes(); SOURCES];
+    let mut few = [own; SOURCES];
     let mut many;
     let sources: &mut [Bytes<'_>] = if from.len() < SOURCES {
         &mut few[..=from.len()]
     } else {
-        many = vec![own.bytes(); from.len() + 1];
+        many = vec![own; from.len() + 1];
         &mut many
     };
     for (index, source) in from.iter().enumerate() {

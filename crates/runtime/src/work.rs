@@ -364,21 +364,21 @@ impl Work {
 
     /// How it ended; nothing while it is under way. The tensors are the caller's again by then.
     pub fn result(&self) -> Option<Result<()>> {
-        self.is_done().then(|| self.exception().map_or(Ok(()), Err))
+        self.is_done().then(|| self.error().map_or(Ok(()), Err))
     }
 
     /// What made it fail, if it did.
-    pub fn exception(&self) -> Option<Error> {
+    pub fn error(&self) -> Option<Error> {
         match &self.0 {
             Kind::Done { .. } => None,
-            Kind::Joined { parts, .. } => parts.iter().find_map(Work::exception),
+            Kind::Joined { parts, .. } => parts.iter().find_map(Work::error),
             Kind::Single { shared, .. } => shared.outcome.get()?.clone().err(),
         }
     }
 
-    /// Did it end well?
-    pub fn is_success(&self) -> bool {
-        self.is_done() && self.exception().is_none()
+    /// Is it done, without an error?
+    pub fn succeeded(&self) -> bool {
+        self.is_done() && self.error().is_none()
     }
 
     /// Calls `callback` when it is over; at once if it is. The callback may start other operations and wait for them.
@@ -452,7 +452,8 @@ impl Work {
         self.label().seq
     }
 
-    pub fn op_type(&self) -> OpKind {
+    /// Which operation it is.
+    pub fn kind(&self) -> OpKind {
         self.label().kind
     }
 
@@ -534,7 +535,7 @@ impl Future for Work {
                 return Poll::Pending;
             }
         }
-        Poll::Ready(self.exception().map_or(Ok(()), Err))
+        Poll::Ready(self.error().map_or(Ok(()), Err))
     }
 }
 

@@ -159,7 +159,7 @@ fn what_a_worker_knows_of_its_groups_can_be_asked() {
 
     Group::threads(2, |group| {
         let mut tensor = Buffer::from_slice(&[1.0_f32]);
-        group.all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()
+        group.start_all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()
     })
     .unwrap();
     let trace: Value = serde_json::from_str(&post(&path, "fr_trace_json?backend=tenfold").2).unwrap();
@@ -234,7 +234,7 @@ fn the_environment_asks_for_a_server_that_is_there_while_there_is_a_group() {
         let path = path.into_string().unwrap().replace("{rank}", "0");
         Group::threads(1, |group| {
             assert_eq!(post(Path::new(&path), "ping"), text(200, "pong"));
-            group.barrier()?.wait()
+            group.start_barrier()?.wait()
         })
         .map_err(|error| println!("error: {error}"))
         .ok();

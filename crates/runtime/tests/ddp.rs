@@ -23,7 +23,8 @@ use std::time::Duration;
 
 use half::{bf16, f16};
 use support::{Job, Jobs, Rank, local_store};
-use tenfold::ddp::{CommHook, Divisor, GradBucket, Options, Param, Reducer, verify_params};
+use tenfold::ddp::raw::{Framework as _, verify_params};
+use tenfold::ddp::{CommHook, Divisor, GradBucket, Options, Param, Reducer};
 use tenfold::{Buffer, DType, Error, ErrorKind, Group, ReduceOp, Result, SparseTensor, Work};
 
 const JOBS: Jobs = &[("bits", bits::bits_in_a_process), ("death", trouble::death)];

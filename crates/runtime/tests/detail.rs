@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use tenfold::recorder::{self, CallSite, Frame};
-use tenfold::{Buffer, DebugLevel, Error, ErrorKind, Group, OpKind, Options, ReduceOp, set_debug_level};
+use tenfold::{Buffer, Error, ErrorKind, Group, OpKind, Options, ReduceOp, Tag, debug};
 
 /// What each rank's call came to.
 fn outcomes(
@@ -14,7 +14,7 @@ fn outcomes(
     options: &Options,
     call: impl Fn(&Group) -> tenfold::Result<()> + Sync,
 ) -> Vec<Result<(), Error>> {
-    set_debug_level(DebugLevel::Detail);
+    debug::set_level(debug::Level::Detail);
     Group::threads_with(size, options, |group| Ok(call(&group))).expect("the calls are what fails")
 }
 
@@ -31,7 +31,7 @@ fn shaped<R>(shape: &[u64], line: u32, call: impl FnOnce() -> R) -> R {
 
 fn sum(group: &Group, elements: usize) -> tenfold::Result<()> {
     let mut tensor = Buffer::from_slice(&vec![1.0_f32; elements]);
-    group.all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()
+    group.start_all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()
 }
 
 #[test]
@@ -66,8 +66,8 @@ fn roots_that_differ_fail_the_call_itself_on_every_rank_also_in_subgroups() {
                 let sub = sub.expect("all are members");
                 let group = if in_subgroup { &sub } else { group };
                 let mut tensor = Buffer::from_slice(&[1.0_f32; 500]);
-                group.broadcast(tensor.lend(), 2)?.wait()?; // what all agree about goes well
-                group.broadcast(tensor.lend(), roots[group.rank()])?.wait()
+                group.start_broadcast(tensor.lend(), 2)?.wait()?; // what all agree about goes well
+                group.start_broadcast(tensor.lend(), roots[group.rank()])?.wait()
             };
             for outcome in outcomes(4, &options, call) {
                 let error = outcome.expect_err("roots differ");
@@ -95,7 +95,7 @@ fn ranks_that_do_not_know_their_shapes_agree_with_all_that_do() {
 fn without_a_binding_lengths_and_the_lines_of_the_program_are_told() {
     let line = line!() + 2;
     let call = |group: &Group| match group.rank() {
-        0 => group.barrier()?.wait(),
+        0 => group.start_barrier()?.wait(),
         _ => sum(group, 5),
     };
     for outcome in outcomes(2, &Options::new("rust"), call) {
@@ -139,7 +139,7 @@ fn a_message_that_nobody_sends_says_so_too() {
     let call = |group: &Group| {
         let mut tensor = Buffer::from_slice(&[0.0_f32; 3]);
         let group = group.with_timeout(Duration::from_millis(50));
-        shaped(&[3], 8, || group.recv(tensor.lend(), 1 - group.rank(), 0))?.wait()
+        shaped(&[3], 8, || group.start_recv(tensor.lend(), 1 - group.rank(), Tag(0)))?.wait()
     };
     let error = outcomes(2, &Options::new("nobody"), call).swap_remove(0).expect_err("nobody sends");
     assert_eq!(error.scene().unwrap().label.kind, OpKind::Recv);

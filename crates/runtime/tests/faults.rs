@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal, pidfd_getfd, pidfd_open};
 use support::{Ended, Hosts, Job, Jobs, Rank, Ranks, local_store, once_within, run_as_rank};
-use tenfold::{Buffer, DType, Error, Group, Options, ReduceOp, Result, Work};
+use tenfold::{Buffer, DType, Error, Group, Options, ReduceOp, Result, Seat, Tag, Work};
 use tenfold_store::{Deadline, Request, Response, Server, Store};
 
 /// How long something may take before it is said to hang.
@@ -69,7 +69,7 @@ fn options() -> Options {
 }
 
 fn connect(rank: &Rank, options: Options) -> Group {
-    Group::connect(rank.store(), rank.rank, rank.size, options).unwrap()
+    Group::connect(rank.store(), rank.seat(), options).unwrap()
 }
 
 fn ones(dtype: DType, elements: usize) -> Buffer {
@@ -83,14 +83,14 @@ fn ones(dtype: DType, elements: usize) -> Buffer {
 }
 
 fn sum(group: &Group, tensor: &mut Buffer) -> Result<()> {
-    group.all_reduce(tensor.lend(), ReduceOp::Sum).and_then(|work| work.wait())
+    group.start_all_reduce(tensor.lend(), ReduceOp::Sum).and_then(|work| work.wait())
 }
 
 /// Tells an error, and that the group says the same to every further call, without waiting for anybody.
 fn tell_error(rank: &Rank, group: &Group, error: &Error) {
     rank.event(format!("raised {:?} {:?}\n{error}", error.kind(), error.peer()));
     let start = Instant::now();
-    let again = group.barrier().and_then(|work| work.wait()).expect_err("a group that failed refuses");
+    let again = group.start_barrier().and_then(|work| work.wait()).expect_err("a group that failed refuses");
     assert!(start.elapsed() < SOON / 2, "it takes {:?} to refuse: it waits for something", start.elapsed());
     assert!(again.to_string().contains(error.message()), "the first cause: {again}");
 }
@@ -154,13 +154,13 @@ impl Store for WithoutUnixSockets {
 /// Sums often, and lets the others wait so long each time that they sleep.
 fn sum_without_unix_sockets(rank: &Rank) {
     let store = Arc::new(WithoutUnixSockets(rank.store()));
-    let group = Group::connect(store, rank.rank, rank.size, options()).unwrap();
+    let group = Group::connect(store, rank.seat(), options()).unwrap();
     for round in 0..6 {
         if round % rank.size == rank.rank {
             std::thread::park_timeout(Duration::from_millis(100));
         }
         let mut tensor = ones(DType::F32, 1000);
-        group.all_reduce(tensor.lend(), ReduceOp::Sum).unwrap().wait().unwrap();
+        group.start_all_reduce(tensor.lend(), ReduceOp::Sum).unwrap().wait().unwrap();
         assert_eq!(tensor.as_slice::<f32>()[999], rank.size as f32);
     }
     rank.event("summed");
@@ -173,7 +173,7 @@ fn sum_and_regroup(rank: &Rank) {
     let dead: usize = rank.order().parse().unwrap();
     let (rank_now, size_now) = (rank.rank - usize::from(rank.rank > dead), rank.size - 1);
     let options = Options::new("smaller").timeout(SOON).heartbeat(HEARTBEAT);
-    let group = Group::connect(rank.store(), rank_now, size_now, options).unwrap();
+    let group = Group::connect(rank.store(), Seat { rank: rank_now, size: size_now }, options).unwrap();
     let mut tensor = ones(DType::F32, 1000);
     sum(&group, &mut tensor).unwrap();
     rank.event(format!("sum {}", tensor.as_slice::<f32>()[999]));
@@ -185,36 +185,37 @@ fn differ(rank: &Rank) {
     let group = connect(rank, options());
     let mut tensor = ones(DType::F32, 1000);
     sum(&group, &mut tensor).unwrap();
-    group.broadcast(tensor.lend(), 1).unwrap().wait().unwrap();
+    group.start_broadcast(tensor.lend(), 1).unwrap().wait().unwrap();
     let call: fn(&Group, bool) -> Result<Work> = match rank.argument.as_str() {
         "kind" => |group, odd| match odd {
-            false => group.all_reduce(ones(DType::F32, 1000).lend(), ReduceOp::Sum),
-            true => group.broadcast(ones(DType::F32, 1000).lend(), 0),
+            false => group.start_all_reduce(ones(DType::F32, 1000).lend(), ReduceOp::Sum),
+            true => group.start_broadcast(ones(DType::F32, 1000).lend(), 0),
         },
         "barrier" => |group, odd| match odd {
-            false => group.all_reduce(ones(DType::F32, 1000).lend(), ReduceOp::Sum),
-            true => group.barrier(),
+            false => group.start_all_reduce(ones(DType::F32, 1000).lend(), ReduceOp::Sum),
+            true => group.start_barrier(),
         },
         "shape" => |group, odd| {
-            group.all_reduce(ones(DType::F32, if odd { 2000 } else { 1000 }).lend(), ReduceOp::Sum)
+            group.start_all_reduce(ones(DType::F32, if odd { 2000 } else { 1000 }).lend(), ReduceOp::Sum)
         },
         "large shape" => |group, odd| {
-            group.all_reduce(ones(DType::F32, if odd { 1_000_000 } else { 1000 }).lend(), ReduceOp::Sum)
+            group.start_all_reduce(ones(DType::F32, if odd { 1_000_000 } else { 1000 }).lend(), ReduceOp::Sum)
         },
         "dtype" => |group, odd| {
-            group.all_reduce(ones(if odd { DType::I32 } else { DType::F32 }, 1000).lend(), ReduceOp::Sum)
+            group
+                .start_all_reduce(ones(if odd { DType::I32 } else { DType::F32 }, 1000).lend(), ReduceOp::Sum)
         },
         "reduce op" => |group, odd| {
             let op = if odd { ReduceOp::Max } else { ReduceOp::Sum };
-            group.all_reduce(ones(DType::F32, 1000).lend(), op)
+            group.start_all_reduce(ones(DType::F32, 1000).lend(), op)
         },
-        "root" => |group, odd| group.broadcast(ones(DType::F32, 1000).lend(), usize::from(odd)),
+        "root" => |group, odd| group.start_broadcast(ones(DType::F32, 1000).lend(), usize::from(odd)),
         other => unreachable!("no rank differs in `{other}`"),
     };
     rank.event("calls");
     let outcome = call(&group, rank.rank == 3).and_then(|work| work.wait());
     // A rank that got what it asked for from a root that meant the same has finished; its next call fails.
-    let next = |()| group.barrier().and_then(|work| work.wait());
+    let next = |()| group.start_barrier().and_then(|work| work.wait());
     let error = if rank.argument == "root" { outcome.and_then(next) } else { outcome };
     let error = error.expect_err("ranks disagree");
     tell_error(rank, &group, &error);
@@ -226,7 +227,7 @@ fn stay_away(rank: &Rank) {
     let group = connect(rank, options().timeout(TIMEOUT));
     let mut tensor = ones(DType::F32, 1000);
     sum(&group, &mut tensor).unwrap();
-    group.broadcast(tensor.lend(), 1).unwrap().wait().unwrap();
+    group.start_broadcast(tensor.lend(), 1).unwrap().wait().unwrap();
     if rank.rank < rank.size - 1 {
         rank.event("calls");
         let error = sum(&group, &mut tensor).expect_err("one is missing");
@@ -246,7 +247,7 @@ fn time_out_and_leave(rank: &Rank) {
     let mut tensor = ones(DType::F32, 1000);
     // So that all have streams to each other, dialled by both sides.
     let all = group.with_timeout(SOON);
-    all.all_to_all_single(ones(DType::F32, 400).lend(), ones(DType::F32, 400).lend(), vec![], vec![])
+    all.start_all_to_all_single(ones(DType::F32, 400).lend(), ones(DType::F32, 400).lend(), vec![], vec![])
         .unwrap()
         .wait()
         .unwrap();
@@ -264,7 +265,7 @@ fn time_out_and_leave(rank: &Rank) {
 fn name_different_roots(rank: &Rank) {
     let group = connect(rank, options().heartbeat(HEARTBEAT_LONG));
     let root: usize = rank.argument.split(' ').nth(rank.rank).unwrap().parse().unwrap();
-    let first = group.broadcast(ones(DType::F32, 1000).lend(), root).and_then(|work| work.wait());
+    let first = group.start_broadcast(ones(DType::F32, 1000).lend(), root).and_then(|work| work.wait());
     let outcome = if first.is_ok() { "done" } else { "failed" };
     rank.event(format!("first {outcome}"));
     let next = sum(&group, &mut ones(DType::F32, 1000));
@@ -347,7 +348,7 @@ fn make_groups(rank: &Rank) {
     let store: Arc<dyn Store> = rank.store();
     let use_once = |number: usize| {
         let options = Options::new(format!("group {number}")).timeout(SOON);
-        let group = Group::connect(store.clone(), rank.rank, rank.size, options).unwrap();
+        let group = Group::connect(store.clone(), rank.seat(), options).unwrap();
         let mut tensor = ones(DType::F32, 100);
         sum(&group, &mut tensor).unwrap();
         assert_eq!(tensor.as_slice::<f32>()[99], rank.size as f32);
@@ -371,8 +372,7 @@ fn make_another_group(rank: &Rank) {
     rank.event("ready");
     rank.order();
     let start = Instant::now();
-    let error =
-        Group::connect(store, rank.rank, rank.size, Options::new("another").timeout(SOON)).unwrap_err();
+    let error = Group::connect(store, rank.seat(), Options::new("another").timeout(SOON)).unwrap_err();
     rank.event(format!("{} {error}", start.elapsed().as_millis()));
     sum(&group, &mut ones(DType::F32, 10)).unwrap();
 }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use every_collective::check_every_collective;
 use support::{Cable, Hosts, Job, Jobs, Rank, Ranks, Slow, once_within, run_as_rank};
-use tenfold::{Buffer, DType, Group, Options, ReduceOp};
+use tenfold::{Buffer, DType, Group, Options, ReduceOp, Tag};
 use tenfold_store::{Deadline, PrefixStore, Request, Response, Store};
 
 /// How long something may take before it is said to hang.
@@ -54,7 +54,7 @@ fn connect(rank: &Rank) -> Group {
 
 fn connect_with(rank: &Rank, heartbeat: Duration) -> Group {
     let options = Options::new("default").timeout(SOON).heartbeat(heartbeat);
-    Group::connect(rank.store(), rank.rank, rank.size, options).unwrap()
+    Group::connect(rank.store(), rank.seat(), options).unwrap()
 }
 
 fn every_collective(rank: &Rank) {
@@ -70,7 +70,7 @@ fn locality(rank: &Rank) {
     let hosts: Vec<_> = (0..topology.hosts()).map(|host| topology.ranks_of(host).to_vec()).collect();
     rank.event(format!("{hosts:?}"));
     let mut tensor = ones(1 << 20);
-    let work = group.all_reduce(tensor.lend(), ReduceOp::Sum).unwrap();
+    let work = group.start_all_reduce(tensor.lend(), ReduceOp::Sum).unwrap();
     work.wait().unwrap();
     rank.event(work.algorithm());
 }
@@ -95,7 +95,7 @@ fn sum_patiently(rank: &Rank) {
 /// The same with what TENFOLD_HEARTBEAT says.
 fn sum_by_variable(rank: &Rank) {
     let options = Options::new("default").timeout(2 * SOON);
-    sum(rank, &Group::connect(rank.store(), rank.rank, rank.size, options).unwrap());
+    sum(rank, &Group::connect(rank.store(), rank.seat(), options).unwrap());
 }
 
 fn sum(rank: &Rank, group: &Group) {
@@ -111,7 +111,9 @@ fn sum(rank: &Rank, group: &Group) {
                 tensor.as_mut_slice::<f32>().fill(-1.0);
             }
             let start = Instant::now();
-            if let Err(error) = group.all_reduce(tensor.lend(), ReduceOp::Sum).and_then(|work| work.wait()) {
+            if let Err(error) =
+                group.start_all_reduce(tensor.lend(), ReduceOp::Sum).and_then(|work| work.wait())
+            {
                 rank.event(format!("raised {:?} {:?} {error}", error.kind(), error.peer()));
                 // It lingers, as a trainer does that saves what it has.
                 drop(if decides { told.recv().unwrap() } else { rank.order() });
@@ -137,8 +139,10 @@ fn sum(rank: &Rank, group: &Group) {
 fn differ(rank: &Rank) {
     let group = connect(rank);
     let elements = if rank.rank == rank.size - 1 { 2000 } else { 1000 };
-    let error =
-        group.all_reduce(ones(elements).lend(), ReduceOp::Sum).and_then(|work| work.wait()).unwrap_err();
+    let error = group
+        .start_all_reduce(ones(elements).lend(), ReduceOp::Sum)
+        .and_then(|work| work.wait())
+        .unwrap_err();
     rank.event(error.message());
     rank.order();
 }
@@ -396,16 +400,16 @@ fn sums_are_right_over_a_cable_that_loses_one_packet_in_a_hundred() {
 fn end_early(rank: &Rank) {
     let group = connect(rank);
     let mut word = ones(1);
-    group.all_reduce(word.lend(), ReduceOp::Sum).unwrap().wait().unwrap();
+    group.start_all_reduce(word.lend(), ReduceOp::Sum).unwrap().wait().unwrap();
     let mut tensor = ones(3 << 18);
     if rank.rank == 0 {
-        group.send(tensor.lend(), 1, 0).unwrap().wait().unwrap();
+        group.start_send(tensor.lend(), 1, Tag(0)).unwrap().wait().unwrap();
         rank.event("sent");
         // As a script does that ends without leaving its group.
         std::process::exit(0);
     } else {
         tensor.as_mut_slice::<f32>().fill(0.0);
-        let received = group.recv(tensor.lend(), 0, 0).unwrap().wait();
+        let received = group.start_recv(tensor.lend(), 0, Tag(0)).unwrap().wait();
         rank.event(format!("received {received:?} {}", tensor.as_slice::<f32>().iter().sum::<f32>()));
     }
 }
@@ -459,13 +463,13 @@ fn find_each_other(rank: &Rank) {
         }
         _ => (rank.store(), options),
     };
-    match Group::connect(store, rank.rank, rank.size, options) {
+    match Group::connect(store, rank.seat(), options) {
         Ok(group) => {
             let mut tensor = ones(1 << 16);
-            group.all_reduce(tensor.lend(), ReduceOp::Sum).unwrap().wait().unwrap();
+            group.start_all_reduce(tensor.lend(), ReduceOp::Sum).unwrap().wait().unwrap();
             let mut word = ones(1);
-            group.barrier().unwrap().wait().unwrap();
-            group.all_reduce(word.lend(), ReduceOp::Sum).unwrap().wait().unwrap();
+            group.start_barrier().unwrap().wait().unwrap();
+            group.start_all_reduce(word.lend(), ReduceOp::Sum).unwrap().wait().unwrap();
             rank.event(format!("sum {}", tensor.as_slice::<f32>()[7] + word.as_slice::<f32>()[0]));
             rank.order(); // the others may still be reading
         }

@@ -88,7 +88,7 @@ fn suite(name: &str) -> Suite {
 fn run_suite(rank: &Rank) {
     let (carrier, name) = rank.argument.split_once(' ').expect("a carrier and a suite");
     let options = carrier.parse::<Carrier>().unwrap().options();
-    let group = Group::connect(rank.store(), rank.rank, rank.size, options).unwrap();
+    let group = Group::connect(rank.store(), rank.seat(), options).unwrap();
     rank.event(suite(name)(&group));
 }
 

@@ -34,7 +34,7 @@ fn rank_entry() {
 
 fn sum_before_and_after(rank: &Rank) {
     let options = Options::new("default").timeout(SOON).heartbeat(SOON);
-    let group = Group::connect(rank.store(), rank.rank, rank.size, options).unwrap();
+    let group = Group::connect(rank.store(), rank.seat(), options).unwrap();
     for event in ["before", "after"] {
         // Rank 0 waits for a while, and looks meanwhile whether rank 1 is alive.
         if (event, rank.rank) == ("after", 1) {
@@ -42,7 +42,7 @@ fn sum_before_and_after(rank: &Rank) {
         }
         let mut tensor = Buffer::zeros(DType::F32, 10_000);
         tensor.as_mut_slice::<f32>().fill(1.0);
-        let work = group.all_reduce(tensor.lend(), ReduceOp::Sum);
+        let work = group.start_all_reduce(tensor.lend(), ReduceOp::Sum);
         match work.and_then(|work| work.wait()) {
             Ok(()) => {
                 assert!(tensor.as_slice::<f32>().iter().all(|value| *value == rank.size as f32));

@@ -11,7 +11,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant};
 
-use tenfold::{Buffer, CustomOp, DType, ErrorKind, Group, Options, ReduceOp, Result, Work};
+use tenfold::{Buffer, CustomOp, DType, ErrorKind, Group, Options, ReduceOp, Result, Seat, Tag, Work};
 
 /// Nothing here takes this long unless it hangs.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -66,14 +66,14 @@ fn goes_on_after_the_last_waiter_has_left(calls: impl Fn(&Group) -> Group + Sync
         let (mut word, mut large) = (bytes(1), Buffer::zeros(DType::F32, 1 << 20));
         if group.rank() == 0 {
             std::thread::scope(|scope| {
-                let waiting = group.recv(word.lend(), 1, 0)?;
+                let waiting = group.start_recv(word.lend(), 1, Tag(0))?;
                 let (tell, told) = channel();
                 let waiter = scope.spawn(move || {
                     tell.send(rustix::thread::gettid()).unwrap();
                     waiting.wait()
                 });
                 until_asleep(told.recv().unwrap());
-                let work = calls(&other).all_reduce(large.lend(), ReduceOp::Sum)?;
+                let work = calls(&other).start_all_reduce(large.lend(), ReduceOp::Sum)?;
                 called.signal();
                 waiter.join().unwrap()?;
                 left.signal();
@@ -82,9 +82,9 @@ fn goes_on_after_the_last_waiter_has_left(calls: impl Fn(&Group) -> Group + Sync
             })
         } else {
             called.wait();
-            group.send(word.lend(), 0, 0)?.wait()?;
+            group.start_send(word.lend(), 0, Tag(0))?.wait()?;
             left.wait();
-            other.all_reduce(large.lend(), ReduceOp::Sum)?.wait()?;
+            other.start_all_reduce(large.lend(), ReduceOp::Sum)?.wait()?;
             done.signal();
             Ok(())
         }
@@ -106,15 +106,15 @@ fn an_ordinary_call_goes_on_while_no_thread_waits() {
     let done = Event::new();
     ranks(2, |group| {
         let (mut first, mut second) = (Buffer::zeros(DType::F32, 1 << 20), bytes(4 << 20));
-        let work = group.all_reduce(first.lend(), ReduceOp::Sum)?;
+        let work = group.start_all_reduce(first.lend(), ReduceOp::Sum)?;
         if group.rank() == 0 {
-            let sending = group.send(second.lend(), 1, 0)?;
+            let sending = group.start_send(second.lend(), 1, Tag(0))?;
             done.wait();
             work.wait()?;
             sending.wait()
         } else {
             work.wait()?;
-            group.recv(second.lend(), 0, 0)?.wait()?;
+            group.start_recv(second.lend(), 0, Tag(0))?.wait()?;
             done.signal();
             Ok(())
         }
@@ -130,19 +130,19 @@ fn a_call_goes_on_while_its_thread_waits_in_a_group_of_another_family() {
         let body = |rank: usize| {
             let connect = |store: &HashStore, name: &str| {
                 let options = Options::new(name).timeout(LIMIT);
-                Group::connect(std::sync::Arc::new(store.clone()), rank, 2, options).unwrap()
+                Group::connect(std::sync::Arc::new(store.clone()), Seat { rank, size: 2 }, options).unwrap()
             };
             let (one, other) = (connect(&stores[0], "one"), connect(&stores[1], "other"));
             let (mut large, mut word) = (bytes(4 << 20), bytes(1));
             if rank == 0 {
-                let sending = one.send(large.lend(), 1, 0).unwrap();
-                other.recv(word.lend(), 1, 0).unwrap().wait().unwrap();
+                let sending = one.start_send(large.lend(), 1, Tag(0)).unwrap();
+                other.start_recv(word.lend(), 1, Tag(0)).unwrap().wait().unwrap();
                 sending.wait().unwrap();
             } else {
-                one.recv(large.lend(), 0, 0).unwrap().wait().unwrap();
-                other.send(word.lend(), 0, 0).unwrap().wait().unwrap();
+                one.start_recv(large.lend(), 0, Tag(0)).unwrap().wait().unwrap();
+                other.start_send(word.lend(), 0, Tag(0)).unwrap().wait().unwrap();
             }
-            one.barrier().unwrap().wait().unwrap();
+            one.start_barrier().unwrap().wait().unwrap();
         };
         let threads: Vec<_> = (0..2).map(|rank| scope.spawn(move || body(rank))).collect();
         threads.into_iter().for_each(|thread| thread.join().unwrap());
@@ -157,7 +157,7 @@ fn a_callback_that_panics_on_a_waiting_thread_stops_nothing_else() {
     let both = Barrier::new(2);
     ranks(2, |group| {
         let mut first = Buffer::zeros(DType::F32, 1 << 20);
-        let work = group.all_reduce(first.lend(), ReduceOp::Sum)?;
+        let work = group.start_all_reduce(first.lend(), ReduceOp::Sum)?;
         let (sender, told) = channel();
         if group.rank() == 0 {
             work.on_done(|_| panic!("a mistake in a callback, on purpose"));
@@ -168,11 +168,11 @@ fn a_callback_that_panics_on_a_waiting_thread_stops_nothing_else() {
         let mut second = Buffer::zeros(DType::F32, 1 << 20);
         if group.rank() == 0 {
             told.recv_timeout(LIMIT).expect("the callbacks behind it are called");
-            let work = group.background().all_reduce(second.lend(), ReduceOp::Sum)?;
+            let work = group.background().start_all_reduce(second.lend(), ReduceOp::Sum)?;
             done.wait();
             work.wait()
         } else {
-            group.all_reduce(second.lend(), ReduceOp::Sum)?.wait()?;
+            group.start_all_reduce(second.lend(), ReduceOp::Sum)?.wait()?;
             done.signal();
             Ok(())
         }
@@ -184,7 +184,7 @@ fn a_callback_that_panics_in_the_background_does_not_lose_later_ones() {
     ranks(2, |group| {
         for round in 0..3 {
             let mut tensor = Buffer::zeros(DType::F32, 1 << 18);
-            let work = group.background().all_reduce(tensor.lend(), ReduceOp::Sum)?;
+            let work = group.background().start_all_reduce(tensor.lend(), ReduceOp::Sum)?;
             let (sender, told) = channel();
             let sender_of_notice = sender.clone();
             work.notify(move |_| {
@@ -210,14 +210,14 @@ fn a_reduce_operation_that_panics_fails_its_call_on_all_ranks_and_stops_nothing_
             let other = group.subgroup(&[0, 1, 2], Options::new("other").timeout(LIMIT))?.unwrap();
             let op = ReduceOp::Custom(CustomOp::new("fragile", |_, _, _| panic!("it broke")));
             let mut tensor = bytes(size);
-            let called = group.background().all_reduce(tensor.lend(), op);
+            let called = group.background().start_all_reduce(tensor.lend(), op);
             let error = called.and_then(|work| work.wait()).expect_err("it panics");
             assert_eq!(error.kind(), ErrorKind::Aborted, "{error}");
             assert!(error.to_string().contains("panicked: it broke"), "{error}");
             // The helper is alive: it drives what no thread waits for.
             let done = Event::new();
             let signal = done.0.clone();
-            let work = other.background().all_reduce(tensor.lend(), ReduceOp::Sum)?;
+            let work = other.background().start_all_reduce(tensor.lend(), ReduceOp::Sum)?;
             work.on_done(move |_| signal.send(()).unwrap());
             done.wait();
             Ok(())
@@ -232,9 +232,9 @@ fn a_callback_that_blocks_on_a_waiting_thread_does_not_block_other_operations() 
         let other = group.subgroup(&[0, 1], Options::new("other").timeout(LIMIT))?.unwrap();
         let (mut first, mut second) =
             (Buffer::zeros(DType::F32, 1 << 20), Buffer::zeros(DType::F32, 1 << 20));
-        let work = group.all_reduce(first.lend(), ReduceOp::Sum)?;
+        let work = group.start_all_reduce(first.lend(), ReduceOp::Sum)?;
         if group.rank() == 0 {
-            let pending = other.background().all_reduce(second.lend(), ReduceOp::Sum)?;
+            let pending = other.background().start_all_reduce(second.lend(), ReduceOp::Sum)?;
             std::thread::scope(|scope| {
                 // Runs on the waiting thread, and ends only once the other operation has.
                 let (sender, told) = channel::<()>();
@@ -247,7 +247,7 @@ fn a_callback_that_blocks_on_a_waiting_thread_does_not_block_other_operations() 
             pending.wait()
         } else {
             work.wait()?;
-            other.all_reduce(second.lend(), ReduceOp::Sum)?.wait()?;
+            other.start_all_reduce(second.lend(), ReduceOp::Sum)?.wait()?;
             done.signal();
             Ok(())
         }
@@ -264,18 +264,18 @@ fn what_one_peer_does_not_read_holds_up_no_message_to_another() {
                 (sizes.iter().map(|size| bytes(*size)).collect::<Vec<_>>(), bytes(1024));
             match group.rank() {
                 0 => {
-                    let send = |tensor: &mut Buffer| group.background().send(tensor.lend(), 1, 0);
+                    let send = |tensor: &mut Buffer| group.background().start_send(tensor.lend(), 1, Tag(0));
                     let works = large.iter_mut().map(send).collect::<Result<Vec<Work>>>()?;
-                    group.background().send(small.lend(), 2, 0)?.wait()?;
+                    group.background().start_send(small.lend(), 2, Tag(0))?.wait()?;
                     works.iter().try_for_each(Work::wait)
                 }
                 1 => {
-                    group.recv(small.lend(), 2, 0)?.wait()?;
-                    large.iter_mut().try_for_each(|tensor| group.recv(tensor.lend(), 0, 0)?.wait())
+                    group.start_recv(small.lend(), 2, Tag(0))?.wait()?;
+                    large.iter_mut().try_for_each(|tensor| group.start_recv(tensor.lend(), 0, Tag(0))?.wait())
                 }
                 _ => {
-                    group.recv(small.lend(), 0, 0)?.wait()?;
-                    group.send(small.lend(), 1, 0)?.wait()
+                    group.start_recv(small.lend(), 0, Tag(0))?.wait()?;
+                    group.start_send(small.lend(), 1, Tag(0))?.wait()
                 }
             }
         });
@@ -290,13 +290,13 @@ fn what_no_peer_reads_holds_up_no_collective() {
         let mut outgoing: Vec<Buffer> = peers.iter().map(|_| bytes(4 << 20)).collect();
         let sends = peers.iter().zip(&mut outgoing);
         let works: Vec<Work> = sends
-            .map(|(peer, tensor)| group.background().send(tensor.lend(), *peer, 0))
+            .map(|(peer, tensor)| group.background().start_send(tensor.lend(), *peer, Tag(0)))
             .collect::<Result<_>>()?;
         for _ in 0..20 {
-            group.all_reduce(Buffer::zeros(DType::F32, 1 << 16).lend(), ReduceOp::Sum)?.wait()?;
+            group.start_all_reduce(Buffer::zeros(DType::F32, 1 << 16).lend(), ReduceOp::Sum)?.wait()?;
         }
         for peer in peers {
-            group.recv(incoming[peer].lend(), peer, 0)?.wait()?;
+            group.start_recv(incoming[peer].lend(), peer, Tag(0))?.wait()?;
         }
         works.iter().try_for_each(Work::wait)
     });
@@ -311,15 +311,16 @@ fn messages_with_the_same_tag_are_received_in_order_also_if_one_begins_to_arrive
                 first.as_mut_bytes().fill(1);
                 second.as_mut_bytes().fill(2);
                 let works = [
-                    group.background().send(first.lend(), 1, 7)?,
-                    group.background().send(second.lend(), 1, 7)?,
-                    group.background().send(last.lend(), 1, 8)?,
+                    group.background().start_send(first.lend(), 1, Tag(7))?,
+                    group.background().start_send(second.lend(), 1, Tag(7))?,
+                    group.background().start_send(last.lend(), 1, Tag(8))?,
                 ];
                 return works.iter().try_for_each(Work::wait);
             }
             // Asks for the last, so that the first is kept while it arrives.
-            let waiting = group.recv(last.lend(), 0, 8)?;
-            let works = [group.recv(first.lend(), 0, 7)?, group.recv(second.lend(), 0, 7)?];
+            let waiting = group.start_recv(last.lend(), 0, Tag(8))?;
+            let works =
+                [group.start_recv(first.lend(), 0, Tag(7))?, group.start_recv(second.lend(), 0, Tag(7))?];
             works.iter().try_for_each(Work::wait)?;
             assert_eq!(
                 (first.as_bytes()[0], first.as_bytes()[(3 << 20) - 1], second.as_bytes()[0]),
@@ -338,11 +339,11 @@ fn a_receive_from_any_rank_goes_on_after_another_rank_has_left() {
             let mut word = bytes(1000);
             match group.rank() {
                 0 => {
-                    group.recv_any(word.lend(), 1)?.wait()?;
-                    group.recv_any(word.lend(), 2)?.wait()
+                    group.start_recv_any(word.lend(), Tag(1))?.wait()?;
+                    group.start_recv_any(word.lend(), Tag(2))?.wait()
                 }
                 1 => {
-                    group.send(word.lend(), 0, 1)?.wait()?;
+                    group.start_send(word.lend(), 0, Tag(1))?.wait()?;
                     drop(group);
                     left.signal();
                     Ok(())
@@ -351,7 +352,7 @@ fn a_receive_from_any_rank_goes_on_after_another_rank_has_left() {
                     left.wait();
                     // Most likely rank 0 has seen by then that rank 1 has left; if not, nothing is tested.
                     std::thread::sleep(Duration::from_millis(300));
-                    group.send(word.lend(), 0, 2)?.wait()
+                    group.start_send(word.lend(), 0, Tag(2))?.wait()
                 }
             }
         };

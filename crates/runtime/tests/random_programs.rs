@@ -22,7 +22,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use support::{Hosts, Job, Jobs, Rank, local_store};
-use tenfold::{Buffer, DType, Group, Options, ReduceOp, Work};
+use tenfold::{Buffer, DType, Group, Options, ReduceOp, Tag, Work};
 
 /// Nothing here takes this long unless it hangs.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -252,7 +252,7 @@ impl Part<'_> {
                 tensor.as_mut_bytes().copy_from_slice(&pattern(index, message.len));
                 let calls = if message.background { group.background() } else { group };
                 let to = self.rank_in(message.group, message.to);
-                let work = calls.send(tensor.lend(), to, index as u32).map_err(text)?;
+                let work = calls.start_send(tensor.lend(), to, Tag(index as u32)).map_err(text)?;
                 self.sends.insert(index, (work, tensor));
                 Ok(())
             }
@@ -265,8 +265,8 @@ impl Part<'_> {
                 let mut tensor = Buffer::zeros(DType::U8, message.len);
                 let from = self.rank_in(message.group, message.from);
                 let work = match message.any_source {
-                    true => group.recv_any(tensor.lend(), index as u32),
-                    false => group.recv(tensor.lend(), from, index as u32),
+                    true => group.start_recv_any(tensor.lend(), Tag(index as u32)),
+                    false => group.start_recv(tensor.lend(), from, Tag(index as u32)),
                 };
                 let work = work.map_err(text)?;
                 work.wait().map_err(text)?;
@@ -308,13 +308,13 @@ impl Part<'_> {
         let members = &self.program.groups[group];
         let of = |rank: usize, index: usize| (rank * 1_000_003 + number * 101 + index) as i64;
         let begun = match what {
-            Collective::Barrier => (calls.barrier(), Buffer::zeros(DType::U8, 0), Vec::new()),
+            Collective::Barrier => (calls.start_barrier(), Buffer::zeros(DType::U8, 0), Vec::new()),
             Collective::AllReduce { elements } => {
                 let own: Vec<i64> = (0..elements).map(|index| of(self.rank, index)).collect();
                 let mut tensor = Buffer::from_slice(&own);
                 let sum = |index| members.iter().map(|rank| of(*rank, index)).sum::<i64>();
                 let expected = (0..elements).flat_map(|index| sum(index).to_ne_bytes()).collect();
-                (calls.all_reduce(tensor.lend(), ReduceOp::Sum), tensor, expected)
+                (calls.start_all_reduce(tensor.lend(), ReduceOp::Sum), tensor, expected)
             }
             Collective::Broadcast { root, len } => {
                 let expected = pattern(number, len);
@@ -322,7 +322,7 @@ impl Part<'_> {
                 if members[root] == self.rank {
                     tensor.as_mut_bytes().copy_from_slice(&expected);
                 }
-                (calls.broadcast(tensor.lend(), root), tensor, expected)
+                (calls.start_broadcast(tensor.lend(), root), tensor, expected)
             }
         };
         Ok(Some((begun.0.map_err(text)?, begun.1, begun.2)))
@@ -391,14 +391,14 @@ fn threads_over_tcp_complete_every_program() {
 fn programs(rank: &Rank) {
     let (first, end) = rank.argument.split_once("..").unwrap();
     let options = Options::new("world").timeout(LIMIT);
-    let world = Group::connect(rank.store(), rank.rank, rank.size, options).unwrap();
+    let world = Group::connect(rank.store(), rank.seat(), options).unwrap();
     for seed in (first.parse().unwrap()..end.parse().unwrap()).filter(|seed| size_of(*seed) == rank.size) {
         let outcome = Program::new(seed, rank.size).run(&world, seed);
         if let Err(error) = outcome {
             panic!("seed {seed}, rank {}: {error}", rank.rank);
         }
     }
-    world.barrier().unwrap().wait().unwrap(); // a rank must not leave while others need it
+    world.start_barrier().unwrap().wait().unwrap(); // a rank must not leave while others need it
     rank.event("done");
 }
 

@@ -86,10 +86,10 @@ fn prefix(folder: &TempDir) -> String {
 fn hang() -> Vec<String> {
     Group::threads(2, |group| {
         let mut tensor = Buffer::from_slice(&[1.0_f32, 2.0]);
-        group.all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()?;
+        group.start_all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()?;
         if group.rank() == 0 {
             let patient = group.with_timeout(Duration::from_millis(50));
-            let error = patient.all_reduce(tensor.lend(), ReduceOp::Sum)?.wait().unwrap_err();
+            let error = patient.start_all_reduce(tensor.lend(), ReduceOp::Sum)?.wait().unwrap_err();
             return Ok(error.to_string());
         }
         while group.failure().is_none() {
@@ -218,7 +218,7 @@ fn a_rank_that_is_done_hears_that_the_others_disagree() {
     let failures = Group::threads(3, |group| {
         let mut tensor = Buffer::from_slice(&[1.0_f32]);
         let root = if group.rank() == 1 { 2 } else { 0 };
-        let _may_be_over = group.broadcast(tensor.lend(), root)?.wait();
+        let _may_be_over = group.start_broadcast(tensor.lend(), root)?.wait();
         while group.failure().is_none() {
             std::thread::yield_now(); // word of it is on its way
         }

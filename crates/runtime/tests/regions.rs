@@ -11,7 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use support::{Job, Jobs, Rank, local_store, run_as_rank};
-use tenfold::{Buffer, DType, ErrorKind, Group, Options, ReduceOp, Region};
+use tenfold::raw::Region;
+use tenfold::{Buffer, DType, ErrorKind, Group, Options, ReduceOp, Tag};
 
 const JOBS: Jobs = &[
     ("collectives", collectives_as_process),
@@ -38,7 +39,7 @@ fn options() -> Options {
 }
 
 fn connect(rank: &Rank, options: Options) -> Group {
-    Group::connect(rank.store(), rank.rank, rank.size, options).unwrap()
+    Group::connect(rank.store(), rank.seat(), options).unwrap()
 }
 
 fn in_file(values: &[i64]) -> (Buffer, Arc<Region>) {
@@ -75,28 +76,28 @@ fn collectives(group: &Group) {
         let own = numbers(rank, elements);
         let (mut tensor, region) = in_file(&own);
         let _registration = group.register(&region).unwrap();
-        group.all_reduce(tensor.lend(), ReduceOp::Sum).unwrap().wait().unwrap();
+        group.start_all_reduce(tensor.lend(), ReduceOp::Sum).unwrap().wait().unwrap();
         let factor = (size * (size + 1) / 2) as i64;
         let sums = tensor.as_slice::<i64>().iter().enumerate();
         assert!(sums.clone().all(|(index, sum)| *sum == index as i64 * factor), "all_reduce of {elements}");
 
         let root = size - 1;
         tensor.as_mut_slice().copy_from_slice(&own);
-        group.broadcast(tensor.lend(), root).unwrap().wait().unwrap();
+        group.start_broadcast(tensor.lend(), root).unwrap().wait().unwrap();
         assert_eq!(tensor.as_slice::<i64>(), numbers(root, elements), "broadcast of {elements}");
 
         tensor.as_mut_slice().copy_from_slice(&own);
         let (mut all, region) = in_file(&vec![-1; elements * size]);
         let _second = group.register(&region).unwrap();
-        group.all_gather_into(all.lend(), tensor.lend()).unwrap().wait().unwrap();
+        group.start_all_gather_into(all.lend(), tensor.lend()).unwrap().wait().unwrap();
         for (rank, part) in all.as_slice::<i64>().chunks(elements).enumerate() {
             assert_eq!(part, numbers(rank, elements), "all_gather of {elements} from {rank}");
         }
 
         let (next, before) = ((rank + 1) % size, (rank + size - 1) % size);
         let mut received = Buffer::zeros(DType::I64, elements);
-        let sent = group.send(tensor.lend(), next, 7).unwrap();
-        group.recv(received.lend(), before, 7).unwrap().wait().unwrap();
+        let sent = group.start_send(tensor.lend(), next, Tag(7)).unwrap();
+        group.start_recv(received.lend(), before, Tag(7)).unwrap().wait().unwrap();
         sent.wait().unwrap();
         assert_eq!(received.as_slice::<i64>(), numbers(before, elements), "message of {elements}");
     }
@@ -106,13 +107,13 @@ fn collectives(group: &Group) {
 fn look_and_read(group: &Group) -> usize {
     let (mut tensor, region) = in_file(&[group.rank() as i64; 10_000]);
     let registration = group.register(&region).unwrap();
-    group.barrier().unwrap().wait().unwrap();
+    group.start_barrier().unwrap().wait().unwrap();
     let (mappings, before) = mapped_for_reading();
     assert_eq!(mappings, group.size(), "one of each rank's memory, also if ranks are threads");
-    group.all_reduce(tensor.lend(), ReduceOp::Max).unwrap().wait().unwrap();
+    group.start_all_reduce(tensor.lend(), ReduceOp::Max).unwrap().wait().unwrap();
     assert!(tensor.as_slice::<i64>().iter().all(|value| *value == group.size() as i64 - 1));
     assert!(mapped_for_reading().1 > 0, "it is read in place");
-    group.barrier().unwrap().wait().unwrap(); // before somebody takes its memory back
+    group.start_barrier().unwrap().wait().unwrap(); // before somebody takes its memory back
     drop(registration);
     before
 }
@@ -160,14 +161,14 @@ fn one_sided(rank: &Rank) {
     let group = connect(rank, options());
     let (mut tensor, region) = in_file(&numbers(rank.rank, 50_000));
     let _registration = (rank.rank == 0).then(|| group.register(&region).unwrap());
-    group.broadcast(tensor.lend(), 0).unwrap().wait().unwrap();
+    group.start_broadcast(tensor.lend(), 0).unwrap().wait().unwrap();
     assert_eq!(tensor.as_slice::<i64>(), numbers(0, 50_000));
     let in_place = mapped_for_reading().1 > 0;
     assert_eq!(in_place, rank.rank != 0, "the others read rank 0's memory, and it nobody's");
-    group.all_reduce(tensor.lend(), ReduceOp::Sum).unwrap().wait().unwrap();
+    group.start_all_reduce(tensor.lend(), ReduceOp::Sum).unwrap().wait().unwrap();
     let sums = tensor.as_slice::<i64>().iter().enumerate();
     assert!(sums.clone().all(|(index, sum)| *sum == (index * rank.size) as i64));
-    group.barrier().unwrap().wait().unwrap();
+    group.start_barrier().unwrap().wait().unwrap();
 }
 
 #[test]
@@ -187,13 +188,13 @@ fn through_subgroups(rank: &Rank) {
     let after = halves("after");
     for half in [&before, &after] {
         tensor.as_mut_slice::<i64>().fill(rank.rank as i64);
-        half.all_reduce(tensor.lend(), ReduceOp::Sum).unwrap().wait().unwrap();
+        half.start_all_reduce(tensor.lend(), ReduceOp::Sum).unwrap().wait().unwrap();
         // Ranks 0 and 2, or 1 and 3.
         let sum = if rank.rank.is_multiple_of(2) { 2 } else { 4 };
         assert!(tensor.as_slice::<i64>().iter().all(|value| *value == sum), "{}", half.name());
     }
     assert!(mapped_for_reading().1 > 0, "in place");
-    group.all_reduce(tensor.lend(), ReduceOp::Sum).unwrap().wait().unwrap();
+    group.start_all_reduce(tensor.lend(), ReduceOp::Sum).unwrap().wait().unwrap();
     assert!(tensor.as_slice::<i64>().iter().all(|value| *value == 12));
 
     let error = group.register(&region).unwrap_err();
@@ -208,7 +209,7 @@ fn through_subgroups(rank: &Rank) {
     drop(registration);
     drop(before);
     let _again = after.register(&region).unwrap();
-    group.barrier().unwrap().wait().unwrap();
+    group.start_barrier().unwrap().wait().unwrap();
 }
 
 fn options_named(name: &str) -> Options {
@@ -225,29 +226,29 @@ fn memory_is_registered_with_all_groups_of_a_family() {
 fn unregister_early(rank: &Rank) {
     let group = connect(rank, options());
     let values = numbers(3, 10_000);
-    group.barrier().unwrap().wait().unwrap(); // they have met, so that a message goes at once
+    group.start_barrier().unwrap().wait().unwrap(); // they have met, so that a message goes at once
     if rank.rank == 0 {
         let (mut tensor, region) = in_file(&values);
         let registration = group.register(&region).unwrap();
-        let sent = group.send(tensor.lend(), 1, 0).unwrap();
+        let sent = group.start_send(tensor.lend(), 1, Tag(0)).unwrap();
         drop(registration);
-        group.barrier().unwrap().wait().unwrap();
+        group.start_barrier().unwrap().wait().unwrap();
         sent.wait().unwrap();
         drop((tensor, region));
         // Another one: when it is known, the end of the first is known too.
         let (_tensor, region) = in_file(&[0; 1000]);
         let _registration = group.register(&region).unwrap();
-        group.barrier().unwrap().wait().unwrap();
-        group.barrier().unwrap().wait().unwrap();
+        group.start_barrier().unwrap().wait().unwrap();
+        group.start_barrier().unwrap().wait().unwrap();
     } else {
-        group.barrier().unwrap().wait().unwrap();
+        group.start_barrier().unwrap().wait().unwrap();
         assert_eq!(mapped_for_reading(), (1, 0), "it is kept for the message");
         let mut received = Buffer::zeros(DType::I64, values.len());
-        group.recv(received.lend(), 0, 0).unwrap().wait().unwrap();
+        group.start_recv(received.lend(), 0, Tag(0)).unwrap().wait().unwrap();
         assert_eq!(received.as_slice::<i64>(), values);
-        group.barrier().unwrap().wait().unwrap();
+        group.start_barrier().unwrap().wait().unwrap();
         assert_eq!(mapped_for_reading(), (1, 0), "only the other one, of which nothing was read");
-        group.barrier().unwrap().wait().unwrap();
+        group.start_barrier().unwrap().wait().unwrap();
     }
 }
 
@@ -263,16 +264,16 @@ fn register_often(rank: &Rank) {
     let use_one = |number: usize| {
         let (mut tensor, region) = in_file(&[number as i64; 100]);
         let _registration = group.register(&region).unwrap();
-        group.all_reduce(tensor.lend(), ReduceOp::Sum).unwrap().wait().unwrap();
+        group.start_all_reduce(tensor.lend(), ReduceOp::Sum).unwrap().wait().unwrap();
         assert_eq!(tensor.as_slice::<i64>()[99], (number * rank.size) as i64);
     };
     // What a peer has heard on the way to the last one includes the end of all before.
     let holdings = || {
         let _registration = group.register(&last).unwrap();
-        group.barrier().unwrap().wait().unwrap();
+        group.start_barrier().unwrap().wait().unwrap();
         let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().count();
         let held = (mapped_for_reading().0, descriptors);
-        group.barrier().unwrap().wait().unwrap();
+        group.start_barrier().unwrap().wait().unwrap();
         held
     };
     (0..10).for_each(use_one);
@@ -297,10 +298,10 @@ fn register_without_the_dead(rank: &Rank) {
     if let Some(others) = others {
         let (mut tensor, region) = in_file(&[rank.rank as i64; 10_000]);
         let _registration = group.register(&region).unwrap();
-        others.all_reduce(tensor.lend(), ReduceOp::Sum).unwrap().wait().unwrap();
+        others.start_all_reduce(tensor.lend(), ReduceOp::Sum).unwrap().wait().unwrap();
         assert!(tensor.as_slice::<i64>().iter().all(|sum| *sum == 4));
         assert!(mapped_for_reading().1 > 0, "in place");
-        others.barrier().unwrap().wait().unwrap();
+        others.start_barrier().unwrap().wait().unwrap();
     }
 }
 
@@ -319,7 +320,7 @@ fn the_dead_are_not_waited_for() {
 
 fn register_with_the_stopped(rank: &Rank) {
     let group = connect(rank, options());
-    group.barrier().unwrap().wait().unwrap();
+    group.start_barrier().unwrap().wait().unwrap();
     rank.event("ready");
     if rank.rank == 0 {
         let (mut tensor, region) = in_file(&[5; 10_000]);
@@ -332,16 +333,16 @@ fn register_with_the_stopped(rank: &Rank) {
         // The late answer has come before this one's, and what it was told then goes before what is told next.
         let (_other, other) = in_file(&[0; 10]);
         let _second = group.register(&other).unwrap();
-        group.broadcast(tensor.lend(), 0).unwrap().wait().unwrap();
-        group.barrier().unwrap().wait().unwrap();
+        group.start_broadcast(tensor.lend(), 0).unwrap().wait().unwrap();
+        group.start_barrier().unwrap().wait().unwrap();
     } else {
         let mut tensor = Buffer::zeros(DType::I64, 10_000);
-        group.broadcast(tensor.lend(), 0).unwrap().wait().unwrap();
+        group.start_broadcast(tensor.lend(), 0).unwrap().wait().unwrap();
         assert!(tensor.as_slice::<i64>().iter().all(|value| *value == 5));
         let (mappings, kib) = mapped_for_reading();
         assert_eq!(mappings, 2, "what came too late was taken back");
         assert!(kib > 0, "in place");
-        group.barrier().unwrap().wait().unwrap();
+        group.start_barrier().unwrap().wait().unwrap();
     }
 }
 

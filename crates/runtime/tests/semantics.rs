@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use support::{Job, Jobs, Rank, local_store};
 use tenfold::{
-    Buffer, DType, Error, ErrorKind, Group, OpKind, Options, ReduceOp, Result, SparseTensor, Work,
+    Buffer, DType, Error, ErrorKind, Group, OpKind, Options, ReduceOp, Result, Seat, SparseTensor, Tag, Work,
 };
 use tenfold_plan::{Kind, names};
 use tenfold_store::{Deadline, HashStore, Request, Response, Store};
@@ -51,7 +51,7 @@ fn value(tensor: &Buffer) -> i64 {
 /// The sum of every rank's `own`.
 fn sum(group: &Group, own: i64) -> Result<i64> {
     let mut tensor = number(own);
-    group.all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()?;
+    group.start_all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()?;
     Ok(value(&tensor))
 }
 
@@ -78,9 +78,9 @@ fn an_average_that_fits_does_not_overflow_by_any_algorithm() {
                 let outcome = Group::threads_with(size, &options, |group| {
                     let (mut own, mut part) = (halves(64 * size, LARGE), halves(64, 0));
                     let work = match kind {
-                        Kind::AllReduce => group.all_reduce(own.lend(), ReduceOp::Avg)?,
-                        Kind::Reduce => group.reduce(own.lend(), ReduceOp::Avg, 1)?,
-                        _ => group.reduce_scatter_into(part.lend(), own.lend(), ReduceOp::Avg)?,
+                        Kind::AllReduce => group.start_all_reduce(own.lend(), ReduceOp::Avg)?,
+                        Kind::Reduce => group.start_reduce(own.lend(), ReduceOp::Avg, 1)?,
+                        _ => group.start_reduce_scatter_into(part.lend(), own.lend(), ReduceOp::Avg)?,
                     };
                     work.wait()?;
                     Ok(match kind {
@@ -101,7 +101,7 @@ fn a_call_that_is_refused_leaves_the_tensor_as_it_was() {
         group.abort("test");
         for op in [ReduceOp::PremulSum(0.5), ReduceOp::Avg] {
             let mut tensor = halves(8, 0x3c00);
-            let error = group.all_reduce(tensor.lend(), op).and_then(|work| work.wait()).unwrap_err();
+            let error = group.start_all_reduce(tensor.lend(), op).and_then(|work| work.wait()).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Aborted);
             assert!(all_are(&tensor, 0x3c00));
         }
@@ -129,7 +129,7 @@ impl Store for Keeping {
 }
 
 fn join(store: &Arc<dyn Store>, rank: usize, timeout: Duration) -> Result<Group> {
-    Group::connect(Arc::clone(store), rank, 2, Options::new("again").timeout(timeout))
+    Group::connect(Arc::clone(store), Seat { rank, size: 2 }, Options::new("again").timeout(timeout))
 }
 
 #[test]
@@ -167,7 +167,7 @@ fn roots_that_differ_fail_the_next_call_on_every_rank_at_the_latest() {
     for (roots, options) in cases.into_iter().flat_map(|roots| [(roots, &shared), (roots, &tcp)]) {
         let outcomes = Group::threads_with(4, options, |group| {
             let root = roots[group.rank()];
-            let first = group.broadcast(number(1).lend(), root).and_then(|work| work.wait());
+            let first = group.start_broadcast(number(1).lend(), root).and_then(|work| work.wait());
             Ok(first.and_then(|()| sum(&group, 1)).map(drop))
         });
         for outcome in outcomes.unwrap() {
@@ -186,13 +186,13 @@ fn works_are_done_in_the_order_of_their_calls() {
         let mut tensors: Vec<Buffer> = (0..50).map(number).collect();
         let works: Vec<Work> = tensors
             .iter_mut()
-            .map(|tensor| group.all_reduce(tensor.lend(), ReduceOp::Sum).unwrap())
+            .map(|tensor| group.start_all_reduce(tensor.lend(), ReduceOp::Sum).unwrap())
             .collect();
         for (index, work) in works.iter().enumerate() {
             work.wait()?;
-            assert!(works[..index].iter().all(Work::is_success), "one before #{index} is not done");
+            assert!(works[..index].iter().all(Work::succeeded), "one before #{index} is not done");
             assert_eq!(work.sequence_number(), index as u64 + 1);
-            assert_eq!(work.op_type(), OpKind::AllReduce);
+            assert_eq!(work.kind(), OpKind::AllReduce);
         }
         assert!(tensors.iter().zip(0..).all(|(tensor, index)| value(tensor) == 3 * index));
         Ok(())
@@ -204,7 +204,7 @@ fn two_hundred_at_once(calls: &Group) -> Result<()> {
     let mut tensors: Vec<Buffer> = (0..200).map(|index| number(index + rank)).collect();
     let works: Vec<Work> = tensors
         .iter_mut()
-        .map(|tensor| calls.all_reduce(tensor.lend(), ReduceOp::Sum))
+        .map(|tensor| calls.start_all_reduce(tensor.lend(), ReduceOp::Sum))
         .collect::<Result<_>>()?;
     for work in works.iter().rev() {
         work.wait()?;
@@ -227,11 +227,11 @@ fn two_hundred_operations_may_be_under_way_at_once_in_the_background() {
 fn asking_whether_it_is_done_is_enough_to_get_it_done() {
     ranks(3, |group| {
         let mut tensor = number(1);
-        let work = group.all_reduce(tensor.lend(), ReduceOp::Sum)?;
+        let work = group.start_all_reduce(tensor.lend(), ReduceOp::Sum)?;
         while !work.is_done() {
             std::thread::yield_now();
         }
-        assert!(work.is_success() && work.exception().is_none());
+        assert!(work.succeeded() && work.error().is_none());
         assert_eq!(value(&tensor), 3);
         Ok(())
     });
@@ -241,7 +241,7 @@ fn asking_whether_it_is_done_is_enough_to_get_it_done() {
 fn work_in_the_background_gets_done_while_nobody_waits() {
     let (sender, done) = channel();
     let _groups = ranks(2, |group| {
-        let work = group.background().all_reduce(number(1).lend(), ReduceOp::Sum)?;
+        let work = group.background().start_all_reduce(number(1).lend(), ReduceOp::Sum)?;
         let sender = sender.clone();
         work.on_done(move |outcome| sender.send(outcome.clone()).unwrap());
         Ok(group)
@@ -259,7 +259,7 @@ fn a_wait_that_was_too_short_can_be_repeated() {
         if group.rank() == 1 {
             waited.wait();
         }
-        let work = group.all_reduce(tensor.lend(), ReduceOp::Sum)?;
+        let work = group.start_all_reduce(tensor.lend(), ReduceOp::Sum)?;
         if group.rank() == 0 {
             let error = work.wait_for(Duration::from_millis(1)).unwrap_err();
             assert_eq!(
@@ -283,9 +283,9 @@ fn the_time_of_a_single_call_may_be_limited() {
         let impatient = group.with_timeout(Duration::from_millis(50));
         if group.rank() == 1 {
             let mut never = number(0);
-            return Ok(group.recv(never.lend(), 0, 9)?.wait().unwrap_err());
+            return Ok(group.start_recv(never.lend(), 0, Tag(9))?.wait().unwrap_err());
         }
-        let work = impatient.all_reduce(number(1).lend(), ReduceOp::Sum)?;
+        let work = impatient.start_all_reduce(number(1).lend(), ReduceOp::Sum)?;
         assert_eq!(work.timeout(), Some(Duration::from_millis(50)));
         Ok(work.wait().unwrap_err())
     });
@@ -327,16 +327,16 @@ fn a_work_that_is_polled_often_keeps_one_waker() {
     ranks(2, |group| {
         let mut tensor = number(1);
         if group.rank() == 1 {
-            group.recv(number(0).lend(), 0, 7)?.wait()?; // the other rank has polled
-            return group.all_reduce(tensor.lend(), ReduceOp::Sum)?.wait();
+            group.start_recv(number(0).lend(), 0, Tag(7))?.wait()?; // the other rank has polled
+            return group.start_all_reduce(tensor.lend(), ReduceOp::Sum)?.wait();
         }
         let count = Arc::new(Count(AtomicUsize::new(0)));
         let waker = Waker::from(Arc::clone(&count));
-        let mut work = pin!(group.background().all_reduce(tensor.lend(), ReduceOp::Sum)?);
+        let mut work = pin!(group.background().start_all_reduce(tensor.lend(), ReduceOp::Sum)?);
         for _ in 0..1000 {
             assert!(work.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
         }
-        group.send(number(0).lend(), 1, 7)?.wait()?;
+        group.start_send(number(0).lend(), 1, Tag(7))?.wait()?;
         work.wait()?;
         while Arc::strong_count(&count) > 2 {
             std::thread::yield_now(); // the waker is used and dropped on another thread
@@ -352,7 +352,7 @@ fn a_work_is_a_future() {
         let mut tensors: Vec<Buffer> = (0..20).map(number).collect();
         let works: Vec<Work> = tensors
             .iter_mut()
-            .map(|tensor| group.all_reduce(tensor.lend(), ReduceOp::Sum))
+            .map(|tensor| group.start_all_reduce(tensor.lend(), ReduceOp::Sum))
             .collect::<Result<_>>()?;
         block_on(async {
             for work in works {
@@ -364,8 +364,8 @@ fn a_work_is_a_future() {
         let (mut one, mut two) = (number(1), number(2));
         let both = group.coalesce(|group| {
             Ok(vec![
-                group.all_reduce(one.lend(), ReduceOp::Sum)?,
-                group.all_reduce(two.lend(), ReduceOp::Sum)?,
+                group.start_all_reduce(one.lend(), ReduceOp::Sum)?,
+                group.start_all_reduce(two.lend(), ReduceOp::Sum)?,
             ])
         })?;
         block_on(both)?;
@@ -383,7 +383,7 @@ fn messages() -> (Sender<Result<i64>>, Receiver<Result<i64>>) {
 fn a_callback_may_call_and_wait() {
     ranks(3, |group| {
         let (sender, called) = messages();
-        let work = group.all_reduce(number(1).lend(), ReduceOp::Sum)?;
+        let work = group.start_all_reduce(number(1).lend(), ReduceOp::Sum)?;
         work.on_done(move |outcome| sender.send(outcome.clone().and_then(|()| sum(&group, 7))).unwrap());
         work.wait()?;
         assert_eq!(called.recv_timeout(LIMIT).unwrap()?, 21);
@@ -395,7 +395,7 @@ fn a_callback_may_call_and_wait() {
 fn a_callback_of_work_in_the_background_may_call_and_wait() {
     ranks(3, |group| {
         let (sender, called) = messages();
-        let work = group.background().all_reduce(number(1).lend(), ReduceOp::Sum)?;
+        let work = group.background().start_all_reduce(number(1).lend(), ReduceOp::Sum)?;
         work.on_done(move |outcome| sender.send(outcome.clone().and_then(|()| sum(&group, 7))).unwrap());
         assert_eq!(called.recv_timeout(LIMIT).unwrap()?, 21);
         Ok(())
@@ -405,7 +405,7 @@ fn a_callback_of_work_in_the_background_may_call_and_wait() {
 #[test]
 fn a_callback_on_what_is_done_is_called_at_once() {
     ranks(2, |group| {
-        let work = group.barrier()?;
+        let work = group.start_barrier()?;
         work.wait()?;
         let (sender, called) = messages();
         work.on_done(move |outcome| sender.send(outcome.clone().map(|()| 1)).unwrap());
@@ -418,8 +418,8 @@ fn a_callback_on_what_is_done_is_called_at_once() {
 fn a_work_that_is_dropped_goes_on() {
     ranks(3, |group| {
         let mut tensor = number(2);
-        drop(group.all_reduce(tensor.lend(), ReduceOp::Sum)?);
-        group.barrier()?.wait()?;
+        drop(group.start_all_reduce(tensor.lend(), ReduceOp::Sum)?);
+        group.start_barrier()?.wait()?;
         assert_eq!(value(&tensor), 6);
         Ok(())
     });
@@ -431,13 +431,13 @@ fn numbers_count_collectives_alike_and_all_calls_of_a_rank() {
         assert_eq!(group.sequence_number(), 0);
         let (rank, mut tensor) = (group.rank(), number(1));
         if rank == 0 {
-            group.send(tensor.lend(), 1, 0)?.wait()?;
-            group.send(tensor.lend(), 1, 0)?.wait()?;
+            group.start_send(tensor.lend(), 1, Tag(0))?.wait()?;
+            group.start_send(tensor.lend(), 1, Tag(0))?.wait()?;
         } else {
-            group.recv(tensor.lend(), 0, 0)?.wait()?;
-            group.recv_any(tensor.lend(), 0)?.wait()?;
+            group.start_recv(tensor.lend(), 0, Tag(0))?.wait()?;
+            group.start_recv_any(tensor.lend(), Tag(0))?.wait()?;
         }
-        let work = group.all_reduce(tensor.lend(), ReduceOp::Sum)?;
+        let work = group.start_all_reduce(tensor.lend(), ReduceOp::Sum)?;
         work.wait()?;
         assert_eq!(
             work.sequence_number(),
@@ -453,17 +453,17 @@ fn numbers_count_collectives_alike_and_all_calls_of_a_rank() {
 fn a_receive_from_anybody_says_from_whom() {
     ranks(4, |group| {
         if group.rank() > 0 {
-            group.send(number(group.rank() as i64).lend(), 0, 3)?.wait()?;
-            return group.barrier()?.wait(); // a rank must not leave before the others are done
+            group.start_send(number(group.rank() as i64).lend(), 0, Tag(3))?.wait()?;
+            return group.start_barrier()?.wait(); // a rank must not leave before the others are done
         }
         for _ in 1..4 {
             let mut tensor = number(0);
-            let work = group.recv_any(tensor.lend(), 3)?;
+            let work = group.start_recv_any(tensor.lend(), Tag(3))?;
             work.wait()?;
             assert_eq!(work.source(), Some(value(&tensor) as usize));
-            assert_eq!(work.op_type(), OpKind::RecvAnySource);
+            assert_eq!(work.kind(), OpKind::RecvAnySource);
         }
-        group.barrier()?.wait()
+        group.start_barrier()?.wait()
     });
 }
 
@@ -503,7 +503,7 @@ fn fifty_groups_at_once_do_not_disturb_each_other() {
                 .iter_mut()
                 .enumerate()
                 .map(|(index, tensor)| {
-                    (index, groups[index].all_reduce(tensor.lend(), ReduceOp::Sum).unwrap())
+                    (index, groups[index].start_all_reduce(tensor.lend(), ReduceOp::Sum).unwrap())
                 })
                 .collect();
             // Every rank waits in an order of its own.
@@ -596,21 +596,20 @@ fn holdings() -> [usize; 3] {
 }
 
 fn make_and_drop(rank: &Rank) {
-    let group =
-        Group::connect(rank.store(), rank.rank, rank.size, Options::default().timeout(LIMIT)).unwrap();
+    let group = Group::connect(rank.store(), rank.seat(), Options::default().timeout(LIMIT)).unwrap();
     let everybody: Vec<usize> = (0..rank.size).collect();
     let use_one = |number: usize| {
         let options = Options::new(format!("g{number}")).timeout(LIMIT);
         let subgroup = group.subgroup(&everybody, options).unwrap().unwrap();
         let mut tensor = subgroup.shared_buffer(DType::F32, 1000).unwrap();
-        subgroup.all_reduce(tensor.lend(), ReduceOp::Sum).unwrap().wait().unwrap();
+        subgroup.start_all_reduce(tensor.lend(), ReduceOp::Sum).unwrap().wait().unwrap();
         assert_eq!(sum(&subgroup, 1).unwrap(), rank.size as i64);
     };
     (0..20).for_each(use_one);
-    group.barrier().unwrap().wait().unwrap();
+    group.start_barrier().unwrap().wait().unwrap();
     let before = holdings();
     (20..1020).for_each(use_one);
-    group.barrier().unwrap().wait().unwrap();
+    group.start_barrier().unwrap().wait().unwrap();
     let after = holdings();
     let no_more = before.iter().zip(&after).all(|(before, after)| after <= before);
     assert!(no_more, "descriptors, threads, MiB of shared memory: {before:?}, then {after:?}");
@@ -630,12 +629,12 @@ fn dropping_a_group_ends_what_is_under_way() {
             return Ok(());
         }
         let mut tensor = number(1);
-        let work = group.all_reduce(tensor.lend(), ReduceOp::Sum)?;
+        let work = group.start_all_reduce(tensor.lend(), ReduceOp::Sum)?;
         drop(group);
         let error = work.wait().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Closed);
         assert_eq!(error.message(), "the group was dropped while this was under way");
-        assert!(work.is_done() && !work.is_success() && !tensor.is_lent());
+        assert!(work.is_done() && !work.succeeded() && !tensor.is_lent());
         dropped.wait();
         Ok(())
     });
@@ -667,7 +666,7 @@ fn a_group_that_was_aborted_says_so_to_everybody_for_ever() {
     let (called, heard) = (Barrier::new(3), Barrier::new(3));
     ranks(3, |group| {
         let why = format!("{} aborted the group: loss is not a number", introduced(1));
-        let work = group.recv(number(1).lend(), (group.rank() + 1) % 3, 0)?;
+        let work = group.start_recv(number(1).lend(), (group.rank() + 1) % 3, Tag(0))?;
         called.wait();
         if group.rank() == 1 {
             group.abort("loss is not a number");
@@ -675,7 +674,9 @@ fn a_group_that_was_aborted_says_so_to_everybody_for_ever() {
         let error = work.wait().unwrap_err();
         assert_eq!((error.kind(), error.peer()), (ErrorKind::Aborted, Some(1)));
         assert_eq!(error.message(), why);
-        for error in [group.barrier().unwrap_err(), group.broadcast(number(1).lend(), 0).unwrap_err()] {
+        for error in
+            [group.start_barrier().unwrap_err(), group.start_broadcast(number(1).lend(), 0).unwrap_err()]
+        {
             assert_eq!(error.message(), format!("the group has failed before: {why}"));
         }
         assert_eq!(group.failure().unwrap().message(), why);
@@ -718,17 +719,17 @@ fn i64s(elements: usize) -> tenfold::BufferView {
 fn ranks_out_of_range_are_refused() {
     on_rank_0_of_3(|group| {
         let out = "root 3 is out of range: ranks are 0 to 2";
-        refused(group.broadcast(f32s(4), 3), "broadcast", out);
-        refused(group.reduce(f32s(4), ReduceOp::Sum, 3), "reduce", out);
-        refused(group.gather(vec![], f32s(4), 3), "gather", out);
-        refused(group.gather_into(None, f32s(4), 3), "gather", out);
-        refused(group.scatter(f32s(4), vec![], 3), "scatter", out);
-        refused(group.scatter_from(f32s(4), None, 3), "scatter", out);
+        refused(group.start_broadcast(f32s(4), 3), "broadcast", out);
+        refused(group.start_reduce(f32s(4), ReduceOp::Sum, 3), "reduce", out);
+        refused(group.start_gather(vec![], f32s(4), 3), "gather", out);
+        refused(group.start_gather_into(None, f32s(4), 3), "gather", out);
+        refused(group.start_scatter(f32s(4), vec![], 3), "scatter", out);
+        refused(group.start_scatter_from(f32s(4), None, 3), "scatter", out);
         let out = "rank 3 is out of range: ranks are 0 to 2";
-        refused(group.send(f32s(4), 3, 0), "send", out);
-        refused(group.recv(f32s(4), 3, 0), "recv", out);
-        refused(group.send(f32s(4), 0, 0), "send", "rank 0 is this rank itself");
-        refused(group.recv(f32s(4), 0, 0), "recv", "rank 0 is this rank itself");
+        refused(group.start_send(f32s(4), 3, Tag(0)), "send", out);
+        refused(group.start_recv(f32s(4), 3, Tag(0)), "recv", out);
+        refused(group.start_send(f32s(4), 0, Tag(0)), "send", "rank 0 is this rank itself");
+        refused(group.start_recv(f32s(4), 0, Tag(0)), "recv", "rank 0 is this rank itself");
         refused(group.subgroup(&[0, 3], Options::new("x")), "split", out);
         refused(group.subgroup(&[0, 1, 0], Options::new("x")), "split", "rank 0 is given twice");
     });
@@ -739,16 +740,24 @@ fn reductions_that_make_no_sense_are_refused_with_those_that_do() {
     on_rank_0_of_3(|group| {
         let band = "`band` does not work on float32; float32 has sum, avg, product, min, max, premul_sum; `band` works \
                     on int8, uint8, int16, uint16, int32, uint32, int64, uint64, bool";
-        refused(group.all_reduce(f32s(4), ReduceOp::Band), "all_reduce", band);
-        refused(group.reduce(f32s(4), ReduceOp::Band, 0), "reduce", band);
-        refused(group.reduce_scatter_into(f32s(4), f32s(12), ReduceOp::Band), "reduce_scatter_into", band);
+        refused(group.start_all_reduce(f32s(4), ReduceOp::Band), "all_reduce", band);
+        refused(group.start_reduce(f32s(4), ReduceOp::Band, 0), "reduce", band);
+        refused(
+            group.start_reduce_scatter_into(f32s(4), f32s(12), ReduceOp::Band),
+            "reduce_scatter_into",
+            band,
+        );
         let list = (0..3).map(|_| f32s(4)).collect();
-        refused(group.reduce_scatter(f32s(4), list, ReduceOp::Band), "reduce_scatter", band);
-        refused(group.all_reduce_coalesced(vec![f32s(4)], ReduceOp::Band), "all_reduce_coalesced", band);
+        refused(group.start_reduce_scatter(f32s(4), list, ReduceOp::Band), "reduce_scatter", band);
+        refused(
+            group.start_all_reduce_coalesced(vec![f32s(4)], ReduceOp::Band),
+            "all_reduce_coalesced",
+            band,
+        );
         let avg = "`avg` does not work on int64; int64 has sum, product, min, max, band, bor, bxor; `avg` works on \
                    float32, float64, float16, bfloat16, float8_e4m3fn, float8_e5m2, float8_e4m3fnuz, float8_e5m2fnuz, \
                    complex64, complex128";
-        refused(group.all_reduce(i64s(4), ReduceOp::Avg), "all_reduce", avg);
+        refused(group.start_all_reduce(i64s(4), ReduceOp::Avg), "all_reduce", avg);
     });
 }
 
@@ -756,23 +765,31 @@ fn reductions_that_make_no_sense_are_refused_with_those_that_do() {
 fn lengths_and_dtypes_that_do_not_fit_are_refused() {
     on_rank_0_of_3(|group| {
         let output = "the output has 11 elements; 3 ranks with an input of 4 need 12";
-        refused(group.all_gather_into(f32s(11), f32s(4)), "all_gather_into", output);
-        refused(group.gather_into(Some(f32s(11)), f32s(4), 0), "gather", output);
+        refused(group.start_all_gather_into(f32s(11), f32s(4)), "all_gather_into", output);
+        refused(group.start_gather_into(Some(f32s(11)), f32s(4), 0), "gather", output);
         let input = "the input has 11 elements; 3 ranks with an output of 4 need 12";
-        refused(group.reduce_scatter_into(f32s(4), f32s(11), ReduceOp::Sum), "reduce_scatter_into", input);
-        refused(group.scatter_from(f32s(4), Some(f32s(11)), 0), "scatter", input);
-        let dtypes = "the output has dtype int64, the input float32";
-        refused(group.all_gather_into(i64s(12), f32s(4)), "all_gather_into", dtypes);
-        let dtypes = "the input has dtype int64, the output float32";
-        refused(group.reduce_scatter_into(f32s(4), i64s(12), ReduceOp::Sum), "reduce_scatter_into", dtypes);
-        refused(group.all_to_all_single(f32s(3), i64s(3), vec![], vec![]), "all_to_all_single", dtypes);
         refused(
-            group.all_reduce_coalesced(vec![f32s(1), i64s(1)], ReduceOp::Sum),
+            group.start_reduce_scatter_into(f32s(4), f32s(11), ReduceOp::Sum),
+            "reduce_scatter_into",
+            input,
+        );
+        refused(group.start_scatter_from(f32s(4), Some(f32s(11)), 0), "scatter", input);
+        let dtypes = "the output has dtype int64, the input float32";
+        refused(group.start_all_gather_into(i64s(12), f32s(4)), "all_gather_into", dtypes);
+        let dtypes = "the input has dtype int64, the output float32";
+        refused(
+            group.start_reduce_scatter_into(f32s(4), i64s(12), ReduceOp::Sum),
+            "reduce_scatter_into",
+            dtypes,
+        );
+        refused(group.start_all_to_all_single(f32s(3), i64s(3), vec![], vec![]), "all_to_all_single", dtypes);
+        refused(
+            group.start_all_reduce_coalesced(vec![f32s(1), i64s(1)], ReduceOp::Sum),
             "all_reduce_coalesced",
             "tensors of float32 and int64 cannot be one",
         );
         refused(
-            group.all_reduce_coalesced(vec![], ReduceOp::Sum),
+            group.start_all_reduce_coalesced(vec![], ReduceOp::Sum),
             "all_reduce_coalesced",
             "there are no tensors",
         );
@@ -784,41 +801,41 @@ fn lists_that_do_not_fit_are_refused() {
     on_rank_0_of_3(|group| {
         let list = |lengths: &[usize]| lengths.iter().map(|length| f32s(*length)).collect::<Vec<_>>();
         let short = "there are 2 outputs for 3 ranks";
-        refused(group.all_gather(list(&[4, 4]), f32s(4)), "all_gather", short);
-        refused(group.gather(list(&[4, 4]), f32s(4), 0), "gather", short);
-        refused(group.all_to_all(list(&[4, 4]), list(&[4, 4, 4])), "all_to_all", short);
+        refused(group.start_all_gather(list(&[4, 4]), f32s(4)), "all_gather", short);
+        refused(group.start_gather(list(&[4, 4]), f32s(4), 0), "gather", short);
+        refused(group.start_all_to_all(list(&[4, 4]), list(&[4, 4, 4])), "all_to_all", short);
         let short = "there are 4 inputs for 3 ranks";
-        refused(group.scatter(f32s(4), list(&[4; 4]), 0), "scatter", short);
-        refused(group.reduce_scatter(f32s(4), list(&[4; 4]), ReduceOp::Sum), "reduce_scatter", short);
-        refused(group.all_to_all(list(&[4; 3]), list(&[4; 4])), "all_to_all", short);
+        refused(group.start_scatter(f32s(4), list(&[4; 4]), 0), "scatter", short);
+        refused(group.start_reduce_scatter(f32s(4), list(&[4; 4]), ReduceOp::Sum), "reduce_scatter", short);
+        refused(group.start_all_to_all(list(&[4; 3]), list(&[4; 4])), "all_to_all", short);
         refused(
-            group.all_gather(list(&[5, 4, 4]), f32s(4)),
+            group.start_all_gather(list(&[5, 4, 4]), f32s(4)),
             "all_gather",
             "the input has 4 elements, but output 0, where it goes, has 5",
         );
         refused(
-            group.reduce_scatter(f32s(4), list(&[5, 4, 4]), ReduceOp::Sum),
+            group.start_reduce_scatter(f32s(4), list(&[5, 4, 4]), ReduceOp::Sum),
             "reduce_scatter",
             "the output has 4 elements, but input 0, which goes there, has 5",
         );
         let unequal = "number 1 of the outputs has 5 elements, not 4";
-        refused(group.gather(list(&[4, 5, 4]), f32s(4), 0), "gather", unequal);
+        refused(group.start_gather(list(&[4, 5, 4]), f32s(4), 0), "gather", unequal);
         let unequal = "number 1 of the inputs has 5 elements, not 4";
-        refused(group.scatter(f32s(4), list(&[4, 5, 4]), 0), "scatter", unequal);
+        refused(group.start_scatter(f32s(4), list(&[4, 5, 4]), 0), "scatter", unequal);
         refused(
-            group.all_gather(vec![f32s(4), i64s(4), f32s(4)], f32s(4)),
+            group.start_all_gather(vec![f32s(4), i64s(4), f32s(4)], f32s(4)),
             "all_gather",
             "number 1 of the outputs has dtype int64, not float32",
         );
-        refused(group.gather(vec![], f32s(4), 0), "gather", "rank 0 is the root and needs outputs");
-        refused(group.scatter_from(f32s(4), None, 0), "scatter", "rank 0 is the root and needs input");
+        refused(group.start_gather(vec![], f32s(4), 0), "gather", "rank 0 is the root and needs outputs");
+        refused(group.start_scatter_from(f32s(4), None, 0), "scatter", "rank 0 is the root and needs input");
         refused(
-            group.scatter(f32s(4), list(&[4; 3]), 1),
+            group.start_scatter(f32s(4), list(&[4; 3]), 1),
             "scatter",
             "rank 0 is not the root 1 and must not give inputs",
         );
         refused(
-            group.all_gather_into_coalesced(list(&[3]), list(&[1, 1])),
+            group.start_all_gather_into_coalesced(list(&[3]), list(&[1, 1])),
             "all_gather_into_coalesced",
             "there are 1 outputs for 2 inputs",
         );
@@ -829,7 +846,7 @@ fn lists_that_do_not_fit_are_refused() {
 fn splits_that_do_not_add_up_are_refused() {
     on_rank_0_of_3(|group| {
         let split = |output: &[usize], input: &[usize]| {
-            group.all_to_all_single(f32s(6), f32s(7), output.to_vec(), input.to_vec())
+            group.start_all_to_all_single(f32s(6), f32s(7), output.to_vec(), input.to_vec())
         };
         let single = "all_to_all_single";
         refused(
@@ -849,9 +866,9 @@ fn splits_that_do_not_add_up_are_refused() {
 #[test]
 fn a_rank_alone_has_nobody_to_send_to() {
     ranks(1, |group| {
-        let error = group.recv_any(f32s(1), 0).unwrap_err();
+        let error = group.start_recv_any(f32s(1), Tag(0)).unwrap_err();
         assert_eq!(error.message(), "there is nobody else in the group to receive from");
-        let error = group.send(f32s(1), 1, 0).unwrap_err();
+        let error = group.start_send(f32s(1), 1, Tag(0)).unwrap_err();
         assert_eq!(error.message(), "rank 1 is out of range: ranks are 0 to 0");
         Ok(())
     });
@@ -860,13 +877,13 @@ fn a_rank_alone_has_nobody_to_send_to() {
 #[test]
 fn a_rank_that_is_not_in_its_group_cannot_connect() {
     let store = Arc::new(tenfold_store::HashStore::new());
-    let error = Group::connect(store.clone(), 3, 3, Options::default()).unwrap_err();
+    let error = Group::connect(store.clone(), Seat { rank: 3, size: 3 }, Options::default()).unwrap_err();
     assert_eq!(
         error.to_string(),
         "connect in group `default` failed on rank 3 of 3: rank 3 of 3 makes no sense: ranks are counted from 0"
     );
     let options = Options::default().algorithm("all_reduce", "magic");
-    let error = Group::connect(store, 0, 1, options).unwrap_err();
+    let error = Group::connect(store, Seat { rank: 0, size: 1 }, options).unwrap_err();
     assert_eq!(
         error.message(),
         "there is no algorithm `magic` for all_reduce; there are one_shot, direct, ring, recursive_doubling, \
@@ -924,30 +941,32 @@ fn tensors_that_are_not_contiguous_are_handled_right() {
         let rank = group.rank() as f32;
         // A matrix of 2 rows and 3 columns; its middle column is summed, its first row is broadcast backwards.
         let mut matrix = Buffer::from_slice(&[0.0_f32, 1.0, 2.0, 10.0, 11.0, 12.0]);
-        group.all_reduce(matrix.lend_strided(1, &[2], &[3]), ReduceOp::Sum)?.wait()?;
+        group.start_all_reduce(matrix.lend_strided(1, &[2], &[3]), ReduceOp::Sum)?.wait()?;
         assert_eq!(matrix.as_slice::<f32>(), [0.0, 3.0, 2.0, 10.0, 33.0, 12.0]);
-        group.all_reduce(matrix.lend_strided(1, &[2], &[3]), ReduceOp::PremulSum(0.5))?.wait()?;
+        group.start_all_reduce(matrix.lend_strided(1, &[2], &[3]), ReduceOp::PremulSum(0.5))?.wait()?;
         assert_eq!(matrix.as_slice::<f32>(), [0.0, 4.5, 2.0, 10.0, 49.5, 12.0]);
         let mut row = Buffer::from_slice(&[rank, rank + 1.0, rank + 2.0]);
-        group.broadcast(row.lend_strided(2, &[3], &[-1]), 2)?.wait()?;
+        group.start_broadcast(row.lend_strided(2, &[3], &[-1]), 2)?.wait()?;
         assert_eq!(row.as_slice::<f32>(), [2.0, 3.0, 4.0]);
         // Everybody's number into every second place.
         let mut all = Buffer::from_slice(&[-1.0_f32; 6]);
         let mut own = Buffer::from_slice(&[rank]);
-        group.all_gather_into(all.lend_strided(0, &[3], &[2]), own.lend())?.wait()?;
+        group.start_all_gather_into(all.lend_strided(0, &[3], &[2]), own.lend())?.wait()?;
         assert_eq!(all.as_slice::<f32>(), [0.0, -1.0, 1.0, -1.0, 2.0, -1.0]);
-        group.reduce_scatter_into(own.lend(), all.lend_strided(0, &[3], &[2]), ReduceOp::Sum)?.wait()?;
+        group
+            .start_reduce_scatter_into(own.lend(), all.lend_strided(0, &[3], &[2]), ReduceOp::Sum)?
+            .wait()?;
         assert_eq!(own.as_slice::<f32>(), [3.0 * rank]);
         let to = (group.rank() + 1) % 3;
-        let error = group.send(all.lend_strided(0, &[3], &[2]), to, 0).unwrap_err();
+        let error = group.start_send(all.lend_strided(0, &[3], &[2]), to, Tag(0)).unwrap_err();
         assert_eq!(
             error.message(),
             "the tensor is not contiguous; collectives take such tensors, messages do not"
         );
         assert!(!all.is_lent(), "a refused tensor is the caller's again");
-        let error = group.send(own.lend(), to, u32::MAX).unwrap_err();
+        let error = group.start_send(own.lend(), to, Tag(u32::MAX)).unwrap_err();
         assert_eq!(error.message(), "tag 4294967295 is out of range: tags are 0 to 4294967279");
-        let barrier = group.barrier()?;
+        let barrier = group.start_barrier()?;
         barrier.wait()?;
         assert!(matches!(barrier.result(), Some(Ok(()))));
         Ok(())
@@ -962,7 +981,7 @@ fn a_monitored_barrier_names_who_is_late() {
         group.monitored_barrier(Duration::from_secs(20), true)?;
         // Rank 2 does not come to the second one; it learns of the end by its next call.
         let outcome = match group.rank() {
-            2 => group.barrier().and_then(|work| work.wait()),
+            2 => group.start_barrier().and_then(|work| work.wait()),
             _ => group.monitored_barrier(Duration::from_secs(2), true), // time for rank 1 to come
         };
         Ok(outcome.map_err(|error| (error.kind(), error.message().to_string())))
@@ -1000,7 +1019,7 @@ fn ranks_whose_settings_choose_different_plans_cannot_connect() {
             let store = Arc::new(store.clone());
             scope.spawn(move || {
                 let options = settings_of(rank, Options::new("default").timeout(LIMIT));
-                refused_for_its_settings(Group::connect(store, rank, 3, options));
+                refused_for_its_settings(Group::connect(store, Seat { rank, size: 3 }, options));
             });
         }
     });

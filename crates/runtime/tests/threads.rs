@@ -25,27 +25,27 @@ fn some_of_everything(group: &Group, long: usize) -> Result<()> {
     let total = (size * (size - 1) / 2) as i64;
     for elements in [1, long] {
         let mut tensor = Buffer::from_slice(&vec![rank as i64; elements]);
-        group.all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()?;
+        group.start_all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()?;
         assert!(tensor.as_slice::<i64>().iter().all(|sum| *sum == total), "all_reduce of {elements}");
 
         let root = size / 2;
         let mut tensor = Buffer::from_slice(&vec![rank as i64; elements]);
-        group.broadcast(tensor.lend(), root)?.wait()?;
+        group.start_broadcast(tensor.lend(), root)?.wait()?;
         assert!(
             tensor.as_slice::<i64>().iter().all(|value| *value == root as i64),
             "broadcast of {elements}"
         );
     }
-    group.barrier()?.wait()?;
+    group.start_barrier()?.wait()?;
     let (mut own, mut all) = (Buffer::from_slice(&[rank as i64]), Buffer::zeros(DType::I64, size));
-    group.all_gather_into(all.lend(), own.lend())?.wait()?;
+    group.start_all_gather_into(all.lend(), own.lend())?.wait()?;
     assert!(all.as_slice::<i64>().iter().enumerate().all(|(rank, value)| *value == rank as i64));
 
     // As a list, of which every third tensor is empty.
     let length = |rank: usize| usize::from(rank % 3 != 2);
     let mut own = Buffer::from_slice(&vec![rank as i64; length(rank)]);
     let mut list: Vec<Buffer> = (0..size).map(|rank| Buffer::zeros(DType::I64, length(rank))).collect();
-    group.all_gather(list.iter_mut().map(Buffer::lend).collect(), own.lend())?.wait()?;
+    group.start_all_gather(list.iter_mut().map(Buffer::lend).collect(), own.lend())?.wait()?;
     for (rank, tensor) in list.iter().enumerate() {
         assert!(tensor.as_slice::<i64>().iter().all(|value| *value == rank as i64), "all_gather of {rank}");
     }
@@ -66,6 +66,6 @@ fn sixty_four_processes_are_a_group() {
 
 fn crowd(rank: &Rank) {
     let options = Options::default().timeout(LIMIT);
-    let group = Group::connect(rank.store(), rank.rank, rank.size, options).unwrap();
+    let group = Group::connect(rank.store(), rank.seat(), options).unwrap();
     some_of_everything(&group, 100_000).unwrap();
 }

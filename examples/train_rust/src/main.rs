@@ -126,10 +126,9 @@ fn average(reducer: &mut Reducer, parameters: &Parameters, gradients: &mut GradS
 fn check_replicas(group: &Group, values: &[Vec<f32>]) -> Outcome<u64> {
     let bits = values.iter().flatten().map(|value| u64::from(value.to_bits()));
     let own = bits.fold(0xcbf2_9ce4_8422_2325, |print, bits| (print ^ bits).wrapping_mul(0x100_0000_01b3)); // FNV-1a
-    let mut all = tenfold::Buffer::from_slice(&vec![0_u64; group.size()]);
-    group.all_gather_into(all.lend(), tenfold::Buffer::from_slice(&[own]).lend())?.wait()?;
-    let first = all.as_slice::<u64>()[0];
-    let others: Vec<usize> = (1..group.size()).filter(|rank| all.as_slice::<u64>()[*rank] != first).collect();
+    let mut all = vec![0_u64; group.size()];
+    group.all_gather_into(&mut all, &[own])?;
+    let others: Vec<usize> = (1..group.size()).filter(|rank| all[*rank] != all[0]).collect();
     if others.is_empty() {
         Ok(own)
     } else {
@@ -138,10 +137,9 @@ fn check_replicas(group: &Group, values: &[Vec<f32>]) -> Outcome<u64> {
 }
 
 /// Numbers of each rank, combined.
-fn over_all_ranks<const N: usize>(group: &Group, numbers: [f32; N], op: ReduceOp) -> Outcome<[f32; N]> {
-    let mut tensor = tenfold::Buffer::from_slice(&numbers);
-    group.all_reduce(tensor.lend(), op)?.wait()?;
-    Ok(std::array::from_fn(|place| tensor.as_slice::<f32>()[place]))
+fn over_all_ranks<const N: usize>(group: &Group, mut numbers: [f32; N], op: ReduceOp) -> Outcome<[f32; N]> {
+    group.all_reduce(&mut numbers, op)?;
+    Ok(numbers)
 }
 
 /// The part of all test points that the network puts where they belong; each rank looks at its own share.

@@ -11,7 +11,7 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Instant;
 
-use tenfold::{Buffer, DType, Group, Options, ReduceOp, Work};
+use tenfold::{Buffer, DType, Group, Options, ReduceOp, Seat, Tag, Work};
 use tenfold_store::TcpStore;
 
 use super::super::Failure;
@@ -35,13 +35,14 @@ pub(crate) struct RankArgs {
 }
 
 const ROOT: usize = 0;
-const TAG: u32 = 7;
+const TAG: Tag = Tag(7);
 
 pub(crate) fn run(args: &RankArgs) -> Result<(), Failure> {
     let lost = |error: std::io::Error| Failure::new(format!("lost the coordinator: {error}"));
     let store = TcpStore::connect("127.0.0.1", args.store).map_err(failure)?;
     let options = Options::new(args.team.as_str());
-    let group = Group::connect(Arc::new(store), args.rank, args.ranks, options).map_err(failure)?;
+    let seat = Seat { rank: args.rank, size: args.ranks };
+    let group = Group::connect(Arc::new(store), seat, options).map_err(failure)?;
 
     let mut coordinator = TcpStream::connect(("127.0.0.1", args.coordinator)).map_err(lost)?;
     coordinator.set_nodelay(true).map_err(lost)?;
@@ -120,7 +121,7 @@ impl Session {
     }
 
     fn measure(&self, order: &Order, buffers: &mut Buffers) -> tenfold::Result<(&'static str, Vec<String>)> {
-        self.group.barrier()?.wait()?;
+        self.group.start_barrier()?.wait()?;
         let mut algorithm = "-";
         for _ in 0..order.pace.warmup {
             algorithm = self.turn(order.operation, buffers)?;
@@ -153,15 +154,17 @@ impl Session {
         let Buffers { input, output } = buffers;
         let mut output = || output.as_mut().expect("what is not in place has an output").lend();
         match operation {
-            Operation::AllReduce => group.all_reduce(input.lend(), ReduceOp::Sum),
-            Operation::Broadcast => group.broadcast(input.lend(), ROOT),
-            Operation::Reduce => group.reduce(input.lend(), ReduceOp::Sum, ROOT),
-            Operation::ReduceScatter => group.reduce_scatter_into(output(), input.lend(), ReduceOp::Sum),
-            Operation::AllGather => group.all_gather_into(output(), input.lend()),
-            Operation::AllToAll => group.all_to_all_single(output(), input.lend(), vec![], vec![]),
-            Operation::Gather => group.gather_into(is_root.then(output), input.lend(), ROOT),
-            Operation::Scatter => group.scatter_from(output(), is_root.then(|| input.lend()), ROOT),
-            Operation::Barrier => group.barrier(),
+            Operation::AllReduce => group.start_all_reduce(input.lend(), ReduceOp::Sum),
+            Operation::Broadcast => group.start_broadcast(input.lend(), ROOT),
+            Operation::Reduce => group.start_reduce(input.lend(), ReduceOp::Sum, ROOT),
+            Operation::ReduceScatter => {
+                group.start_reduce_scatter_into(output(), input.lend(), ReduceOp::Sum)
+            }
+            Operation::AllGather => group.start_all_gather_into(output(), input.lend()),
+            Operation::AllToAll => group.start_all_to_all_single(output(), input.lend(), vec![], vec![]),
+            Operation::Gather => group.start_gather_into(is_root.then(output), input.lend(), ROOT),
+            Operation::Scatter => group.start_scatter_from(output(), is_root.then(|| input.lend()), ROOT),
+            Operation::Barrier => group.start_barrier(),
             Operation::SendRecv => unreachable!("two operations, see `bounce`"),
         }
     }
@@ -173,12 +176,12 @@ impl Session {
         let output = output.as_mut().expect("what is not in place has an output");
         match self.rank {
             0 => {
-                self.group.send(input.lend(), 1, TAG)?.wait()?;
-                self.group.recv(output.lend(), 1, TAG)?.wait()?;
+                self.group.start_send(input.lend(), 1, TAG)?.wait()?;
+                self.group.start_recv(output.lend(), 1, TAG)?.wait()?;
             }
             1 => {
-                self.group.recv(output.lend(), 0, TAG)?.wait()?;
-                self.group.send(output.lend(), 0, TAG)?.wait()?;
+                self.group.start_recv(output.lend(), 0, TAG)?.wait()?;
+                self.group.start_send(output.lend(), 0, TAG)?.wait()?;
             }
             _ => {}
         }

@@ -110,17 +110,17 @@ fn collectives(group: &Group, length: Length) -> Result<Vec<Collective>, Box<dyn
             check_sum(group, tensor)?;
         }
         rows.push(time_both(group, "all_reduce", turns_max, &mut tensors, |group, tensor| {
-            group.all_reduce(tensor.lend(), ReduceOp::Max)
+            group.start_all_reduce(tensor.lend(), ReduceOp::Max)
         })?);
         if length == Length::Whole {
             rows.push(time_both(group, "broadcast", turns_max, &mut tensors, |group, tensor| {
-                group.broadcast(tensor.lend(), 0)
+                group.start_broadcast(tensor.lend(), 0)
             })?);
         }
     }
     if length == Length::Whole {
         let mut nothing = [Buffer::zeros(DType::U8, 0), Buffer::zeros(DType::U8, 0)];
-        rows.push(time_both(group, "barrier", turns_max, &mut nothing, |group, _| group.barrier())?);
+        rows.push(time_both(group, "barrier", turns_max, &mut nothing, |group, _| group.start_barrier())?);
     }
     rows.sort_by_key(|row| (row.operation.clone(), row.bytes));
     Ok(rows)
@@ -132,7 +132,7 @@ fn check_sum(group: &Group, tensor: &mut Buffer) -> Result<(), Box<dyn std::erro
     for (place, value) in tensor.as_mut_slice::<f32>().iter_mut().enumerate() {
         *value = (group.rank() + 1 + place % 100) as f32;
     }
-    group.all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()?;
+    group.start_all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()?;
     for (place, value) in tensor.as_slice::<f32>().iter().enumerate() {
         let expected = (ranks * (ranks + 1) / 2 + ranks * (place % 100)) as f32;
         if *value != expected {
@@ -158,7 +158,7 @@ fn time_both(
     let turns = ((8 << 20) / bytes.max(1)).clamp(5, turns_max);
     let (mut medians, mut algorithm) = ([0.0; 2], "");
     for (tensor, median) in tensors.iter_mut().zip(&mut medians) {
-        group.barrier()?.wait()?;
+        group.start_barrier()?.wait()?;
         let mut times = Vec::with_capacity(turns);
         for _ in 0..turns {
             let begin = Instant::now();

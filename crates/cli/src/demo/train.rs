@@ -121,9 +121,9 @@ fn begin_alike(group: &Group, model: &mut Model) -> Result<()> {
 }
 
 fn over_all_ranks(group: &Group, number: f32, op: ReduceOp) -> Result<f32> {
-    let mut tensor = Buffer::from_slice(&[number]);
-    group.all_reduce(tensor.lend(), op)?.wait()?;
-    Ok(tensor.as_slice::<f32>()[0])
+    let mut numbers = [number];
+    group.all_reduce(&mut numbers, op)?;
+    Ok(numbers[0])
 }
 
 #[cfg(test)]

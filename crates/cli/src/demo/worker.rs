@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
-use tenfold::{Group, Options};
+use tenfold::{Group, Options, Seat};
 use tenfold_store::{StoreExt, TcpStore, TcpStoreOptions};
 
 use super::tour::{self, Length, Tour};
@@ -66,7 +66,8 @@ fn work(
     started: Instant,
 ) -> Result<Report, Box<dyn std::error::Error>> {
     let WorkerArgs { rank, workers, steps, operations, tour, .. } = *args;
-    let group = Group::connect(store.clone(), rank, workers, Options::new("demo").timeout(LIMIT))?;
+    let group =
+        Group::connect(store.clone(), Seat { rank, size: workers }, Options::new("demo").timeout(LIMIT))?;
     let joined_ms = started.elapsed().as_secs_f64() * 1e3;
     let mut told = 0;
     let training = train::train(&group, steps, |progress| {

@@ -52,7 +52,7 @@ pub fn broadcast_coalesced(
         if group.rank() == root {
             each_part(&piece, &tensors, |tensor, from, to| tensor.pack(view.span().part(from, to)));
         }
-        under_way.push_back((group.background().broadcast(view, root)?, flat, piece));
+        under_way.push_back((group.background().start_broadcast(view, root)?, flat, piece));
     }
     under_way.into_iter().try_for_each(|piece| unpack(piece, &tensors, group.rank() == root))
 }

@@ -12,7 +12,7 @@ use super::Param;
 use super::bucket::NAMES_SHOWN;
 use crate::fault::{show_duration, show_ranks};
 use crate::work::Work;
-use crate::{Buffer, DType, Group, Rank};
+use crate::{Buffer, DType, Group, Rank, Tag};
 
 /// How long a rank listens before it disturbs the others: they need the time to get to the end of their iteration.
 const GRACE: Duration = Duration::from_secs(2);
@@ -38,12 +38,12 @@ pub(super) fn exchange(group: &Group, own: &Complaint, disturb: impl FnOnce()) -
     let (soon, late) = (Deadline::after(GRACE), Deadline::after(WAIT));
     let group = group.background();
     let others: Vec<Rank> = (0..group.size()).filter(|rank| *rank != group.rank()).collect();
-    let say = |rank: &Rank| group.send(Buffer::from_slice(&message).lend(), *rank, 0);
+    let say = |rank: &Rank| group.start_send(Buffer::from_slice(&message).lend(), *rank, Tag(0));
     let said: Vec<Work> = others.iter().filter_map(|rank| say(rank).ok()).collect();
     let mut expected: Vec<(Rank, Buffer, Work)> = Vec::new();
     for rank in others {
         let mut answer = Buffer::zeros(DType::U8, message.len());
-        if let Ok(work) = group.recv(answer.lend(), rank, 0) {
+        if let Ok(work) = group.start_recv(answer.lend(), rank, Tag(0)) {
             expected.push((rank, answer, work));
         }
     }

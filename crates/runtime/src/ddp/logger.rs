@@ -7,9 +7,10 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use super::Param;
 use super::buckets::Buckets;
+use super::buckets::Graph;
 use super::options::Options;
-use super::{Graph, Param};
 use crate::fault::show_duration;
 use crate::{Error, Group};
 

@@ -50,14 +50,20 @@ mod verify;
 
 pub use broadcast::{BROADCAST_BYTES, broadcast_coalesced};
 pub use bucket::GradBucket;
-pub use buckets::{
-    Assignment, BUCKET_BYTES, Buckets, FIRST_BUCKET_BYTES, Graph, Misuse, assign_by_size, is_order_of,
-};
+pub use buckets::{BUCKET_BYTES, FIRST_BUCKET_BYTES};
 pub use hook::{CommHook, hook_error};
-pub use logger::{Logger, LoggingData, Statistics};
+pub use logger::Statistics;
 pub use options::{Divisor, Options};
-pub use reducer::{Rebuilt, Reducer};
-pub use verify::verify_params;
+pub use reducer::Reducer;
+
+/// For authors of frameworks: what [`Reducer`] does beyond what its users need, and the parts it is made of.
+pub mod raw {
+    pub use super::buckets::{Assignment, Buckets, Graph, Misuse, assign_by_size, is_order_of};
+    pub use super::logger::{Logger, LoggingData};
+    pub use super::reducer::Rebuilt;
+    pub use super::reducer::raw::Framework;
+    pub use super::verify::verify_params;
+}
 
 use crate::DType;
 

@@ -51,7 +51,7 @@ impl Options {
     }
 
     /// Which parameters share a bucket until buckets are cut anew; by default one per dtype. See
-    /// [`assign_by_size`](super::assign_by_size).
+    /// [`assign_by_size`](super::raw::assign_by_size).
     #[must_use]
     pub fn first_buckets(mut self, layout: Vec<Vec<usize>>) -> Self {
         self.first_buckets = Some(layout);

@@ -104,6 +104,6 @@ fn difference(first: &Description, other: &Description, rank: Rank) -> Option<St
 fn gather(group: &Group, own: &str, lengths: &[usize]) -> Result<Vec<String>> {
     let mut input = Buffer::from_slice(own.as_bytes());
     let mut outputs: Vec<Buffer> = lengths.iter().map(|len| Buffer::zeros(DType::U8, *len)).collect();
-    group.all_gather(outputs.iter_mut().map(Buffer::lend).collect(), input.lend())?.wait()?;
+    group.start_all_gather(outputs.iter_mut().map(Buffer::lend).collect(), input.lend())?.wait()?;
     Ok(outputs.iter().map(|text| String::from_utf8_lossy(text.as_bytes()).into_owned()).collect())
 }

@@ -9,7 +9,7 @@ use tenfold_memory::{Buffer, DType};
 
 use super::waiting::timespec;
 use super::*;
-use crate::{Group, Options, Result, Work};
+use crate::{Group, Options, Result, Tag, Work};
 
 /// Nothing here takes this long unless a wake-up was lost.
 const LOST: Duration = Duration::from_secs(40);
@@ -49,7 +49,7 @@ struct Scene<'a> {
 
 impl Scene<'_> {
     fn receive(&self, group: usize) -> Work {
-        self.groups[group].recv(Buffer::zeros(DType::U8, 1).lend(), 1, 0).unwrap()
+        self.groups[group].start_recv(Buffer::zeros(DType::U8, 1).lend(), 1, Tag(0)).unwrap()
     }
 
     /// Keeps the helper, which would make up for a lost wake-up at its next tick, busy until what this returns is dropped: in a
@@ -115,7 +115,7 @@ fn with_a_peer(groups: usize, body: impl Fn(&mut Scene<'_>) + Sync) {
         } else {
             let (ordered, sends) = rank_1.lock().unwrap().take().expect("there is one rank 1");
             for index in ordered {
-                let work = groups[index].send(Buffer::zeros(DType::U8, 1).lend(), 0, 0)?;
+                let work = groups[index].start_send(Buffer::zeros(DType::U8, 1).lend(), 0, Tag(0))?;
                 sends.send(()).unwrap();
                 work.wait()?;
             }
@@ -181,7 +181,7 @@ fn a_thread_does_not_sleep_over_time_that_is_up() {
         let _held = scene.hold_helper();
         let (say, said) = channel();
         let impatient = scene.groups[0].with_timeout(Duration::from_millis(200));
-        let work = impatient.recv(Buffer::zeros(DType::U8, 1).lend(), 1, 0).unwrap();
+        let work = impatient.start_recv(Buffer::zeros(DType::U8, 1).lend(), 1, Tag(0)).unwrap();
         std::thread::scope(|scope| {
             scope.spawn(|| say.send(work.wait()).unwrap());
             assert!(scene.hear(&said).is_err());

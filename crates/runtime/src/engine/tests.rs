@@ -1,7 +1,7 @@
 use tenfold_memory::{Buffer, DType, ReduceOp};
 
 use super::*;
-use crate::{Group, Options};
+use crate::{Group, Options, Tag};
 
 /// Ranks that have left their large group and go on in a small one may spin again.
 #[test]
@@ -12,7 +12,7 @@ fn a_group_with_more_ranks_than_cores_makes_ranks_yield_only_as_long_as_it_exist
     let outcome = Group::threads_with(size, &options, |group| {
         assert!(is_crowded(&group));
         let alone = group.subgroup(&[group.rank()], Options::new(format!("alone{}", group.rank())));
-        group.barrier()?.wait()?;
+        group.start_barrier()?.wait()?;
         let alone = alone?.expect("this rank is in it");
         assert!(is_crowded(&alone));
         drop(group);
@@ -35,7 +35,7 @@ fn every_waiter_whose_operation_another_thread_completes_is_woken() {
             .collect();
         // Waits all the time, so that it completes operations of the others and does not leave.
         let mut word = Buffer::zeros(DType::U8, 1);
-        let last = (group.rank() == 0).then(|| group.recv(word.lend(), 1, 0).unwrap());
+        let last = (group.rank() == 0).then(|| group.start_recv(word.lend(), 1, Tag(0)).unwrap());
         std::thread::scope(|scope| {
             scope.spawn(|| last.map(|last| last.wait().unwrap()));
             for (index, group) in groups.iter().enumerate() {
@@ -46,13 +46,13 @@ fn every_waiter_whose_operation_another_thread_completes_is_woken() {
                         if group.rank() == 1 && (round + index) % 3 == 0 {
                             std::thread::sleep(Duration::from_micros(300 * index as u64));
                         }
-                        group.all_reduce(tensor.lend(), ReduceOp::Sum).unwrap().wait().unwrap();
+                        group.start_all_reduce(tensor.lend(), ReduceOp::Sum).unwrap().wait().unwrap();
                     }
                 });
             }
         });
         if group.rank() == 1 {
-            group.send(Buffer::zeros(DType::U8, 1).lend(), 0, 0)?.wait()?;
+            group.start_send(Buffer::zeros(DType::U8, 1).lend(), 0, Tag(0))?.wait()?;
         }
         Ok(())
     });

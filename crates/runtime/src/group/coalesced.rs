@@ -11,7 +11,7 @@ use crate::run::Buffers;
 use crate::work::Work;
 
 impl Group {
-    pub(crate) fn start_all_reduce_several(&self, tensors: Vec<BufferView>, op: &ReduceOp) -> Result<Work> {
+    pub(crate) fn begin_all_reduce_several(&self, tensors: Vec<BufferView>, op: &ReduceOp) -> Result<Work> {
         let label = Label::new(OpKind::AllReduce, 0).reduction(op);
         let first = self.check_alike(&label, &tensors)?;
         let (dtype, elements) = (first.dtype(), first.elements());
@@ -35,7 +35,7 @@ impl Group {
         self.all_reduce_packed(OpKind::AllReduce, view, op, finish)
     }
 
-    pub(crate) fn start_broadcast_several(
+    pub(crate) fn begin_broadcast_several(
         &self,
         tensors: Vec<BufferView>,
         root: Rank,
@@ -83,7 +83,7 @@ impl Group {
         }
     }
 
-    pub(crate) fn start_all_reduce_coalesced(&self, tensors: Vec<BufferView>, op: &ReduceOp) -> Result<Work> {
+    pub(crate) fn begin_all_reduce_coalesced(&self, tensors: Vec<BufferView>, op: &ReduceOp) -> Result<Work> {
         let label = Label::new(OpKind::AllReduceCoalesced, 0).reduction(op);
         let Some(dtype) = tensors.first().map(BufferView::dtype) else {
             return self.refuse(&label, "there are no tensors".to_string());
@@ -115,7 +115,7 @@ impl Group {
         self.all_reduce_packed(OpKind::AllReduceCoalesced, view, op, finish)
     }
 
-    pub(crate) fn start_all_gather_into_coalesced(
+    pub(crate) fn begin_all_gather_into_coalesced(
         &self,
         outputs: Vec<BufferView>,
         inputs: Vec<BufferView>,
@@ -125,12 +125,12 @@ impl Group {
             outputs
                 .into_iter()
                 .zip(inputs)
-                .map(|(output, input)| group.all_gather_into(output, input))
+                .map(|(output, input)| group.start_all_gather_into(output, input))
                 .collect()
         })
     }
 
-    pub(crate) fn start_all_gather_coalesced(
+    pub(crate) fn begin_all_gather_coalesced(
         &self,
         outputs: Vec<Vec<BufferView>>,
         inputs: Vec<BufferView>,
@@ -144,7 +144,7 @@ impl Group {
         })
     }
 
-    pub(crate) fn start_reduce_scatter_into_coalesced(
+    pub(crate) fn begin_reduce_scatter_into_coalesced(
         &self,
         outputs: Vec<BufferView>,
         inputs: Vec<BufferView>,
@@ -153,7 +153,7 @@ impl Group {
         self.check_pairs(OpKind::ReduceScatterIntoCoalesced, outputs.len(), inputs.len())?;
         self.coalesce_as(OpKind::ReduceScatterIntoCoalesced, |group| {
             let pairs = outputs.into_iter().zip(inputs);
-            pairs.map(|(output, input)| group.reduce_scatter_into(output, input, op.clone())).collect()
+            pairs.map(|(output, input)| group.start_reduce_scatter_into(output, input, op.clone())).collect()
         })
     }
 
@@ -171,7 +171,7 @@ impl Group {
     /// # Group::threads(2, |group| {
     /// let (mut one, mut two) = (Buffer::from_slice(&[1.0_f32]), Buffer::from_slice(&[2_i64]));
     /// let work = group.coalesce(|group| {
-    ///     Ok(vec![group.all_reduce(one.lend(), ReduceOp::Sum)?, group.broadcast(two.lend(), 0)?])
+    ///     Ok(vec![group.start_all_reduce(one.lend(), ReduceOp::Sum)?, group.start_broadcast(two.lend(), 0)?])
     /// })?;
     /// work.wait()?;
     /// # Ok(()) }).unwrap();
@@ -215,7 +215,7 @@ mod tests {
                 let mut one = Buffer::from_slice(&[first, -1.0, first]);
                 let mut two = Buffer::from_slice(&[first + 1.0; 2]);
                 let views = vec![one.lend_strided(0, &[2], &[2]), two.lend()];
-                group.all_reduce_several(views, op.clone())?.wait()?;
+                group.start_all_reduce_several(views, op.clone())?.wait()?;
                 assert_eq!(one.as_slice::<f32>(), [expected, -1.0, expected], "{op:?}");
                 assert_eq!(two.as_slice::<f32>(), [expected; 2], "{op:?}");
                 Ok(())
@@ -232,7 +232,7 @@ mod tests {
                     .map(|number| Buffer::from_slice(&[(10 * group.rank() + number) as i64, 7]))
                     .collect();
                 let views = tensors.iter_mut().map(Buffer::lend).collect();
-                group.broadcast_several(views, 1, root_tensor)?.wait()?;
+                group.start_broadcast_several(views, 1, root_tensor)?.wait()?;
                 for tensor in &tensors {
                     assert_eq!(tensor.as_slice::<i64>(), [10 + root_tensor as i64, 7]);
                 }
@@ -253,19 +253,19 @@ mod tests {
             outcome.unwrap_err().message().to_string()
         };
         assert_eq!(
-            said(|group, views| group.all_reduce_several(views, ReduceOp::Sum), &[]),
+            said(|group, views| group.start_all_reduce_several(views, ReduceOp::Sum), &[]),
             "there are no tensors"
         );
         assert_eq!(
-            said(|group, views| group.all_reduce_several(views, ReduceOp::Sum), &[2, 3]),
+            said(|group, views| group.start_all_reduce_several(views, ReduceOp::Sum), &[2, 3]),
             "tensor 1 has 3 elements of float32, but tensor 0 has 2 of float32"
         );
         assert_eq!(
-            said(|group, views| group.broadcast_several(views, 0, 2), &[2, 2]),
+            said(|group, views| group.start_broadcast_several(views, 0, 2), &[2, 2]),
             "root tensor 2 is out of range: tensors are 0 to 1"
         );
         assert_eq!(
-            said(|group, views| group.broadcast_several(views, 3, 0), &[2, 2]),
+            said(|group, views| group.start_broadcast_several(views, 3, 0), &[2, 2]),
             "root 3 is out of range: ranks are 0 to 0"
         );
     }
@@ -279,12 +279,12 @@ mod tests {
             let mut views = tensors.iter_mut().map(Buffer::lend);
             let mut next = || views.next().expect("there are four");
             let works = [
-                group.all_gather_into_coalesced(vec![wide.lend()], vec![next()])?,
-                group.reduce_scatter_into_coalesced(vec![small.lend()], vec![next()], ReduceOp::Sum)?,
+                group.start_all_gather_into_coalesced(vec![wide.lend()], vec![next()])?,
+                group.start_reduce_scatter_into_coalesced(vec![small.lend()], vec![next()], ReduceOp::Sum)?,
             ];
             let kinds = [OpKind::AllGatherIntoCoalesced, OpKind::ReduceScatterIntoCoalesced];
             for (work, kind) in works.iter().zip(kinds) {
-                assert_eq!(work.op_type(), kind);
+                assert_eq!(work.kind(), kind);
                 work.wait()?;
             }
             Ok(())

@@ -28,7 +28,7 @@ impl Group {
         Err(self.error(*label, Fault::argument(message)))
     }
 
-    pub(crate) fn start_broadcast(&self, tensor: BufferView, root: Rank) -> Result<Work> {
+    pub(crate) fn begin_broadcast(&self, tensor: BufferView, root: Rank) -> Result<Work> {
         let label = Label::new(OpKind::Broadcast, 0).elements(tensor.dtype(), tensor.elements()).root(root);
         self.check_root(&label, root, "root")?;
         let request = Request::in_place(label, Kind::Broadcast, self.rank(), tensor, None);
@@ -36,11 +36,11 @@ impl Group {
     }
 
     #[inline]
-    pub(crate) fn start_all_reduce(&self, tensor: BufferView, op: &ReduceOp) -> Result<Work> {
+    pub(crate) fn begin_all_reduce(&self, tensor: BufferView, op: &ReduceOp) -> Result<Work> {
         self.all_reduce_as(OpKind::AllReduce, tensor, op)
     }
 
-    /// As [`Group::all_reduce`] on a flat copy, with what to do with it at the end.
+    /// As [`Group::start_all_reduce`] on a flat copy, with what to do with it at the end.
     pub(super) fn all_reduce_packed(
         &self,
         kind: OpKind,
@@ -64,7 +64,7 @@ impl Group {
         )
     }
 
-    pub(crate) fn start_reduce(&self, tensor: BufferView, op: &ReduceOp, root: Rank) -> Result<Work> {
+    pub(crate) fn begin_reduce(&self, tensor: BufferView, op: &ReduceOp, root: Rank) -> Result<Work> {
         let label = Label::new(OpKind::Reduce, 0)
             .elements(tensor.dtype(), tensor.elements())
             .reduction(op)
@@ -75,7 +75,7 @@ impl Group {
         self.submit_request(label, Request { root, ..request })
     }
 
-    pub(crate) fn start_all_gather_into(&self, output: BufferView, input: BufferView) -> Result<Work> {
+    pub(crate) fn begin_all_gather_into(&self, output: BufferView, input: BufferView) -> Result<Work> {
         let label = Label::new(OpKind::AllGatherInto, 0).elements(input.dtype(), input.elements());
         self.check_whole(&label, "output", &output, "input", &input)?;
         self.submit_request(label, self.gathering(label, Kind::AllGather, output, input))
@@ -131,7 +131,7 @@ impl Group {
         Ok(())
     }
 
-    pub(crate) fn start_all_gather(&self, outputs: Vec<BufferView>, input: BufferView) -> Result<Work> {
+    pub(crate) fn begin_all_gather(&self, outputs: Vec<BufferView>, input: BufferView) -> Result<Work> {
         self.all_gather_as(OpKind::AllGather, outputs, input)
     }
 
@@ -189,7 +189,7 @@ impl Group {
         Ok(())
     }
 
-    pub(crate) fn start_gather(
+    pub(crate) fn begin_gather(
         &self,
         outputs: Vec<BufferView>,
         input: BufferView,
@@ -209,7 +209,7 @@ impl Group {
         self.submit_request(label, self.irregular(label, Kind::Gather, root, bytes, buffers, None))
     }
 
-    pub(crate) fn start_gather_into(
+    pub(crate) fn begin_gather_into(
         &self,
         output: Option<BufferView>,
         input: BufferView,
@@ -241,7 +241,7 @@ impl Group {
         }
     }
 
-    pub(crate) fn start_scatter(
+    pub(crate) fn begin_scatter(
         &self,
         output: BufferView,
         inputs: Vec<BufferView>,
@@ -261,7 +261,7 @@ impl Group {
         self.submit_request(label, self.irregular(label, Kind::Scatter, root, bytes, buffers, None))
     }
 
-    pub(crate) fn start_scatter_from(
+    pub(crate) fn begin_scatter_from(
         &self,
         output: BufferView,
         input: Option<BufferView>,
@@ -282,7 +282,7 @@ impl Group {
         self.submit_request(label, self.irregular(label, Kind::Scatter, root, bytes, buffers, None))
     }
 
-    pub(crate) fn start_reduce_scatter_into(
+    pub(crate) fn begin_reduce_scatter_into(
         &self,
         output: BufferView,
         input: BufferView,
@@ -304,7 +304,7 @@ impl Group {
         )
     }
 
-    pub(crate) fn start_reduce_scatter(
+    pub(crate) fn begin_reduce_scatter(
         &self,
         output: BufferView,
         inputs: Vec<BufferView>,
@@ -333,7 +333,7 @@ impl Group {
         )
     }
 
-    pub(crate) fn start_all_to_all_single(
+    pub(crate) fn begin_all_to_all_single(
         &self,
         output: BufferView,
         input: BufferView,
@@ -402,7 +402,7 @@ impl Group {
         Ok(splits.iter().map(part).collect())
     }
 
-    pub(crate) fn start_all_to_all(&self, outputs: Vec<BufferView>, inputs: Vec<BufferView>) -> Result<Work> {
+    pub(crate) fn begin_all_to_all(&self, outputs: Vec<BufferView>, inputs: Vec<BufferView>) -> Result<Work> {
         let dtype = inputs.first().map_or(DType::U8, BufferView::dtype);
         let label = Label::new(OpKind::AllToAll, 0).elements(dtype, 0);
         self.check_list(&label, "inputs", &inputs, dtype, None)?;
@@ -416,7 +416,7 @@ impl Group {
         self.submit_request(label, self.irregular(label, Kind::AllToAll, 0, usize::MAX / 2, buffers, None))
     }
 
-    pub(crate) fn start_barrier(&self) -> Result<Work> {
+    pub(crate) fn begin_barrier(&self) -> Result<Work> {
         let label = Label::new(OpKind::Barrier, 0);
         self.submit_request(
             label,

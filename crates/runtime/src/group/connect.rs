@@ -27,7 +27,7 @@ use tenfold_store::{Deadline, Store, StoreCollectives, StoreExt as _};
 use super::stuck::StuckSettings;
 use super::{Options, planner};
 use crate::control;
-use crate::debug_level::{DebugLevel, debug_level};
+use crate::debug;
 use crate::environment::{Environment, TransportChoice};
 use crate::fabric::{FabricHandle, FabricOptions, Whereabouts};
 use crate::fault::{ErrorKind, Fault, store_fault};
@@ -114,7 +114,7 @@ pub(super) fn meet(
         address: fabric.address(),
         room: room.offset(),
         settings: settings.to_string(),
-        detail: debug_level() == DebugLevel::Detail,
+        detail: debug::level() == debug::Level::Detail,
     };
     let exchange =
         Exchange { store, rank, size, prefix: format!("tenfold/{}/{generation}", options.name), deadline };

@@ -14,7 +14,7 @@ use std::time::Duration;
 use tenfold_plan::Rank;
 use tenfold_store::{Deadline, PrefixStore, Server, Store, TcpStore, TcpStoreOptions};
 
-use super::{Group, Options, connect_error};
+use super::{Group, Options, Seat, connect_error};
 use crate::environment;
 use crate::fault::{Fault, Result, store_fault};
 
@@ -70,13 +70,13 @@ impl Group {
     /// `MASTER_ADDR` and `MASTER_PORT`.
     ///
     /// ```no_run
-    /// use tenfold::{Group, Options, ReduceOp, Buffer};
+    /// use tenfold::{Group, Options, ReduceOp};
     ///
     /// // tenfold run -n 4 target/release/my_program
     /// let group = Group::from_environment(Options::default())?;
-    /// let mut tensor = Buffer::from_slice(&[group.rank() as f32]);
-    /// group.all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()?;
-    /// println!("rank {} of {}: {:?}", group.rank(), group.size(), tensor.as_slice::<f32>());
+    /// let mut sum = [group.rank() as f32];
+    /// group.all_reduce(&mut sum, ReduceOp::Sum)?;
+    /// println!("rank {} of {}: {sum:?}", group.rank(), group.size());
     /// # Ok::<(), tenfold::Error>(())
     /// ```
     ///
@@ -93,7 +93,7 @@ impl Group {
         let store = meeting.open(rank, size, options.timeout).map_err(failed)?;
         // What is left of the time is for meeting the others.
         store.set_timeout(deadline.left().unwrap_or(options.timeout));
-        let group = Group::connect(meeting.of_this_round(&store), rank, size, options)?;
+        let group = Group::connect(meeting.of_this_round(&store), Seat { rank, size }, options)?;
         if store.server().is_some() {
             keep(store);
         }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tenfold_memory::{Buffer, Bytes, DType, ReduceOp, Room};
 
-use crate::{Group, Options, Result};
+use crate::{Group, Options, Result, Tag};
 
 /// The rank whose room is damaged.
 const HOSTILE: usize = 1;
@@ -71,13 +71,13 @@ fn operations(group: &Group, count: usize) -> Result<()> {
     let mut shared = group.shared_buffer(DType::F32, 40_000)?;
     for number in 0..count {
         let mut tensor = Buffer::zeros(DType::F32, [2, 3000, 200_000][number % 3]);
-        group.all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()?;
-        group.broadcast(shared.lend(), number % size)?.wait()?;
+        group.start_all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()?;
+        group.start_broadcast(shared.lend(), number % size)?.wait()?;
         let mut received = Buffer::zeros(DType::F32, tensor.elements());
-        let sent = group.send(tensor.lend(), next, 5)?;
-        group.recv(received.lend(), previous, 5)?.wait()?;
+        let sent = group.start_send(tensor.lend(), next, Tag(5))?;
+        group.start_recv(received.lend(), previous, Tag(5))?.wait()?;
         sent.wait()?;
-        group.barrier()?.wait()?;
+        group.start_barrier()?.wait()?;
     }
     Ok(())
 }
@@ -98,7 +98,7 @@ fn a_rank_that_writes_nonsense_into_its_memory_is_named_and_nobody_panics_or_han
         let (met, stop, done) = (Barrier::new(size), AtomicBool::new(false), AtomicUsize::new(0));
         let started = std::time::Instant::now();
         let outcomes = Group::threads_with(size, &options, |group| {
-            group.with_timeout(HANG).barrier()?.wait()?; // all links are there
+            group.with_timeout(HANG).start_barrier()?.wait()?; // all links are there
             met.wait();
             let room = group.fabric().engine.with(|state| state.group(group.inner.index).mesh.room());
             std::thread::scope(|scope| {
@@ -141,8 +141,8 @@ fn an_operation_that_succeeds_has_the_bytes_that_were_lent_whenever_their_owner_
         let outcome = Group::threads_with(2, &options, |group| {
             let mut tensor = group.shared_buffer(DType::F32, ELEMENTS)?;
             tensor.as_mut_slice::<f32>().fill(if group.rank() == 0 { 1.0 } else { 0.0 });
-            group.barrier()?.wait()?;
-            let work = group.broadcast(tensor.lend(), 0);
+            group.start_barrier()?.wait()?;
+            let work = group.start_broadcast(tensor.lend(), 0);
             if group.rank() == 0 {
                 let started = std::time::Instant::now();
                 while started.elapsed() < round % 50 * Duration::from_micros(10) {

@@ -446,7 +446,7 @@ mod tests {
         let sent = Group::threads_with(size, &options, |group| {
             let count = if group.rank() == 1 { 2000 } else { 1000 };
             let mut tensor = Buffer::zeros(DType::F32, count);
-            let work = group.all_reduce(tensor.lend(), ReduceOp::Sum)?;
+            let work = group.start_all_reduce(tensor.lend(), ReduceOp::Sum)?;
             let error = work.wait().expect_err("ranks called different operations");
             assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
             assert!(error.to_string().contains("; rank 1 called "), "{error}");

@@ -11,7 +11,7 @@ use super::detail::Detail;
 use super::point_to_point::Receiving;
 use super::state::GroupState;
 use super::submit::refused;
-use crate::debug_level::{DebugLevel, debug_level};
+use crate::debug;
 use crate::engine::Urgency;
 use crate::fault::{ErrorKind, Fault, Result, show_duration, show_ranks};
 use crate::label::{Label, OpKind};
@@ -22,7 +22,7 @@ use crate::work::{Recorded, Shared, Work};
 const TAGS_RESERVED: u32 = u32::MAX - 15;
 
 impl Group {
-    pub(crate) fn start_send(&self, tensor: BufferView, to: Rank, tag: u32) -> Result<Work> {
+    pub(crate) fn begin_send(&self, tensor: BufferView, to: Rank, tag: u32) -> Result<Work> {
         self.check_tag(OpKind::Send, tag)?;
         if self.inner.checks_numbers {
             let label = Label::new(OpKind::Send, 0).elements(tensor.dtype(), tensor.elements()).tag(tag);
@@ -40,7 +40,7 @@ impl Group {
         })
     }
 
-    pub(crate) fn start_recv(&self, tensor: BufferView, from: Rank, tag: u32) -> Result<Work> {
+    pub(crate) fn begin_recv(&self, tensor: BufferView, from: Rank, tag: u32) -> Result<Work> {
         self.check_tag(OpKind::Recv, tag)?;
         self.recv_tagged(tensor, from, tag)
     }
@@ -54,7 +54,7 @@ impl Group {
         })
     }
 
-    pub(crate) fn start_recv_any(&self, tensor: BufferView, tag: u32) -> Result<Work> {
+    pub(crate) fn begin_recv_any(&self, tensor: BufferView, tag: u32) -> Result<Work> {
         let label = Label::new(OpKind::RecvAnySource, 0).elements(tensor.dtype(), tensor.elements()).tag(tag);
         self.check_tag(OpKind::RecvAnySource, tag)?;
         if self.size() == 1 {
@@ -99,7 +99,7 @@ impl Group {
         peer: Option<Rank>,
         start: impl FnOnce(&mut GroupState, Arc<Shared>),
     ) -> Result<Work> {
-        if debug_level() == DebugLevel::Detail {
+        if debug::level() == debug::Level::Detail {
             let site = recorder::caller();
             let (input, output) = message_sizes(&label);
             let detail = Arc::new(Detail::new(&site, input, output));

@@ -16,6 +16,8 @@ mod messages;
 mod nan;
 mod planner;
 mod point_to_point;
+mod scope;
+mod slices;
 mod sparse;
 pub(crate) mod state;
 pub(crate) mod stuck;
@@ -45,6 +47,7 @@ pub use nan::find_nan;
 use planner::Planner;
 use state::GroupState;
 
+pub use scope::{Pending, Scope};
 pub use sparse::SparseTensor;
 pub use stuck::{StuckPolicy, StuckReport};
 
@@ -169,6 +172,15 @@ impl Options {
     }
 }
 
+/// Which rank of a group a process is, and how many ranks the group has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Seat {
+    /// Counted from 0.
+    pub rank: Rank,
+    /// How many ranks there are.
+    pub size: usize,
+}
+
 /// Ranks that communicate. Cheap to clone; the group is left when the last clone is dropped.
 ///
 /// # Threads and forks
@@ -177,14 +189,14 @@ impl Options {
 /// parent's group: every call returns an error there.
 ///
 /// ```
-/// use tenfold::{Group, ReduceOp, Buffer};
+/// use tenfold::{Group, ReduceOp};
 ///
 /// let ranks = Group::threads(4, |group| {
-///     let mut tensor = Buffer::from_slice(&[group.rank() as f32; 3]);
-///     group.all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()?;
-///     Ok(tensor.as_slice::<f32>().to_vec())
+///     let mut values = [group.rank() as f32; 3];
+///     group.all_reduce(&mut values, ReduceOp::Sum)?;
+///     Ok(values)
 /// })?;
-/// assert!(ranks.iter().all(|sums| sums == &[6.0, 6.0, 6.0]));
+/// assert_eq!(ranks, [[6.0; 3]; 4]);
 /// # Ok::<(), tenfold::Error>(())
 /// ```
 #[derive(Clone)]
@@ -213,11 +225,22 @@ pub(crate) struct Inner {
 }
 
 impl Group {
-    /// Joins the group: returns once all `size` ranks have.
+    /// Joins the group: returns once all ranks have.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use tenfold::{Group, Options, Seat, store::HashStore};
+    ///
+    /// let store = Arc::new(HashStore::new()); // between processes: a `TcpStore`
+    /// let group = Group::connect(store, Seat { rank: 0, size: 1 }, Options::default())?;
+    /// assert_eq!((group.rank(), group.size()), (0, 1));
+    /// # Ok::<(), tenfold::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// If a rank does not come in time (it is named), or the store fails.
-    pub fn connect(store: Arc<dyn Store>, rank: Rank, size: usize, options: Options) -> Result<Group> {
+    /// If a rank does not join in time (it is named), or the store fails.
+    pub fn connect(store: Arc<dyn Store>, seat: Seat, options: Options) -> Result<Group> {
+        let Seat { rank, size } = seat;
         let deadline = Deadline::after(options.timeout);
         let name: Arc<str> = options.name.as_str().into();
         let joined = || {
@@ -263,7 +286,7 @@ impl Group {
         std::thread::scope(|scope| {
             let start = |rank| {
                 let (store, options, body) = (Arc::clone(&store), options.clone(), &body);
-                scope.spawn(move || body(Group::connect(store, rank, size, options)?))
+                scope.spawn(move || body(Group::connect(store, Seat { rank, size }, options)?))
             };
             let ranks: Vec<_> = (0..size).map(start).collect();
             ranks
@@ -404,7 +427,7 @@ impl Group {
     ///     let (mut tensor, region) = Buffer::in_file(DType::F32, 1000).expect("there is memory");
     ///     let registration = group.register(&region)?;
     ///     tensor.as_mut_slice::<f32>().fill(1.0);
-    ///     group.all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()?;
+    ///     group.start_all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()?;
     ///     assert_eq!(tensor.as_slice::<f32>()[999], 2.0);
     ///     drop(registration);
     ///     Ok(())

@@ -49,12 +49,12 @@ impl Group {
 pub fn find_nan(tensor: &BufferView) -> Option<usize> {
     let dtype = tensor.dtype();
     if tensor.is_contiguous() {
-        return find(dtype, tensor.span().bytes());
+        return find(dtype, tensor.bytes());
     }
     let mut packed = Buffer::zeros(dtype, tensor.elements());
     let view = packed.lend();
     tensor.pack(view.span());
-    find(dtype, view.span().bytes())
+    find(dtype, view.bytes())
 }
 
 fn find(dtype: DType, bytes: Bytes<'_>) -> Option<usize> {

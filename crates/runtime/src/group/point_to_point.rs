@@ -174,12 +174,12 @@ impl PointToPoint {
         let piece = piece(mesh, to);
         let mut moved = false;
         while let Some(sending) = self.sends[to].front_mut() {
-            let whole = sending.view.span();
+            let whole = sending.view.bytes();
             while sending.sent.is_none_or(|sent| sent < whole.len()) {
                 let from = sending.sent.unwrap_or(0);
                 let until = whole.len().min(from + piece);
                 let mut stage = None;
-                let bytes = whole.part(from, until).bytes();
+                let bytes = whole.part(from, until);
                 let taken = mesh.poll_send(LANE, to, &mut stage, &sending.head, bytes, true)?;
                 mesh.close(LANE, stage);
                 if taken.is_pending() {

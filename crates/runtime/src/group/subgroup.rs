@@ -8,7 +8,7 @@ use tenfold_plan::{Rank, Topology};
 
 use super::connect::{Met, group_id, new_room};
 use super::{Group, Options, forced_algorithms, planner};
-use crate::debug_level::{DebugLevel, debug_level};
+use crate::debug;
 use crate::fault::{Fault, Result};
 use crate::label::{Label, OpKind};
 use crate::transport::mesh::Member;
@@ -63,7 +63,7 @@ impl Group {
             None => None,
         };
         let settings = planner::settings(options.deterministic, &forced);
-        let is_detailed = i64::from(debug_level() == DebugLevel::Detail);
+        let is_detailed = i64::from(debug::level() == debug::Level::Detail);
         let own = [
             room.as_ref().map_or(0, |room| room.offset() as i64),
             group_id(&settings, 0) as i64,
@@ -103,7 +103,7 @@ impl Group {
     pub(crate) fn exchange<const N: usize>(&self, own: &[i64; N]) -> Result<Vec<[i64; N]>> {
         let mut input = Buffer::from_slice(own);
         let mut output = Buffer::zeros(tenfold_memory::DType::I64, N * self.size());
-        self.all_gather_into(output.lend(), input.lend())?.wait()?;
+        self.start_all_gather_into(output.lend(), input.lend())?.wait()?;
         let (numbers, _) = output.as_slice::<i64>().as_chunks::<N>();
         Ok(numbers.to_vec())
     }

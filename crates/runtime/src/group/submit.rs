@@ -9,7 +9,7 @@ use tracing::{Level, Span};
 use super::Group;
 use super::detail::{Detail, hash_of_shapes};
 use super::state::{Finish, Job};
-use crate::debug_level::{DebugLevel, debug_level};
+use crate::debug;
 use crate::engine::Urgency;
 use crate::fault::{Fault, Result};
 use crate::label::Label;
@@ -112,7 +112,7 @@ impl Group {
         if self.inner.checks_numbers {
             self.check_numbers(&label, &mut request)?;
         }
-        if debug_level() == DebugLevel::Detail {
+        if debug::level() == debug::Level::Detail {
             return self.submit_in_detail(label, request);
         }
         self.submit_with(label, &mut request, None)

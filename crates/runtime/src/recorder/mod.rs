@@ -10,7 +10,7 @@
 //!
 //! Group::threads(2, |group| {
 //!     let mut tensor = Buffer::from_slice(&[1.0_f32, 2.0]);
-//!     group.all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()?;
+//!     group.start_all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()?;
 //!     Ok(())
 //! })?;
 //! let entries = recorder::entries();
@@ -47,7 +47,7 @@ use std::sync::{Arc, LazyLock, OnceLock};
 
 use tenfold_plan::Rank;
 
-use crate::debug_level::{DebugLevel, debug_level};
+use crate::debug;
 
 pub use dump::{DumpOptions, Entry};
 pub use entry::State;
@@ -164,7 +164,7 @@ pub fn is_on() -> bool {
 
 /// Are call sites wanted? Then whoever knows one hands it in by [`with_call_site`].
 pub fn wants_call_sites() -> bool {
-    debug_level() == DebugLevel::Detail || RECORDER.settings.stacks && is_on()
+    debug::level() == debug::Level::Detail || RECORDER.settings.stacks && is_on()
 }
 
 /// What is remembered, as c10d's JSON.

@@ -74,7 +74,7 @@ fn move_by(course: &mut Course<'_>, kind: Kind, count: usize) {
         check(course, &moved);
     }
     if kind == Kind::Barrier {
-        done(course.group.barrier());
+        done(course.group.start_barrier());
     }
 }
 
@@ -85,15 +85,15 @@ fn is_taken(group: &Group, algorithm: &Algorithm) {
     let (mut one, mut all) = (tensor(4), tensor(4 * size));
     let is_root = group.rank() == 0;
     let work = match algorithm.kind {
-        Kind::AllGather => group.all_gather_into(all.lend(), one.lend()),
-        Kind::AllReduce => group.all_reduce(one.lend(), ReduceOp::Sum),
-        Kind::AllToAll => group.all_to_all_single(all.lend(), tensor(4 * size).lend(), vec![], vec![]),
-        Kind::Barrier => group.barrier(),
-        Kind::Broadcast => group.broadcast(one.lend(), 0),
-        Kind::Gather => group.gather_into(is_root.then(|| all.lend()), one.lend(), 0),
-        Kind::Reduce => group.reduce(one.lend(), ReduceOp::Sum, 0),
-        Kind::ReduceScatter => group.reduce_scatter_into(one.lend(), all.lend(), ReduceOp::Sum),
-        Kind::Scatter => group.scatter_from(one.lend(), is_root.then(|| all.lend()), 0),
+        Kind::AllGather => group.start_all_gather_into(all.lend(), one.lend()),
+        Kind::AllReduce => group.start_all_reduce(one.lend(), ReduceOp::Sum),
+        Kind::AllToAll => group.start_all_to_all_single(all.lend(), tensor(4 * size).lend(), vec![], vec![]),
+        Kind::Barrier => group.start_barrier(),
+        Kind::Broadcast => group.start_broadcast(one.lend(), 0),
+        Kind::Gather => group.start_gather_into(is_root.then(|| all.lend()), one.lend(), 0),
+        Kind::Reduce => group.start_reduce(one.lend(), ReduceOp::Sum, 0),
+        Kind::ReduceScatter => group.start_reduce_scatter_into(one.lend(), all.lend(), ReduceOp::Sum),
+        Kind::Scatter => group.start_scatter_from(one.lend(), is_root.then(|| all.lend()), 0),
     };
     assert_eq!(done(work).algorithm, algorithm.name, "of {}", algorithm.kind);
 }

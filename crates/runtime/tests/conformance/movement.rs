@@ -1,6 +1,6 @@
 //! Every operation that only moves elements, on every dtype: results are inputs, to the bit.
 
-use tenfold::{Buffer, DType, Group};
+use tenfold::{Buffer, DType, Group, Tag};
 
 use super::values::Source;
 use super::{Course, LONG, SHORT, SIZES, done, lend_all, uneven};
@@ -74,7 +74,7 @@ pub fn short(group: &Group) -> u64 {
                 check(&mut course, &moved);
             }
         }
-        done(group.barrier());
+        done(group.start_barrier());
         course.agree(dtype.name());
     }
     for root in 0..group.size() {
@@ -103,7 +103,7 @@ pub fn long(group: &Group) -> u64 {
 
 pub fn broadcast(course: &mut Course<'_>, moved: &Move) {
     let mut tensor = course.tensor(moved.dtype(), &moved.of(course.rank(), 0, moved.count));
-    done(course.group.broadcast(tensor.lend(), moved.root));
+    done(course.group.start_broadcast(tensor.lend(), moved.root));
     moved.expect(&tensor, &moved.of(moved.root, 0, moved.count), "broadcast");
     course.note(tensor.as_bytes());
 }
@@ -111,7 +111,7 @@ pub fn broadcast(course: &mut Course<'_>, moved: &Move) {
 pub fn all_gather_into(course: &mut Course<'_>, moved: &Move) {
     let mut input = course.tensor(moved.dtype(), &moved.of(course.rank(), 0, moved.count));
     let mut output = course.blank(moved.dtype(), moved.count * course.size());
-    done(course.group.all_gather_into(output.lend(), input.lend()));
+    done(course.group.start_all_gather_into(output.lend(), input.lend()));
     moved.expect(&output, &everybodys(course, moved), "all_gather_into");
     course.note(output.as_bytes());
 }
@@ -127,7 +127,7 @@ pub fn all_gather(course: &mut Course<'_>, moved: &Move) {
     let mut input = course.tensor(moved.dtype(), &moved.of(course.rank(), 0, own));
     let blank = |rank| course.blank(moved.dtype(), uneven(moved.count, rank));
     let mut outputs: Vec<Buffer> = (0..course.size()).map(blank).collect();
-    done(course.group.all_gather(lend_all(&mut outputs), input.lend()));
+    done(course.group.start_all_gather(lend_all(&mut outputs), input.lend()));
     for (rank, output) in outputs.iter().enumerate() {
         moved.expect(output, &moved.of(rank, 0, uneven(moved.count, rank)), "all_gather");
         course.note(output.as_bytes());
@@ -138,7 +138,7 @@ pub fn gather(course: &mut Course<'_>, moved: &Move) {
     let mut input = course.tensor(moved.dtype(), &moved.of(course.rank(), 0, moved.count));
     let outputs = if course.rank() == moved.root { course.size() } else { 0 };
     let mut outputs: Vec<Buffer> = (0..outputs).map(|_| course.blank(moved.dtype(), moved.count)).collect();
-    done(course.group.gather(lend_all(&mut outputs), input.lend(), moved.root));
+    done(course.group.start_gather(lend_all(&mut outputs), input.lend(), moved.root));
     for (rank, output) in outputs.iter().enumerate() {
         moved.expect(output, &moved.of(rank, 0, moved.count), "gather");
     }
@@ -148,7 +148,7 @@ pub fn gather_into(course: &mut Course<'_>, moved: &Move) {
     let mut input = course.tensor(moved.dtype(), &moved.of(course.rank(), 0, moved.count));
     let is_root = course.rank() == moved.root;
     let mut output = is_root.then(|| course.blank(moved.dtype(), moved.count * course.size()));
-    done(course.group.gather_into(output.as_mut().map(Buffer::lend), input.lend(), moved.root));
+    done(course.group.start_gather_into(output.as_mut().map(Buffer::lend), input.lend(), moved.root));
     if let Some(output) = output {
         moved.expect(&output, &everybodys(course, moved), "gather_into");
     }
@@ -160,7 +160,7 @@ pub fn scatter(course: &mut Course<'_>, moved: &Move) {
     let part = |part| course.tensor(moved.dtype(), &moved.of(rank, part * count, count));
     let mut inputs: Vec<Buffer> = (0..inputs).map(part).collect();
     let mut output = course.blank(moved.dtype(), count);
-    done(course.group.scatter(output.lend(), lend_all(&mut inputs), moved.root));
+    done(course.group.start_scatter(output.lend(), lend_all(&mut inputs), moved.root));
     moved.expect(&output, &moved.of(moved.root, rank * count, count), "scatter");
 }
 
@@ -169,7 +169,7 @@ pub fn scatter_from(course: &mut Course<'_>, moved: &Move) {
     let whole = || course.tensor(moved.dtype(), &moved.of(rank, 0, count * course.size()));
     let mut input = (rank == moved.root).then(whole);
     let mut output = course.blank(moved.dtype(), count);
-    done(course.group.scatter_from(output.lend(), input.as_mut().map(Buffer::lend), moved.root));
+    done(course.group.start_scatter_from(output.lend(), input.as_mut().map(Buffer::lend), moved.root));
     moved.expect(&output, &moved.of(moved.root, rank * count, count), "scatter_from");
 }
 
@@ -177,7 +177,7 @@ pub fn all_to_all_single(course: &mut Course<'_>, moved: &Move) {
     let (rank, size, count) = (course.rank(), course.size(), moved.count);
     let mut input = course.tensor(moved.dtype(), &moved.of(rank, 0, count * size));
     let mut output = course.blank(moved.dtype(), count * size);
-    done(course.group.all_to_all_single(output.lend(), input.lend(), vec![], vec![]));
+    done(course.group.start_all_to_all_single(output.lend(), input.lend(), vec![], vec![]));
     let expected: Vec<u8> = (0..size).flat_map(|peer| moved.of(peer, rank * count, count)).collect();
     moved.expect(&output, &expected, "all_to_all_single");
 }
@@ -202,7 +202,7 @@ pub fn all_to_all_single_with_splits(course: &mut Course<'_>, moved: &Move) {
     let output_splits: Vec<usize> = (0..size).map(|peer| split(moved, peer, rank)).collect();
     let mut input = course.tensor(moved.dtype(), &moved.of(rank, 0, input_splits.iter().sum()));
     let mut output = course.blank(moved.dtype(), output_splits.iter().sum());
-    done(course.group.all_to_all_single(output.lend(), input.lend(), output_splits, input_splits));
+    done(course.group.start_all_to_all_single(output.lend(), input.lend(), output_splits, input_splits));
     let expected: Vec<u8> = (0..size).flat_map(|peer| sent(moved, peer, rank)).collect();
     moved.expect(&output, &expected, "all_to_all_single with splits");
 }
@@ -214,7 +214,7 @@ pub fn all_to_all(course: &mut Course<'_>, moved: &Move) {
     let output = |peer| course.blank(moved.dtype(), split(moved, peer, rank));
     let mut inputs: Vec<Buffer> = (0..size).map(input).collect();
     let mut outputs: Vec<Buffer> = (0..size).map(output).collect();
-    done(course.group.all_to_all(lend_all(&mut outputs), lend_all(&mut inputs)));
+    done(course.group.start_all_to_all(lend_all(&mut outputs), lend_all(&mut inputs)));
     for (peer, output) in outputs.iter().enumerate() {
         moved.expect(output, &sent(moved, peer, rank), "all_to_all");
     }
@@ -230,10 +230,13 @@ pub fn send_to_the_next(course: &mut Course<'_>, moved: &Move) {
     let mut sent = [0, count].map(|from| course.tensor(moved.dtype(), &moved.of(rank, from, count)));
     let mut received = [0, 1].map(|_| course.blank(moved.dtype(), count + 2));
     let [first, second] = &mut sent;
-    let sends = [course.group.send(first.lend(), next, 11), course.group.send(second.lend(), next, 12)];
+    let sends = [
+        course.group.start_send(first.lend(), next, Tag(11)),
+        course.group.start_send(second.lend(), next, Tag(12)),
+    ];
     let [one, two] = &mut received;
-    done(course.group.recv(two.lend(), previous, 12));
-    done(course.group.recv(one.lend(), previous, 11));
+    done(course.group.start_recv(two.lend(), previous, Tag(12)));
+    done(course.group.start_recv(one.lend(), previous, Tag(11)));
     for send in sends {
         done(send);
     }
@@ -249,13 +252,13 @@ pub fn receive_from_anybody(course: &mut Course<'_>, moved: &Move) {
     let (rank, size, count) = (course.rank(), course.size(), moved.count);
     if rank != moved.root {
         let mut tensor = course.tensor(moved.dtype(), &moved.of(rank, 0, count));
-        done(course.group.send(tensor.lend(), moved.root, 7));
+        done(course.group.start_send(tensor.lend(), moved.root, Tag(7)));
         return;
     }
     let mut heard: Vec<usize> = (1..size)
         .map(|_| {
             let mut tensor = course.blank(moved.dtype(), count);
-            let outcome = done(course.group.recv_any(tensor.lend(), 7));
+            let outcome = done(course.group.start_recv_any(tensor.lend(), Tag(7)));
             let source = outcome.source.expect("a message comes from somebody");
             moved.expect(&tensor, &moved.of(source, 0, count), "recv_any");
             source
@@ -275,7 +278,7 @@ pub fn all_gather_coalesced(course: &mut Course<'_>, moved: &Move) {
     };
     let mut outputs: Vec<Vec<Buffer>> = counts.iter().map(blanks).collect();
     let views = outputs.iter_mut().map(|outputs| lend_all(outputs)).collect();
-    done(course.group.all_gather_coalesced(views, lend_all(&mut inputs)));
+    done(course.group.start_all_gather_coalesced(views, lend_all(&mut inputs)));
     for (outputs, count) in outputs.iter().zip(counts) {
         for (rank, output) in outputs.iter().enumerate() {
             moved.expect(output, &moved.of(rank, 0, count), "all_gather_coalesced");
@@ -290,7 +293,7 @@ pub fn all_gather_into_coalesced(course: &mut Course<'_>, moved: &Move) {
     let blank = |count: &usize| course.blank(moved.dtype(), count * course.size());
     let mut inputs: Vec<Buffer> = counts.iter().map(input).collect();
     let mut outputs: Vec<Buffer> = counts.iter().map(blank).collect();
-    done(course.group.all_gather_into_coalesced(lend_all(&mut outputs), lend_all(&mut inputs)));
+    done(course.group.start_all_gather_into_coalesced(lend_all(&mut outputs), lend_all(&mut inputs)));
     for (output, count) in outputs.iter().zip(counts) {
         let moved = Move { count, ..*moved };
         moved.expect(output, &everybodys(course, &moved), "all_gather_into_coalesced");
@@ -317,7 +320,7 @@ pub fn reduce_scatter_into_coalesced(course: &mut Course<'_>, moved: &Move) {
     let mut inputs: Vec<Buffer> = counts.iter().map(whole).collect();
     let mut outputs: Vec<Buffer> = counts.iter().map(|count| course.blank(dtype, *count)).collect();
     let (outputs_lent, inputs_lent) = (lend_all(&mut outputs), lend_all(&mut inputs));
-    done(course.group.reduce_scatter_into_coalesced(outputs_lent, inputs_lent, tenfold::ReduceOp::Sum));
+    done(course.group.start_reduce_scatter_into_coalesced(outputs_lent, inputs_lent, tenfold::ReduceOp::Sum));
     for (output, count) in outputs.iter().zip(counts) {
         let expected = source.elements(moved.root, rank * count, count);
         moved.expect(output, &expected, "reduce_scatter_into_coalesced");

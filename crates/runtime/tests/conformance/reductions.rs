@@ -60,7 +60,7 @@ impl Case {
 pub fn all_reduce(course: &mut Course<'_>, case: &Case) {
     let number = course.next();
     let mut tensor = course.tensor(case.dtype(), &case.source.elements(course.rank(), 0, case.count));
-    let outcome = done(course.group.all_reduce(tensor.lend(), as_called(&case.op, course.rank())));
+    let outcome = done(course.group.start_all_reduce(tensor.lend(), as_called(&case.op, course.rank())));
     course.note(tensor.as_bytes());
     // All have the same bits, so one has the time to look at them.
     if course.rank() == number % course.size() {
@@ -71,7 +71,7 @@ pub fn all_reduce(course: &mut Course<'_>, case: &Case) {
 pub fn reduce(course: &mut Course<'_>, case: &Case, root: usize) {
     course.next();
     let mut tensor = course.tensor(case.dtype(), &case.source.elements(course.rank(), 0, case.count));
-    let outcome = done(course.group.reduce(tensor.lend(), as_called(&case.op, course.rank()), root));
+    let outcome = done(course.group.start_reduce(tensor.lend(), as_called(&case.op, course.rank()), root));
     if course.rank() == root {
         case.check(&tensor, &case.inputs(course.size(), 0, case.count), Kind::Reduce, outcome.algorithm);
     }
@@ -84,7 +84,7 @@ pub fn reduce_scatter_into(course: &mut Course<'_>, case: &Case) {
     let before = input.as_bytes().to_vec();
     let mut output = course.blank(case.dtype(), case.count);
     let outcome =
-        done(course.group.reduce_scatter_into(output.lend(), input.lend(), as_called(&case.op, rank)));
+        done(course.group.start_reduce_scatter_into(output.lend(), input.lend(), as_called(&case.op, rank)));
     let inputs = case.inputs(size, rank * case.count, case.count);
     case.check(&output, &inputs, Kind::ReduceScatter, outcome.algorithm);
     assert!(input.as_bytes() == before, "reduce_scatter_into leaves its input as it was");
@@ -101,7 +101,7 @@ pub fn reduce_scatter(course: &mut Course<'_>, case: &Case) {
     let mut inputs: Vec<Buffer> = (0..size).map(part).collect();
     let mut output = course.blank(case.dtype(), uneven(case.count, rank));
     let op = as_called(&case.op, rank);
-    let outcome = done(course.group.reduce_scatter(output.lend(), lend_all(&mut inputs), op));
+    let outcome = done(course.group.start_reduce_scatter(output.lend(), lend_all(&mut inputs), op));
     let inputs = case.inputs(size, start(rank), uneven(case.count, rank));
     case.check(&output, &inputs, Kind::ReduceScatter, outcome.algorithm);
 }
@@ -113,7 +113,7 @@ pub fn all_reduce_coalesced(course: &mut Course<'_>, case: &Case) {
     let part = |(from, count)| course.tensor(case.dtype(), &case.source.elements(course.rank(), from, count));
     let mut tensors: Vec<Buffer> = parts.map(part).into();
     let op = as_called(&case.op, course.rank());
-    let outcome = done(course.group.all_reduce_coalesced(lend_all(&mut tensors), op));
+    let outcome = done(course.group.start_all_reduce_coalesced(lend_all(&mut tensors), op));
     for (tensor, (from, count)) in tensors.iter().zip(parts) {
         course.note(tensor.as_bytes());
         if course.rank() == number % course.size() {
@@ -166,7 +166,7 @@ fn custom(course: &mut Course<'_>) {
     {
         let source = Source::moved(dtype, course.next() as u64);
         let mut tensor = course.tensor(dtype, &source.elements(course.rank(), 0, count));
-        done(course.group.all_reduce(tensor.lend(), op.clone()));
+        done(course.group.start_all_reduce(tensor.lend(), op.clone()));
         let mut expected = source.elements(0, 0, count);
         (1..course.size()).for_each(|rank| two(&mut expected, &source.elements(rank, 0, count)));
         assert!(tensor.as_bytes() == expected, "a custom reduction of {dtype} × {count}");
@@ -225,7 +225,7 @@ fn all_reduce_in_halves(course: &mut Course<'_>, case: &Case) {
     let middle = case.count / 2;
     let sum = |from, count| {
         let mut tensor = course.tensor(case.dtype(), &case.source.elements(rank, from, count));
-        let outcome = done(course.group.all_reduce(tensor.lend(), as_called(&case.op, rank)));
+        let outcome = done(course.group.start_all_reduce(tensor.lend(), as_called(&case.op, rank)));
         let known = named(Kind::AllReduce, outcome.algorithm).expect("it has just been used");
         assert!(known.in_rank_order, "{known} combines in another order than that of ranks");
         tensor.as_bytes().to_vec()

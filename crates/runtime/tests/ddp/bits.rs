@@ -94,7 +94,7 @@ fn same_bits(group: &Group, dtypes: &[DType], limits: &[usize], seed: u64) -> Re
         reducer.finish()?;
         for (number, param) in params.iter().enumerate() {
             let mut plain = tensor(param, &divided(param, &own(number), size, copied(number)));
-            group.all_reduce(plain.lend(), ReduceOp::Sum)?.wait()?;
+            group.start_all_reduce(plain.lend(), ReduceOp::Sum)?.wait()?;
             assert_eq!(
                 reducer.gradient_bytes(number)?,
                 plain.as_bytes(),
@@ -211,7 +211,7 @@ fn averages_have_the_same_bits_between_processes() {
 
 pub(super) fn bits_in_a_process(rank: &Rank) {
     let options = tenfold::Options::default().deterministic().timeout(LIMIT);
-    let group = Group::connect(rank.store(), rank.rank, rank.size, options).unwrap();
+    let group = Group::connect(rank.store(), rank.seat(), options).unwrap();
     for (number, limits) in LAYOUTS.iter().enumerate() {
         same_bits(&group, &[DType::F32, DType::BF16], limits, number as u64).unwrap();
     }

@@ -13,7 +13,7 @@ impl CommHook for Largest {
     fn launch(&mut self, bucket: &mut GradBucket, group: &Group) -> Result<Option<Work>> {
         let values: Vec<f64> = bucket.gradients::<f32>().concat().into_iter().map(f64::from).collect();
         bucket.set_buffer(Buffer::from_slice(&values));
-        group.all_reduce(bucket.buffer_mut().lend(), ReduceOp::Max).map(Some)
+        group.start_all_reduce(bucket.buffer_mut().lend(), ReduceOp::Max).map(Some)
     }
 
     fn land(&mut self, bucket: &mut GradBucket, _: &Group) -> Result<()> {
@@ -48,8 +48,11 @@ impl CommHook for Broken {
 
     fn launch(&mut self, bucket: &mut GradBucket, group: &Group) -> Result<Option<Work>> {
         let view = bucket.buffer_mut().lend();
-        let work =
-            if group.rank() == 1 { group.broadcast(view, 99) } else { group.all_reduce(view, ReduceOp::Sum) };
+        let work = if group.rank() == 1 {
+            group.start_broadcast(view, 99)
+        } else {
+            group.start_all_reduce(view, ReduceOp::Sum)
+        };
         work.map(Some)
     }
 }

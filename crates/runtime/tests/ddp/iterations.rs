@@ -222,7 +222,7 @@ fn a_static_graph_knows_how_often_each_parameter_comes() {
             assert!(!reducer.is_used_anywhere(1));
             assert_eq!(reducer.buckets().is_rebuilt(), step >= 2);
         }
-        group.barrier()?.wait()?; // else one may fail while the other is not through with the iteration before
+        group.start_barrier()?.wait()?; // else one may fail while the other is not through with the iteration before
         let mut changed = || -> Result<()> {
             reducer.start_backward()?;
             reducer.grad_ready_from(2, &gradient)?;

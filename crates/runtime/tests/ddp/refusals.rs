@@ -62,7 +62,7 @@ fn different_options_are_refused_and_the_callers_group_goes_on() {
         let options =
             if group.rank() == 0 { Options::default() } else { Options::default().bucket_bytes(&[100]) };
         let refused = Reducer::new(&group, &weight_and_bias(), options).map(drop);
-        group.barrier()?.wait()?;
+        group.start_barrier()?.wait()?;
         refused
     });
     for (rank, error) in errors.iter().enumerate() {

@@ -21,7 +21,7 @@ fn a_rank_that_dies_in_backward_is_named_by_the_others() {
 
 pub(super) fn death(rank: &Rank) {
     let options = tenfold::Options::default().timeout(LIMIT);
-    let group = Group::connect(rank.store(), rank.rank, rank.size, options).unwrap();
+    let group = Group::connect(rank.store(), rank.seat(), options).unwrap();
     let mut reducer = Reducer::new(&group, &weight_and_bias(), Options::default()).unwrap();
     step(&mut reducer, &[0, 1], 1.0).unwrap();
     reducer.start_backward().unwrap();
@@ -46,11 +46,11 @@ fn a_parameter_that_is_ready_twice_fails_everybody() {
             );
             assert_eq!(reducer.logger().data().integers["has_error"], 1);
             assert_eq!(reducer.logger().data().strings["error"], error.to_string());
-            group.barrier()?.wait()?;
+            group.start_barrier()?.wait()?;
             return Err(error);
         }
         let failed = reducer.grad_ready(0).and_then(|()| reducer.finish());
-        group.barrier()?.wait()?; // the caller's group goes on
+        group.start_barrier()?.wait()?; // the caller's group goes on
         failed
     });
     assert_eq!(

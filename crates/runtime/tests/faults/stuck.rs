@@ -17,7 +17,7 @@ pub(super) fn come_late(rank: &Rank) {
     let group = connect(rank, options().heartbeat(HEARTBEAT_LONG));
     let mut tensor = ones(DType::F32, 1000);
     sum(&group, &mut tensor).unwrap();
-    group.broadcast(tensor.lend(), 1).unwrap().wait().unwrap();
+    group.start_broadcast(tensor.lend(), 1).unwrap().wait().unwrap();
     if rank.rank == rank.size - 1 {
         rank.order();
     }
@@ -34,11 +34,11 @@ pub(super) fn wait_for_a_message(rank: &Rank) {
     let group = connect(rank, options().heartbeat(HEARTBEAT_LONG));
     let mut tensor = ones(DType::F32, 1000);
     if rank.rank == 0 {
-        group.recv(tensor.lend(), 1, 7).unwrap().wait().unwrap();
+        group.start_recv(tensor.lend(), 1, Tag(7)).unwrap().wait().unwrap();
         rank.event("received");
     } else {
         rank.order();
-        group.send(tensor.lend(), 0, 7).unwrap().wait().unwrap();
+        group.start_send(tensor.lend(), 0, Tag(7)).unwrap().wait().unwrap();
     }
     rank.order();
 }
@@ -72,7 +72,7 @@ pub(super) fn come_a_little_late(rank: &Rank) {
             std::thread::sleep(Duration::from_millis(200)); // more than a busy machine holds up another
         }
         let mut seen = Buffer::from_slice(&[i32::from(tenfold::metrics::stragglers().iter().any(enough))]);
-        group.all_reduce(seen.lend(), ReduceOp::Min).unwrap().wait().unwrap();
+        group.start_all_reduce(seen.lend(), ReduceOp::Min).unwrap().wait().unwrap();
         if seen.as_slice::<i32>()[0] == 1 {
             break;
         }

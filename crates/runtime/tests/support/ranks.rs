@@ -17,6 +17,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
+use tenfold::Seat;
 use tenfold_store::{Server, ServerOptions, TcpStore, TcpStoreOptions};
 
 use super::hosts::Hosts;
@@ -55,6 +56,10 @@ pub struct Rank {
 }
 
 impl Rank {
+    pub fn seat(&self) -> Seat {
+        Seat { rank: self.rank, size: self.size }
+    }
+
     /// A connection of its own to the store.
     pub fn store(&self) -> Arc<TcpStore> {
         let options = TcpStoreOptions::new(self.store.ip().to_string(), self.store.port()).timeout(HANG);

@@ -17,6 +17,6 @@ impl CommHook for AllReduce {
 
     fn launch(&mut self, bucket: &mut GradBucket, group: &Group) -> Result<Option<Work>> {
         average(bucket, group.size());
-        group.all_reduce(bucket.buffer_mut().lend(), ReduceOp::Sum).map(Some)
+        group.start_all_reduce(bucket.buffer_mut().lend(), ReduceOp::Sum).map(Some)
     }
 }

@@ -36,12 +36,12 @@ impl CommHook for Compress {
     fn launch(&mut self, bucket: &mut GradBucket, group: &Group) -> Result<Option<Work>> {
         if !self.converts(bucket) {
             average(bucket, group.size());
-            return group.all_reduce(bucket.buffer_mut().lend(), ReduceOp::Sum).map(Some);
+            return group.start_all_reduce(bucket.buffer_mut().lend(), ReduceOp::Sum).map(Some);
         }
         let narrow = self.narrow.of(bucket.index(), group, self.dtype, bucket.buffer().elements());
         numbers::convert(bucket.buffer(), narrow);
         numbers::divide(narrow.as_mut_bytes(), self.dtype, group.size());
-        group.all_reduce(narrow.lend(), ReduceOp::Sum).map(Some)
+        group.start_all_reduce(narrow.lend(), ReduceOp::Sum).map(Some)
     }
 
     fn land(&mut self, bucket: &mut GradBucket, _: &Group) -> Result<()> {

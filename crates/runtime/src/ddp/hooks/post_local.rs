@@ -33,7 +33,7 @@ impl CommHook for PostLocalSgd {
         let group = if all { Some(group) } else { self.neighbours.as_ref() };
         let Some(group) = group else { return Ok(None) };
         average(bucket, group.size());
-        group.all_reduce(bucket.buffer_mut().lend(), ReduceOp::Sum).map(Some)
+        group.start_all_reduce(bucket.buffer_mut().lend(), ReduceOp::Sum).map(Some)
     }
 }
 
@@ -72,7 +72,7 @@ impl OuterAveraging {
         }
         let moved: Vec<f32> = self.anchor.iter().zip(&*model).map(|(anchor, own)| anchor - own).collect();
         let mut moved = Buffer::from_slice(&moved);
-        group.all_reduce(moved.lend(), ReduceOp::Avg)?.wait()?;
+        group.start_all_reduce(moved.lend(), ReduceOp::Avg)?.wait()?;
         for (place, moved) in moved.as_slice::<f32>().iter().enumerate() {
             let velocity = &mut self.velocity[place];
             *velocity = self.momentum * *velocity + moved;

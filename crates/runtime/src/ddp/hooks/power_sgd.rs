@@ -135,7 +135,7 @@ impl CommHook for PowerSgd {
     fn launch(&mut self, bucket: &mut GradBucket, group: &Group) -> Result<Option<Work>> {
         if self.plain(bucket) {
             average(bucket, group.size());
-            return group.all_reduce(bucket.buffer_mut().lend(), ReduceOp::Sum).map(Some);
+            return group.start_all_reduce(bucket.buffer_mut().lend(), ReduceOp::Sum).map(Some);
         }
         let index = bucket.index();
         if !self.buckets.contains_key(&index) {
@@ -158,7 +158,7 @@ impl CommHook for PowerSgd {
         }
         let first = self.first.of(index, group, DType::F32, message.len());
         first.as_mut_slice().copy_from_slice(&message);
-        group.all_reduce(first.lend(), ReduceOp::Sum).map(Some)
+        group.start_all_reduce(first.lend(), ReduceOp::Sum).map(Some)
     }
 
     fn land(&mut self, bucket: &mut GradBucket, group: &Group) -> Result<()> {
@@ -190,7 +190,7 @@ impl CommHook for PowerSgd {
         }
         let second = self.second.of(index, group, DType::F32, message.len());
         second.as_mut_slice().copy_from_slice(&message);
-        group.all_reduce(second.lend(), ReduceOp::Sum)?.wait()?;
+        group.start_all_reduce(second.lend(), ReduceOp::Sum)?.wait()?;
 
         let mut rest = second.as_slice::<f32>();
         for (matrix, p) in low.matrices.iter_mut().zip(&ps) {

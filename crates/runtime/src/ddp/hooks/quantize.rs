@@ -39,7 +39,7 @@ impl CommHook for Int8 {
     fn launch(&mut self, bucket: &mut GradBucket, group: &Group) -> Result<Option<Work>> {
         if bucket.buffer().dtype() != DType::F32 {
             average(bucket, group.size());
-            return group.all_reduce(bucket.buffer_mut().lend(), ReduceOp::Sum).map(Some);
+            return group.start_all_reduce(bucket.buffer_mut().lend(), ReduceOp::Sum).map(Some);
         }
         let (index, elements) = (bucket.index(), bucket.buffer().elements());
         let errors = self.errors.entry(index).or_insert_with(|| vec![0.0; elements]);
@@ -47,7 +47,7 @@ impl CommHook for Int8 {
         let own = self.own.of(index, group, DType::U8, message);
         quantize(bucket.buffer().as_slice(), errors, own.as_mut_bytes());
         let all = self.all.of(index, group, DType::U8, message * group.size());
-        group.all_gather_into(all.lend(), own.lend()).map(Some)
+        group.start_all_gather_into(all.lend(), own.lend()).map(Some)
     }
 
     fn land(&mut self, bucket: &mut GradBucket, group: &Group) -> Result<()> {

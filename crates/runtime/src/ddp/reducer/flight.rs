@@ -23,7 +23,7 @@ impl Reducer {
             }
             let launched = match &mut self.options.hook {
                 Some(hook) => hook.launch(bucket, &self.group),
-                None => self.group.all_reduce(bucket.buffer_mut().lend(), ReduceOp::Sum).map(Some),
+                None => self.group.start_all_reduce(bucket.buffer_mut().lend(), ReduceOp::Sum).map(Some),
             };
             match launched {
                 Ok(work) => self.works[index] = work,
@@ -39,11 +39,11 @@ impl Reducer {
         let mut map = self.used_map();
         let mut asked = None;
         if learns {
-            asked = Some(self.group.all_reduce(map.lend(), ReduceOp::Sum));
+            asked = Some(self.group.start_all_reduce(map.lend(), ReduceOp::Sum));
         }
         self.launch(rest)?;
         if asks && !learns {
-            asked = Some(self.group.all_reduce(map.lend(), ReduceOp::Sum));
+            asked = Some(self.group.start_all_reduce(map.lend(), ReduceOp::Sum));
         }
         for index in 0..self.memory.len() {
             if let Err(error) = self.land_bucket(index) {
@@ -121,19 +121,15 @@ impl Reducer {
         self.iteration += 1;
     }
 
-    /// Cuts the buckets along the order in which rank 0's gradients came, if that is due: once, before the second iteration
-    /// (with a static graph the third). [`start_forward`](Reducer::start_forward) does it too. Gradients keep their values.
-    ///
-    /// # Errors
-    /// If an iteration is under way, or the group fails.
-    pub fn rebuild_buckets(&mut self) -> Result<Option<Rebuilt>> {
+    /// See [`Framework::rebuild_buckets`](super::raw::Framework::rebuild_buckets).
+    pub(super) fn rebuild_buckets(&mut self) -> Result<Option<Rebuilt>> {
         self.check_finished()?;
         if !self.buckets.rebuild_due() {
             return Ok(None);
         }
         let own: Vec<i64> = self.buckets.arrival().iter().map(|param| *param as i64).collect();
         let mut order = Buffer::from_slice(&own);
-        let sent = self.group.broadcast(order.lend(), 0).and_then(|work| work.wait());
+        let sent = self.group.start_broadcast(order.lend(), 0).and_then(|work| work.wait());
         sent.map_err(|error| self.broken(None, error))?;
         let order: Vec<usize> = order.as_slice::<i64>().iter().map(|param| *param as usize).collect();
         if !is_order_of(&order, self.params.len()) {
@@ -173,12 +169,8 @@ impl Reducer {
         Err(self.refuse(format!("iteration {} has begun and is not finished", self.iteration)))
     }
 
-    /// Goes on in new memory, with the same gradients, and hands over the old: for callers who find that somebody still looks
-    /// at gradients of the past.
-    ///
-    /// # Errors
-    /// If an iteration is under way.
-    pub fn renew_memory(&mut self) -> Result<Rebuilt> {
+    /// See [`Framework::renew_memory`](super::raw::Framework::renew_memory).
+    pub(super) fn renew_memory(&mut self) -> Result<Rebuilt> {
         self.check_usable()?;
         if self.phase == Phase::Backward {
             return Err(self.refuse("memory cannot be renewed before `finish`"));

@@ -45,12 +45,8 @@ impl Reducer {
         Ok(true)
     }
 
-    /// Adds nothing to an iteration of the others but what was accumulated before. As [`shadow`](Reducer::shadow), for ranks that find out in another way that
-    /// somebody still has data.
-    ///
-    /// # Errors
-    /// If an iteration is under way, or the group fails.
-    pub fn take_part(&mut self) -> Result<()> {
+    /// See [`Framework::take_part`](super::raw::Framework::take_part).
+    pub(super) fn take_part(&mut self) -> Result<()> {
         self.rebuild_buckets()?;
         let learns = self.buckets.learns();
         let all = self.buckets.shadow();
@@ -68,7 +64,7 @@ impl Reducer {
         self.check_usable()?;
         let size = self.group.size() as i64;
         let mut best = Buffer::from_slice(&[(steps as i64).saturating_mul(size) + self.group.rank() as i64]);
-        let found = self.group.all_reduce(best.lend(), ReduceOp::Max).and_then(|work| work.wait());
+        let found = self.group.start_all_reduce(best.lend(), ReduceOp::Max).and_then(|work| work.wait());
         found.map_err(|error| self.broken(None, error))?;
         Ok((best.as_slice::<i64>()[0] % size) as Rank)
     }
@@ -76,7 +72,7 @@ impl Reducer {
     /// How many ranks have data, and how many of them synchronise; decides about the divisor.
     pub(super) fn count_live(&mut self, own: bool) -> Result<(usize, usize)> {
         let mut counts = Buffer::from_slice(&[i32::from(own), i32::from(own && self.sync)]);
-        let counted = self.group.all_reduce(counts.lend(), ReduceOp::Sum).and_then(|work| work.wait());
+        let counted = self.group.start_all_reduce(counts.lend(), ReduceOp::Sum).and_then(|work| work.wait());
         counted.map_err(|error| self.broken(None, error))?;
         let counts = counts.as_slice::<i32>();
         let (live, syncing) = (counts[0] as usize, counts[1] as usize);

@@ -10,14 +10,12 @@
 
 mod flight;
 mod join;
+pub(super) mod raw;
 mod trouble;
 
 use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::Range;
-use std::time::Duration;
-
-use tenfold_store::Deadline;
 
 use super::bucket::GradBucket;
 use super::buckets::{Buckets, Graph};
@@ -169,39 +167,6 @@ impl Reducer {
         Ok(&mut self.memory[self.buckets.home(param)].memory_mut().as_mut_slice()[place])
     }
 
-    /// The bytes of a whole bucket, as its [`GradBucket`] has them.
-    ///
-    /// # Errors
-    /// If there is none, or it is being reduced.
-    pub fn bucket_bytes(&mut self, index: usize) -> Result<&mut [u8]> {
-        match self.memory.get_mut(index) {
-            None => Err(self.refuse(format!("there is no bucket {index}: there are {}", self.memory.len()))),
-            Some(bucket) if bucket.memory().is_lent() => {
-                Err(self.refuse(format!("bucket {index} is being reduced")))
-            }
-            Some(_) => Ok(self.memory[index].memory_mut().as_mut_bytes()),
-        }
-    }
-
-    /// Where a parameter's gradient is: its bucket, and its elements there.
-    ///
-    /// # Errors
-    /// If there is no such parameter.
-    pub fn place(&self, param: usize) -> Result<(usize, Range<usize>)> {
-        self.check_param(param)?;
-        Ok((self.buckets.home(param), self.places[param].clone()))
-    }
-
-    /// Its bytes, whatever the dtype. They stay where they are until buckets are cut anew
-    /// (see [`rebuild_buckets`](Reducer::rebuild_buckets)).
-    ///
-    /// # Errors
-    /// If it is being reduced, or is sparse.
-    pub fn gradient_bytes(&mut self, param: usize) -> Result<&mut [u8]> {
-        self.check_gradient(param, None)?;
-        Ok(self.bytes(param))
-    }
-
     /// The average of a sparse gradient; nothing before the first iteration has ended.
     pub fn sparse_gradient(&self, param: usize) -> Option<&SparseTensor> {
         self.states.get(param)?.sparse_average.as_ref()
@@ -223,31 +188,6 @@ impl Reducer {
         Ok(())
     }
 
-    /// For a framework that accumulates gradients itself: what lies in this parameter's memory, or in its sparse gradient, goes
-    /// into the next reduction even if the parameter gets none in that iteration. `used` says whether it counts as used.
-    ///
-    /// # Errors
-    /// If there is no such parameter, or an iteration is under way that is not the first of a static graph.
-    pub fn keep(&mut self, param: usize, used: bool) -> Result<()> {
-        self.check_keeping(param)?;
-        self.states[param].accumulated = true;
-        self.states[param].used |= used;
-        Ok(())
-    }
-
-    /// As [`keep`](Reducer::keep), with a sparse gradient.
-    ///
-    /// # Errors
-    /// See there; or if the tensor does not fit the parameter.
-    pub fn keep_sparse(&mut self, param: usize, gradient: SparseTensor, used: bool) -> Result<()> {
-        self.check_keeping(param)?;
-        self.check_sparse(param, &gradient)?;
-        let state = &mut self.states[param];
-        (state.sparse, state.accumulated) = (Some(gradient), true);
-        state.used |= used;
-        Ok(())
-    }
-
     fn bytes(&mut self, param: usize) -> &mut [u8] {
         let size = self.params[param].dtype.size();
         let Range { start, end } = self.places[param];
@@ -262,56 +202,13 @@ impl Reducer {
         self.sync_next = sync;
     }
 
-    /// As [`Options::hook`], for a reducer that has none. All ranks do the same, between the same iterations.
-    ///
-    /// # Errors
-    /// If there is a hook, or an iteration is under way.
-    pub fn set_hook(&mut self, hook: impl CommHook + 'static) -> Result<()> {
-        self.check_usable()?;
-        if self.options.hook.is_some() {
-            return Err(self.refuse("the reducer has a hook already, and can have one only"));
-        }
-        if self.phase == Phase::Backward {
-            return Err(self.refuse("a hook cannot be set before `finish`"));
-        }
-        self.logger.set("comm_hook", hook.name());
-        self.options.hook = Some(Box::new(hook));
-        Ok(())
-    }
-
-    /// As [`Options::static_graph`], for a reducer that has reduced nothing yet. All ranks do the same.
-    ///
-    /// # Errors
-    /// If it is too late.
-    pub fn set_static_graph(&mut self) -> Result<()> {
-        self.check_usable()?;
-        self.check_before_training("a static graph is declared")?;
-        self.options.graph = Graph::Static;
-        self.buckets =
-            Buckets::with_layout(&self.params, &self.layout(), &self.options.limits, Graph::Static);
-        self.logger.set_integer("static_graph", 1);
-        Ok(())
-    }
-
     /// Begins an iteration, where time spent in forward shall be measured. Cuts buckets anew when that is due.
     ///
     /// # Errors
     /// If the last iteration has not been finished: what is missing is named, on all ranks.
     pub fn start_forward(&mut self) -> Result<()> {
         self.rebuild_buckets()?;
-        self.start_forward_as_is()
-    }
-
-    /// The same for callers who cut buckets anew at a time of their own, by [`rebuild_buckets`](Reducer::rebuild_buckets): no rank waits
-    /// for another here, unless something is wrong.
-    ///
-    /// # Errors
-    /// See there.
-    pub fn start_forward_as_is(&mut self) -> Result<()> {
-        self.check_finished()?;
-        self.logger.forward_starts();
-        self.phase = Phase::Forward;
-        Ok(())
+        raw::Framework::start_forward_as_is(self)
     }
 
     /// Begins backward, in which every parameter gets a gradient.
@@ -369,66 +266,6 @@ impl Reducer {
         self.launch(launch)
     }
 
-    /// The parameter has its turn and no gradient, such as one of an output that the loss ignores: it adds what was accumulated before,
-    /// or nothing, and does not count as used.
-    ///
-    /// # Errors
-    /// As for [`grad_ready`](Reducer::grad_ready).
-    pub fn ready_without_gradient(&mut self, param: usize) -> Result<()> {
-        self.check_turn(param)?;
-        if !self.sync {
-            return Ok(());
-        }
-        let launch = self.make_ready(param)?;
-        self.states[param].absent = true;
-        self.settle(param);
-        self.launch(launch)
-    }
-
-    /// The parameter was used once more, and more is to come: counts only, for a static graph and a framework that accumulates
-    /// gradients itself. The last time, and at the end of the first iteration, it gives the whole gradient.
-    ///
-    /// # Errors
-    /// As for [`grad_ready`](Reducer::grad_ready).
-    pub fn count_ready(&mut self, param: usize) -> Result<()> {
-        self.check_turn(param)?;
-        let launch = self.make_ready(param)?;
-        self.launch(launch)
-    }
-
-    /// As [`grad_ready`](Reducer::grad_ready), with a gradient from elsewhere: the bytes of all its elements. It is added to
-    /// what earlier iterations without synchronisation have left, else it replaces what is there.
-    ///
-    /// # Errors
-    /// See there; or if there are not as many bytes as the gradient has.
-    pub fn grad_ready_from(&mut self, param: usize, gradient: &[u8]) -> Result<()> {
-        self.check_gradient_turn(param)?;
-        if gradient.len() != self.params[param].bytes() {
-            let (name, want) = (&self.params[param].name, self.params[param].bytes());
-            let have = gradient.len();
-            let message = format!("the gradient of parameter {param} `{name}` has {want} bytes, not {have}");
-            return Err(self.refuse(message));
-        }
-        let dtype = self.params[param].dtype;
-        let adds = self.states[param].accumulated || self.sync && self.buckets.is_used(param);
-        let completes = self.sync && self.buckets.completes(param);
-        let launch = if self.sync { self.make_ready(param)? } else { 0..0 };
-        self.states[param].copied = true;
-        self.states[param].accumulated |= !self.sync;
-        self.states[param].used |= !self.sync;
-        let divisor = if completes { self.divisor() } else { 1 };
-        let target = self.bytes(param);
-        match (adds, divisor) {
-            (true, _) => numbers::add(target, gradient, dtype),
-            (false, 1) => target.copy_from_slice(gradient),
-            (false, _) => numbers::copy_divided(target, gradient, dtype, divisor),
-        }
-        if adds && completes {
-            self.divide(param);
-        }
-        self.launch(launch)
-    }
-
     /// As [`grad_ready`](Reducer::grad_ready), for a sparse parameter: rows of its first dimension.
     ///
     /// # Errors
@@ -445,22 +282,6 @@ impl Reducer {
             None => gradient,
         });
         self.launch(launch)
-    }
-
-    /// Is every gradient of this iteration ready, and every bucket on its way? Never in the first iteration of a static graph.
-    pub fn is_whole(&self) -> bool {
-        self.phase == Phase::Backward && self.sync && !self.buckets.learns() && self.buckets.all_launched()
-    }
-
-    /// Waits for what is on its way, but at most so long; true if there is nothing left to wait for, or if something failed, which
-    /// [`finish`](Reducer::finish) will tell.
-    pub fn wait_for(&mut self, limit: Duration) -> bool {
-        self.logger.backward_ends();
-        let until = Deadline::after(limit);
-        self.works.iter().flatten().all(|work| match work.wait_by(until) {
-            Ok(()) => true,
-            Err(_) => work.is_done(),
-        })
     }
 
     /// Waits until all gradients are averages. Returns at once in an iteration without synchronisation.
@@ -524,36 +345,9 @@ impl Reducer {
 
     // ── what is known ──────────────────────────────────────────────────────────────────────────────────────
 
-    /// The group it works in: a twin of the one it was made with, whose operations go on in the background.
-    pub fn group(&self) -> &Group {
-        &self.group
-    }
-
-    pub fn params(&self) -> &[Param] {
-        &self.params
-    }
-
-    pub fn buckets(&self) -> &Buckets {
-        &self.buckets
-    }
-
-    /// Did any rank use the parameter in the last iteration? Known with `find_unused_parameters`, and of the first iteration
-    /// of a static graph. The gradient of one that nobody used is zero.
-    pub fn is_used_anywhere(&self, param: usize) -> bool {
-        !self.unused_everywhere.contains(&param)
-    }
-
     /// Of the last iteration.
     pub fn statistics(&self) -> &Statistics {
         self.logger.statistics()
-    }
-
-    pub fn logger(&self) -> &Logger {
-        &self.logger
-    }
-
-    pub fn logger_mut(&mut self) -> &mut Logger {
-        &mut self.logger
     }
 
     /// Why it can no longer be used, if so.

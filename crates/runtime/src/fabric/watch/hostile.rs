@@ -301,9 +301,9 @@ fn take<'s>(script: &mut &'s [u8]) -> &'s [u8] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ErrorKind;
     use crate::fabric::UNCLAIMED_FOR;
     use crate::fabric::watch::READS;
+    use crate::{ErrorKind, Tag};
     use proptest::prelude::*;
     use tenfold_memory::{Buffer, DType, Lane};
 
@@ -414,7 +414,7 @@ mod tests {
         scene.say(TCP, &hello(HONEST, data), 0);
         scene.lines[TCP] = None;
         let mut tensor = Buffer::zeros(DType::F32, 1);
-        let error = scene.group.recv(tensor.lend(), 1, 0).unwrap().wait().unwrap_err();
+        let error = scene.group.start_recv(tensor.lend(), 1, Tag(0)).unwrap().wait().unwrap_err();
         assert_eq!((error.kind(), error.peer()), (ErrorKind::PeerLost, Some(1)), "{error}");
         assert!(error.message().starts_with("the connection with rank 1 ("), "{error}");
         assert!(error.to_string().contains("hint: that rank is alive; check the network "), "{error}");

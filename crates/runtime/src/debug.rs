@@ -11,10 +11,12 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use crate::fault::Fault;
 
+pub use crate::group::find_nan;
+
 /// How much is checked and told.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
-pub enum DebugLevel {
+pub enum Level {
     /// Mismatches are found and told, as always.
     #[default]
     Off = 0,
@@ -29,28 +31,28 @@ const UNKNOWN: u8 = u8::MAX;
 
 static LEVEL: AtomicU8 = AtomicU8::new(UNKNOWN);
 
-impl DebugLevel {
-    const ALL: [DebugLevel; 3] = [DebugLevel::Off, DebugLevel::Info, DebugLevel::Detail];
+impl Level {
+    const ALL: [Level; 3] = [Level::Off, Level::Info, Level::Detail];
 
     /// As the variable has it.
     pub const fn name(self) -> &'static str {
         match self {
-            DebugLevel::Off => "OFF",
-            DebugLevel::Info => "INFO",
-            DebugLevel::Detail => "DETAIL",
+            Level::Off => "OFF",
+            Level::Info => "INFO",
+            Level::Detail => "DETAIL",
         }
     }
 
     /// What `TORCH_DISTRIBUTED_DEBUG` says; c10d takes any case, and nothing else.
-    pub(crate) fn parse(value: Option<&OsStr>) -> Result<DebugLevel, Fault> {
-        let Some(value) = value else { return Ok(DebugLevel::Off) };
-        let named = |level: &DebugLevel| value.eq_ignore_ascii_case(level.name());
+    pub(crate) fn parse(value: Option<&OsStr>) -> Result<Level, Fault> {
+        let Some(value) = value else { return Ok(Level::Off) };
+        let named = |level: &Level| value.eq_ignore_ascii_case(level.name());
         let wrong = || Fault::argument("The value of TORCH_DISTRIBUTED_DEBUG must be OFF, INFO, or DETAIL.");
         Self::ALL.into_iter().find(named).ok_or_else(wrong)
     }
 }
 
-impl fmt::Display for DebugLevel {
+impl fmt::Display for Level {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
@@ -59,40 +61,40 @@ impl fmt::Display for DebugLevel {
 /// The level that was set, or else that of `TORCH_DISTRIBUTED_DEBUG`.
 ///
 /// ```
-/// use tenfold::{DebugLevel, debug_level, set_debug_level};
+/// use tenfold::debug::{self, Level};
 ///
-/// set_debug_level(DebugLevel::Detail);
-/// assert_eq!(debug_level(), DebugLevel::Detail);
+/// debug::set_level(Level::Detail);
+/// assert_eq!(debug::level(), Level::Detail);
 /// ```
 #[inline]
-pub fn debug_level() -> DebugLevel {
+pub fn level() -> Level {
     match LEVEL.load(Ordering::Relaxed) {
-        0 => DebugLevel::Off,
-        1 => DebugLevel::Info,
-        2 => DebugLevel::Detail,
+        0 => Level::Off,
+        1 => Level::Info,
+        2 => Level::Detail,
         _ => first_look(),
     }
 }
 
 /// Sets the level, for every group of this process.
-pub fn set_debug_level(level: DebugLevel) {
+pub fn set_level(level: Level) {
     LEVEL.store(level as u8, Ordering::Relaxed);
 }
 
 /// Sets the level to that of `TORCH_DISTRIBUTED_DEBUG`.
 ///
 /// # Errors
-/// If that is no level.
-pub fn set_debug_level_from_env() -> Result<(), Fault> {
-    crate::environment::debug_level().map(set_debug_level)
+/// If its value is not a level.
+pub fn set_level_from_environment() -> Result<(), Fault> {
+    crate::environment::debug_level().map(set_level)
 }
 
 #[cold]
-fn first_look() -> DebugLevel {
+fn first_look() -> Level {
     // A value that is none is refused when a group is made.
     let level = crate::environment::debug_level().unwrap_or_default();
     let _set_meanwhile = LEVEL.compare_exchange(UNKNOWN, level as u8, Ordering::Relaxed, Ordering::Relaxed);
-    debug_level()
+    self::level()
 }
 
 #[cfg(test)]
@@ -101,14 +103,14 @@ mod tests {
 
     #[test]
     fn levels_are_read_as_pytorch_reads_them() {
-        let read = |value: &str| DebugLevel::parse(Some(value.as_ref())).map_err(|fault| fault.message);
+        let read = |value: &str| Level::parse(Some(value.as_ref())).map_err(|fault| fault.message);
         let wrong = Err("The value of TORCH_DISTRIBUTED_DEBUG must be OFF, INFO, or DETAIL.".to_string());
-        assert_eq!(read("OFF"), Ok(DebugLevel::Off));
-        assert_eq!(read("info"), Ok(DebugLevel::Info));
-        assert_eq!(read("Detail"), Ok(DebugLevel::Detail));
+        assert_eq!(read("OFF"), Ok(Level::Off));
+        assert_eq!(read("info"), Ok(Level::Info));
+        assert_eq!(read("Detail"), Ok(Level::Detail));
         for value in ["", " INFO", "2", "nonsense"] {
             assert_eq!(read(value), wrong, "{value}");
         }
-        assert!(DebugLevel::parse(None).is_ok_and(|level| level == DebugLevel::Off));
+        assert!(Level::parse(None).is_ok_and(|level| level == Level::Off));
     }
 }
