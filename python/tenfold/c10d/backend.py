@@ -12,14 +12,15 @@ from datetime import timedelta
 from typing import Any
 
 from tenfold import _tenfold
+from tenfold.arrays import Tensor
+from tenfold.c10d.enums import ErrorType, OpType
+from tenfold.c10d.operations import Operations
+from tenfold.c10d.options import _DEFAULT_PG_TIMEOUT, UNSET_TIMEOUT, Fields, ReconfigureOptions
+from tenfold.c10d.starts import STARTS
+from tenfold.c10d.work import WorkInfo
 from tenfold.completions import notify
-from tenfold.enums import ErrorType, OpType
 from tenfold.exceptions import DistTimeoutError
-from tenfold.operations import Operations
-from tenfold.options import _DEFAULT_PG_TIMEOUT, UNSET_TIMEOUT, Fields, ReconfigureOptions
-from tenfold.overloads import Tensor
-from tenfold.starts import STARTS
-from tenfold.work import Work, WorkInfo
+from tenfold.work import Work
 
 __all__ = ["Backend", "ProcessGroupTenfold"]
 

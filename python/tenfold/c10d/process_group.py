@@ -9,16 +9,16 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeAlias, overload
 
-from tenfold import enums, work_registry
 from tenfold._tenfold import PrefixStore
-from tenfold.backend import Backend, ProcessGroupTenfold
-from tenfold.enums import HookOpName
+from tenfold.arrays import Tensor
+from tenfold.c10d import enums, work_registry
+from tenfold.c10d.backend import Backend, ProcessGroupTenfold
+from tenfold.c10d.enums import HookOpName
+from tenfold.c10d.operations import Operations
+from tenfold.c10d.options import _DEFAULT_PG_TIMEOUT, Fields, PostHookArgs, PreHookArgs, ReconfigureOptions
+from tenfold.c10d.work_registry import _register_work
 from tenfold.exceptions import DistArgumentError
-from tenfold.operations import Operations
-from tenfold.options import _DEFAULT_PG_TIMEOUT, Fields, PostHookArgs, PreHookArgs, ReconfigureOptions
-from tenfold.overloads import Tensor
 from tenfold.work import Work
-from tenfold.work_registry import _register_work
 
 __all__ = ["ProcessGroup", "_broadcast_coalesced"]
 

@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from tenfold.backend import Backend
-from tenfold.options import Fields
-from tenfold.process_group import _flat, _perform_by
+from tenfold.c10d.backend import Backend
+from tenfold.c10d.options import Fields
+from tenfold.c10d.process_group import _flat, _perform_by
 
 __all__ = ["_ProcessGroupWrapper"]
 
@@ -44,7 +44,7 @@ _SAME_SHAPES = {
 class _ProcessGroupWrapper(Backend):
     """Calls `backend` after `gloo_backend`, of any kind, has confirmed that all ranks made the same call.
 
-    >>> from tenfold import HashStore, ProcessGroupTenfold
+    >>> from tenfold.c10d import HashStore, ProcessGroupTenfold
     >>> first, second = (ProcessGroupTenfold(HashStore(), 0, 1) for _ in range(2))
     >>> wrapper = _ProcessGroupWrapper(first, second)
     >>> wrapper.allreduce([bytearray(4)]).wait()

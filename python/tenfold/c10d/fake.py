@@ -9,10 +9,10 @@ from datetime import timedelta
 from typing import Any
 
 from tenfold.arrays import copy_into, parts
-from tenfold.backend import Backend
-from tenfold.options import Fields
+from tenfold.c10d.backend import Backend
+from tenfold.c10d.options import Fields
+from tenfold.c10d.work import FakeWork
 from tenfold.reduce_op import ReduceOp
-from tenfold.work import FakeWork
 
 __all__ = ["FakeProcessGroup"]
 

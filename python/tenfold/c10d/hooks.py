@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from tenfold import _tenfold
-from tenfold.backend import Backend, ProcessGroupTenfold
-from tenfold.enums import HookOpName
+from tenfold.c10d.backend import Backend, ProcessGroupTenfold
+from tenfold.c10d.enums import HookOpName
+from tenfold.c10d.options import PreHookArgs
+from tenfold.c10d.process_group import ProcessGroup
 from tenfold.exceptions import _from_rust
-from tenfold.options import PreHookArgs
-from tenfold.process_group import ProcessGroup
 
 __all__ = ["FlightRecorderHook", "HealthCheckHook", "NanCheckHook", "unhealthy_backends"]
 
@@ -26,7 +26,7 @@ _ids = itertools.count(1 << 32)
 class NanCheckHook:
     """Refuses operations whose inputs have a NaN in them, before anything is sent; see `attach`.
 
-    >>> from tenfold import HashStore, ProcessGroup
+    >>> from tenfold.c10d import HashStore, ProcessGroup
     >>> group = ProcessGroup(HashStore(), 0, 1)
     >>> hook = NanCheckHook.attach(group)
     >>> from array import array
