@@ -13,10 +13,10 @@ from typing import Any
 
 from tenfold import _tenfold
 from tenfold.arrays import Tensor
+from tenfold.c10d.collectives import COLLECTIVES
 from tenfold.c10d.enums import ErrorType, OpType
 from tenfold.c10d.operations import Operations
 from tenfold.c10d.options import _DEFAULT_PG_TIMEOUT, UNSET_TIMEOUT, Fields, ReconfigureOptions
-from tenfold.c10d.starts import STARTS
 from tenfold.c10d.work import WorkInfo
 from tenfold.completions import notify
 from tenfold.exceptions import DistTimeoutError
@@ -320,11 +320,9 @@ class ProcessGroupTenfold(Backend):
     def _perform(self, name: str, arguments: list[Any], options: Fields | None) -> Any:
         if name == "monitored_barrier":
             return self._monitored_barrier(*arguments)
-        start = STARTS.get(name)
-        if start is None:
-            raise self._unsupported(name)
         timeout = getattr(options, "timeout", UNSET_TIMEOUT)
         limit = (self._options._timeout if timeout < timedelta(0) else timeout).total_seconds()
+        start = COLLECTIVES[name].start
         part = start(self.group(), *arguments, options, async_op=True, timeout=limit)
         if part is None:
             return Work((), list(arguments[0]))

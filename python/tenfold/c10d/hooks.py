@@ -8,19 +8,27 @@ backend. With tenfold's own backend two of them have little to do: it always rec
 import itertools
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from tenfold import _tenfold
 from tenfold.c10d.backend import Backend, ProcessGroupTenfold
 from tenfold.c10d.enums import HookOpName
 from tenfold.c10d.options import PreHookArgs
 from tenfold.c10d.process_group import ProcessGroup
-from tenfold.exceptions import _from_rust
+from tenfold.exceptions import refused
 
 __all__ = ["FlightRecorderHook", "HealthCheckHook", "NanCheckHook", "unhealthy_backends"]
 
 # Ids that hooks of users are unlikely to have. Hooks are called in the order of registration.
 _ids = itertools.count(1 << 32)
+
+
+class _Place(NamedTuple):
+    """A group of any backend, for errors."""
+
+    name: str
+    rank: int
+    size: int
 
 
 class NanCheckHook:
@@ -66,12 +74,9 @@ class NanCheckHook:
             return
         for index, tensor in enumerate(call.input_tensors):
             if (element := _tenfold.find_nan(tensor)) is not None:
-                name, rank, size = group._name or "default", group.rank(), group.size()
-                operation = call.name.name.lower()
-                reason = f"NaN found in input tensor {index}, which has it at element {element}"
-                text = f"{operation} in group `{name}` failed on rank {rank} of {size}: {reason}"
-                fields = {"operation": operation, "group": name, "rank": rank, "world_size": size}
-                raise _from_rust("Argument", text, fields | {"reason": reason})
+                place = _Place(group._name or "default", group.rank(), group.size())
+                mistake = f"NaN found in input tensor {index}, which has it at element {element}"
+                raise refused(place, call.name.name.lower(), mistake)
 
 
 class HealthCheckHook:
