@@ -323,7 +323,7 @@ class ProcessGroupTenfold(Backend):
         timeout = getattr(options, "timeout", UNSET_TIMEOUT)
         limit = (self._options._timeout if timeout < timedelta(0) else timeout).total_seconds()
         start = COLLECTIVES[name].start
-        part = start(self.group(), *arguments, options, async_op=True, timeout=limit)
+        part = start(self.group(), *arguments, options, True, limit)
         if part is None:
             return Work((), list(arguments[0]))
         if self._coalesced is not None:

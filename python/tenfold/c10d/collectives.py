@@ -1,9 +1,9 @@
 """The table of c10d's operations: how each one starts on a group of the extension, and what else is to know.
 
 Each function here is an operation, by c10d's name. Its arguments are the group, the arguments of the
-operation's first form, its options (None for messages), and `how`, which is `async_op` and `timeout`. c10d's
-lists "of several devices", which mostly have one element, are unpacked here. An operation that has completed
-when the function returns has no work.
+operation's first form, its options (None for messages), and `how`: whether it is asynchronous, and its
+timeout in seconds. c10d's lists "of several devices", which mostly have one element, are unpacked here. An
+operation that has completed when the function returns has no work.
 
 `Backend`, `ProcessGroup`, the fake group, the wrapper, and the plug-in for PyTorch make their methods from
 this table. Only the forms in which an operation can be called are declared elsewhere, in `operations.py`,
@@ -72,28 +72,28 @@ def _at_root(group: Group, operation: str, options: Any, lists: Sequence[Any], w
 
 
 @_collective(HookOpName.BROADCAST, fill="nothing", same_shapes=(0,), shared=0)
-def broadcast(group: Group, tensors: Sequence[Any], options: Any, **how: Any) -> Started:
+def broadcast(group: Group, tensors: Sequence[Any], options: Any, *how: Any) -> Started:
     root, root_tensor = options.rootRank, options.rootTensor
     if len(tensors) == 1 and root_tensor == 0:
-        return group.broadcast(tensors[0], root, **how)
+        return group.broadcast(tensors[0], root, *how)
     if not 0 <= root_tensor < len(tensors):
         mistake = f"invalid root tensor: {root_tensor}: there are {len(tensors)} tensors"
         raise refused(group, "broadcast", mistake)
-    return group.broadcast_several(tensors, root, root_tensor, **how)
+    return group.broadcast_several(tensors, root, root_tensor, *how)
 
 
 @_collective(HookOpName.ALLREDUCE, "all_reduce", fill="reduce", same_shapes=(0,), shared=0)
-def allreduce(group: Group, tensors: Sequence[Any], options: Any, **how: Any) -> Started:
+def allreduce(group: Group, tensors: Sequence[Any], options: Any, *how: Any) -> Started:
     op = code_of(options.reduceOp)
     if len(tensors) == 1:
-        return group.all_reduce(tensors[0], op, **how)
+        return group.all_reduce(tensors[0], op, *how)
     if not tensors:
         raise refused(group, "all_reduce", "tensors is empty: allreduce requires non-empty tensor list")
-    return group.all_reduce_several(tensors, op, **how)
+    return group.all_reduce_several(tensors, op, *how)
 
 
 @_collective(HookOpName.UNKNOWN, "all_reduce")
-def allreduce_sparse(group: Group, tensors: Sequence[Any], options: Any, **how: Any) -> Started:
+def allreduce_sparse(group: Group, tensors: Sequence[Any], options: Any, *how: Any) -> Started:
     if not tensors:
         mistake = "tensors is empty: allreduce_sparse requires non-empty tensor list"
         raise refused(group, "all_reduce", mistake)
@@ -101,27 +101,27 @@ def allreduce_sparse(group: Group, tensors: Sequence[Any], options: Any, **how: 
         raise refused(group, "all_reduce", "allreduce_sparse takes sparse tensors of PyTorch")
     from tenfold.torch import sparse
 
-    sparse.all_reduce(group, list(tensors), as_reduce_op(options.reduceOp), how["timeout"])
+    sparse.all_reduce(group, list(tensors), as_reduce_op(options.reduceOp), how[1])
     return None
 
 
 @_collective(HookOpName.ALLREDUCE_COALESCED, "all_reduce", fill="reduce")
-def allreduce_coalesced(group: Group, tensors: Sequence[Any], options: Any, **how: Any) -> Started:
-    return group.all_reduce_coalesced(tensors, code_of(options.reduceOp), **how)
+def allreduce_coalesced(group: Group, tensors: Sequence[Any], options: Any, *how: Any) -> Started:
+    return group.all_reduce_coalesced(tensors, code_of(options.reduceOp), *how)
 
 
 @_collective(HookOpName.REDUCE, fill="reduce", same_shapes=(0,))
-def reduce(group: Group, tensors: Sequence[Any], options: Any, **how: Any) -> Started:
+def reduce(group: Group, tensors: Sequence[Any], options: Any, *how: Any) -> Started:
     tensor = _only(group, "reduce", tensors, "tensors")
-    return group.reduce(tensor, options.rootRank, code_of(options.reduceOp), **how)
+    return group.reduce(tensor, options.rootRank, code_of(options.reduceOp), *how)
 
 
 @_collective(HookOpName.ALLGATHER, "all_gather", fill="gather", unpacks=True)
 def allgather(
-    group: Group, outputs: Sequence[Any], inputs: Sequence[Any], options: Any, **how: Any
+    group: Group, outputs: Sequence[Any], inputs: Sequence[Any], options: Any, *how: Any
 ) -> Started:
     if len(inputs) == 1 and len(outputs) == 1:
-        return group.all_gather(outputs[0], inputs[0], **how)
+        return group.all_gather(outputs[0], inputs[0], *how)
     if not inputs:
         mistake = "input_tensors is empty: allgather requires non-empty input tensor list"
         raise refused(group, "all_gather", mistake)
@@ -136,58 +136,58 @@ def allgather(
             raise refused(group, "all_gather", f"invalid output tensor list at index {place} {lengths}")
     # Ordered by rank: each list gets all inputs of all ranks.
     targets = [list(outputs[which][place::count]) for which in range(count) for place in range(count)]
-    return group.all_gather_coalesced(targets, list(inputs) * count, **how)
+    return group.all_gather_coalesced(targets, list(inputs) * count, *how)
 
 
 @_collective(HookOpName.ALLGATHER_BASE, "all_gather", fill="gather_parts", same_shapes=(0, 1), shared=1)
-def all_gather_single(group: Group, output: Any, source: Any, options: Any, **how: Any) -> Started:
-    return group.all_gather_into(output, source, **how)
+def all_gather_single(group: Group, output: Any, source: Any, options: Any, *how: Any) -> Started:
+    return group.all_gather_into(output, source, *how)
 
 
 @_collective(HookOpName.ALLGATHER_INTO_TENSOR_COALESCED, "all_gather", fill="gather_parts")
 def all_gather_single_coalesced(
-    group: Group, outputs: Sequence[Any], inputs: Sequence[Any], options: Any, **how: Any
+    group: Group, outputs: Sequence[Any], inputs: Sequence[Any], options: Any, *how: Any
 ) -> Started:
-    return group.all_gather_into_coalesced(outputs, inputs, **how)
+    return group.all_gather_into_coalesced(outputs, inputs, *how)
 
 
 @_collective(HookOpName.ALLGATHER_COALESCED, "all_gather", fill="gather_lists")
 def allgather_coalesced(
-    group: Group, lists: Sequence[Any], inputs: Sequence[Any], options: Any, **how: Any
+    group: Group, lists: Sequence[Any], inputs: Sequence[Any], options: Any, *how: Any
 ) -> Started:
     if len(lists) != group.size or any(len(of_rank) != len(inputs) for of_rank in lists):
         shape = f"{group.size} lists, one per rank, of {len(inputs)} tensors, one per input"
         raise refused(group, "all_gather", f"output_lists must have {shape}")
     by_input = [list(of_ranks) for of_ranks in zip(*lists, strict=True)]
-    return group.all_gather_coalesced(by_input, inputs, **how)
+    return group.all_gather_coalesced(by_input, inputs, *how)
 
 
 @_collective(HookOpName.GATHER, fill="gather_at_root", same_shapes=(1,), unpacks=True)
-def gather(group: Group, outputs: Sequence[Any], inputs: Sequence[Any], options: Any, **how: Any) -> Started:
+def gather(group: Group, outputs: Sequence[Any], inputs: Sequence[Any], options: Any, *how: Any) -> Started:
     targets = _at_root(group, "gather", options, outputs, "output_tensors")
-    return group.gather(targets, _only(group, "gather", inputs, "input_tensors"), options.rootRank, **how)
+    return group.gather(targets, _only(group, "gather", inputs, "input_tensors"), options.rootRank, *how)
 
 
 @_collective(HookOpName.GATHER, same_shapes=(1,))
-def gather_single(group: Group, output: Any, source: Any, options: Any, **how: Any) -> Started:
+def gather_single(group: Group, output: Any, source: Any, options: Any, *how: Any) -> Started:
     target = output if group.rank == options.rootRank else None
-    return group.gather_into(target, source, options.rootRank, **how)
+    return group.gather_into(target, source, options.rootRank, *how)
 
 
 @_collective(HookOpName.SCATTER, fill="scatter", same_shapes=(0,))
-def scatter(group: Group, outputs: Sequence[Any], inputs: Sequence[Any], options: Any, **how: Any) -> Started:
+def scatter(group: Group, outputs: Sequence[Any], inputs: Sequence[Any], options: Any, *how: Any) -> Started:
     sources = _at_root(group, "scatter", options, inputs, "input_tensors")
     target = _only(group, "scatter", outputs, "output_tensors")
-    return group.scatter(target, sources, options.rootRank, **how)
+    return group.scatter(target, sources, options.rootRank, *how)
 
 
 @_collective(HookOpName.REDUCE_SCATTER, fill="reduce_scatter")
 def reduce_scatter(
-    group: Group, outputs: Sequence[Any], inputs: Sequence[Any], options: Any, **how: Any
+    group: Group, outputs: Sequence[Any], inputs: Sequence[Any], options: Any, *how: Any
 ) -> Started:
     target = _only(group, "reduce_scatter", outputs, "output_tensors")
     sources = _only(group, "reduce_scatter", inputs, "input_tensors")
-    return group.reduce_scatter(target, sources, code_of(options.reduceOp), **how)
+    return group.reduce_scatter(target, sources, code_of(options.reduceOp), *how)
 
 
 @_collective(
@@ -197,15 +197,15 @@ def reduce_scatter(
     same_shapes=(0, 1),
     shared=1,
 )
-def reduce_scatter_single(group: Group, output: Any, source: Any, options: Any, **how: Any) -> Started:
-    return group.reduce_scatter_into(output, source, code_of(options.reduceOp), **how)
+def reduce_scatter_single(group: Group, output: Any, source: Any, options: Any, *how: Any) -> Started:
+    return group.reduce_scatter_into(output, source, code_of(options.reduceOp), *how)
 
 
 @_collective(HookOpName.REDUCE_SCATTER_TENSOR_COALESCED, "reduce_scatter", fill="reduce_scatter_parts")
 def reduce_scatter_single_coalesced(
-    group: Group, outputs: Sequence[Any], inputs: Sequence[Any], options: Any, **how: Any
+    group: Group, outputs: Sequence[Any], inputs: Sequence[Any], options: Any, *how: Any
 ) -> Started:
-    return group.reduce_scatter_into_coalesced(outputs, inputs, code_of(options.reduceOp), **how)
+    return group.reduce_scatter_into_coalesced(outputs, inputs, code_of(options.reduceOp), *how)
 
 
 @_collective(HookOpName.ALLTOALL_BASE, "all_to_all", fill="exchange_parts", shared=1)
@@ -216,26 +216,24 @@ def all_to_all_single(
     output_splits: Sequence[int],
     input_splits: Sequence[int],
     options: Any,
-    **how: Any,
+    *how: Any,
 ) -> Started:
-    return group.all_to_all_single(output, source, output_splits or None, input_splits or None, **how)
+    return group.all_to_all_single(output, source, output_splits or None, input_splits or None, *how)
 
 
 @_collective(HookOpName.ALLTOALL, "all_to_all", fill="exchange")
-def alltoall(
-    group: Group, outputs: Sequence[Any], inputs: Sequence[Any], options: Any, **how: Any
-) -> Started:
-    return group.all_to_all(outputs, inputs, **how)
+def alltoall(group: Group, outputs: Sequence[Any], inputs: Sequence[Any], options: Any, *how: Any) -> Started:
+    return group.all_to_all(outputs, inputs, *how)
 
 
 @_collective(HookOpName.SEND, fill="nothing", is_message=True)
-def send(group: Group, tensors: Sequence[Any], to: int, tag: int, options: None, **how: Any) -> Started:
-    return group.send(_only(group, "send", tensors, "tensors"), to, tag, **how)
+def send(group: Group, tensors: Sequence[Any], to: int, tag: int, options: None, *how: Any) -> Started:
+    return group.send(_only(group, "send", tensors, "tensors"), to, tag, *how)
 
 
 @_collective(HookOpName.RECV, fill="nothing", is_message=True)
-def recv(group: Group, tensors: Sequence[Any], source: int, tag: int, options: None, **how: Any) -> Started:
-    return group.recv(_only(group, "recv", tensors, "tensors"), source, tag, **how)
+def recv(group: Group, tensors: Sequence[Any], source: int, tag: int, options: None, *how: Any) -> Started:
+    return group.recv(_only(group, "recv", tensors, "tensors"), source, tag, *how)
 
 
 @_collective(HookOpName.RECV, "recvAnySource", fill="nothing", is_message=True)
@@ -246,5 +244,5 @@ def recv_anysource(
 
 
 @_collective(HookOpName.BARRIER, fill="nothing")
-def barrier(group: Group, options: Any, **how: Any) -> Started:
-    return group.barrier(**how)
+def barrier(group: Group, options: Any, *how: Any) -> Started:
+    return group.barrier(*how)
