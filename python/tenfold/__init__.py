@@ -1,12 +1,17 @@
 """Collective communication for machine learning: c10d in Rust.
 
-`tenfold.init` and `Group` are the short way to collectives on arrays. Everything else has the names of c10d,
-the library under `torch.distributed`, and behaves as it does there. Needs neither PyTorch nor NumPy.
+`tenfold.init` and `Group` are the short way to collectives on arrays. `tenfold.c10d` has the names of c10d,
+the library under `torch.distributed`, and behaves as it does there. `tenfold.torch` is the backend of
+`torch.distributed`. Only `tenfold.torch` needs PyTorch; nothing needs NumPy.
 """
 
-from tenfold import functional
+import atexit
+import importlib
+import os
+from typing import TYPE_CHECKING, Any
+
+from tenfold import _tenfold
 from tenfold._tenfold import (
-    FakeStore,
     FileStore,
     HashStore,
     PrefixStore,
@@ -14,33 +19,8 @@ from tenfold._tenfold import (
     Store,
     TCPStore,
     __version__,
-    _ControlCollectives,
-    _StoreCollectives,
-    _test_python_store,
 )
 from tenfold.api import Group, init
-from tenfold.backend import Backend, ProcessGroupTenfold
-from tenfold.control import (
-    _get_handler,
-    _get_handler_names,
-    _register_handler,
-    _Request,
-    _Response,
-    _WorkerServer,
-)
-from tenfold.ddp import (
-    BuiltinCommHookType,
-    DDPLoggingData,
-    GradBucket,
-    Logger,
-    Reducer,
-    _compute_bucket_assignment_by_size,
-    _register_builtin_comm_hook,
-    _register_comm_hook,
-    _verify_params_across_processes,
-)
-from tenfold.debug import get_debug_level, set_debug_level, set_debug_level_from_env
-from tenfold.enums import BackendType, DebugLevel, ErrorType, HookOpName, OpType, WorkResult
 from tenfold.exceptions import (
     DistArgumentError,
     DistBackendError,
@@ -51,84 +31,14 @@ from tenfold.exceptions import (
     DistStoreTimeoutError,
     DistTimeoutError,
 )
-from tenfold.fake import FakeProcessGroup
-from tenfold.hooks import FlightRecorderHook, HealthCheckHook, NanCheckHook
-from tenfold.options import (
-    _DEFAULT_FIRST_BUCKET_BYTES,
-    _DEFAULT_NO_TIMEOUT,
-    _DEFAULT_PG_NCCL_TIMEOUT,
-    _DEFAULT_PG_TIMEOUT,
-    AllgatherOptions,
-    AllreduceCoalescedOptions,
-    AllreduceOptions,
-    AllToAllOptions,
-    BarrierOptions,
-    BroadcastOptions,
-    GatherOptions,
-    PostHookArgs,
-    PreHookArgs,
-    PutOptions,
-    ReconfigureOptions,
-    ReduceOptions,
-    ReduceScatterOptions,
-    ScatterOptions,
-    SignalOptions,
-    WaitSignalOptions,
-    WindowAccessType,
-    WindowAttr,
-    _DistributedBackendOptions,
-    default_pg_timeout,
-)
-from tenfold.process_group import ProcessGroup, _broadcast_coalesced
-from tenfold.recorder import (
-    _dump_fr_trace,
-    _dump_fr_trace_file,
-    _dump_fr_trace_json,
-    _dump_nccl_trace,
-    _dump_nccl_trace_json,
-    _reset_fr_recording_nccl,
-    _reset_fr_trace,
-    metrics,
-    prometheus,
-    straggler_report,
-    stragglers,
-)
-from tenfold.reduce_op import ReduceOp, _make_nccl_premul_sum, _make_premul_sum
-from tenfold.registry import (
-    _current_process_group,
-    _is_process_group_registered,
-    _register_process_group,
-    _resolve_process_group,
-    _set_process_group,
-    _set_thread_isolation_mode,
-    _unregister_all_process_groups,
-    _unregister_process_group,
-)
-from tenfold.work import FakeWork, Future, PythonCallbackWork, Work, WorkInfo, _create_work_from_future
-from tenfold.work_registry import (
-    _allow_inflight_collective_as_graph_input,
-    _get_work_registry_size,
-    _register_work,
-    _set_allow_inflight_collective_as_graph_input,
-)
-from tenfold.wrapper import _ProcessGroupWrapper
+from tenfold.reduce_op import ReduceOp
+from tenfold.statistics import metrics, prometheus, straggler_report, stragglers
+from tenfold.work import Future, Work
+
+if TYPE_CHECKING:
+    from tenfold import c10d, ddp
 
 __all__ = [
-    "_DEFAULT_FIRST_BUCKET_BYTES",
-    "_DEFAULT_NO_TIMEOUT",
-    "_DEFAULT_PG_NCCL_TIMEOUT",
-    "_DEFAULT_PG_TIMEOUT",
-    "AllToAllOptions",
-    "AllgatherOptions",
-    "AllreduceCoalescedOptions",
-    "AllreduceOptions",
-    "Backend",
-    "BackendType",
-    "BarrierOptions",
-    "BroadcastOptions",
-    "BuiltinCommHookType",
-    "DDPLoggingData",
-    "DebugLevel",
     "DistArgumentError",
     "DistBackendError",
     "DistError",
@@ -137,92 +47,35 @@ __all__ = [
     "DistStoreError",
     "DistStoreTimeoutError",
     "DistTimeoutError",
-    "ErrorType",
-    "FakeProcessGroup",
-    "FakeStore",
-    "FakeWork",
     "FileStore",
-    "FlightRecorderHook",
     "Future",
-    "GatherOptions",
-    "GradBucket",
     "Group",
     "HashStore",
-    "HealthCheckHook",
-    "HookOpName",
-    "Logger",
-    "NanCheckHook",
-    "OpType",
-    "PostHookArgs",
-    "PreHookArgs",
     "PrefixStore",
-    "ProcessGroup",
-    "ProcessGroupTenfold",
-    "PutOptions",
-    "PythonCallbackWork",
-    "ReconfigureOptions",
     "ReduceOp",
-    "ReduceOptions",
-    "ReduceScatterOptions",
-    "Reducer",
-    "ScatterOptions",
     "SharedMemory",
-    "SignalOptions",
     "Store",
     "TCPStore",
-    "WaitSignalOptions",
-    "WindowAccessType",
-    "WindowAttr",
     "Work",
-    "WorkInfo",
-    "WorkResult",
-    "_ControlCollectives",
-    "_DistributedBackendOptions",
-    "_ProcessGroupWrapper",
-    "_Request",
-    "_Response",
-    "_StoreCollectives",
-    "_WorkerServer",
     "__version__",
-    "_allow_inflight_collective_as_graph_input",
-    "_broadcast_coalesced",
-    "_compute_bucket_assignment_by_size",
-    "_create_work_from_future",
-    "_current_process_group",
-    "_dump_fr_trace",
-    "_dump_fr_trace_file",
-    "_dump_fr_trace_json",
-    "_dump_nccl_trace",
-    "_dump_nccl_trace_json",
-    "_get_handler",
-    "_get_handler_names",
-    "_get_work_registry_size",
-    "_is_process_group_registered",
-    "_make_nccl_premul_sum",
-    "_make_premul_sum",
-    "_register_builtin_comm_hook",
-    "_register_comm_hook",
-    "_register_handler",
-    "_register_process_group",
-    "_register_work",
-    "_reset_fr_recording_nccl",
-    "_reset_fr_trace",
-    "_resolve_process_group",
-    "_set_allow_inflight_collective_as_graph_input",
-    "_set_process_group",
-    "_set_thread_isolation_mode",
-    "_test_python_store",
-    "_unregister_all_process_groups",
-    "_unregister_process_group",
-    "_verify_params_across_processes",
-    "default_pg_timeout",
-    "functional",
-    "get_debug_level",
+    "c10d",
+    "ddp",
     "init",
     "metrics",
     "prometheus",
-    "set_debug_level",
-    "set_debug_level_from_env",
     "straggler_report",
     "stragglers",
 ]
+
+# A process that exits because of an error writes its dump first. The error itself does not wait for the disk.
+atexit.register(_tenfold.recorder_wait)
+
+if os.environ.get("TENFOLD_WORKER_SERVER"):
+    import tenfold.c10d.control  # noqa: F401, starts the threads that answer requests
+
+
+def __getattr__(name: str) -> Any:
+    """Imports `tenfold.c10d` and `tenfold.ddp` when they are first used: most programs need neither."""
+    if name in ("c10d", "ddp"):
+        return importlib.import_module(f"tenfold.{name}")
+    raise AttributeError(f"module `tenfold` has no attribute `{name}`")

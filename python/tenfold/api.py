@@ -13,19 +13,23 @@ import os
 from collections.abc import Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tenfold import _tenfold, objects
-from tenfold.backend import ProcessGroupTenfold
-from tenfold.options import _DEFAULT_PG_TIMEOUT
-from tenfold.overloads import Reduction, Tensor, Tensors
-from tenfold.process_group import ProcessGroup
-from tenfold.reduce_op import code_of
+from tenfold._tenfold import PrefixStore, TCPStore
+from tenfold.arrays import Tensor, Tensors
+from tenfold.reduce_op import Reduction, code_of
 from tenfold.work import Work
+
+if TYPE_CHECKING:
+    from tenfold.c10d import ProcessGroup, ProcessGroupTenfold
 
 __all__ = ["Group", "init"]
 
 Seconds = float | timedelta
+
+# How long operations wait by default, as in c10d.
+DEFAULT_TIMEOUT = timedelta(minutes=30)
 
 
 def init(
@@ -84,8 +88,6 @@ def _from_environment(variable: str, argument: str) -> int:
 
 
 def _store_from_environment(rank: int, world_size: int, limit: float | None) -> Any:
-    from tenfold import PrefixStore, TCPStore
-
     host = os.environ.get("MASTER_ADDR")
     if host is None:
         hint = "pass `store`, or start the program by `tenfold run`"
@@ -93,7 +95,7 @@ def _store_from_environment(rank: int, world_size: int, limit: float | None) -> 
     port = _from_environment("MASTER_PORT", "store")
     # The launcher's store outlives its ranks, so the keys of each round have their own prefix.
     is_of_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    wait = _DEFAULT_PG_TIMEOUT if limit is None else timedelta(seconds=limit)
+    wait = DEFAULT_TIMEOUT if limit is None else timedelta(seconds=limit)
     is_master = rank == 0 and not is_of_launcher
     store = TCPStore(host, port, world_size, is_master=is_master, timeout=wait, multi_tenant=True)
     if not is_of_launcher:
@@ -125,31 +127,46 @@ class Group:
     """
 
     def __init__(self, inner: _tenfold.Group, store: Any = None, timeout: float | None = None) -> None:
-        limit = _DEFAULT_PG_TIMEOUT if timeout is None else timedelta(seconds=timeout)
-        self._backend = ProcessGroupTenfold._of(inner, limit)
+        self._group: _tenfold.Group | None = inner
+        # Made when c10d's group is first asked for. It then holds the group instead.
+        self._backend: ProcessGroupTenfold | None = None
+        self._timeout = DEFAULT_TIMEOUT if timeout is None else timedelta(seconds=timeout)
+        self._rank, self._size = inner.rank, inner.size
         self._store = store
+
+    def _is_open(self) -> bool:
+        return self._group is not None if self._backend is None else self._backend.is_open()
 
     @property
     def _inner(self) -> _tenfold.Group:
-        return self._backend.group()
+        if self._backend is not None:
+            return self._backend.group()
+        if self._group is None:
+            raise RuntimeError("the group was shut down")
+        return self._group
 
     @property
     def rank(self) -> int:
         """Returns the rank of this process."""
-        return self._backend.rank()
+        return self._rank
 
     @property
     def size(self) -> int:
         """Returns the number of ranks."""
-        return self._backend.size()
+        return self._size
 
     @property
     def name(self) -> str:
         return self._inner.name
 
     @property
-    def process_group(self) -> ProcessGroup:
+    def process_group(self) -> "ProcessGroup":
         """Returns the same ranks as c10d's `ProcessGroup`."""
+        from tenfold.c10d import ProcessGroup, ProcessGroupTenfold
+
+        if self._backend is None:
+            self._backend = ProcessGroupTenfold._of(self._inner, self._timeout)
+            self._group = None
         return ProcessGroup._around(self._backend, self._store, self.name, None)
 
     def hosts(self) -> list[int]:
@@ -178,8 +195,9 @@ class Group:
 
     def close(self) -> None:
         """Leaves the group."""
-        self._backend.shutdown()
-        self._store = None
+        if self._backend is not None:
+            self._backend.shutdown()
+        self._group = self._store = None
 
     def __enter__(self) -> "Group":
         return self
@@ -187,14 +205,14 @@ class Group:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if error is None or not self._backend.is_open():
+        if error is None or not self._is_open():
             self.close()
         else:
             # Not closed: a peer that first sees this rank leave would not learn the reason.
             self.abort(f"{type(error).__name__} on rank {self.rank}: {error}")
 
     def __repr__(self) -> str:
-        return repr(self._inner) if self._backend.is_open() else "Group(closed)"
+        return repr(self._inner) if self._is_open() else "Group(closed)"
 
     def subgroup(self, ranks: Sequence[int], *, name: str, timeout: Seconds | None = None) -> "Group | None":
         """Makes a group of some ranks. All ranks must call it; it returns None on the other ranks."""

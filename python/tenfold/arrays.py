@@ -4,9 +4,25 @@ NumPy and PyTorch are imported only if the program uses them. All checks here ar
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
-__all__ = ["as_array", "concatenated", "contiguous_copy", "copy_into", "empty_like", "is_torch", "parts"]
+__all__ = [
+    "Tensor",
+    "TensorLists",
+    "Tensors",
+    "as_array",
+    "concatenated",
+    "contiguous_copy",
+    "copy_into",
+    "empty_like",
+    "is_torch",
+    "parts",
+]
+
+# Anything whose memory can be lent: NumPy arrays, PyTorch tensors, writable buffers, objects with DLPack.
+Tensor: TypeAlias = Any
+Tensors: TypeAlias = Sequence[Any]
+TensorLists: TypeAlias = Sequence[Sequence[Any]]
 
 
 def is_torch(array: Any) -> bool:

@@ -40,7 +40,7 @@ def notify(work: Work, callback: Callable[[], None]) -> None:
     down, no callback is called.
 
     >>> import threading
-    >>> from tenfold import HashStore, ProcessGroup
+    >>> from tenfold.c10d import HashStore, ProcessGroup
     >>> over = threading.Event()
     >>> group = ProcessGroup(HashStore(), 0, 1)
     >>> work = group.allreduce(bytearray(8))

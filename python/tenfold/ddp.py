@@ -1,14 +1,14 @@
-"""c10d's classes for data-parallel training: `Reducer`, `GradBucket`, `Logger` and related functions.
+"""Data-parallel training: `Reducer` and `GradBucket`, as c10d has them. See `tenfold.c10d.ddp` for the rest.
 
 The reducer itself is in Rust. It owns the memory of the gradients, in buckets that peers on the same host
 read in place, and averages a bucket as soon as its gradients are ready. Parameters are PyTorch tensors, whose
 gradients come from autograd, or NumPy arrays, whose gradients the caller writes.
 
 >>> import numpy, tenfold
->>> group = tenfold.ProcessGroup(tenfold.HashStore(), 0, 1)
+>>> group = tenfold.init(tenfold.HashStore(), 0, 1)
 >>> weights = [numpy.ones((2, 3)), numpy.ones(2)]
->>> buckets, limits = tenfold._compute_bucket_assignment_by_size(weights, [2**20])
->>> reducer = tenfold.Reducer(weights, buckets, limits, group)
+>>> buckets, limits = tenfold.c10d._compute_bucket_assignment_by_size(weights, [2**20])
+>>> reducer = tenfold.ddp.Reducer(weights, buckets, limits, group)
 >>> reducer.prepare_for_backward([])
 >>> for number in (1, 0):
 ...     reducer.gradient(number)[...] = number
@@ -18,29 +18,21 @@ gradients come from autograd, or NumPy arrays, whose gradients the caller writes
 array([1., 1.])
 """
 
-import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tenfold import _tenfold, gradients
+from tenfold.api import Group
 from tenfold.arrays import is_torch
-from tenfold.enums import Numbered
-from tenfold.options import _DEFAULT_FIRST_BUCKET_BYTES
+from tenfold.numbered import Numbered
 
-__all__ = [
-    "BuiltinCommHookType",
-    "DDPLoggingData",
-    "GradBucket",
-    "Logger",
-    "Reducer",
-    "_compute_bucket_assignment_by_size",
-    "_register_builtin_comm_hook",
-    "_register_comm_hook",
-    "_verify_params_across_processes",
-]
+if TYPE_CHECKING:
+    from tenfold.c10d.ddp import Logger
+
+__all__ = ["BuiltinCommHookType", "GradBucket", "Reducer", "group_of", "specs_of"]
 
 
 class BuiltinCommHookType(Numbered):
@@ -87,16 +79,6 @@ class GradBucket:
         return f"GradBucket({self._index}, {len(self._parts)} gradients)"
 
 
-class DDPLoggingData:
-    """The data of a `Logger`, by c10d's names."""
-
-    __slots__ = ("ints_map", "strs_map")
-
-    def __init__(self) -> None:
-        self.strs_map: dict[str, str] = {}
-        self.ints_map: dict[str, int] = {}
-
-
 # These do not change between two calls of `prepare_for_backward`.
 _IDLE = "idle"  # gradients are not reduced: there was no forward, or one without synchronisation
 _ARMED = "armed"  # the next gradient starts a reduction
@@ -124,7 +106,7 @@ class Reducer:
         find_unused_parameters: bool = False,
         gradient_as_bucket_view: bool = False,
         param_to_name_mapping: Mapping[int, str] = MappingProxyType({}),
-        first_bucket_bytes_cap: int = _DEFAULT_FIRST_BUCKET_BYTES,
+        first_bucket_bytes_cap: int = 1024 * 1024,
         skip_all_reduce_unused_params: bool = False,
         use_python_reducer: bool = False,
         bucket_bytes_cap_list: Sequence[int] = (),
@@ -177,8 +159,8 @@ class Reducer:
             self._gradients.attach(ready)
 
     def _connect(self, process_group: Any) -> None:
-        group = _group_of(process_group)
-        specs = _specs(self._gradients.params, self._sparse, self._names)
+        group = group_of(process_group)
+        specs = specs_of(self._gradients.params, self._sparse, self._names)
         self._native = _tenfold.Reducer(
             group,
             specs,
@@ -539,135 +521,6 @@ class Reducer:
         return repr(self._native)
 
 
-# The names of dtypes in c10d's logs.
-_NAMES_IN_C = {
-    "bfloat16": "c10::BFloat16",
-    "complex64": "c10::complex<float>",
-    "complex128": "c10::complex<double>",
-    "float16": "c10::Half",
-    "float32": "float",
-    "float64": "double",
-}
-
-
-class Logger:
-    """Statistics of a reducer, by c10d's names."""
-
-    def __init__(self, reducer: Reducer) -> None:
-        self._reducer = weakref.ref(reducer)
-        self._data = DDPLoggingData()
-
-    def set_construction_data_and_log(
-        self,
-        module_name: str,
-        device_ids: Sequence[int],
-        output_device: int,
-        broadcast_buffers: bool,
-        has_sync_bn: bool,
-        static_graph: bool,
-    ) -> None:
-        """Records what is known when the model is wrapped."""
-        reducer = self._reducer()
-        strings, integers = self._data.strs_map, self._data.ints_map
-        strings["module_name"] = module_name
-        strings["device_ids"] = ", ".join(map(str, device_ids))
-        strings["torch_distributed_debug"] = os.environ.get("TORCH_DISTRIBUTED_DEBUG", "N/A")
-        strings["master_addr"] = os.environ.get("MASTER_ADDR", "N/A")
-        strings["master_port"] = os.environ.get("MASTER_PORT", "N/A")
-        strings["cuda_visible_devices"] = os.environ.get("CUDA_VISIBLE_DEVICES", "N/A")
-        integers["output_device"] = output_device
-        integers["broadcast_buffers"] = int(broadcast_buffers)
-        integers["has_sync_bn"] = int(has_sync_bn)
-        integers["static_graph"] = int(static_graph)
-        integers["is_multi_device_module"] = 0
-        if reducer is not None:
-            integers["gradient_as_bucket_view"] = int(reducer._gradient_as_bucket_view)
-
-    def set_runtime_stats_and_log(self) -> None:
-        """Does nothing: every iteration is measured."""
-
-    def set_error_and_log(self, error: str, /) -> None:
-        """Records an error."""
-        self._data.strs_map["error"] = error
-        self._data.ints_map["has_error"] = 1
-
-    def _set_comm_hook_name(self, comm_hook: str) -> None:
-        self._data.strs_map["comm_hook"] = comm_hook
-
-    def _set_uneven_input_join(self) -> None:
-        self._data.ints_map["join_uneven_inputs"] = 1
-
-    def _set_static_graph(self) -> None:
-        self._data.ints_map["static_graph"] = 1
-
-    def _get_ddp_logging_data(self) -> DDPLoggingData:
-        data, reducer = DDPLoggingData(), self._reducer()
-        if reducer is not None:
-            strings, integers = reducer._native.logging_data()
-            data.strs_map.update(strings)
-            data.ints_map.update(integers)
-            dtypes = data.strs_map["dtypes"].split(", ")
-            data.strs_map["dtypes"] = ", ".join(sorted(_NAMES_IN_C.get(name, name) for name in dtypes))
-            data.ints_map["can_set_static_graph"] = int(reducer._ddp_graph_static())
-        data.strs_map.update(self._data.strs_map)
-        data.ints_map.update(self._data.ints_map)
-        return data
-
-
-def _register_comm_hook(reducer: Reducer, state: Any, comm_hook: Callable[[Any, GradBucket], Any]) -> None:
-    """Sets the hook that reduces buckets: `comm_hook(state, bucket)` returns a future of the content."""
-    reducer._register_hook(state, comm_hook)
-
-
-def _register_builtin_comm_hook(reducer: Reducer, comm_hook_type: BuiltinCommHookType) -> None:
-    """Sets a hook that is written in Rust."""
-    reducer._register_builtin_hook(BuiltinCommHookType(int(comm_hook_type)))
-
-
-def _compute_bucket_assignment_by_size(
-    tensors: Sequence[Any],
-    bucket_size: Sequence[int],
-    expect_sparse_gradient: Sequence[bool] = (),
-    tensor_indices: Sequence[int] = (),
-    logger: Logger | None = None,
-) -> tuple[list[list[int]], list[int]]:
-    """Returns which tensors share a bucket, and the size that closed each bucket.
-
-    >>> import numpy
-    >>> _compute_bucket_assignment_by_size([numpy.zeros(100, numpy.float32)] * 5, [500])
-    ([[0, 1], [2, 3], [4]], [500, 500, 500])
-    """
-    if not tensors:
-        raise ValueError("there are no tensors to assign to buckets")
-    # `tensor_indices` numbers the tensors, which are in the wanted order.
-    numbers = list(tensor_indices) or list(range(len(tensors)))
-    if len(numbers) != len(tensors):
-        raise ValueError(f"there are {len(tensors)} tensors and {len(numbers)} indices")
-    sparse = [bool(expect_sparse_gradient) and expect_sparse_gradient[number] for number in numbers]
-    order = list(range(len(tensors))) if tensor_indices else None
-    buckets, limits = _tenfold.assign_by_size(_specs(tensors, sparse, {}), list(bucket_size), order)
-    return [[numbers[place] for place in bucket] for bucket in buckets], limits
-
-
-def _verify_params_across_processes(
-    process_group: Any, params: Sequence[Any], logger: Logger | None = None
-) -> None:
-    """Fails on all ranks if one has other parameters than rank 0, and names the parameter and the rank."""
-    try:
-        verify_named(process_group, {f"params[{number}]": param for number, param in enumerate(params)})
-    except Exception as error:
-        if logger is not None:
-            logger.set_error_and_log(str(error))
-        raise
-
-
-def verify_named(process_group: Any, params: Mapping[str, Any]) -> None:
-    """Does the same for parameters that have names."""
-    names = dict(enumerate(params))
-    specs = _specs(list(params.values()), [False] * len(params), names)
-    _tenfold.verify_params(_group_of(process_group), specs)
-
-
 def _gradients_of(params: Sequence[Any]) -> type[gradients.Gradients]:
     if params and is_torch(params[0]):
         from tenfold.torch.gradients import Gradients
@@ -676,18 +529,21 @@ def _gradients_of(params: Sequence[Any]) -> type[gradients.Gradients]:
     return gradients.Gradients
 
 
-def _specs(params: Sequence[Any], sparse: Sequence[bool], names: Mapping[int, str]) -> list[gradients.Spec]:
+def specs_of(params: Sequence[Any], sparse: Sequence[bool], names: Mapping[int, str]) -> list[gradients.Spec]:
+    """Describes parameters for the extension."""
     if len(sparse) != len(params):
         raise ValueError(f"there are {len(params)} tensors, but {len(sparse)} flags for sparse ones")
     spec = _gradients_of(params).spec
     return [spec(param, names.get(i, f"params[{i}]"), sparse[i]) for i, param in enumerate(params)]
 
 
-def _group_of(process_group: Any) -> _tenfold.Group:
+def group_of(process_group: Any) -> _tenfold.Group:
     """Returns the extension's group of a group of c10d, tenfold or PyTorch."""
+    if isinstance(process_group, Group):
+        return process_group._inner
     backend = getattr(process_group, "_backend", None)
-    if hasattr(backend, "group"):  # `tenfold.Group`, or PyTorch's group of the plug-in
-        return backend.group() if callable(backend.group) else backend.group
+    if hasattr(backend, "group"):  # PyTorch's group of the plug-in
+        return backend.group
     if callable(backend):
         return backend().group()
     from tenfold.torch.memory import backend_of

@@ -20,6 +20,7 @@ __all__ = [
     "DistStoreError",
     "DistStoreTimeoutError",
     "DistTimeoutError",
+    "refused",
 ]
 
 
@@ -114,3 +115,13 @@ def _from_rust(kind: str, text: str, fields: dict[str, Any]) -> BaseException:
     for name, value in fields.items():
         setattr(error, name, value)
     return error
+
+
+def refused(group: Any, operation: str, mistake: str) -> BaseException:
+    """Returns the error for a call that was refused before it reached the group.
+
+    `group` has a name, a rank and a size, as those of the extension have.
+    """
+    place = {"group": group.name, "rank": group.rank, "world_size": group.size}
+    text = f"{operation} in group `{group.name}` failed on rank {group.rank} of {group.size}: {mistake}"
+    return _from_rust("Argument", text, place | {"operation": operation, "reason": mistake})

@@ -5,11 +5,11 @@ is one of them, with a factor if it is `PREMUL_SUM`. All functions here accept b
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
-from tenfold.enums import Numbered
+from tenfold.numbered import Numbered
 
-__all__ = ["ReduceOp", "_make_nccl_premul_sum", "_make_premul_sum", "as_reduce_op", "code_of"]
+__all__ = ["ReduceOp", "Reduction", "_make_nccl_premul_sum", "_make_premul_sum", "as_reduce_op", "code_of"]
 
 
 class _ReduceOpMeta(type):
@@ -124,6 +124,10 @@ class ReduceOp(metaclass=_ReduceOpMeta):
 
     def __reduce__(self) -> tuple:
         return ReduceOp, (self.op,), self.__getstate__()
+
+
+# What callers may give for a reduction.
+Reduction: TypeAlias = ReduceOp | ReduceOp.RedOpType | str
 
 
 def _make_premul_sum(factor: Any) -> ReduceOp:

@@ -11,15 +11,19 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from tenfold import _tenfold
 from tenfold.completions import notify
-from tenfold.enums import OpType, WorkResult
 from tenfold.exceptions import DistTimeoutError
-from tenfold.work_registry import unregister_work
 
-__all__ = ["FakeWork", "Future", "PythonCallbackWork", "Work", "WorkInfo", "_create_work_from_future"]
+if TYPE_CHECKING:
+    from tenfold.c10d.enums import OpType, WorkResult
+
+__all__ = ["Future", "Work"]
+
+# c10d's number of an unknown operation.
+_UNKNOWN = 100
 
 
 class Future(concurrent.futures.Future):
@@ -59,7 +63,7 @@ class Future(concurrent.futures.Future):
 class Work:
     """A pending operation. Its tensors belong to it until it has completed.
 
-    >>> from tenfold import HashStore, ProcessGroup
+    >>> from tenfold.c10d import HashStore, ProcessGroup
     >>> numbers = bytearray([1, 2, 3])
     >>> work = ProcessGroup(HashStore(), 0, 1).allreduce(numbers)
     >>> work.wait()
@@ -72,7 +76,7 @@ class Work:
         self,
         parts: Sequence[_tenfold.Work] = (),
         result: list[Any] | None = None,
-        op_type: OpType | None = None,
+        op_type: "OpType | None" = None,
     ) -> None:
         self._parts = parts
         self._result = result
@@ -93,6 +97,8 @@ class Work:
             if self._future is not None and self.is_completed():
                 self._complete(self._future)
         if self.is_registered:
+            from tenfold.c10d.work_registry import unregister_work
+
             unregister_work(self)
         return True
 
@@ -145,7 +151,7 @@ class Work:
     def _get_op_type(self) -> int:
         if self._kind is not None:
             return self._kind.value
-        return self._parts[0].op_type() if self._parts else OpType.UNKNOWN.value
+        return self._parts[0].op_type() if self._parts else _UNKNOWN
 
     def _get_duration(self) -> float:
         """Returns the milliseconds from the call to the end."""
@@ -202,7 +208,9 @@ class Work:
         self.notify(lambda: future.set_result(self._outcome().value))
         return future
 
-    def _outcome(self) -> WorkResult:
+    def _outcome(self) -> "WorkResult":
+        from tenfold.c10d.enums import WorkResult
+
         error = self.exception()
         if error is None:
             return WorkResult.SUCCESS
@@ -221,118 +229,3 @@ class Work:
                 future.set_result(self._tensors())
             else:
                 future.set_exception(error)
-
-
-class WorkInfo(NamedTuple):
-    """The argument of a completion hook; see `ProcessGroup._register_on_completion_hook`."""
-
-    op_type: OpType
-    seq: int
-    time_started: timedelta
-    time_finished: timedelta
-    active_duration: timedelta
-
-
-class FakeWork(Work):
-    """A work of `FakeProcessGroup`, which is complete from the start."""
-
-    seq_id: int = -1
-
-    def __init__(self) -> None:
-        super().__init__()
-
-    def result(self) -> list[Any]:
-        raise RuntimeError("FakeWork: this work recorded no output.")
-
-    def getFuture(self) -> Future:  # noqa: N802  c10d's name
-        return self.get_future()
-
-    def _tensors(self) -> None:  # type: ignore[override]
-        return None
-
-
-class PythonCallbackWork(Work):
-    """A work that is complete when a function of the user says so.
-
-    >>> PythonCallbackWork(lambda timeout: True).wait()
-    True
-    """
-
-    def __init__(self, callback: Callable[[timedelta], bool]) -> None:
-        super().__init__()
-        self._callback = callback
-        self._over: Future = Future()
-        # A separate, reentrant lock: code that waits for the future may call other methods of the work.
-        self._calling = threading.RLock()
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        with self._calling:
-            if not self._over.done():
-                try:
-                    self._over.set_result(self._callback(timeout))
-                except BaseException as error:
-                    self._over.set_exception(error)
-        return self._over.result()
-
-    def is_completed(self) -> bool:
-        return self._over.done()
-
-    def is_success(self) -> bool:
-        return self._over.done() and self._over.exception() is None
-
-    def exception(self) -> BaseException | None:
-        return self._over.exception() if self._over.done() else None
-
-    def get_future(self) -> Future:
-        return self._over
-
-    def notify(self, callback: Callable[[], None]) -> None:
-        self._over.add_done_callback(lambda _: callback())
-
-
-class _FutureWork(Work):
-    """A work that completes with a future."""
-
-    def __init__(self, future: Any) -> None:
-        super().__init__()
-        self._over = future
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        if timeout > timedelta(0) and isinstance(self._over, Future):
-            self._over.result(timeout.total_seconds())
-        else:
-            self._over.wait()
-        return True
-
-    def is_completed(self) -> bool:
-        return self._over.done()
-
-    def is_success(self) -> bool:
-        return self._over.done() and self.exception() is None
-
-    def exception(self) -> BaseException | None:
-        if not self._over.done():
-            return None
-        try:
-            self._over.wait()
-        except Exception as error:
-            return error
-        return None
-
-    def result(self) -> list[Any]:
-        value = self._over.value()
-        return list(value) if isinstance(value, list | tuple) else [value]
-
-    def get_future(self) -> Any:
-        return self._over
-
-    def notify(self, callback: Callable[[], None]) -> None:
-        self._over.add_done_callback(lambda _: callback())
-
-    def abort(self) -> None:
-        raise RuntimeError("a work made from a future cannot be aborted: fail the future instead")
-
-
-def _create_work_from_future(future: Any) -> Work:
-    """Returns a work that completes with `future`, PyTorch's or tenfold's."""
-    return _FutureWork(future)

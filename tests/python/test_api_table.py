@@ -16,7 +16,7 @@ import pytest
 import tenfold
 import torch.distributed as dist
 from c10d_signatures import accepts, of_c10d, of_tenfold, shown
-from tenfold import functional
+from tenfold.c10d import functional
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import _functional_collectives
 
@@ -89,14 +89,14 @@ class Row:
 def rows() -> Iterator[Row]:
     for name in sorted(name for name in dir(c10d) if not name.startswith("__")):
         theirs = getattr(c10d, name)
-        if not hasattr(tenfold, name):
+        if not hasattr(tenfold.c10d, name):
             yield Row(name, kind_of(theirs), "missing")
         elif inspect.isclass(theirs):
-            yield from rows_of_class(name, theirs, getattr(tenfold, name))
+            yield from rows_of_class(name, theirs, getattr(tenfold.c10d, name))
         elif callable(theirs):
-            yield row_of_callable(name, theirs, getattr(tenfold, name))
+            yield row_of_callable(name, theirs, getattr(tenfold.c10d, name))
         else:
-            ours = getattr(tenfold, name)
+            ours = getattr(tenfold.c10d, name)
             yield Row(name, repr(theirs), None if ours == theirs else f"is {ours!r}")
 
 
@@ -193,7 +193,12 @@ def refuses(member: Any) -> bool:
 
 
 def test_what_only_refuses_is_listed_with_its_reason():
-    classes = [tenfold.ProcessGroupTenfold, tenfold.ProcessGroup, tenfold.Reducer, tenfold.Logger]
+    classes = [
+        tenfold.c10d.ProcessGroupTenfold,
+        tenfold.c10d.ProcessGroup,
+        tenfold.c10d.Reducer,
+        tenfold.c10d.Logger,
+    ]
     found = {
         name
         for kind in classes
@@ -205,7 +210,7 @@ def test_what_only_refuses_is_listed_with_its_reason():
 
 ARGUMENTS: dict[str, tuple] = {
     "allocate_tensor": (4,),
-    "reconfigure": (tenfold.ReconfigureOptions(),),
+    "reconfigure": (tenfold.c10d.ReconfigureOptions(),),
     "register_abort_hook": (1, print),
     "shrink": ([0],),
     "unregister_abort_hook": (1,),
@@ -214,7 +219,7 @@ ARGUMENTS: dict[str, tuple] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_only_refuses_says_so(name):
-    backend = tenfold.ProcessGroupTenfold(tenfold.HashStore(), 0, 1)
+    backend = tenfold.c10d.ProcessGroupTenfold(tenfold.HashStore(), 0, 1)
     named = {"dtype": None, "device": None} if name == "allocate_tensor" else {}
     with pytest.raises(RuntimeError, match="Backend tenfold does not support"):
         getattr(backend, name)(*ARGUMENTS.get(name, ()), **named)
@@ -235,7 +240,7 @@ def test_functional_collectives_take_pytorchs_arguments_in_pytorchs_order(name):
 
 def test_the_exceptions_have_the_hierarchy_of_pytorchs():
     names = ["DistError", "DistBackendError", "DistNetworkError", "DistStoreError"]
-    pairs = [(getattr(dist, name), getattr(tenfold, name)) for name in names]
+    pairs = [(getattr(dist, name), getattr(tenfold.c10d, name)) for name in names]
     pairs.append((dist.QueueEmptyError, tenfold.DistQueueEmptyError))
     for their_child, our_child in pairs:
         assert issubclass(our_child, RuntimeError)

@@ -22,7 +22,8 @@ import tenfold
 import tenfold.torch
 from launchers import PATIENCE, Launcher, free_port
 from servers import tenfold_binary
-from tenfold import _tenfold, control
+from tenfold import _tenfold
+from tenfold.c10d import control
 from torch._C import _distributed_c10d as c10d
 
 
@@ -64,7 +65,7 @@ def post(path: str | Path, name: str) -> Answer:
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path = tmp_path_factory.mktemp("ours") / "s.sock"
-    server = tenfold._WorkerServer(str(path))
+    server = tenfold.c10d._WorkerServer(str(path))
     yield path
     server.shutdown()
 
@@ -107,7 +108,7 @@ def inject(request: Any, response: Any) -> None:
 
 
 for handler in [show, raise_error, say_nothing, only_status, give_bytes, inject]:
-    tenfold._register_handler(f"test_{handler.__name__}", handler)
+    tenfold.c10d._register_handler(f"test_{handler.__name__}", handler)
     _tenfold.control_keep(handler)  # PyTorch lets go of it too late
     c10d._register_handler(f"test_{handler.__name__}", handler)
 
@@ -139,7 +140,7 @@ ASK_WITHOUT_A_GROUP = """
 import sys
 import tenfold
 from test_control_plane import c10d, post
-for number, library in enumerate([tenfold, c10d]):
+for number, library in enumerate([tenfold.c10d, c10d]):
     path = f"{sys.argv[1]}/{number}"
     server = library._WorkerServer(path)
     print(post(path, "fr_dump_file"))
@@ -211,7 +212,7 @@ def test_a_form_is_taken_for_parameters_as_by_c10d(ours, theirs):
 @pytest.mark.smoke
 def test_c10ds_handlers_are_ours(ours, theirs):
     names = [set(json.loads(ask(path, "GET", "/handler/").text)) for path in (ours, theirs)]
-    assert set(tenfold._get_handler_names()) == names[0]
+    assert set(tenfold.c10d._get_handler_names()) == names[0]
     # Of ours in theirs: what tenfold.torch offers.
     their_own = {name for name in names[1] if not name.startswith("tenfold_")}
     assert their_own - names[0] == set()
@@ -234,7 +235,7 @@ def test_a_dump_with_call_sites_can_be_fetched(ours):
     dump = pickle.loads(post(ours, "fr_trace_pickle").text.encode("latin-1"))
     entry = next(entry for entry in dump["entries"] if entry["process_group"][0] == "fetched")
     assert isinstance(entry["frames"], list)
-    assert pickle.loads(tenfold._dump_nccl_trace()).keys() == dump.keys()
+    assert pickle.loads(tenfold.c10d._dump_nccl_trace()).keys() == dump.keys()
 
 
 def test_the_registry_refuses_in_c10ds_words():
@@ -247,21 +248,21 @@ def test_the_registry_refuses_in_c10ds_words():
             of._get_handler("nope")
         yield caught.type, str(caught.value)
 
-    assert list(refusals(tenfold)) == list(refusals(c10d))
+    assert list(refusals(tenfold.c10d)) == list(refusals(c10d))
     with pytest.raises(TypeError, match="a handler can be called, 5 cannot"):
-        tenfold._register_handler("test_five", 5)
-    assert "test_five" not in tenfold._get_handler_names()
+        tenfold.c10d._register_handler("test_five", 5)
+    assert "test_five" not in tenfold.c10d._get_handler_names()
 
 
 def test_a_handler_can_be_had_and_called_without_a_server():
-    class Response(tenfold._Response):
+    class Response(tenfold.c10d._Response):
         def set_content(self, content: str | bytes, content_type: str) -> None:
             self.told = (content, content_type)
 
     response = Response()
-    tenfold._get_handler("ping")(tenfold._Request(), response)
+    tenfold.c10d._get_handler("ping")(tenfold.c10d._Request(), response)
     assert (response.told, response.status) == (("pong", "text/plain"), 200)
-    assert tenfold._get_handler("test_show") is show
+    assert tenfold.c10d._get_handler("test_show") is show
 
 
 # ── where ours is stricter or kinder than c10d's ───────────────────────────────────────────────────────────
@@ -271,29 +272,29 @@ def test_a_socket_is_for_its_owner_and_goes_at_the_end(tmp_path):
     path = tmp_path / "s.sock"
     before = os.umask(0)
     try:
-        server = tenfold._WorkerServer(str(path))
+        server = tenfold.c10d._WorkerServer(str(path))
     finally:
         os.umask(before)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert server.port == 0
     with pytest.raises(RuntimeError, match="already exists, and a process listens on it"):
-        tenfold._WorkerServer(str(path))
+        tenfold.c10d._WorkerServer(str(path))
     server.shutdown()
     server.shutdown()
     assert not path.exists()
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
     assert path.exists()
-    tenfold._WorkerServer(str(path)).shutdown()
+    tenfold.c10d._WorkerServer(str(path)).shutdown()
     path.write_text("a file")
     with pytest.raises(RuntimeError, match="already exists and is no socket"):
-        tenfold._WorkerServer(str(path))
+        tenfold.c10d._WorkerServer(str(path))
     with pytest.raises(RuntimeError, match=r"cannot listen on .*/missing/s: No such file or directory"):
-        tenfold._WorkerServer(str(tmp_path / "missing" / "s"))
+        tenfold.c10d._WorkerServer(str(tmp_path / "missing" / "s"))
 
 
 def test_tcp_is_for_those_who_know_its_name_and_for_no_foreign_page():
-    server = tenfold._WorkerServer("127.0.0.1", 0)
+    server = tenfold.c10d._WorkerServer("127.0.0.1", 0)
     try:
 
         def status(host: str, **headers: str) -> int:
@@ -306,10 +307,10 @@ def test_tcp_is_for_those_who_know_its_name_and_for_no_foreign_page():
         assert status("evil.example") == 421
         assert status("localhost", Origin="http://evil.example") == 403
         with pytest.raises(RuntimeError, match=rf"cannot listen on 127.0.0.1:{server.port}: Address already"):
-            tenfold._WorkerServer("127.0.0.1", server.port)
+            tenfold.c10d._WorkerServer("127.0.0.1", server.port)
         for port in [-2, 65536]:
             with pytest.raises(ValueError, match=f"{port} is no port"):
-                tenfold._WorkerServer("127.0.0.1", port)
+                tenfold.c10d._WorkerServer("127.0.0.1", port)
     finally:
         server.shutdown()
 
@@ -326,8 +327,8 @@ def test_what_a_handler_does_wrong_is_told_and_nothing_more_happens(ours):
 
     kept = []
     for handler in [leave, give_number, odd_status]:
-        tenfold._register_handler(f"test_{handler.__name__}", handler)
-    tenfold._register_handler("test_keep", lambda request, response: kept.append((request, response)))
+        tenfold.c10d._register_handler(f"test_{handler.__name__}", handler)
+    tenfold.c10d._register_handler("test_keep", lambda request, response: kept.append((request, response)))
     assert post(ours, "test_leave").text.startswith("Handler test_leave failed: SystemExit: 3\n\nAt:\n")
     told = post(ours, "test_give_number")
     assert (told.status, "content is str or bytes, not int" in told.text) == (500, True)
@@ -342,7 +343,7 @@ def test_what_a_handler_does_wrong_is_told_and_nothing_more_happens(ours):
 
 def test_handlers_that_take_long_keep_neither_others_nor_the_end_waiting(tmp_path):
     path = tmp_path / "s.sock"
-    server = tenfold._WorkerServer(str(path))
+    server = tenfold.c10d._WorkerServer(str(path))
     begun, go_on = threading.Event(), threading.Event()
 
     def wait(request: Any, response: Any) -> None:
@@ -353,8 +354,8 @@ def test_handlers_that_take_long_keep_neither_others_nor_the_end_waiting(tmp_pat
         server.shutdown()
         go_on.set()
 
-    tenfold._register_handler("test_wait", wait)
-    tenfold._register_handler("test_end_server", end_server)
+    tenfold.c10d._register_handler("test_wait", wait)
+    tenfold.c10d._register_handler("test_end_server", end_server)
     answers: list[Answer | Exception] = []
 
     def ask_and_keep(name: str) -> None:
@@ -389,8 +390,8 @@ def sleep(request, response):
     running.set()
     time.sleep(600)
 
-tenfold._register_handler("sleep", sleep)
-server = tenfold._WorkerServer(sys.argv[1])
+tenfold.c10d._register_handler("sleep", sleep)
+server = tenfold.c10d._WorkerServer(sys.argv[1])
 print("ready", flush=True)
 running.wait()
 """
@@ -399,8 +400,8 @@ STUCK = """
 import ctypes, sys
 import tenfold
 
-server = tenfold._WorkerServer(sys.argv[1])
-tenfold._register_handler("mine", lambda request, response: None)
+server = tenfold.c10d._WorkerServer(sys.argv[1])
+tenfold.c10d._register_handler("mine", lambda request, response: None)
 sys.setswitchinterval(1000.0)  # so that nobody gets the lock between these two, which do not let go of it
 libc = ctypes.PyDLL(None)
 libc.write(1, b"ready\\n", 6)
@@ -455,7 +456,7 @@ RANKS = """
 import os, sys, time
 import numpy
 import tenfold
-from tenfold import control
+from tenfold.c10d import control
 
 def hello(request, response):
     response.set_content(f"hello from rank {os.environ['RANK']}", "text/plain")
@@ -466,7 +467,7 @@ def wait_for_the_test():
         time.sleep(0.02)
     group.barrier()
 
-tenfold._register_handler("hello", hello)
+tenfold.c10d._register_handler("hello", hello)
 group = tenfold.init()
 group.broadcast(numpy.ones(3))
 wait_for_the_test()
@@ -534,7 +535,7 @@ def test_the_command_asks_pytorchs_workers_too(theirs):
 def test_the_variable_is_enough_and_a_wrong_one_is_an_error():
     program = """
 import tenfold, urllib.request
-from tenfold import control
+from tenfold.c10d import control
 group = tenfold.init(store=tenfold.HashStore(), rank=0, world_size=1)
 place = control.place()
 print(urllib.request.urlopen(f"http://{place}/handler/ping", data=b"").read().decode(), place)
@@ -633,6 +634,6 @@ def test_pytorchs_front_end_shows_what_our_workers_tell(tmp_path):
 def test_pytorchs_own_workers_tell_of_tenfold_too(theirs):
     for name in ["c10d_health_check", "metrics", "wait_counter_values"]:
         answer = post(theirs, f"tenfold_{name}")
-        response = tenfold._Response()
-        control._get_handler(name)(tenfold._Request(), response)
+        response = tenfold.c10d._Response()
+        control._get_handler(name)(tenfold.c10d._Request(), response)
         assert (answer.status, answer.text) == (response.status, response.content.decode())

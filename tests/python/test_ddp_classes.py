@@ -106,7 +106,7 @@ def test_buckets_are_assigned_as_pytorch_does(seed: int) -> None:
         generator.shuffle(order)
         order = order if generator.random() < 0.5 else []
         given = (tensors, limits, sparse, order)
-        assert assigned(tenfold, *given) == assigned(dist, *given), (tensors, limits, sparse, order)
+        assert assigned(tenfold.c10d, *given) == assigned(dist, *given), (tensors, limits, sparse, order)
 
 
 def assigned(module: Any, *given: Any) -> tuple[list[list[int]], list[int]]:
@@ -117,7 +117,7 @@ def assigned(module: Any, *given: Any) -> tuple[list[list[int]], list[int]]:
 def test_no_tensors_and_wrong_numbers_of_indices_are_refused() -> None:
     for arguments in [([], [1]), ([torch.ones(1)], [1], [], [0, 1]), ([torch.ones(1)], [])]:
         with pytest.raises((ValueError, RuntimeError)):
-            tenfold._compute_bucket_assignment_by_size(*arguments)
+            tenfold.c10d._compute_bucket_assignment_by_size(*arguments)
 
 
 def broadcast(me: Rank) -> Any:
@@ -134,7 +134,7 @@ def broadcast(me: Rank) -> Any:
 
             ours, theirs = tensors(), tensors()
             dist._broadcast_coalesced(dist.group.WORLD, theirs, size, root)
-            tenfold._broadcast_coalesced(dist.group.WORLD, ours, size, root)
+            tenfold.c10d._broadcast_coalesced(dist.group.WORLD, ours, size, root)
             different += [plain(a) != plain(b) for a, b in zip(ours, theirs, strict=True)]
     return different
 
@@ -151,7 +151,7 @@ def verify(me: Rank, kind: str) -> None:
             tensors[1] = torch.ones(5)
         elif kind == "number":
             tensors.append(torch.ones(1))
-    tenfold._verify_params_across_processes(dist.group.WORLD, tensors)
+    tenfold.c10d._verify_params_across_processes(dist.group.WORLD, tensors)
 
 
 def test_parameters_that_differ_are_named_on_all_ranks(ranks: RankServer) -> None:
@@ -172,8 +172,8 @@ def drive(me: Rank) -> Any:
         for parameter in linear.parameters():
             parameter.fill_(0.5)
     params = list(linear.parameters())
-    buckets, limits = tenfold._compute_bucket_assignment_by_size(params, [2**20])
-    reducer = tenfold.Reducer(params, buckets, limits, dist.group.WORLD)
+    buckets, limits = tenfold.c10d._compute_bucket_assignment_by_size(params, [2**20])
+    reducer = tenfold.c10d.Reducer(params, buckets, limits, dist.group.WORLD)
     results = []
     for step in range(3):
         linear.zero_grad()

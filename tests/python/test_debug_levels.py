@@ -15,7 +15,7 @@ import numpy
 import pytest
 import tenfold
 from processes import python, run_together
-from tenfold.hooks import unhealthy_backends
+from tenfold.c10d.hooks import unhealthy_backends
 
 # A group that fails, and cannot leave its dump: reason for a warning, and for all there is to know at INFO.
 ONE_RANK = """
@@ -72,7 +72,9 @@ def test_warnings_are_lines_on_standard_error_and_more_is_said_if_asked_for(vari
 
 
 def test_the_level_can_be_changed_while_a_group_lives():
-    program = ONE_RANK.replace("group.abort", "tenfold.set_debug_level(tenfold.DebugLevel.INFO)\ngroup.abort")
+    program = ONE_RANK.replace(
+        "group.abort", "tenfold.c10d.set_debug_level(tenfold.c10d.DebugLevel.INFO)\ngroup.abort"
+    )
     assert normal(told(program)) == sorted(LIFE[1:])
 
 
@@ -273,8 +275,8 @@ def nan() -> numpy.ndarray:
 
 
 def test_a_nan_hook_checks_what_is_sent_until_it_is_removed() -> None:
-    group = tenfold.ProcessGroup(tenfold.HashStore(), 0, 1)
-    hook = tenfold.NanCheckHook.attach(group)
+    group = tenfold.c10d.ProcessGroup(tenfold.HashStore(), 0, 1)
+    hook = tenfold.c10d.NanCheckHook.attach(group)
     with pytest.raises(tenfold.DistArgumentError) as refused:
         group.allgather([[nan()]], [nan()])
     assert str(refused.value) == (
@@ -285,30 +287,30 @@ def test_a_nan_hook_checks_what_is_sent_until_it_is_removed() -> None:
     hook.remove()
     group.allreduce(nan()).wait()
     with pytest.raises(TypeError, match="No constructor defined"):
-        tenfold.NanCheckHook()
+        tenfold.c10d.NanCheckHook()
 
 
 def test_a_health_hook_notes_backends_that_abort() -> None:
-    class Fragile(tenfold.Backend):
+    class Fragile(tenfold.c10d.Backend):
         supports_abort_hooks = True
 
         def register_abort_hook(self, hook_id: int, hook: Any) -> None:
             self.hook = hook
 
     backend = Fragile(0, 1)
-    group = tenfold.ProcessGroup(0, 1)
-    group._register_backend("cpu", tenfold.BackendType.CUSTOM, backend)
-    assert tenfold.HealthCheckHook.attach(group) is None
+    group = tenfold.c10d.ProcessGroup(0, 1)
+    group._register_backend("cpu", tenfold.c10d.BackendType.CUSTOM, backend)
+    assert tenfold.c10d.HealthCheckHook.attach(group) is None
     assert "Fragile" not in unhealthy_backends()
     backend.hook()
     assert "Fragile" in unhealthy_backends()
 
 
 def test_a_recorder_hook_says_who_the_members_are() -> None:
-    group = tenfold.ProcessGroup(tenfold.HashStore(), 0, 1)
+    group = tenfold.c10d.ProcessGroup(tenfold.HashStore(), 0, 1)
     group._set_group_desc("of a test")
-    tenfold.FlightRecorderHook.attach(group, [5]).remove()
-    config = json.loads(tenfold._dump_fr_trace_json())["pg_config"].values()
+    tenfold.c10d.FlightRecorderHook.attach(group, [5]).remove()
+    config = json.loads(tenfold.c10d._dump_fr_trace_json())["pg_config"].values()
     expected = {"desc": "of a test", "ranks": "[5]"}.items()
     assert any(expected <= each.items() for each in config), config  # other tests have made groups, too
 
@@ -319,7 +321,7 @@ def wrapped(shapes: list[tuple[int, ...]], before: int = 0) -> list[str]:
     As many tensors as `before` says precede it, which are the same on both.
     """
 
-    class Careless(tenfold.Backend):
+    class Careless(tenfold.c10d.Backend):
         def allreduce(self, tensors: Any, opts: Any = None) -> str:
             return "done"
 
@@ -329,8 +331,8 @@ def wrapped(shapes: list[tuple[int, ...]], before: int = 0) -> list[str]:
     store, told = tenfold.HashStore(), ["", ""]
 
     def rank(me: int) -> None:
-        wrapper = tenfold._ProcessGroupWrapper(
-            Careless(me, 2), tenfold.ProcessGroupTenfold(store, me, 2, timedelta(seconds=60))
+        wrapper = tenfold.c10d._ProcessGroupWrapper(
+            Careless(me, 2), tenfold.c10d.ProcessGroupTenfold(store, me, 2, timedelta(seconds=60))
         )
         assert wrapper.name() == "Careless"
         wrapper.broadcast([numpy.zeros(1, dtype=numpy.float32)])

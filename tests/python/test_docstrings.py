@@ -9,7 +9,11 @@ import sys
 import pytest
 import tenfold
 
-MODULES = {"tenfold", *(f"tenfold.{module.name}" for module in pkgutil.iter_modules(tenfold.__path__))}
+MODULES = {
+    "tenfold",
+    *(f"tenfold.{module.name}" for module in pkgutil.iter_modules(tenfold.__path__)),
+    *(f"tenfold.c10d.{module.name}" for module in pkgutil.iter_modules(tenfold.c10d.__path__)),
+}
 
 # The command would run; PyTorch's parts and the benchmark have tests of their own.
 WITHOUT_EXAMPLES = {"tenfold.__main__", "tenfold.bench", "tenfold.torch"}
@@ -32,6 +36,6 @@ def test_the_examples_run(name):
 
 def test_there_are_examples_where_users_look():
     finder = doctest.DocTestFinder(exclude_empty=True)
-    for name in ["tenfold.api", "tenfold.process_group", "tenfold.reduce_op", "tenfold.work"]:
+    for name in ["tenfold.api", "tenfold.c10d.process_group", "tenfold.reduce_op", "tenfold.work"]:
         examples = [found for found in finder.find(importlib.import_module(name)) if found.examples]
         assert examples, f"{name} has no example"

@@ -266,7 +266,7 @@ def in_detail(me: Rank) -> Any:
     dist.set_debug_level(dist.DebugLevel.DETAIL)
     group = dist.new_group()
     dist.all_reduce(tensor := ramp(me, 3), group=group)
-    return plain(tensor), tenfold.get_debug_level().name
+    return plain(tensor), tenfold.c10d.get_debug_level().name
 
 
 def test_it_works_in_pytorchs_most_careful_debug_level(ranks: RankServer) -> None:

@@ -90,7 +90,7 @@ print("@", json.dumps([theirs, json.loads(c10d._dump_fr_trace_json())]))
             assert type(ours[key]) is type(theirs["entries"][0][key]), key
     assert next(iter(clean["pg_status"].values())).keys() == next(iter(theirs["pg_status"].values())).keys()
     assert next(iter(clean["pg_config"].values())).keys() == next(iter(theirs["pg_config"].values())).keys()
-    our_json = json.loads(tenfold._dump_fr_trace_json())
+    our_json = json.loads(tenfold.c10d._dump_fr_trace_json())
     assert our_json.keys() - {"rank"} | {"entries"} == their_json.keys() | {"host", "time_dumped_ns"}
 
 
@@ -179,7 +179,7 @@ def test_the_stack_of_the_python_caller_is_there_where_asked_for(tmp_path: Path)
 def train():
     group.all_reduce(bytearray(2))
 train()
-frames = pickle.loads(tenfold._dump_fr_trace())["entries"][-1]["frames"]
+frames = pickle.loads(tenfold.c10d._dump_fr_trace())["entries"][-1]["frames"]
 print([frame["name"] for frame in frames if frame["filename"] == "<string>"])
 """
     assert alone(script, tmp_path) == "[]"
@@ -194,7 +194,7 @@ def test_the_ring_is_as_long_as_asked_for_and_0_turns_it_off(tmp_path: Path) -> 
     script = """
 for _ in range(20):
     group.barrier()
-print([entry["record_id"] for entry in pickle.loads(tenfold._dump_fr_trace())["entries"]])
+print([entry["record_id"] for entry in pickle.loads(tenfold.c10d._dump_fr_trace())["entries"]])
 """
     assert alone(script, tmp_path, TORCH_FR_BUFFER_SIZE="3") == "[17, 18, 19]"
     assert alone(script, tmp_path, TORCH_NCCL_TRACE_BUFFER_SIZE="2") == "[18, 19]"
@@ -204,15 +204,15 @@ print([entry["record_id"] for entry in pickle.loads(tenfold._dump_fr_trace())["e
 def test_the_filters_and_the_reset_are_c10ds(tmp_path: Path) -> None:
     script = """
 group.barrier()
-dump = lambda *words, **named: pickle.loads(tenfold._dump_fr_trace(*words, **named))
+dump = lambda *words, **named: pickle.loads(tenfold.c10d._dump_fr_trace(*words, **named))
 count = lambda *words, **named: len(dump(*words, **named).get("entries", "no"))
 print(count(), count(False), count(onlyActive=True), end=" ")
-print("frames" in pickle.loads(tenfold._dump_fr_trace(includeStackTraces=False))["entries"][0], end=" ")
-tenfold._reset_fr_trace()
-print(count(), "entries" in json.loads(tenfold._dump_fr_trace_json()))
+print("frames" in pickle.loads(tenfold.c10d._dump_fr_trace(includeStackTraces=False))["entries"][0], end=" ")
+tenfold.c10d._reset_fr_trace()
+print(count(), "entries" in json.loads(tenfold.c10d._dump_fr_trace_json()))
 """
     assert alone(script, tmp_path) == "1 2 0 False 0 False"
-    script = 'group.barrier(); print(len(pickle.loads(tenfold._dump_fr_trace())["entries"]))'
+    script = 'group.barrier(); print(len(pickle.loads(tenfold.c10d._dump_fr_trace())["entries"]))'
     assert alone(script, tmp_path, TORCH_INCLUDE_ONLY_ACTIVE="1") == "0"
 
 
@@ -220,7 +220,7 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     script = """
 try:
-    tenfold._dump_fr_trace_file(0)
+    tenfold.c10d._dump_fr_trace_file(0)
 except OSError as error:
     print(error)
 group.abort("to see what becomes of it")
@@ -240,7 +240,7 @@ def test_the_prefix_is_looked_up_again_where_asked_for(tmp_path: Path) -> None:
     script = f"""
 os.environ["TORCH_FR_DUMP_TEMP_FILE"] = {str(tmp_path / "other_")!r}
 group.barrier()
-tenfold._dump_fr_trace_file(7)
+tenfold.c10d._dump_fr_trace_file(7)
 """
     alone(script, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["rank_7"]

@@ -127,12 +127,12 @@ EXPRESSIONS = [line.strip() for line in (REDUCE_OPS + ENUMERATIONS + OPTIONS).sp
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
 def test_the_answer_is_c10ds(expression):
-    assert evaluate(expression, tenfold) == evaluate(expression, c10d)
+    assert evaluate(expression, tenfold.c10d) == evaluate(expression, c10d)
 
 
 @pytest.mark.parametrize("name", sorted(name for name in dir(c10d) if name.endswith(("Options", "HookArgs"))))
 def test_the_defaults_of_options_are_c10ds(name):
-    theirs, ours = getattr(c10d, name)(), getattr(tenfold, name)()
+    theirs, ours = getattr(c10d, name)(), getattr(tenfold.c10d, name)()
     fields = [field for field in dir(theirs) if not field.startswith("_")]
     assert fields
     for field in fields:
@@ -154,13 +154,13 @@ def test_pytorchs_reductions_are_understood(op):
             code_of(theirs)
     else:
         assert code_of(theirs) == code_of(c10d.ReduceOp(theirs)) == theirs.value
-    options = tenfold.AllreduceOptions()
+    options = tenfold.c10d.AllreduceOptions()
     options.reduceOp = theirs
     assert options.reduceOp.op.name == op
 
 
 def test_pytorchs_options_and_tensors_are_taken_by_a_process_group():
-    group = tenfold.ProcessGroup(tenfold.HashStore(), 0, 1)
+    group = tenfold.c10d.ProcessGroup(tenfold.HashStore(), 0, 1)
     options = c10d.AllreduceOptions()
     options.reduceOp = c10d.ReduceOp.MAX
     tensor = torch.ones(3, dtype=torch.bfloat16)
@@ -229,11 +229,11 @@ def fake_outcome(call: str, rank: int, simulate: bool, library: Any) -> list[Any
 def test_a_fake_group_fills_outputs_as_c10ds_does(call, simulate):
     for rank in range(3):
         expected = fake_outcome(call, rank, simulate, c10d)
-        assert fake_outcome(call, rank, simulate, tenfold) == expected, f"rank {rank}"
+        assert fake_outcome(call, rank, simulate, tenfold.c10d) == expected, f"rank {rank}"
 
 
 def test_a_fake_group_refuses_if_it_was_told_to():
-    for library in [c10d, tenfold]:
+    for library in [c10d, tenfold.c10d]:
         options = library.FakeProcessGroup.Options()
         options.error_on_collective = True
         group = library.FakeProcessGroup._create_internal(0, 2, options)
@@ -242,13 +242,13 @@ def test_a_fake_group_refuses_if_it_was_told_to():
 
 
 def test_a_fake_group_takes_buffers_of_any_kind():
-    group = tenfold.FakeProcessGroup._create_internal(0, 2)
+    group = tenfold.c10d.FakeProcessGroup._create_internal(0, 2)
     group.all_gather_single(whole := bytearray(4), b"ab").wait()
     assert whole == b"abab"
 
 
 def test_a_group_without_a_backend_says_so():
-    for library in [c10d, tenfold]:
+    for library in [c10d, tenfold.c10d]:
         group = library.ProcessGroup(1, 2)
         assert (group.rank(), group.size(), group.name(), group.group_desc) == (1, 2, "undefined", "")
         with pytest.raises(RuntimeError, match="No backend type associated with device type cpu"):
@@ -260,13 +260,13 @@ def test_a_group_without_a_backend_says_so():
 
 
 def test_a_backend_written_in_python_is_used():
-    class Doubling(tenfold.Backend):
+    class Doubling(tenfold.c10d.Backend):
         def allreduce(self, tensors, opts):
             for tensor in tensors:
                 tensor *= self.size()
-            return tenfold.FakeWork()
+            return tenfold.c10d.FakeWork()
 
-    group = tenfold.ProcessGroup(0, 2)
+    group = tenfold.c10d.ProcessGroup(0, 2)
     group._register_backend("cpu", group.CUSTOM, Doubling(0, 2))
     tensor = torch.ones(2)
     group.allreduce(tensor).wait()
@@ -276,7 +276,7 @@ def test_a_backend_written_in_python_is_used():
 
 
 def test_the_registry_answers_as_c10ds():
-    for library in [c10d, tenfold]:
+    for library in [c10d, tenfold.c10d]:
         group = library.ProcessGroup(0, 1)
         library._register_process_group("registered once", group)
         assert library._resolve_process_group("registered once") is group
@@ -294,19 +294,19 @@ def test_the_debug_level_comes_from_pytorchs_variable(value, monkeypatch):
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", value)
     before = c10d.get_debug_level()
     answers = []
-    for library in [c10d, tenfold]:
+    for library in [c10d, tenfold.c10d]:
         try:
             library.set_debug_level_from_env()
             answers.append(int(library.get_debug_level()))
         except ValueError as error:
             answers.append(str(error))
     c10d.set_debug_level(before)
-    tenfold.set_debug_level(tenfold.DebugLevel(int(before)))
+    tenfold.c10d.set_debug_level(tenfold.c10d.DebugLevel(int(before)))
     assert answers[0] == answers[1]
 
 
 def test_a_work_of_a_callback_is_over_when_the_callback_says_so():
-    for library in [c10d, tenfold]:
+    for library in [c10d, tenfold.c10d]:
         asked: list[timedelta] = []
         work = library.PythonCallbackWork(lambda timeout, asked=asked: bool(asked.append(timeout) or True))
         assert work.wait(timedelta(seconds=3))
@@ -317,7 +317,7 @@ def test_a_work_of_a_callback_is_over_when_the_callback_says_so():
 
 
 def test_a_work_of_a_future_is_over_when_the_future_is():
-    for library, future in [(c10d, torch.futures.Future()), (tenfold, tenfold.Future())]:
+    for library, future in [(c10d, torch.futures.Future()), (tenfold.c10d, tenfold.Future())]:
         work = library._create_work_from_future(future)
         assert not work.is_completed()
         future.set_result([torch.ones(1)])
@@ -329,9 +329,9 @@ def test_a_work_of_a_future_is_over_when_the_future_is():
 def with_a_backend(library: Any) -> Any:
     """A group of one rank, in c10d with Gloo."""
     store = library.HashStore()
-    if library is tenfold:
-        group = tenfold.ProcessGroup(0, 1)
-        backend = tenfold.ProcessGroupTenfold(store, 0, 1, timedelta(seconds=50), name="whole")
+    if library is tenfold.c10d:
+        group = tenfold.c10d.ProcessGroup(0, 1)
+        backend = tenfold.c10d.ProcessGroupTenfold(store, 0, 1, timedelta(seconds=50), name="whole")
         group._register_backend("cpu", group.CUSTOM, backend)
         group._store = store
     else:
@@ -361,7 +361,7 @@ SPLITS: list[dict[str, Any]] = [
 def test_a_group_is_split_as_c10ds_is(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     answers = []
-    for library in [c10d, tenfold]:
+    for library in [c10d, tenfold.c10d]:
         group, store = with_a_backend(library)
         parts = [group.split_group([0], **options) for options in SPLITS]
         parts[-1].get_group_store().set("of the part", "")
@@ -378,8 +378,8 @@ def test_a_group_is_split_as_c10ds_is(monkeypatch):
 
 
 def test_options_given_to_a_split_have_their_timeout_unless_one_is_given():
-    group, _ = with_a_backend(tenfold)
-    options = tenfold.Backend.Options("tenfold", timedelta(seconds=9))
+    group, _ = with_a_backend(tenfold.c10d)
+    options = tenfold.c10d.Backend.Options("tenfold", timedelta(seconds=9))
     assert told_of(group.split_group([0], opts=options))[2] == timedelta(seconds=9)
     part = group.split_group([0], opts=options, timeout=timedelta(seconds=8), group_name="other")
     assert told_of(part)[2] == timedelta(seconds=8)
@@ -388,7 +388,7 @@ def test_options_given_to_a_split_have_their_timeout_unless_one_is_given():
 
 def test_groups_merge_into_one_whose_ranks_are_drawn(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    for library in [c10d, tenfold]:
+    for library in [c10d, tenfold.c10d]:
         store, ranks = library.HashStore(), []
 
         def merge(library=library, store=store, ranks=ranks) -> None:
@@ -407,7 +407,7 @@ def test_groups_merge_into_one_whose_ranks_are_drawn(monkeypatch):
 
 
 def test_a_rank_too_many_is_told_so_when_groups_merge():
-    group, _ = with_a_backend(tenfold)
+    group, _ = with_a_backend(tenfold.c10d)
     store = tenfold.HashStore()
     group.merge_remote_group(store, 1)
     with pytest.raises(RuntimeError, match="2 ranks joined a group of 1"):
@@ -420,7 +420,7 @@ def in_a_thread(call: Any) -> Any:
 
 
 def test_the_current_group_is_one_of_each_thread():
-    for library in [c10d, tenfold]:
+    for library in [c10d, tenfold.c10d]:
         mine, theirs = library.ProcessGroup(0, 1), library.ProcessGroup(0, 1)
         before = library._current_process_group()
         library._set_process_group(mine)
@@ -436,7 +436,7 @@ def test_the_current_group_is_one_of_each_thread():
 
 
 def test_threads_that_are_isolated_have_names_of_their_own():
-    for library in [c10d, tenfold]:
+    for library in [c10d, tenfold.c10d]:
         first, second = library.ProcessGroup(0, 1), library.ProcessGroup(1, 2)  # c10d does not keep them
         library._set_thread_isolation_mode(True)
         try:
@@ -481,7 +481,7 @@ def test_memory_has_all_works_that_were_registered_for_views_of_it():
     answers = []
     for library, kind, wait in [
         (c10d, CountedByC10d, torch.ops._c10d_functional.wait_tensor),
-        (tenfold, Counted, tenfold.functional.wait_tensor),
+        (tenfold.c10d, Counted, tenfold.c10d.functional.wait_tensor),
     ]:
         before = library._get_work_registry_size()
         whole, other, works = torch.ones(4), torch.ones(4), [kind(), kind(), kind()]
@@ -500,49 +500,49 @@ def test_memory_has_all_works_that_were_registered_for_views_of_it():
 
 
 def test_works_are_registered_for_buffers_of_every_kind_and_forgotten_with_them():
-    before = tenfold._get_work_registry_size()
+    before = tenfold.c10d._get_work_registry_size()
     buffer, array = bytearray(8), numpy.zeros(4)
     works = [Counted() for _ in range(4)]
-    tenfold._register_work(buffer, works[0])
-    tenfold._register_work(memoryview(buffer)[2:], works[1])
-    tenfold._register_work(array, works[2])
-    tenfold._register_work(array.reshape(2, 2)[1], works[3])
-    assert tenfold._get_work_registry_size() == before + 4
-    tenfold.functional.wait_tensor(buffer)
-    tenfold.functional.wait_tensor(array[1:])
+    tenfold.c10d._register_work(buffer, works[0])
+    tenfold.c10d._register_work(memoryview(buffer)[2:], works[1])
+    tenfold.c10d._register_work(array, works[2])
+    tenfold.c10d._register_work(array.reshape(2, 2)[1], works[3])
+    assert tenfold.c10d._get_work_registry_size() == before + 4
+    tenfold.c10d.functional.wait_tensor(buffer)
+    tenfold.c10d.functional.wait_tensor(array[1:])
     assert [work.waits for work in works] == [1, 1, 1, 1]
-    tenfold._register_work(array, Counted())
+    tenfold.c10d._register_work(array, Counted())
     del array
-    assert tenfold._get_work_registry_size() == before
+    assert tenfold.c10d._get_work_registry_size() == before
 
 
 def test_operations_are_registered_while_that_is_allowed():
-    group = tenfold.ProcessGroup(tenfold.HashStore(), 0, 1)
-    before = tenfold._get_work_registry_size()
-    assert tenfold._allow_inflight_collective_as_graph_input() is False
-    tenfold._set_allow_inflight_collective_as_graph_input(True)
+    group = tenfold.c10d.ProcessGroup(tenfold.HashStore(), 0, 1)
+    before = tenfold.c10d._get_work_registry_size()
+    assert tenfold.c10d._allow_inflight_collective_as_graph_input() is False
+    tenfold.c10d._set_allow_inflight_collective_as_graph_input(True)
     try:
         first, second = torch.ones(2), torch.ones(2)
         works = [group.allreduce(first), group.broadcast(second, 0)]
-        sizes = [tenfold._get_work_registry_size() - before]
+        sizes = [tenfold.c10d._get_work_registry_size() - before]
         works[0].wait()
-        sizes.append(tenfold._get_work_registry_size() - before)
-        tenfold.functional.wait_tensor(second)
-        sizes.append(tenfold._get_work_registry_size() - before)
+        sizes.append(tenfold.c10d._get_work_registry_size() - before)
+        tenfold.c10d.functional.wait_tensor(second)
+        sizes.append(tenfold.c10d._get_work_registry_size() - before)
     finally:
-        tenfold._set_allow_inflight_collective_as_graph_input(False)
+        tenfold.c10d._set_allow_inflight_collective_as_graph_input(False)
     assert sizes == [2, 1, 0]
     group.allreduce(first).wait()
-    assert tenfold._get_work_registry_size() == before
+    assert tenfold.c10d._get_work_registry_size() == before
 
 
 def test_works_without_parts_tell_when_they_are_over():
     future = tenfold.Future()
-    of_future = tenfold._create_work_from_future(future)
-    of_callback = tenfold.PythonCallbackWork(lambda timeout: True)
-    failing = tenfold.PythonCallbackWork(lambda timeout: 1 / 0)
+    of_future = tenfold.c10d._create_work_from_future(future)
+    of_callback = tenfold.c10d.PythonCallbackWork(lambda timeout: True)
+    failing = tenfold.c10d.PythonCallbackWork(lambda timeout: 1 / 0)
     of_torch = torch.futures.Future()
-    works = [of_future, of_callback, failing, tenfold._create_work_from_future(of_torch)]
+    works = [of_future, of_callback, failing, tenfold.c10d._create_work_from_future(of_torch)]
     told: list[int] = []
     results = [work.get_future_result() for work in works]
     for number, work in enumerate(works):
@@ -554,9 +554,9 @@ def test_works_without_parts_tell_when_they_are_over():
         failing.wait()
     of_torch.set_result(torch.ones(1))
     assert sorted(told) == [0, 1, 2, 3]
-    outcomes = [tenfold.WorkResult(result.value()) for result in results]
-    ok = tenfold.WorkResult.SUCCESS
-    assert outcomes == [ok, ok, tenfold.WorkResult.COMM_ERROR, ok]
+    outcomes = [tenfold.c10d.WorkResult(result.value()) for result in results]
+    ok = tenfold.c10d.WorkResult.SUCCESS
+    assert outcomes == [ok, ok, tenfold.c10d.WorkResult.COMM_ERROR, ok]
     with pytest.raises(RuntimeError, match="cannot be aborted"):
         of_future.abort()
 
@@ -593,7 +593,7 @@ class Remembering:
 
 def test_a_store_written_in_python_is_checked_as_by_c10d():
     kept = []
-    for library in [c10d, tenfold]:
+    for library in [c10d, tenfold.c10d]:
         store = type("Kept", (Remembering, library.Store), {})()
         library._test_python_store(store)
         kept.append(store.kept)
@@ -604,7 +604,7 @@ def test_a_store_written_in_python_is_checked_as_by_c10d():
 
 
 def test_a_store_whose_wait_takes_no_timeout_is_waited_for():
-    for library in [c10d, tenfold]:
+    for library in [c10d, tenfold.c10d]:
         store = type("Kept", (Remembering, library.Store), {})()
         library.PrefixStore("below", store).wait(["key"])
         assert store.waited == [["below/key"]], library.__name__
@@ -618,7 +618,7 @@ def test_sparse_tensors_are_reduced_by_a_group_of_the_package():
     store, sums = tenfold.HashStore(), {}
 
     def reduce(rank: int) -> None:
-        group = tenfold.ProcessGroup(store, rank, 2)
+        group = tenfold.c10d.ProcessGroup(store, rank, 2)
         tensors = [sparse(rank, 1.0 + rank), sparse(2, 5.0)]
         work = group._get_backend("cpu").allreduce_sparse(tensors)
         assert work.wait()
@@ -630,25 +630,25 @@ def test_sparse_tensors_are_reduced_by_a_group_of_the_package():
     for thread in threads:
         thread.join()
     assert sums == {rank: [[1.0, 2.0, 10.0]] * 2 for rank in range(2)}
-    backend = tenfold.ProcessGroupTenfold(tenfold.HashStore(), 0, 1)
+    backend = tenfold.c10d.ProcessGroupTenfold(tenfold.HashStore(), 0, 1)
     with pytest.raises(ValueError, match="sparse tensors of PyTorch"):
         backend.allreduce_sparse([bytearray(4)])
-    options = tenfold.AllreduceOptions()
+    options = tenfold.c10d.AllreduceOptions()
     options.reduceOp = tenfold.ReduceOp.MAX
     with pytest.raises(ValueError, match=r"works with ReduceOp\.SUM"):
         backend.allreduce_sparse([sparse(0, 1.0)], options)
 
 
 def test_coalesced_operations_have_c10ds_kinds():
-    group = tenfold.ProcessGroup(tenfold.HashStore(), 0, 1)
+    group = tenfold.c10d.ProcessGroup(tenfold.HashStore(), 0, 1)
     one, two = [torch.ones(2)], [torch.ones(2)]
     works = {
-        tenfold.OpType.ALLREDUCE_COALESCED: group.allreduce_coalesced([torch.ones(2), torch.ones(3)]),
-        tenfold.OpType.ALLGATHER_COALESCED: group.allgather_coalesced([one], two),
-        tenfold.OpType.ALLGATHER_INTO_TENSOR_COALESCED: group.all_gather_single_coalesced(one, two),
-        tenfold.OpType.REDUCE_SCATTER_TENSOR_COALESCED: group.reduce_scatter_single_coalesced(one, two),
+        tenfold.c10d.OpType.ALLREDUCE_COALESCED: group.allreduce_coalesced([torch.ones(2), torch.ones(3)]),
+        tenfold.c10d.OpType.ALLGATHER_COALESCED: group.allgather_coalesced([one], two),
+        tenfold.c10d.OpType.ALLGATHER_INTO_TENSOR_COALESCED: group.all_gather_single_coalesced(one, two),
+        tenfold.c10d.OpType.REDUCE_SCATTER_TENSOR_COALESCED: group.reduce_scatter_single_coalesced(one, two),
     }
-    assert {kind: tenfold.OpType(work._get_op_type()) for kind, work in works.items()} == {
+    assert {kind: tenfold.c10d.OpType(work._get_op_type()) for kind, work in works.items()} == {
         kind: kind for kind in works
     }
 
@@ -657,11 +657,11 @@ def test_many_tensors_are_broadcast_in_a_few_pieces():
     store, calls, values = tenfold.HashStore(), {}, {}
 
     def broadcast(rank: int) -> None:
-        group = tenfold.ProcessGroup(store, rank, 2)
+        group = tenfold.c10d.ProcessGroup(store, rank, 2)
         tensors = [torch.full((3,), float(10 * rank + number)) for number in range(40)]
         tensors.append(torch.tensor([rank]))
         before = group._get_sequence_number_for_group()
-        tenfold._broadcast_coalesced(group, tensors, 1000, 1)
+        tenfold.c10d._broadcast_coalesced(group, tensors, 1000, 1)
         calls[rank] = group._get_sequence_number_for_group() - before
         values[rank] = [tensor.tolist() for tensor in tensors]
 
@@ -675,7 +675,7 @@ def test_many_tensors_are_broadcast_in_a_few_pieces():
 
 
 def test_works_of_completion_hooks_are_timed_by_a_clock_that_does_not_jump():
-    group = tenfold.ProcessGroup(tenfold.HashStore(), 0, 1)
+    group = tenfold.c10d.ProcessGroup(tenfold.HashStore(), 0, 1)
     told: list[Any] = []
     group._register_on_completion_hook(told.append)
     before = timedelta(seconds=time.monotonic())
@@ -689,8 +689,8 @@ def of_an_embedding(names: dict[int, str]) -> tuple[Any, Any]:
     """A table of five rows whose gradients are sparse, and its reducer, of one rank."""
     table = torch.nn.Embedding(5, 2, sparse=True)
     params = list(table.parameters())
-    group = tenfold.ProcessGroup(tenfold.HashStore(), 0, 1)
-    return table, tenfold.Reducer(params, [[0]], [1000], group, [True], param_to_name_mapping=names)
+    group = tenfold.c10d.ProcessGroup(tenfold.HashStore(), 0, 1)
+    return table, tenfold.c10d.Reducer(params, [[0]], [1000], group, [True], param_to_name_mapping=names)
 
 
 def step(table: Any, reducer: Any, rows: list[int]) -> Any:

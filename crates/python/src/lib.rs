@@ -6,6 +6,7 @@
 //! object is touched from a thread of the engine: what an operation keeps alive is given back to PyO3's pool, which the next
 //! call into this module empties.
 
+mod arguments;
 mod control;
 mod ddp;
 mod dlpack;

@@ -131,7 +131,7 @@ const LIBRARIES: [&str; 8] = [
     "/torch/distributed/distributed_c10d.py",
     "/torch/distributed/c10d_logger.py",
     "/torch/distributed/_functional_collectives.py",
-    "/tenfold/torch/backend.py",
+    "/tenfold/torch/",
     "/c10d/ProcessGroup",
 ];
 
@@ -202,7 +202,7 @@ mod tests {
             assert!(call_site(&record).unwrap().ends_with("/train.py:3 in f"), "{home}");
         }
         let of_hook = [
-            "/x/package/tenfold/torch/backend.py",
+            "/x/package/tenfold/torch/process_group.py",
             "/usr/lib/python3/dist-packages/torch/distributed/distributed_c10d.py",
             "/home/me/torch/train.py",
         ];

@@ -20,10 +20,11 @@ import torch.distributed as dist
 
 import tenfold.torch.exceptions  # noqa: F401, from here on errors are PyTorch's too
 from tenfold.torch import control, rendezvous
-from tenfold.torch.backend import Backend, ProcessGroup, create
+from tenfold.torch.backend import Backend
 from tenfold.torch.control import start_debug_server
 from tenfold.torch.ddp import DistributedDataParallel
 from tenfold.torch.memory import empty, shared_buckets_hook
+from tenfold.torch.process_group import ProcessGroup, create
 from tenfold.torch.store import FileStore, HashStore, PrefixStore, Store, TCPStore
 from tenfold.torch.work import Work
 

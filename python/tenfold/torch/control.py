@@ -10,7 +10,8 @@ from typing import Any
 
 from torch._C import _distributed_c10d
 
-from tenfold import _tenfold, control
+from tenfold import _tenfold
+from tenfold.c10d import control
 
 __all__ = ["start_debug_server"]
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.nn import parallel
 from torch.nn.parallel.distributed import _MixedPrecision
 
-from tenfold import ddp
+from tenfold.c10d import ddp
 from tenfold.torch.memory import backend_of
 
 

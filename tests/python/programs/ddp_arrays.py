@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import tenfold
-from tenfold import ProcessGroup, Reducer
+from tenfold.c10d import ProcessGroup, Reducer
 
 WORLD = 3
 
@@ -33,7 +33,7 @@ def weights() -> list[np.ndarray]:
 def reducer_of(
     group: ProcessGroup, params: list[np.ndarray], limits: tuple[int, ...] = (64,), **options: Any
 ) -> Reducer:
-    buckets, sizes = tenfold._compute_bucket_assignment_by_size(params, list(limits))
+    buckets, sizes = tenfold.c10d._compute_bucket_assignment_by_size(params, list(limits))
     return Reducer(params, buckets, sizes, group, **options)
 
 
@@ -78,7 +78,7 @@ def averages_of_several_steps(group: ProcessGroup) -> Any:
 def buckets_are_cut_along_the_order_of_gradients(group: ProcessGroup) -> Any:
     params = [np.zeros(16, np.float32) for _ in range(4)]
     reducer = Reducer(params, [[0, 1, 2, 3]], [2**20], group, bucket_bytes_cap=128, first_bucket_bytes_cap=64)
-    logger = tenfold.Logger(reducer)
+    logger = tenfold.c10d.Logger(reducer)
     rebuilt = []
     for step in range(3):
         rebuilt.append(reducer._rebuild_buckets())
@@ -135,7 +135,7 @@ def a_hook_reduces_buckets(group: ProcessGroup) -> Any:
     reducer = reducer_of(group, params)
     shown: list[Any] = []
 
-    def hook(state: Any, bucket: tenfold.GradBucket) -> Any:
+    def hook(state: Any, bucket: tenfold.c10d.GradBucket) -> Any:
         shown.append(
             [
                 state,
@@ -148,7 +148,7 @@ def a_hook_reduces_buckets(group: ProcessGroup) -> Any:
         )
         return group.allreduce([bucket.buffer()]).get_future()
 
-    tenfold._register_comm_hook(reducer, "state", hook)
+    tenfold.c10d._register_comm_hook(reducer, "state", hook)
     reducer.prepare_for_backward([])
     write(reducer, params, group.rank(), 0)
     reducer.finish()
@@ -164,22 +164,22 @@ def a_hook_may_return_other_memory(group: ProcessGroup) -> Any:
     params = weights()
     reducer = reducer_of(group, params)
 
-    def hook(_: Any, bucket: tenfold.GradBucket) -> Any:
+    def hook(_: Any, bucket: tenfold.c10d.GradBucket) -> Any:
         copy = bucket.buffer() / group.size()
         return group.allreduce([copy]).get_future().then(lambda future: future.value()[0])
 
-    tenfold._register_comm_hook(reducer, None, hook)
+    tenfold.c10d._register_comm_hook(reducer, None, hook)
     reducer.prepare_for_backward([])
     write(reducer, params, group.rank(), 0)
     reducer.finish()
     return all(np.allclose(reducer.gradient(n), expected(params, n, 0)) for n in range(3))
 
 
-def builtin(group: ProcessGroup, kind: tenfold.BuiltinCommHookType) -> Any:
+def builtin(group: ProcessGroup, kind: tenfold.c10d.BuiltinCommHookType) -> Any:
     """How far the average of thirds is off, relatively: they have no end in binary."""
     params = [np.zeros(50, np.float32), np.zeros(20, np.float64)]
     reducer = reducer_of(group, params)
-    tenfold._register_builtin_comm_hook(reducer, kind)
+    tenfold.c10d._register_builtin_comm_hook(reducer, kind)
     reducer.prepare_for_backward([])
     for number in (1, 0):
         reducer.gradient(number)[...] = (group.rank() + 1) / 3
@@ -191,27 +191,25 @@ def builtin(group: ProcessGroup, kind: tenfold.BuiltinCommHookType) -> Any:
 
 @case
 def the_builtin_all_reduce(group: ProcessGroup) -> Any:
-    return builtin(group, tenfold.BuiltinCommHookType.ALLREDUCE)
+    return builtin(group, tenfold.c10d.BuiltinCommHookType.ALLREDUCE)
 
 
 @case
 def the_builtin_fp16(group: ProcessGroup) -> Any:
-    return builtin(group, tenfold.BuiltinCommHookType.FP16_COMPRESS)
+    return builtin(group, tenfold.c10d.BuiltinCommHookType.FP16_COMPRESS)
 
 
 @case
 def the_numbers_of_builtin_hooks(group: ProcessGroup) -> Any:
-    return [
-        int(kind)
-        for kind in (tenfold.BuiltinCommHookType.ALLREDUCE, tenfold.BuiltinCommHookType.FP16_COMPRESS)
-    ]
+    kinds = tenfold.c10d.BuiltinCommHookType
+    return [int(kind) for kind in (kinds.ALLREDUCE, kinds.FP16_COMPRESS)]
 
 
 @case
 def the_log(group: ProcessGroup) -> Any:
     params = weights()
     reducer = reducer_of(group, params)
-    logger = tenfold.Logger(reducer)
+    logger = tenfold.c10d.Logger(reducer)
     reducer.set_logger(logger)
     logger.set_construction_data_and_log("Model", [], -1, False, False, False)
     for step in range(2):
@@ -249,19 +247,19 @@ def parameters_of_different_shapes(group: ProcessGroup) -> Any:
     params = weights()
     if group.rank() == 2:
         params[1] = np.ones(6)
-    tenfold._verify_params_across_processes(group, params)
+    tenfold.c10d._verify_params_across_processes(group, params)
 
 
 @case
 def parameters_of_different_numbers(group: ProcessGroup) -> Any:
-    tenfold._verify_params_across_processes(group, weights()[: 2 + group.rank() % 2])
+    tenfold.c10d._verify_params_across_processes(group, weights()[: 2 + group.rank() % 2])
 
 
 @case
 def parameters_that_are_alike(group: ProcessGroup) -> Any:
-    tenfold._verify_params_across_processes(group, weights())
-    logger = tenfold.Logger(reducer_of(group, weights()))
-    tenfold._verify_params_across_processes(group, weights(), logger)
+    tenfold.c10d._verify_params_across_processes(group, weights())
+    logger = tenfold.c10d.Logger(reducer_of(group, weights()))
+    tenfold.c10d._verify_params_across_processes(group, weights(), logger)
     return logger._get_ddp_logging_data().ints_map.get("has_error", 0)
 
 
@@ -277,7 +275,7 @@ def a_coalesced_broadcast(group: ProcessGroup) -> Any:
                 np.full((4, 6), group.rank(), np.float64)[:, ::2],
                 np.full(300, group.rank(), np.float32),
             ]
-            tenfold._broadcast_coalesced(group, own, size, root)
+            tenfold.c10d._broadcast_coalesced(group, own, size, root)
             assert all((array == root).all() for array in own), f"root {root}, pieces of {size}"
     return "alike"
 

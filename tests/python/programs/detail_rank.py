@@ -116,9 +116,9 @@ def message(me: Numpy) -> None:
 def mixed(me: Numpy) -> None:
     """Rank 1 does not tell its shapes, so that nobody can find out that they differ."""
     if me.rank == 1:
-        tenfold.set_debug_level(tenfold.DebugLevel.OFF)
+        tenfold.c10d.set_debug_level(tenfold.c10d.DebugLevel.OFF)
     me.all_reduce(*((3, 2) if me.rank == 1 else (2, 3)))
-    tenfold.set_debug_level(tenfold.DebugLevel.DETAIL)
+    tenfold.c10d.set_debug_level(tenfold.c10d.DebugLevel.DETAIL)
 
 
 def play(scene: Any, me: Numpy) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def main() -> None:
     me = (Torch if kind == "torch" else Numpy)(store, rank, ranks)
     scenes = [operation, size, shape, missing, message, *([mixed] if kind == "numpy" else [])]
     told = {scene.__name__: play(scene, me) for scene in scenes}
-    told["dump"] = json.loads(tenfold._dump_fr_trace_json())
+    told["dump"] = json.loads(tenfold.c10d._dump_fr_trace_json())
     (folder / f"told-{rank}").write_text(json.dumps(told))
 
 

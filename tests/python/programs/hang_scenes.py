@@ -120,7 +120,7 @@ def tell_when_inside(me: Actor) -> None:
     """From a thread, since the call itself waits. One on a group that has failed is not recorded."""
 
     def is_inside() -> bool:
-        entries = pickle.loads(tenfold._dump_fr_trace())["entries"]
+        entries = pickle.loads(tenfold.c10d._dump_fr_trace())["entries"]
         return any(entry["collective_seq_id"] == WRONG for entry in entries)
 
     def look() -> None:
@@ -232,7 +232,7 @@ def healthy(job: Any, me: Actor) -> None:
     job.coalesced(peer=me.rank ^ 1)
     job.all_reduce()
     me.meet("called")
-    tenfold._dump_fr_trace_file(me.rank)
+    tenfold.c10d._dump_fr_trace_file(me.rank)
 
 
 SCENES: dict[str, Callable[[Any, Actor], None]] = {
@@ -264,7 +264,7 @@ def act(language: str, name: str, me: Actor) -> None:
     except ERRORS as error:
         print(error)
     until(me.file().exists, "its dump")
-    me.file("json").write_bytes(tenfold._dump_fr_trace_json())
+    me.file("json").write_bytes(tenfold.c10d._dump_fr_trace_json())
     assert not me.file("hook").exists(), "PyTorch's recorder does nothing unless asked"
     if language == "torch":
         torch._C._distributed_c10d._dump_fr_trace_file(me.rank, includeStackTraces=True, backend="tenfold")

@@ -13,7 +13,8 @@ from datetime import timedelta
 
 import numpy as np
 import tenfold
-from tenfold import AllreduceOptions, BarrierOptions, Group, OpType, ReduceOp, functional
+from tenfold import Group, ReduceOp
+from tenfold.c10d import AllreduceOptions, BarrierOptions, OpType, functional
 
 SIZE = 2
 CASES: dict[str, Callable[[Group], None]] = {}
@@ -265,7 +266,10 @@ def futures_lead_to_callbacks_that_may_communicate(group: Group) -> None:
     assert outcome.wait() == 3 * 2**4
     failing = process_group.allreduce(mine(group)).get_future().then(lambda future: 1 / 0)
     refused(ZeroDivisionError, "division", failing.wait)
-    assert process_group.allreduce(mine(group)).get_future_result().wait() == tenfold.WorkResult.SUCCESS.value
+    assert (
+        process_group.allreduce(mine(group)).get_future_result().wait()
+        == tenfold.c10d.WorkResult.SUCCESS.value
+    )
 
 
 @case
@@ -286,19 +290,19 @@ def functional_collectives_leave_their_arguments_alone(group: Group) -> None:
     gathered = functional.all_gather_into_tensor_coalesced([table], group)[0]
     assert np.array_equal(gathered, np.concatenate(both))
     rows = functional.all_to_all_single(table, [1, 1], [1, 1], group, wait=False)
-    assert tenfold._get_work_registry_size() == 1
+    assert tenfold.c10d._get_work_registry_size() == 1
     assert np.array_equal(functional.wait_tensor(rows), np.stack([both[0][rank], both[1][rank]]))
-    assert tenfold._get_work_registry_size() == 0
-    tenfold._register_process_group("by name", group.process_group)
+    assert tenfold.c10d._get_work_registry_size() == 0
+    tenfold.c10d._register_process_group("by name", group.process_group)
     assert functional.all_reduce(table, "sum", "by name")[0, 0] == 10
-    tenfold._unregister_all_process_groups()
+    tenfold.c10d._unregister_all_process_groups()
     assert np.array_equal(table, kept)
 
 
 @case
 def tensors_are_broadcast_in_bunches(group: Group) -> None:
     tensors = [np.full(3, float(group.rank)), np.full(5, group.rank), bytearray([group.rank] * 7)]
-    tenfold._broadcast_coalesced(group.process_group, tensors, 40, 1)
+    tenfold.c10d._broadcast_coalesced(group.process_group, tensors, 40, 1)
     assert tensors[0][0] == tensors[1][4] == tensors[2][6] == 1
 
 
@@ -308,7 +312,7 @@ def several_arrays_of_a_rank_are_as_those_of_several_ranks(group: Group) -> None
     first, second = mine(group), 10 * mine(group)
     process_group.allreduce([first, second]).wait()
     assert first.tolist() == second.tolist() == [33.0] * 4
-    options = tenfold.BroadcastOptions()
+    options = tenfold.c10d.BroadcastOptions()
     options.rootRank, options.rootTensor = 1, 1
     arrays = [mine(group), 10 * mine(group), 100 * mine(group)]
     process_group.broadcast(arrays, options).wait()
@@ -337,7 +341,7 @@ def wrong_arguments_are_named_before_anything_is_sent(group: Group) -> None:
     refused(error, "at index 0", lambda: process_group.allgather([[np.ones(1)]] * 2, [np.ones(1)] * 2))
     refused(error, "invalid root rank: -1", lambda: process_group.broadcast(np.ones(1), -1))
     refused(error, "rank -1 is out of range", lambda: process_group.send([np.ones(1)], -1, 0))
-    options = tenfold.BroadcastOptions()
+    options = tenfold.c10d.BroadcastOptions()
     options.rootTensor = 2
     refused(error, "invalid root tensor: 2", lambda: process_group.broadcast([np.ones(1)] * 2, options))
     not_root = 1 - group.rank
@@ -401,8 +405,8 @@ def a_failed_block_tells_the_other_rank_why(group: Group) -> None:
         assert why in str(work.exception())
         assert work.is_completed()
         assert not work.is_success()
-        assert work.get_future_result().wait() == tenfold.WorkResult.COMM_ERROR.value
-        assert process_group.get_backend("cpu").get_error() is not tenfold.ErrorType.SUCCESS
+        assert work.get_future_result().wait() == tenfold.c10d.WorkResult.COMM_ERROR.value
+        assert process_group.get_backend("cpu").get_error() is not tenfold.c10d.ErrorType.SUCCESS
         store.set("told", "")
 
 

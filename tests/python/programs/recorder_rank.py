@@ -44,9 +44,9 @@ def main() -> None:
     except tenfold.DistError as error:
         print(error)
     else:
-        tenfold._dump_fr_trace_file(rank)
+        tenfold.c10d._dump_fr_trace_file(rank)
     finally:
-        (texts / f"rank_{rank}").write_bytes(tenfold._dump_fr_trace_json())
+        (texts / f"rank_{rank}").write_bytes(tenfold.c10d._dump_fr_trace_json())
     store.set(f"done {rank}", b"")
     store.wait([f"done {each}" for each in range(size)])
 

@@ -1,25 +1,8 @@
-"""c10d's enumerations, with c10d's numbers.
+"""c10d's enumerations, with c10d's numbers."""
 
-They behave as pybind11's do: `int(OpType.GATHER)` is the number and so is its hash, but `OpType.GATHER == 7`
-is false.
-"""
+from tenfold.numbered import Numbered
 
-import enum
-
-__all__ = ["BackendType", "DebugLevel", "ErrorType", "HookOpName", "Numbered", "OpType", "WorkResult"]
-
-
-class Numbered(enum.Enum):
-    """An enumeration whose members can be converted to their numbers."""
-
-    def __int__(self) -> int:
-        return self.value
-
-    def __index__(self) -> int:
-        return self.value
-
-    def __hash__(self) -> int:
-        return self.value
+__all__ = ["BackendType", "DebugLevel", "ErrorType", "HookOpName", "OpType", "WorkResult"]
 
 
 class OpType(Numbered):

@@ -7,7 +7,7 @@ is logged (`off`, `warn`, `info`).
 """
 
 from tenfold import _tenfold
-from tenfold.enums import DebugLevel
+from tenfold.c10d.enums import DebugLevel
 
 __all__ = ["DebugLevel", "get_debug_level", "set_debug_level", "set_debug_level_from_env"]
 

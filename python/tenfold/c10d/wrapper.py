@@ -9,9 +9,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from tenfold.backend import Backend
-from tenfold.options import Fields
-from tenfold.process_group import _flat, _perform_by
+from tenfold.c10d.backend import Backend
+from tenfold.c10d.collectives import COLLECTIVES, Collective
+from tenfold.c10d.options import Fields
+from tenfold.c10d.process_group import _flat, _perform_by
 
 __all__ = ["_ProcessGroupWrapper"]
 
@@ -26,25 +27,11 @@ _ASPECTS = {
     "TensorDtypes": "  Tensor Tensor dtypes: ",
 }
 
-_NOT_COMPARED = {"send", "recv", "recv_anysource", "monitored_barrier"}
-
-# The arguments whose shapes must be equal on all ranks. For other operations only the name is compared.
-_SAME_SHAPES = {
-    "broadcast": (0,),
-    "allreduce": (0,),
-    "reduce": (0,),
-    "all_gather_single": (0, 1),
-    "gather": (1,),
-    "gather_single": (1,),
-    "scatter": (0,),
-    "reduce_scatter_single": (0, 1),
-}
-
 
 class _ProcessGroupWrapper(Backend):
     """Calls `backend` after `gloo_backend`, of any kind, has confirmed that all ranks made the same call.
 
-    >>> from tenfold import HashStore, ProcessGroupTenfold
+    >>> from tenfold.c10d import HashStore, ProcessGroupTenfold
     >>> first, second = (ProcessGroupTenfold(HashStore(), 0, 1) for _ in range(2))
     >>> wrapper = _ProcessGroupWrapper(first, second)
     >>> wrapper.allreduce([bytearray(4)]).wait()
@@ -74,14 +61,14 @@ class _ProcessGroupWrapper(Backend):
         return self._wrapped.name()
 
     def _perform(self, name: str, arguments: list[Any], options: Fields | None) -> Any:
-        if name not in _NOT_COMPARED:
-            self._compare(name, arguments)
+        if name in COLLECTIVES and not COLLECTIVES[name].is_message:
+            self._compare(COLLECTIVES[name], arguments)
         return _perform_by(self._wrapped, name, arguments, options)
 
-    def _compare(self, name: str, arguments: list[Any]) -> None:
+    def _compare(self, collective: Collective, arguments: list[Any]) -> None:
         self._checker.monitored_barrier(wait_all_ranks=True)
         own = bytearray(_TEXT)
-        text = _shortened(self._fingerprint(name, arguments).encode())
+        text = _shortened(self._fingerprint(collective, arguments).encode())
         own[: len(text)] = text
         all_texts = [bytearray(_TEXT) for _ in range(self.size())]
         self._checker.allgather([all_texts], [own]).wait()
@@ -97,9 +84,10 @@ class _ProcessGroupWrapper(Backend):
                     f"{_difference(first, other)}"
                 )
 
-    def _fingerprint(self, name: str, arguments: list[Any]) -> str:
-        facts = [f"SequenceNumber={self._compared}", f"OpType={name.upper()}"]
-        tensors = [tensor for place in _SAME_SHAPES.get(name, ()) for tensor in _flat(arguments[place])]
+    def _fingerprint(self, collective: Collective, arguments: list[Any]) -> str:
+        """Describes a call. Shapes are described only where they must be equal on all ranks."""
+        facts = [f"SequenceNumber={self._compared}", f"OpType={collective.name.upper()}"]
+        tensors = [tensor for place in collective.same_shapes for tensor in _flat(arguments[place])]
         if tensors:
             facts.append(f"TensorShape=[{', '.join(map(_shape, tensors))}]")
             facts.append(f"TensorDtypes={', '.join(map(_dtype, tensors))}")

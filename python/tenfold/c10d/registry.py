@@ -7,7 +7,7 @@ Each thread has its own default group, because ranks may be threads. Names are s
 import threading
 from typing import Any
 
-from tenfold import work_registry
+from tenfold.c10d import work_registry
 
 __all__ = [
     "_current_process_group",
@@ -42,7 +42,7 @@ def _set_thread_isolation_mode(enable: bool) -> None:
     """Gives each thread its own registry of groups and works, for ranks that are threads.
 
     >>> _set_thread_isolation_mode(True)
-    >>> from tenfold import ProcessGroup
+    >>> from tenfold.c10d import ProcessGroup
     >>> _register_process_group("of this thread", ProcessGroup(0, 1))
     >>> _set_thread_isolation_mode(False)
     >>> _is_process_group_registered("of this thread")
@@ -56,7 +56,7 @@ def _set_thread_isolation_mode(enable: bool) -> None:
 def _register_process_group(group_name: str, group: Any) -> None:
     """Registers `group` under a name.
 
-    >>> from tenfold import ProcessGroup
+    >>> from tenfold.c10d import ProcessGroup
     >>> group = ProcessGroup(0, 1)
     >>> _register_process_group("trainers", group)
     >>> _resolve_process_group("trainers") is group

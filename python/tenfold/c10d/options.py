@@ -10,7 +10,9 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, ClassVar, get_type_hints
 
-from tenfold.enums import HookOpName, Numbered
+from tenfold.api import DEFAULT_TIMEOUT
+from tenfold.c10d.enums import HookOpName
+from tenfold.numbered import Numbered
 from tenfold.reduce_op import ReduceOp, as_reduce_op
 
 __all__ = [
@@ -40,7 +42,7 @@ __all__ = [
     "default_pg_timeout",
 ]
 
-_DEFAULT_PG_TIMEOUT = timedelta(minutes=30)
+_DEFAULT_PG_TIMEOUT = DEFAULT_TIMEOUT
 _DEFAULT_PG_NCCL_TIMEOUT = timedelta(minutes=10)
 _DEFAULT_NO_TIMEOUT = timedelta(0)
 _DEFAULT_FIRST_BUCKET_BYTES = 1024 * 1024

@@ -8,14 +8,14 @@ backend. With tenfold's own backend two of them have little to do: it always rec
 import itertools
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from tenfold import _tenfold
-from tenfold.backend import Backend, ProcessGroupTenfold
-from tenfold.enums import HookOpName
-from tenfold.exceptions import _from_rust
-from tenfold.options import PreHookArgs
-from tenfold.process_group import ProcessGroup
+from tenfold.c10d.backend import Backend, ProcessGroupTenfold
+from tenfold.c10d.enums import HookOpName
+from tenfold.c10d.options import PreHookArgs
+from tenfold.c10d.process_group import ProcessGroup
+from tenfold.exceptions import refused
 
 __all__ = ["FlightRecorderHook", "HealthCheckHook", "NanCheckHook", "unhealthy_backends"]
 
@@ -23,10 +23,18 @@ __all__ = ["FlightRecorderHook", "HealthCheckHook", "NanCheckHook", "unhealthy_b
 _ids = itertools.count(1 << 32)
 
 
+class _Place(NamedTuple):
+    """A group of any backend, for errors."""
+
+    name: str
+    rank: int
+    size: int
+
+
 class NanCheckHook:
     """Refuses operations whose inputs have a NaN in them, before anything is sent; see `attach`.
 
-    >>> from tenfold import HashStore, ProcessGroup
+    >>> from tenfold.c10d import HashStore, ProcessGroup
     >>> group = ProcessGroup(HashStore(), 0, 1)
     >>> hook = NanCheckHook.attach(group)
     >>> from array import array
@@ -66,12 +74,9 @@ class NanCheckHook:
             return
         for index, tensor in enumerate(call.input_tensors):
             if (element := _tenfold.find_nan(tensor)) is not None:
-                name, rank, size = group._name or "default", group.rank(), group.size()
-                operation = call.name.name.lower()
-                reason = f"NaN found in input tensor {index}, which has it at element {element}"
-                text = f"{operation} in group `{name}` failed on rank {rank} of {size}: {reason}"
-                fields = {"operation": operation, "group": name, "rank": rank, "world_size": size}
-                raise _from_rust("Argument", text, fields | {"reason": reason})
+                place = _Place(group._name or "default", group.rank(), group.size())
+                mistake = f"NaN found in input tensor {index}, which has it at element {element}"
+                raise refused(place, call.name.name.lower(), mistake)
 
 
 class HealthCheckHook:

@@ -9,16 +9,17 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeAlias, overload
 
-from tenfold import enums, work_registry
 from tenfold._tenfold import PrefixStore
-from tenfold.backend import Backend, ProcessGroupTenfold
-from tenfold.enums import HookOpName
+from tenfold.arrays import Tensor
+from tenfold.c10d import enums, work_registry
+from tenfold.c10d.backend import Backend, ProcessGroupTenfold
+from tenfold.c10d.collectives import COLLECTIVES
+from tenfold.c10d.enums import HookOpName
+from tenfold.c10d.operations import Operations
+from tenfold.c10d.options import _DEFAULT_PG_TIMEOUT, Fields, PostHookArgs, PreHookArgs, ReconfigureOptions
+from tenfold.c10d.work_registry import _register_work
 from tenfold.exceptions import DistArgumentError
-from tenfold.operations import Operations
-from tenfold.options import _DEFAULT_PG_TIMEOUT, Fields, PostHookArgs, PreHookArgs, ReconfigureOptions
-from tenfold.overloads import Tensor
 from tenfold.work import Work
-from tenfold.work_registry import _register_work
 
 __all__ = ["ProcessGroup", "_broadcast_coalesced"]
 
@@ -393,21 +394,8 @@ def _flat(tensors: Any) -> list[Any]:
     return [tensor for item in tensors for tensor in _flat(item)]
 
 
-# Operations whose name for hooks differs from the name of the method.
-_HOOK_NAMES = {
-    "all_gather_single": HookOpName.ALLGATHER_BASE,
-    "all_gather_single_coalesced": HookOpName.ALLGATHER_INTO_TENSOR_COALESCED,
-    "reduce_scatter_single": HookOpName.REDUCE_SCATTER_BASE,
-    "reduce_scatter_single_coalesced": HookOpName.REDUCE_SCATTER_TENSOR_COALESCED,
-    "all_to_all_single": HookOpName.ALLTOALL_BASE,
-    "gather_single": HookOpName.GATHER,
-    "recv_anysource": HookOpName.RECV,
-    "monitored_barrier": HookOpName.BARRIER,
-}
-
-
 def _hook_name(operation: str) -> HookOpName:
-    return _HOOK_NAMES.get(operation) or HookOpName.__members__.get(operation.upper(), HookOpName.UNKNOWN)
+    return COLLECTIVES[operation.removeprefix("monitored_")].hook
 
 
 def _broadcast_coalesced(

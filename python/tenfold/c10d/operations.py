@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, overload
 
-from tenfold.options import (
+from tenfold.arrays import Tensor, TensorLists, Tensors
+from tenfold.c10d.options import (
     AllgatherOptions,
     AllreduceCoalescedOptions,
     AllreduceOptions,
@@ -24,8 +25,8 @@ from tenfold.options import (
     ReduceScatterOptions,
     ScatterOptions,
 )
-from tenfold.overloads import Reduction, Tensor, TensorLists, Tensors, operation, renamed
-from tenfold.reduce_op import ReduceOp
+from tenfold.c10d.overloads import operation, renamed
+from tenfold.reduce_op import ReduceOp, Reduction
 from tenfold.work import Work
 
 __all__ = ["Operations"]

@@ -4,15 +4,16 @@ Outputs are filled from this rank's data. By default only their shapes are right
 `simulate_uniform_ranks` they hold the result for equal data on all ranks, so that sums are right, too.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 from tenfold.arrays import copy_into, parts
-from tenfold.backend import Backend
-from tenfold.options import Fields
+from tenfold.c10d.backend import Backend
+from tenfold.c10d.collectives import COLLECTIVES
+from tenfold.c10d.options import Fields
+from tenfold.c10d.work import FakeWork
 from tenfold.reduce_op import ReduceOp
-from tenfold.work import FakeWork
 
 __all__ = ["FakeProcessGroup"]
 
@@ -74,17 +75,17 @@ class FakeProcessGroup(Backend):
     def _perform(self, name: str, arguments: list[Any], options: Fields | None) -> FakeWork:
         if self._options.error_on_collective:
             raise RuntimeError("FakeProcessGroup collective operation error (error_on_collective=true)")
-        fill = _FILLS.get(name)
-        if fill is None:
+        collective = COLLECTIVES.get(name)
+        if collective is None or collective.fill is None:
             raise self._unsupported(name)
-        fill(self, arguments, options)
+        getattr(self, f"_fill_{collective.fill}")(arguments, options)
         return FakeWork()
 
-    # How outputs are filled.
+    # How outputs are filled, by `Collective.fill`. An operation on several pairs fills each of them.
 
-    def _nothing(self, arguments: list[Any], options: Any) -> None: ...
+    def _fill_nothing(self, arguments: list[Any], options: Any) -> None: ...
 
-    def _reduce_in_place(self, arguments: list[Any], options: Any) -> None:
+    def _fill_reduce(self, arguments: list[Any], options: Any) -> None:
         if getattr(options, "rootRank", self._rank) == self._rank:
             for tensor in arguments[0]:
                 self._as_if_reduced(tensor, options.reduceOp)
@@ -102,32 +103,28 @@ class FakeProcessGroup(Backend):
         elif op.op is ReduceOp.BXOR and self._size % 2 == 0:
             tensor ^= tensor
 
-    def _allgather(self, arguments: list[Any], options: Any) -> None:
+    def _fill_gather(self, arguments: list[Any], options: Any) -> None:
         for outputs, tensor in zip(*arguments, strict=True):
             for output in outputs:
                 copy_into(output, tensor)
 
-    def _allgather_coalesced(self, arguments: list[Any], options: Any) -> None:
+    def _fill_gather_lists(self, arguments: list[Any], options: Any) -> None:
         for outputs in arguments[0]:
             for output, tensor in zip(outputs, arguments[1], strict=True):
                 copy_into(output, tensor)
 
-    def _all_gather_single(self, arguments: list[Any], options: Any) -> None:
-        output, tensor = arguments
-        for part in parts(output, self._size):
-            copy_into(part, tensor)
+    def _fill_gather_parts(self, arguments: list[Any], options: Any) -> None:
+        for output, tensor in _pairs(arguments):
+            for part in parts(output, self._size):
+                copy_into(part, tensor)
 
-    def _all_gather_single_coalesced(self, arguments: list[Any], options: Any) -> None:
-        for pair in zip(*arguments, strict=True):
-            self._all_gather_single(list(pair), options)
-
-    def _gather(self, arguments: list[Any], options: Any) -> None:
+    def _fill_gather_at_root(self, arguments: list[Any], options: Any) -> None:
         if self._rank == options.rootRank:
-            self._allgather(arguments, options)
+            self._fill_gather(arguments, options)
         elif any(map(len, arguments[0])):
             raise ValueError("FakeProcessGroup::gather: requires empty output on non-root")
 
-    def _scatter(self, arguments: list[Any], options: Any) -> None:
+    def _fill_scatter(self, arguments: list[Any], options: Any) -> None:
         outputs, inputs = arguments
         if self._rank == options.rootRank:
             if len(inputs) != 1 or len(inputs[0]) != self._size:
@@ -136,25 +133,21 @@ class FakeProcessGroup(Backend):
         elif any(map(len, inputs)):
             raise ValueError("FakeProcessGroup::scatter: requires empty input on non-root")
 
-    def _reduce_scatter(self, arguments: list[Any], options: Any) -> None:
+    def _fill_reduce_scatter(self, arguments: list[Any], options: Any) -> None:
         for output, tensors in zip(*arguments, strict=True):
             copy_into(output, tensors[self._rank])
             self._as_if_reduced(output, options.reduceOp)
 
-    def _reduce_scatter_single(self, arguments: list[Any], options: Any) -> None:
-        output, tensor = arguments
-        self._reduce_scatter([[output], [parts(tensor, self._size)]], options)
+    def _fill_reduce_scatter_parts(self, arguments: list[Any], options: Any) -> None:
+        for output, tensor in _pairs(arguments):
+            self._fill_reduce_scatter([[output], [parts(tensor, self._size)]], options)
 
-    def _reduce_scatter_single_coalesced(self, arguments: list[Any], options: Any) -> None:
-        for pair in zip(*arguments, strict=True):
-            self._reduce_scatter_single(list(pair), options)
-
-    def _alltoall(self, arguments: list[Any], options: Any) -> None:
+    def _fill_exchange(self, arguments: list[Any], options: Any) -> None:
         for place, output in enumerate(arguments[0]):
             source = self._rank if self._options.simulate_uniform_ranks else place
             copy_into(output, arguments[1][source])
 
-    def _all_to_all_single(self, arguments: list[Any], options: Any) -> None:
+    def _fill_exchange_parts(self, arguments: list[Any], options: Any) -> None:
         output, tensor, output_splits, input_splits = arguments
         if not self._options.simulate_uniform_ranks:
             copy_into(output, tensor)
@@ -164,31 +157,15 @@ class FakeProcessGroup(Backend):
             copy_into(part, sent)
 
 
+def _pairs(arguments: list[Any]) -> list[tuple[Any, Any]]:
+    """Returns an output and an input, or several of them."""
+    if isinstance(arguments[0], list | tuple):
+        return list(zip(*arguments, strict=True))
+    return [(arguments[0], arguments[1])]
+
+
 def _cut(tensor: Any, splits: Sequence[int], count: int) -> list[Any]:
     if not splits:
         return parts(tensor, count)
     ends = [sum(splits[: place + 1]) for place in range(len(splits))]
     return [tensor[end - rows : end] for end, rows in zip(ends, splits, strict=True)]
-
-
-_FILLS: dict[str, Callable[[FakeProcessGroup, list[Any], Any], None]] = {
-    "broadcast": FakeProcessGroup._nothing,
-    "allreduce": FakeProcessGroup._reduce_in_place,
-    "allreduce_coalesced": FakeProcessGroup._reduce_in_place,
-    "reduce": FakeProcessGroup._reduce_in_place,
-    "allgather": FakeProcessGroup._allgather,
-    "allgather_coalesced": FakeProcessGroup._allgather_coalesced,
-    "all_gather_single": FakeProcessGroup._all_gather_single,
-    "all_gather_single_coalesced": FakeProcessGroup._all_gather_single_coalesced,
-    "gather": FakeProcessGroup._gather,
-    "scatter": FakeProcessGroup._scatter,
-    "reduce_scatter": FakeProcessGroup._reduce_scatter,
-    "reduce_scatter_single": FakeProcessGroup._reduce_scatter_single,
-    "reduce_scatter_single_coalesced": FakeProcessGroup._reduce_scatter_single_coalesced,
-    "alltoall": FakeProcessGroup._alltoall,
-    "all_to_all_single": FakeProcessGroup._all_to_all_single,
-    "send": FakeProcessGroup._nothing,
-    "recv": FakeProcessGroup._nothing,
-    "recv_anysource": FakeProcessGroup._nothing,
-    "barrier": FakeProcessGroup._nothing,
-}

@@ -12,19 +12,14 @@ import inspect
 import typing
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeVar, cast
 
-from tenfold.options import Fields
-from tenfold.reduce_op import ReduceOp, code_of
+from tenfold.arrays import Tensor, TensorLists, Tensors
+from tenfold.c10d.options import Fields
+from tenfold.reduce_op import ReduceOp, Reduction, code_of
 from tenfold.work import Work
 
-__all__ = ["Reduction", "Tensor", "TensorLists", "Tensors", "operation", "renamed"]
-
-# Anything whose memory can be lent: NumPy arrays, PyTorch tensors, writable buffers, objects with DLPack.
-Tensor: TypeAlias = Any
-Tensors: TypeAlias = Sequence[Any]
-TensorLists: TypeAlias = Sequence[Sequence[Any]]
-Reduction: TypeAlias = ReduceOp | ReduceOp.RedOpType | str
+__all__ = ["operation", "renamed"]
 
 # The field of the options that each parameter of the shorter forms sets.
 _OPTION_FIELDS = {"root": "rootRank", "op": "reduceOp", "timeout": "timeout"}

@@ -114,7 +114,7 @@ def _get_work_registry_size() -> int:
 def _set_allow_inflight_collective_as_graph_input(value: bool) -> None:
     """Sets whether `wait_tensor` waits for every operation of a `ProcessGroup` from now on.
 
-    >>> from tenfold import HashStore, ProcessGroup, _get_work_registry_size, functional
+    >>> from tenfold.c10d import HashStore, ProcessGroup, _get_work_registry_size, functional
     >>> group, numbers = ProcessGroup(HashStore(), 0, 1), bytearray([1, 2])
     >>> _set_allow_inflight_collective_as_graph_input(True)
     >>> work = group.allreduce(numbers)

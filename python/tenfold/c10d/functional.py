@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from tenfold.api import Group
-from tenfold.arrays import as_array, concatenated, contiguous_copy, empty_like, parts
-from tenfold.options import AllreduceCoalescedOptions, ReduceScatterOptions
-from tenfold.overloads import Reduction, Tensor
-from tenfold.reduce_op import as_reduce_op
-from tenfold.registry import _resolve_process_group
+from tenfold.arrays import Tensor, as_array, concatenated, contiguous_copy, empty_like, parts
+from tenfold.c10d.options import AllreduceCoalescedOptions, ReduceScatterOptions
+from tenfold.c10d.registry import _resolve_process_group
+from tenfold.c10d.work_registry import _register_work, take_works
+from tenfold.reduce_op import Reduction, as_reduce_op
 from tenfold.work import Work
-from tenfold.work_registry import _register_work, take_works
 
 __all__ = [
     "all_gather_into_tensor_coalesced",

@@ -12,14 +12,15 @@ from datetime import timedelta
 from typing import Any
 
 from tenfold import _tenfold
+from tenfold.arrays import Tensor
+from tenfold.c10d.collectives import COLLECTIVES
+from tenfold.c10d.enums import ErrorType, OpType
+from tenfold.c10d.operations import Operations
+from tenfold.c10d.options import _DEFAULT_PG_TIMEOUT, UNSET_TIMEOUT, Fields, ReconfigureOptions
+from tenfold.c10d.work import WorkInfo
 from tenfold.completions import notify
-from tenfold.enums import ErrorType, OpType
 from tenfold.exceptions import DistTimeoutError
-from tenfold.operations import Operations
-from tenfold.options import _DEFAULT_PG_TIMEOUT, UNSET_TIMEOUT, Fields, ReconfigureOptions
-from tenfold.overloads import Tensor
-from tenfold.starts import STARTS
-from tenfold.work import Work, WorkInfo
+from tenfold.work import Work
 
 __all__ = ["Backend", "ProcessGroupTenfold"]
 
@@ -319,12 +320,10 @@ class ProcessGroupTenfold(Backend):
     def _perform(self, name: str, arguments: list[Any], options: Fields | None) -> Any:
         if name == "monitored_barrier":
             return self._monitored_barrier(*arguments)
-        start = STARTS.get(name)
-        if start is None:
-            raise self._unsupported(name)
         timeout = getattr(options, "timeout", UNSET_TIMEOUT)
         limit = (self._options._timeout if timeout < timedelta(0) else timeout).total_seconds()
-        part = start(self.group(), *arguments, options, async_op=True, timeout=limit)
+        start = COLLECTIVES[name].start
+        part = start(self.group(), *arguments, options, True, limit)
         if part is None:
             return Work((), list(arguments[0]))
         if self._coalesced is not None:
