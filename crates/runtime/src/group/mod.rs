@@ -16,6 +16,8 @@ mod messages;
 mod nan;
 mod planner;
 mod point_to_point;
+#[cfg(test)]
+mod scripted;
 mod sparse;
 pub(crate) mod state;
 pub(crate) mod stuck;

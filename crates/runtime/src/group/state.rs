@@ -7,6 +7,8 @@
 //! `state/lookout.rs` looks for ranks that live and do not come.
 
 mod lookout;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -820,8 +822,7 @@ fn encode(notice: &Notice) -> Vec<u8> {
                 hint.iter_mut().for_each(|hint| cut(hint, longest));
             }
             Notice::Called { detail, .. } => *detail = None,
-            Notice::Stuck { late, .. } => late.truncate(longest / 64),
-            Notice::Left { .. } => {}
+            Notice::Stuck { .. } | Notice::Left { .. } => {} // never long: see `STUCK_TOLD`
         }
         encoded = bytes(&shorter);
     }
@@ -833,29 +834,5 @@ fn cut(text: &mut String, longest: usize) {
         let end = (0..=longest).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
         text.truncate(end);
         text.push_str(" … (cut)");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_reason_of_any_length_arrives_as_a_notice_that_can_be_read() {
-        for text in ["disk full; ".repeat(100_000), "ä\u{1}\"\n".repeat(50_000), "short".to_string()] {
-            let (kind, hint) = (ErrorKind::Aborted, Some(text.clone()));
-            let notice = Notice::Failed { rank: 3, kind, peer: Some(1), message: text.clone(), hint };
-            let mut stream = Vec::new();
-            ControlFrame::Notice { group: 7, text: encode(&notice) }.encode(&mut stream);
-            let Ok(Some((ControlFrame::Notice { text: arrived, .. }, _))) = ControlFrame::decode(&stream)
-            else {
-                panic!("it is a notice")
-            };
-            let heard: Notice = serde_json::from_slice(&arrived).expect("it can be read");
-            let Notice::Failed { rank: 3, peer: Some(1), message, .. } = heard else { panic!("{heard:?}") };
-            let whole = message == text;
-            assert!(whole || message.ends_with(" … (cut)"), "{}", message.len());
-            assert!(whole || message.len() > 1000 && message[..9] == text[..9]);
-        }
     }
 }

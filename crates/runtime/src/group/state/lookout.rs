@@ -16,7 +16,7 @@ use crate::recorder;
 use crate::work::Shared;
 
 /// Ranks that are named to others as stuck.
-const STUCK_TOLD: usize = 64;
+pub(super) const STUCK_TOLD: usize = 64;
 
 impl GroupState {
     /// Looks at the boards: who came when, and who keeps this rank waiting for too long. Called with every tick.
