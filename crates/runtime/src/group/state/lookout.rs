@@ -8,7 +8,8 @@ use tenfold_memory::{Doing, Head};
 use tenfold_plan::Rank;
 
 use super::super::stuck::{self, StuckPolicy, Waiting};
-use super::{GroupState, Notice, encode};
+use super::GroupState;
+use super::notices::{Notice, encode};
 use crate::fabric::Fabric;
 use crate::fault::{ErrorKind, Fault};
 use crate::label::{Label, OpKind};
