@@ -509,6 +509,24 @@ impl Fabric {
     }
 }
 
+/// For tests that play the helper thread themselves.
+#[cfg(test)]
+impl Fabric {
+    /// Takes what this rank has asked of its helper thread.
+    pub(crate) fn take_orders(&self) -> Vec<Order> {
+        std::mem::take(&mut lock(&self.orders))
+    }
+
+    /// Hands in a connection on which a rank of another host has said hello.
+    pub(crate) fn hand_in(&self, hello: &crate::wire::Hello, stream: TcpStream, since: Instant) {
+        let crate::wire::Purpose::Data { group, from, lane, .. } = hello.purpose else {
+            panic!("expected a data link");
+        };
+        let link = LinkId { group, sender: hello.sender, from, lane };
+        lock(&self.unclaimed).insert(link, Unclaimed { stream: stream.into(), since });
+    }
+}
+
 impl fmt::Debug for Fabric {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Fabric").field("id", &self.id).field("pid", &self.pid).finish_non_exhaustive()
@@ -525,6 +543,13 @@ struct Shutdown(Arc<Fabric>);
 impl FabricHandle {
     pub(crate) fn new(options: FabricOptions) -> Result<Self, Fault> {
         Ok(FabricHandle(Arc::new(Shutdown(Fabric::new(options)?))))
+    }
+
+    /// A fabric without a helper thread.
+    #[cfg(test)]
+    pub(crate) fn without_helper() -> Result<Self, Fault> {
+        let (fabric, ..) = Fabric::without_helper(FabricId(random()?), FabricOptions::for_tests())?;
+        Ok(FabricHandle(Arc::new(Shutdown(fabric))))
     }
 }
 

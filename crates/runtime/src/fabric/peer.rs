@@ -203,7 +203,7 @@ impl Peer {
     }
 
     /// True if it was alive until now.
-    pub(super) fn end(&self, fate: Fate) -> bool {
+    pub(crate) fn end(&self, fate: Fate) -> bool {
         self.fate.set((fate, Instant::now())).is_ok()
     }
 

@@ -17,6 +17,8 @@ mod nan;
 mod planner;
 mod point_to_point;
 mod scope;
+#[cfg(test)]
+mod scripted;
 mod slices;
 mod sparse;
 pub(crate) mod state;

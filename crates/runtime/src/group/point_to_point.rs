@@ -3,6 +3,9 @@
 //! Messages of one sender arrive in the order in which they were sent; a receive takes the first with its tag. A message
 //! that was not asked for stays with the sender until a receive asks for a later one; then it is kept here, up to a limit.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::Poll;

@@ -8,7 +8,8 @@ use tenfold_memory::{Doing, Head};
 use tenfold_plan::Rank;
 
 use super::super::stuck::{self, StuckPolicy, Waiting};
-use super::{GroupState, Notice, encode};
+use super::GroupState;
+use super::notices::{Notice, encode};
 use crate::fabric::Fabric;
 use crate::fault::{ErrorKind, Fault};
 use crate::label::{Label, OpKind};
@@ -16,7 +17,7 @@ use crate::recorder;
 use crate::work::Shared;
 
 /// Ranks that are named to others as stuck.
-const STUCK_TOLD: usize = 64;
+pub(super) const STUCK_TOLD: usize = 64;
 
 impl GroupState {
     /// Looks at the boards: who came when, and who keeps this rank waiting for too long. Called with every tick.
