@@ -110,14 +110,17 @@ impl BufferView {
         BufferView { start, elements, dtype, strides: None, is_writable, owner: Owner::Borrowed(views) }
     }
 
+    /// How many elements it has.
     pub fn elements(&self) -> usize {
         self.elements
     }
 
+    /// The type of its elements.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
+    /// How many bytes its elements take.
     pub fn byte_len(&self) -> usize {
         self.elements * self.dtype.size()
     }
@@ -325,10 +328,12 @@ impl Buffer {
         Buffer { memory: Arc::new(memory), dtype, elements }
     }
 
+    /// The type of its elements.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
+    /// How many elements it has.
     pub fn elements(&self) -> usize {
         self.elements
     }

@@ -12,14 +12,21 @@ use crate::dtype::DType;
 /// How the elements of several ranks become one.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ReduceOp {
+    /// The sum.
     Sum,
     /// The sum, divided by the number of ranks.
     Avg,
+    /// The product.
     Product,
+    /// The smallest; NaN if there is one.
     Min,
+    /// The largest; NaN if there is one.
     Max,
+    /// Bitwise and, of integers and bools.
     Band,
+    /// Bitwise or.
     Bor,
+    /// Bitwise exclusive or.
     Bxor,
     /// The sum of what each rank has times this factor, which may differ from rank to rank.
     PremulSum(f64),
@@ -44,6 +51,7 @@ impl ReduceOp {
         }
     }
 
+    /// Its name, such as `sum`.
     pub fn name(&self) -> &str {
         match self {
             ReduceOp::Sum => "sum",
@@ -130,6 +138,7 @@ impl CustomOp {
         CustomOp { name: name.into(), function: Arc::new(function) }
     }
 
+    /// The name that it was given.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -191,10 +200,12 @@ pub struct Unsupported {
 }
 
 impl Unsupported {
+    /// The operation that was asked for.
     pub fn op(&self) -> &ReduceOp {
         &self.op
     }
 
+    /// The dtype that it does not support.
     pub fn dtype(&self) -> DType {
         self.dtype
     }

@@ -22,6 +22,7 @@ use crate::{Algorithm, Area, Chunk, Kind, Plan, Rank, Step, Topology};
 /// What is to be proved of plans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claim {
+    /// What the plans are to compute.
     pub kind: Kind,
     /// Matters only if the kind has a root.
     pub root: Rank,
@@ -57,6 +58,7 @@ pub fn run(claim: &Claim, plans: &[Plan]) -> Result<(), Flaw> {
 /// What is wrong with plans. Steps and parts are counted from 0, as in the listing of a plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "each variant says what its fields are")]
 pub enum Flaw {
     /// A buffer is not cut into as many parts as the collective has it.
     WrongParts { rank: Rank },
@@ -109,8 +111,11 @@ pub enum Flaw {
 /// A rank that cannot go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stuck {
+    /// A rank that waits.
     pub rank: Rank,
+    /// The step in which it waits.
     pub step: usize,
+    /// What it waits for.
     pub waits_for: Wait,
 }
 

@@ -54,9 +54,13 @@ pub enum ErrorKind {
 /// What broke.
 #[derive(Clone, Debug)]
 pub struct Fault {
+    /// What kind of thing went wrong.
     pub kind: ErrorKind,
+    /// The rank that caused it, where that is known.
     pub peer: Option<Rank>,
+    /// What went wrong: lower case, no full stop.
     pub message: String,
+    /// What a user should do about it.
     pub hint: Option<String>,
     /// The error of another library that caused it.
     pub(crate) source: Option<Source>,
@@ -72,11 +76,13 @@ impl Fault {
     }
 
     #[cold]
+    /// A mistake of the caller.
     pub fn argument(message: impl Into<String>) -> Self {
         Fault::new(ErrorKind::Argument, message)
     }
 
     #[cold]
+    /// The operating system refused to do something.
     pub fn io(what: impl fmt::Display, error: &io::Error) -> Self {
         let fault = Fault::new(ErrorKind::Io, format!("{what}: {error}"));
         let copy = error
@@ -108,12 +114,14 @@ impl Fault {
     }
 
     #[must_use]
+    /// The same, with the rank that caused it.
     pub fn peer(mut self, peer: Rank) -> Self {
         self.peer = Some(peer);
         self
     }
 
     #[must_use]
+    /// The same, with what a user should do about it.
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
@@ -123,12 +131,17 @@ impl Fault {
 /// Where and when it broke.
 #[derive(Clone, Debug)]
 pub struct Scene {
+    /// The operation.
     pub label: Label,
+    /// The name of the group.
     pub group: Arc<str>,
+    /// The rank on which it failed.
     pub rank: Rank,
     /// 0 if it broke before the rank was known.
     pub size: usize,
+    /// From the call to the error.
     pub elapsed: Duration,
+    /// How long the operation was allowed to take.
     pub timeout: Option<Duration>,
     /// Algorithm and how far it was, where the operation had begun.
     pub progress: Option<String>,

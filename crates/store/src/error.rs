@@ -94,10 +94,12 @@ impl Fault {
         Fault::new(ErrorKind::Timeout, message)
     }
 
+    /// What kind of error it is.
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }
 
+    /// What went wrong, without the scene.
     pub fn message(&self) -> &str {
         &self.message
     }

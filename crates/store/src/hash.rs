@@ -54,6 +54,7 @@ thread_local! {
 }
 
 impl HashStore {
+    /// An empty store.
     pub fn new() -> Self {
         HashStore::with_limits(TableLimits::default())
     }

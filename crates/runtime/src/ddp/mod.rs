@@ -72,7 +72,9 @@ use crate::DType;
 pub struct Param {
     /// For messages; ranks need not agree.
     pub name: String,
+    /// The lengths of its dimensions.
     pub shape: Vec<usize>,
+    /// The type of its elements.
     pub dtype: DType,
     /// Its gradient is given as a [`SparseTensor`](crate::SparseTensor).
     pub sparse: bool,
@@ -91,10 +93,12 @@ impl Param {
         self
     }
 
+    /// How many elements it has.
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
     }
 
+    /// How many bytes they take.
     pub fn bytes(&self) -> usize {
         self.elements() * self.dtype.size()
     }

@@ -356,6 +356,7 @@ impl Group {
         Group { inner: Arc::new(inner), timeout: None, background: false }
     }
 
+    /// The number of this rank, counted from 0.
     pub fn rank(&self) -> Rank {
         self.inner.rank
     }
@@ -365,10 +366,12 @@ impl Group {
         &self.inner.fabric
     }
 
+    /// How many ranks there are.
     pub fn size(&self) -> usize {
         self.inner.topology.size()
     }
 
+    /// The name that all ranks gave to the group.
     pub fn name(&self) -> &str {
         &self.inner.name
     }

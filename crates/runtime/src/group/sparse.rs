@@ -17,6 +17,7 @@ pub struct SparseTensor {
     pub indices: Vec<i64>,
     /// For every coordinate so many elements: the dense dimensions.
     pub dense: usize,
+    /// The values, `dense` elements for each coordinate.
     pub values: Buffer,
 }
 

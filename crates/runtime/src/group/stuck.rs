@@ -78,9 +78,11 @@ pub struct StuckReport {
     /// It is a message of this rank, of which no other knows.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_message: bool,
+    /// How long it has waited.
     pub seconds: u64,
     /// It is the one that is waited for.
     pub itself: bool,
+    /// The same as a sentence.
     pub text: String,
 }
 
