@@ -12,6 +12,12 @@ use num_complex::Complex;
 use crate::float8::{F8E4M3FN, F8E4M3FNUZ, F8E5M2, F8E5M2FNUZ};
 
 /// The kind of a tensor's elements.
+///
+/// ```
+/// use tenfold_memory::DType;
+/// assert_eq!("bfloat16".parse(), Ok(DType::BF16));
+/// assert_eq!((DType::BF16.name(), DType::BF16.size()), ("bfloat16", 2));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum DType {
@@ -169,6 +175,11 @@ impl fmt::Display for UnknownDType {
 impl std::error::Error for UnknownDType {}
 
 /// A Rust type that is laid out as the elements of one dtype are.
+///
+/// ```
+/// use tenfold_memory::{DType, Element};
+/// assert_eq!((f32::DTYPE, f32::zero()), (DType::F32, 0.0));
+/// ```
 pub trait Element: Copy + Send + 'static + sealed::Sealed {
     /// The dtype of such elements.
     const DTYPE: DType;

@@ -10,6 +10,12 @@ use std::sync::Arc;
 use crate::dtype::DType;
 
 /// How the elements of several ranks become one.
+///
+/// ```
+/// use tenfold_memory::ReduceOp;
+/// assert_eq!("sum".parse(), Ok(ReduceOp::Sum));
+/// assert_eq!("premul_sum(0.5)".parse(), Ok(ReduceOp::PremulSum(0.5)));
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub enum ReduceOp {
     /// The sum.
@@ -126,6 +132,13 @@ impl std::error::Error for UnknownOp {}
 pub type CustomFunction = dyn Fn(&mut [u8], &[u8], DType) + Send + Sync;
 
 /// A function of the program's own that makes one element of two.
+///
+/// ```
+/// use tenfold_memory::{CustomOp, ReduceOp};
+///
+/// let later = CustomOp::new("later", |accumulator, next, _dtype| accumulator.copy_from_slice(next));
+/// assert_eq!(ReduceOp::Custom(later).name(), "later"); // the values of the last rank
+/// ```
 #[derive(Clone)]
 pub struct CustomOp {
     name: Arc<str>,

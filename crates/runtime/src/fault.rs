@@ -24,6 +24,17 @@ use crate::label::Label;
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// What kind of thing went wrong; decides what a caller may do about it.
+///
+/// ```
+/// use tenfold::{ErrorKind, Group};
+///
+/// Group::threads(2, |group| {
+///     let error = group.broadcast(&mut [0_u8], 7).unwrap_err(); // there is no rank 7
+///     assert_eq!(error.kind(), ErrorKind::Argument);
+///     group.barrier() // a call that is refused does not harm the group
+/// })?;
+/// # Ok::<(), tenfold::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum ErrorKind {

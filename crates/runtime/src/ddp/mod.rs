@@ -68,6 +68,12 @@ pub mod raw {
 use crate::DType;
 
 /// A parameter of a model: what its gradient looks like.
+///
+/// ```
+/// use tenfold::{DType, ddp::Param};
+/// let weight = Param::new("layer1.weight", &[2, 3], DType::F32);
+/// assert_eq!((weight.elements(), weight.bytes()), (6, 24));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Param {
     /// For messages; ranks need not agree.

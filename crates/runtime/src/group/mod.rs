@@ -58,6 +58,15 @@ const TIMEOUT: Duration = Duration::from_secs(30 * 60);
 const HEARTBEAT: Duration = Duration::from_secs(15);
 
 /// How a group is made.
+///
+/// ```
+/// use std::time::Duration;
+/// use tenfold::{Group, Options};
+///
+/// let options = Options::new("evaluation").timeout(Duration::from_secs(60)).deterministic();
+/// Group::threads_with(2, &options, |group| group.barrier())?;
+/// # Ok::<(), tenfold::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Options {
     name: String,
@@ -172,7 +181,7 @@ impl Options {
     }
 }
 
-/// Which rank of a group a process is, and how many ranks the group has.
+/// Which rank of a group a process is, and how many ranks the group has. See [`Group::connect`] for an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Seat {
     /// Counted from 0.
