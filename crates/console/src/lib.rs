@@ -1,6 +1,8 @@
 //! What tenfold's commands share: exit codes, how sizes, times and addresses are written, log lines, progress
 //! lines, text from elsewhere that is safe to print, limits, and how a command starts itself again.
 
+#![warn(missing_docs)]
+
 mod address;
 mod limits;
 #[cfg(feature = "log")]

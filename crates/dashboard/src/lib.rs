@@ -10,6 +10,7 @@
 //! Not here: routes and their JSON (`dashboard/api`), what is made of jobs (`dashboard/runs`, `dashboard/collectives`), one sentence about each
 //! (`dashboard/verdict`), how it looks (`dashboard/page`).
 
+#![warn(missing_docs)]
 #![expect(clippy::disallowed_methods, reason = "owns the thread that looks, and is where its clock is read")]
 
 mod api;

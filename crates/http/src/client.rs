@@ -24,8 +24,11 @@ const BUFFER: usize = 64 << 10;
 
 /// Where a server listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "each variant says what its fields are")]
 pub enum Address {
+    /// A TCP server.
     Tcp { host: String, port: u16 },
+    /// A server on a Unix socket.
     Unix(PathBuf),
 }
 
@@ -51,7 +54,9 @@ pub struct Client {
 /// What a server answered. The status may be that of an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
+    /// The status code, such as 200.
     pub status: u16,
+    /// The body, decoded.
     pub body: Vec<u8>,
 }
 

@@ -45,10 +45,13 @@ pub enum Refusal {
     MethodOrPost,
     /// A body whose length is not said.
     NoLength,
+    /// A body that is longer than allowed.
     LongBody,
     /// Neither HTTP/1.1 nor HTTP/1.0.
     Version,
+    /// A request line that is longer than allowed.
     LongRequestLine,
+    /// Headers that are longer than allowed.
     LongHeaders,
     /// The `Host` is none of ours.
     Host,
@@ -63,6 +66,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
+    /// The status code of the answer.
     pub fn status(self) -> u16 {
         match self {
             Refusal::Malformed(_) | Refusal::Body => 400,
@@ -117,6 +121,7 @@ pub struct HeadParser {
 }
 
 impl HeadParser {
+    /// Reads heads up to these limits.
     pub fn new(limits: HeadLimits) -> Self {
         HeadParser { limits, ..HeadParser::default() }
     }

@@ -26,6 +26,8 @@
 //!
 //! Not here: requests with chunked bodies, TLS, compression.
 
+#![warn(missing_docs)]
+
 pub mod client;
 mod connection;
 mod head;

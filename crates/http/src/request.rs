@@ -5,6 +5,7 @@ use std::fmt;
 /// What is asked for. Everything else is refused before a handler sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
+    /// Asks for a page.
     Get,
     /// As [`Method::Get`]; the server leaves the body out.
     Head,
@@ -40,6 +41,7 @@ pub type Parameters = Vec<(Vec<u8>, Vec<u8>)>;
 const PARAMETERS_MAX: usize = 32;
 
 impl Request {
+    /// What is asked for.
     pub fn method(&self) -> Method {
         self.method
     }

@@ -35,6 +35,7 @@ impl Response {
         Response { status, content_type, cache_control: "no-store", allow: None, body: body.into() }
     }
 
+    /// Plain text.
     pub fn text(status: u16, text: impl Into<String>) -> Self {
         Response::new(status, "text/plain; charset=utf-8", text.into().into_bytes())
     }
@@ -51,10 +52,12 @@ impl Response {
         self
     }
 
+    /// The status code.
     pub fn status(&self) -> u16 {
         self.status
     }
 
+    /// The bytes of the body.
     pub fn body(&self) -> &[u8] {
         &self.body
     }

@@ -29,6 +29,7 @@ use workers::Workers;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
+    /// Of requests.
     pub head: HeadLimits,
     /// Clients at a time. One more, and the one that has kept us waiting for its request for longest is closed.
     pub connections: usize,
@@ -74,17 +75,20 @@ pub struct Options {
     pub names: Vec<String>,
     /// What somebody who asked by another name is told to do.
     pub name_hint: String,
+    /// What clients may use.
     pub limits: Limits,
 }
 
 impl Options {
     #[must_use]
+    /// Listens on these sockets.
     pub fn listeners(mut self, listeners: Vec<TcpListener>) -> Self {
         self.listeners = listeners;
         self
     }
 
     #[must_use]
+    /// Listens on a Unix socket, too.
     pub fn socket_file(mut self, listener: UnixListener, file: SocketFile) -> Self {
         self.socket_files.push((listener, file));
         self
@@ -98,6 +102,7 @@ impl Options {
     }
 
     #[must_use]
+    /// Sets the names by which it may be asked, and the hint for clients that use another.
     pub fn names(mut self, names: Vec<String>, hint: impl Into<String>) -> Self {
         self.names = names;
         self.name_hint = hint.into();
@@ -105,6 +110,7 @@ impl Options {
     }
 
     #[must_use]
+    /// Sets the limits.
     pub fn limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
         self

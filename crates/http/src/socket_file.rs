@@ -58,6 +58,7 @@ impl SocketFile {
         Ok((listener, SocketFile { path, identity, owner: std::process::id() }))
     }
 
+    /// Where the file is.
     pub fn path(&self) -> &Path {
         &self.path
     }

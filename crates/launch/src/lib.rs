@@ -16,6 +16,8 @@
 //! last words. `args` is what was typed and what follows from it, `endpoint` finds the store, `program` what to run; `environment`
 //! tells a rank its place, `numa` its processors, `rank` is its process, `signals` what it survives, `pipes` and `output` what it
 //! writes; `guard` leaves nobody behind; `inspect` is what the dashboard is told.
+
+#![warn(missing_docs)]
 #![expect(clippy::disallowed_methods, reason = "ranks have some time to end, and are told how long they ran")]
 
 mod args;

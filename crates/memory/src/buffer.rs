@@ -18,6 +18,16 @@ use crate::segment::{Mapping, memory_file};
 use crate::{Block, Bytes, DType, Element, Region, Span};
 
 /// Contiguous elements that are lent to an operation.
+///
+/// ```
+/// use tenfold_memory::{Buffer, DType};
+/// let mut buffer = Buffer::from_slice(&[1.0_f32; 3]);
+/// let view = buffer.lend();
+/// assert_eq!((view.dtype(), view.elements(), view.byte_len()), (DType::F32, 3, 12));
+/// assert!(buffer.is_lent());
+/// drop(view); // an operation drops it when it is done
+/// assert_eq!(buffer.as_slice::<f32>(), [1.0; 3]);
+/// ```
 pub struct BufferView {
     start: NonNull<u8>,
     elements: usize,
@@ -110,14 +120,17 @@ impl BufferView {
         BufferView { start, elements, dtype, strides: None, is_writable, owner: Owner::Borrowed(views) }
     }
 
+    /// How many elements it has.
     pub fn elements(&self) -> usize {
         self.elements
     }
 
+    /// The type of its elements.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
+    /// How many bytes its elements take.
     pub fn byte_len(&self) -> usize {
         self.elements * self.dtype.size()
     }
@@ -325,10 +338,12 @@ impl Buffer {
         Buffer { memory: Arc::new(memory), dtype, elements }
     }
 
+    /// The type of its elements.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
+    /// How many elements it has.
     pub fn elements(&self) -> usize {
         self.elements
     }

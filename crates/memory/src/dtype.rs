@@ -12,27 +12,52 @@ use num_complex::Complex;
 use crate::float8::{F8E4M3FN, F8E4M3FNUZ, F8E5M2, F8E5M2FNUZ};
 
 /// The kind of a tensor's elements.
+///
+/// ```
+/// use tenfold_memory::DType;
+/// assert_eq!("bfloat16".parse(), Ok(DType::BF16));
+/// assert_eq!((DType::BF16.name(), DType::BF16.size()), ("bfloat16", 2));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum DType {
+    /// 32-bit float.
     F32,
+    /// 64-bit float.
     F64,
+    /// 16-bit float of IEEE 754.
     F16,
+    /// 16-bit float with the exponent of [`DType::F32`].
     BF16,
+    /// 8-bit float with 4 bits of exponent, without infinities.
     F8E4M3FN,
+    /// 8-bit float with 5 bits of exponent.
     F8E5M2,
+    /// As [`DType::F8E4M3FN`], with one zero and another bias.
     F8E4M3FNUZ,
+    /// As [`DType::F8E5M2`], with one zero and another bias, without infinities.
     F8E5M2FNUZ,
+    /// 8-bit integer.
     I8,
+    /// 8-bit unsigned integer.
     U8,
+    /// 16-bit integer.
     I16,
+    /// 16-bit unsigned integer.
     U16,
+    /// 32-bit integer.
     I32,
+    /// 32-bit unsigned integer.
     U32,
+    /// 64-bit integer.
     I64,
+    /// 64-bit unsigned integer.
     U64,
+    /// One byte, 0 or 1.
     Bool,
+    /// Two 32-bit floats: real and imaginary part.
     Complex64,
+    /// Two 64-bit floats: real and imaginary part.
     Complex128,
 }
 
@@ -150,7 +175,13 @@ impl fmt::Display for UnknownDType {
 impl std::error::Error for UnknownDType {}
 
 /// A Rust type that is laid out as the elements of one dtype are.
+///
+/// ```
+/// use tenfold_memory::{DType, Element};
+/// assert_eq!((f32::DTYPE, f32::zero()), (DType::F32, 0.0));
+/// ```
 pub trait Element: Copy + Send + 'static + sealed::Sealed {
+    /// The dtype of such elements.
     const DTYPE: DType;
 
     /// Zero, or `false`.

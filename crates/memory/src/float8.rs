@@ -89,10 +89,12 @@ macro_rules! float8 {
         }
 
         impl $name {
+            /// The number with these bits.
             pub const fn from_bits(code: u8) -> Self {
                 $name(code)
             }
 
+            /// Its bits.
             pub const fn to_bits(self) -> u8 {
                 self.0
             }
@@ -102,6 +104,7 @@ macro_rules! float8 {
                 $name(narrow::<$name>(value) as u8)
             }
 
+            /// The same number as an `f32`, exactly.
             pub fn to_f32(self) -> f32 {
                 widen::<$name>(u32::from(self.0))
             }

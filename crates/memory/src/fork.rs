@@ -29,6 +29,7 @@ unsafe impl Send for ForkGuard {}
 unsafe impl Sync for ForkGuard {}
 
 impl ForkGuard {
+    /// Recognises children that are forked from now on.
     pub fn new() -> io::Result<Self> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice cannot touch memory of ours.
@@ -73,6 +74,7 @@ static USED: AtomicUsize = AtomicUsize::new(0);
 pub struct NotInherited<T: AsFd>(T);
 
 impl<T: AsFd> NotInherited<T> {
+    /// A value that forked children give up.
     pub fn new(inner: T) -> Self {
         install();
         if let Some((word, bit)) = place(&inner) {

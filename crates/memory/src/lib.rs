@@ -1,5 +1,7 @@
 //! Memory of tenfold: dtypes, reductions, shared segments, and all of its unsafe code.
 
+#![warn(missing_docs)]
+
 mod buffer;
 mod dtype;
 mod float8;

@@ -29,7 +29,9 @@ pub const CELLS: [usize; 2] = [16, 12];
 /// The two links of a pair: one for collectives, one for point-to-point, so that neither waits behind the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lane {
+    /// For collectives.
     Collective = 0,
+    /// For point-to-point messages.
     PointToPoint = 1,
 }
 
@@ -38,6 +40,7 @@ pub enum Lane {
 pub struct Wanted(pub u64);
 
 impl Wanted {
+    /// It does not sleep, or waits for nothing.
     pub const NOTHING: Wanted = Wanted(0);
     /// A message, or word of having been read: anything the peer does on this link.
     pub const ANYTHING: Wanted = Wanted(1);
@@ -176,6 +179,7 @@ pub struct Outbox {
 
 /// Where the payload of a message lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "each variant says what its fields are")]
 pub enum Payload<'a> {
     /// At most [`INLINE`] bytes, in the cell.
     Inline(&'a [u8]),

@@ -10,16 +10,29 @@ use std::sync::Arc;
 use crate::dtype::DType;
 
 /// How the elements of several ranks become one.
+///
+/// ```
+/// use tenfold_memory::ReduceOp;
+/// assert_eq!("sum".parse(), Ok(ReduceOp::Sum));
+/// assert_eq!("premul_sum(0.5)".parse(), Ok(ReduceOp::PremulSum(0.5)));
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub enum ReduceOp {
+    /// The sum.
     Sum,
     /// The sum, divided by the number of ranks.
     Avg,
+    /// The product.
     Product,
+    /// The smallest; NaN if there is one.
     Min,
+    /// The largest; NaN if there is one.
     Max,
+    /// Bitwise and, of integers and bools.
     Band,
+    /// Bitwise or.
     Bor,
+    /// Bitwise exclusive or.
     Bxor,
     /// The sum of what each rank has times this factor, which may differ from rank to rank.
     PremulSum(f64),
@@ -44,6 +57,7 @@ impl ReduceOp {
         }
     }
 
+    /// Its name, such as `sum`.
     pub fn name(&self) -> &str {
         match self {
             ReduceOp::Sum => "sum",
@@ -118,6 +132,13 @@ impl std::error::Error for UnknownOp {}
 pub type CustomFunction = dyn Fn(&mut [u8], &[u8], DType) + Send + Sync;
 
 /// A function of the program's own that makes one element of two.
+///
+/// ```
+/// use tenfold_memory::{CustomOp, ReduceOp};
+///
+/// let later = CustomOp::new("later", |accumulator, next, _dtype| accumulator.copy_from_slice(next));
+/// assert_eq!(ReduceOp::Custom(later).name(), "later"); // the values of the last rank
+/// ```
 #[derive(Clone)]
 pub struct CustomOp {
     name: Arc<str>,
@@ -130,6 +151,7 @@ impl CustomOp {
         CustomOp { name: name.into(), function: Arc::new(function) }
     }
 
+    /// The name that it was given.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -191,10 +213,12 @@ pub struct Unsupported {
 }
 
 impl Unsupported {
+    /// The operation that was asked for.
     pub fn op(&self) -> &ReduceOp {
         &self.op
     }
 
+    /// The dtype that it does not support.
     pub fn dtype(&self) -> DType {
         self.dtype
     }

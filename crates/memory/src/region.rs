@@ -39,7 +39,9 @@ pub const REGION_BYTES_MAX: usize = 1 << 40;
 /// Which file it is, the same in every process of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileIdentity {
+    /// The device that the file is on.
     pub device: u64,
+    /// The number of the file there.
     pub inode: u64,
 }
 
@@ -85,14 +87,17 @@ impl Region {
         Ok(Arc::new(Region { start, file, identity, readable, _keep: Box::new(keep) }))
     }
 
+    /// Its length in bytes.
     pub fn len(&self) -> usize {
         self.readable.len()
     }
 
+    /// Has it no bytes?
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
+    /// Which file it is.
     pub fn identity(&self) -> FileIdentity {
         self.identity
     }
@@ -166,6 +171,7 @@ impl Lease {
         self.offset
     }
 
+    /// The region that is lent from.
     pub fn region(&self) -> &Arc<Region> {
         &self.region
     }

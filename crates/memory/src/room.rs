@@ -80,6 +80,7 @@ impl Room {
         PAGE * (1 + places) + SLOT * slots(places).iter().sum::<usize>()
     }
 
+    /// Makes a room for links with `places` peers. All of them know it by `key`.
     pub fn new(segment: &Arc<Segment>, places: usize, key: u32) -> std::io::Result<Self> {
         let block = segment.allocate(Self::len_for(places))?;
         let room = Room { block, key, places, taken: Mutex::new(vec![false; places]) };
@@ -100,6 +101,7 @@ impl Room {
         self.block.offset()
     }
 
+    /// The key by which peers know it.
     pub fn key(&self) -> u32 {
         self.key
     }
@@ -142,6 +144,7 @@ impl Room {
         self.block.span(0, Self::len_for(self.places))
     }
 
+    /// The segment that it is in.
     pub fn segment(&self) -> &Arc<Segment> {
         self.block.segment()
     }
@@ -294,6 +297,7 @@ impl Link {
     }
 
     #[inline]
+    /// The messages to the peer.
     pub fn outbox(&mut self, lane: Lane) -> &mut Outbox {
         &mut self.outboxes[lane as usize]
     }

@@ -121,10 +121,12 @@ impl Segment {
         Ok(Arc::new(Segment { mapping, file, free, abandoned, guard, regions }))
     }
 
+    /// Its length in bytes.
     pub fn len(&self) -> usize {
         self.mapping.len
     }
 
+    /// Has it no bytes?
     pub fn is_empty(&self) -> bool {
         self.mapping.len == 0
     }
@@ -281,14 +283,17 @@ impl Block {
         self.offset
     }
 
+    /// Its length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
+    /// Has it no bytes?
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
+    /// The segment that it is part of.
     pub fn segment(&self) -> &Arc<Segment> {
         &self.segment
     }

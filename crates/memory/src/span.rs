@@ -42,14 +42,17 @@ impl<'a> Span<'a> {
         Span { start: NonNull::from(&mut *bytes).cast(), len: bytes.len(), lent: PhantomData }
     }
 
+    /// Its length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
+    /// Has it no bytes?
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
+    /// Where it begins.
     pub fn start(&self) -> *mut u8 {
         self.start.as_ptr()
     }
@@ -64,6 +67,7 @@ impl<'a> Span<'a> {
         Span { start: unsafe { self.start.add(from) }, len: to - from, lent: PhantomData }
     }
 
+    /// The same memory, to be read only.
     pub fn bytes(&self) -> Bytes<'a> {
         Bytes { start: self.start, len: self.len, lent: PhantomData }
     }
@@ -148,14 +152,17 @@ impl<'a> Bytes<'a> {
         Bytes { start: NonNull::from(bytes).cast(), len: bytes.len(), lent: PhantomData }
     }
 
+    /// Its length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
+    /// Has it no bytes?
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
+    /// Where it begins.
     pub fn start(&self) -> *const u8 {
         self.start.as_ptr()
     }
@@ -170,6 +177,7 @@ impl<'a> Bytes<'a> {
         Bytes { start: unsafe { self.start.add(from) }, len: to - from, lent: PhantomData }
     }
 
+    /// A copy.
     pub fn to_vec(&self) -> Vec<u8> {
         let mut copy = vec![0; self.len];
         Span::of(&mut copy).copy_from(*self);

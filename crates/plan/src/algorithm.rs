@@ -11,18 +11,28 @@ use crate::{
 /// What a collective does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
+    /// All ranks get the inputs of all ranks.
     AllGather,
+    /// All ranks get the combination of all inputs.
     AllReduce,
+    /// Every rank sends a part to every rank.
     AllToAll,
+    /// No rank ends before all have begun.
     Barrier,
+    /// All ranks get the root's input.
     Broadcast,
+    /// The root gets the inputs of all ranks.
     Gather,
+    /// The root gets the combination of all inputs.
     Reduce,
+    /// Every rank gets its part of the combination of all inputs.
     ReduceScatter,
+    /// Every rank gets its part of the root's input.
     Scatter,
 }
 
 impl Kind {
+    /// Every kind.
     pub const ALL: [Kind; 9] = [
         Kind::AllGather,
         Kind::AllReduce,
@@ -70,7 +80,9 @@ impl fmt::Display for Kind {
 /// A way to do a collective. Each is proved by [`crate::verify`] to be what its fields say.
 #[derive(Clone, Copy, Debug)]
 pub struct Algorithm {
+    /// What it computes.
     pub kind: Kind,
+    /// Its name among the algorithms of its kind.
     pub name: &'static str,
     /// The steps of one rank, given the root (which matters only if the kind has one).
     pub plan: fn(&Topology, Rank, Rank) -> Plan,

@@ -47,6 +47,8 @@
 //!
 //! Not here: bytes, time, threads, failure. A plan cannot fail, only be wrong, and `verify` says so.
 
+#![warn(missing_docs)]
+
 mod algorithm;
 mod all_gather;
 mod all_reduce;

@@ -30,8 +30,11 @@ pub enum Area {
 /// A run of consecutive parts of a buffer; `count` 0 is the empty chunk of a barrier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Chunk {
+    /// Where it is.
     pub buffer: Area,
+    /// Its first part.
     pub first: usize,
+    /// How many parts it has.
     pub count: usize,
 }
 
@@ -68,6 +71,7 @@ impl Chunk {
 
 /// One thing a rank does.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "each variant says what its fields are")]
 pub enum Step {
     /// Offers `chunk` to each of `to`.
     Send { to: Vec<Rank>, chunk: Chunk },
@@ -85,6 +89,7 @@ pub enum Step {
 /// The steps of one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
+    /// What the rank does, in order.
     pub steps: Vec<Step>,
     /// How many parts `Input` is cut into.
     pub input: usize,

@@ -24,6 +24,7 @@ pub use self::flaw::{Flaw, Stuck, Wait};
 /// What is to be proved of plans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claim {
+    /// What the plans are to compute.
     pub kind: Kind,
     /// Matters only if the kind has a root.
     pub root: Rank,

@@ -13,6 +13,25 @@ use crate::label::OpKind;
 use crate::work::Work;
 
 /// Tells messages between two ranks apart: a receive takes the first message that has its tag.
+///
+/// ```
+/// use tenfold::{Group, Tag};
+///
+/// const NAMES: Tag = Tag(1);
+/// const AGES: Tag = Tag(2);
+/// Group::threads(2, |group| {
+///     if group.rank() == 0 {
+///         group.send(b"Ada", 1, NAMES)?;
+///         return group.send(&[36_u8], 1, AGES);
+///     }
+///     let (mut name, mut age) = ([0; 3], [0_u8]);
+///     group.recv(&mut age, 0, AGES)?; // in any order
+///     group.recv(&mut name, 0, NAMES)?;
+///     assert_eq!((&name, age), (b"Ada", [36]));
+///     Ok(())
+/// })?;
+/// # Ok::<(), tenfold::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Tag(pub u32);
 
@@ -24,7 +43,13 @@ impl From<u32> for Tag {
 
 macro_rules! operations {
     ($($(#[$about:meta])* $name:ident($($argument:ident: $kind:ty),*) $variant:ident;)*) => {
-        /// An operation of a group with its arguments. A method of [`Group`] starts each variant.
+        /// An operation of a group with its arguments. A method of [`Group`] starts each variant; [`Group::submit`] starts any.
+        ///
+        /// ```
+        /// use tenfold::{Buffer, Call, OpKind};
+        /// let call = Call::Broadcast { tensor: Buffer::from_slice(&[1.0_f32]).lend(), root: 0 };
+        /// assert_eq!(call.kind(), OpKind::Broadcast);
+        /// ```
         #[derive(Debug)]
         #[non_exhaustive]
         #[expect(missing_docs, reason = "the arguments are documented at the methods")]
@@ -46,6 +71,19 @@ macro_rules! operations {
         /// What can run the operations of a group: a [`Group`], or a [fake one](crate::FakeGroup).
         ///
         /// A program that takes a backend runs on all of them. To write one, write `submit`.
+        ///
+        /// ```
+        /// use tenfold::{Backend, Buffer, FakeGroup, Group, ReduceOp, Seat};
+        ///
+        /// fn count(group: &impl Backend) -> tenfold::Result<i32> {
+        ///     let mut one = Buffer::from_slice(&[1]);
+        ///     group.start_all_reduce(one.lend(), ReduceOp::Sum)?.wait()?;
+        ///     Ok(one.as_slice::<i32>()[0])
+        /// }
+        /// assert_eq!(Group::threads(3, |group| count(&group))?, [3; 3]);
+        /// assert_eq!(count(&FakeGroup::new(Seat { rank: 0, size: 3 }))?, 1);
+        /// # Ok::<(), tenfold::Error>(())
+        /// ```
         pub trait Backend {
             /// The number of this rank.
             fn rank(&self) -> Rank;

@@ -23,6 +23,7 @@ pub struct KnownVariable {
     pub names: &'static [&'static str],
     /// What it may be set to, and what holds if it is not.
     pub values: &'static str,
+    /// What it is for.
     pub meaning: &'static str,
 }
 

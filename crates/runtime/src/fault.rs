@@ -40,12 +40,17 @@ pub(crate) fn store_fault(error: tenfold_store::Error) -> Fault {
 /// Where and when it broke.
 #[derive(Clone, Debug)]
 pub struct Scene {
+    /// The operation.
     pub label: Label,
+    /// The name of the group.
     pub group: Arc<str>,
+    /// The rank on which it failed.
     pub rank: Rank,
     /// 0 if it broke before the rank was known.
     pub size: usize,
+    /// From the call to the error.
     pub elapsed: Duration,
+    /// How long the operation was allowed to take.
     pub timeout: Option<Duration>,
     /// Algorithm and how far it was, where the operation had begun.
     pub progress: Option<String>,

@@ -20,35 +20,62 @@ use tenfold_plan::Rank;
 #[repr(u8)]
 #[non_exhaustive]
 pub enum OpKind {
+    /// [`Call::Broadcast`](crate::Call::Broadcast), or of several tensors.
     Broadcast = 0,
+    /// [`Call::AllReduce`](crate::Call::AllReduce), or of several tensors.
     AllReduce = 1,
+    /// [`Call::AllReduceCoalesced`](crate::Call::AllReduceCoalesced).
     AllReduceCoalesced = 2,
+    /// [`Call::Reduce`](crate::Call::Reduce).
     Reduce = 3,
+    /// [`Call::AllGather`](crate::Call::AllGather).
     AllGather = 4,
+    /// [`Call::AllGatherInto`](crate::Call::AllGatherInto).
     AllGatherInto = 5,
+    /// [`Call::AllGatherCoalesced`](crate::Call::AllGatherCoalesced).
     AllGatherCoalesced = 6,
+    /// [`Call::Gather`](crate::Call::Gather) or [`Call::GatherInto`](crate::Call::GatherInto).
     Gather = 7,
+    /// [`Call::Scatter`](crate::Call::Scatter) or [`Call::ScatterFrom`](crate::Call::ScatterFrom).
     Scatter = 8,
+    /// [`Call::ReduceScatter`](crate::Call::ReduceScatter).
     ReduceScatter = 9,
+    /// [`Call::AllToAllSingle`](crate::Call::AllToAllSingle).
     AllToAllSingle = 10,
+    /// [`Call::AllToAll`](crate::Call::AllToAll).
     AllToAll = 11,
+    /// [`Call::Send`](crate::Call::Send).
     Send = 12,
+    /// [`Call::Recv`](crate::Call::Recv).
     Recv = 13,
+    /// [`Call::RecvAny`](crate::Call::RecvAny).
     RecvAnySource = 14,
+    /// [`Call::Barrier`](crate::Call::Barrier).
     Barrier = 15,
+    /// [`Call::ReduceScatterInto`](crate::Call::ReduceScatterInto).
     ReduceScatterInto = 16,
+    /// [`Group::coalesce`](crate::Group::coalesce).
     Coalesced = 17,
+    /// [`Group::all_reduce_sparse`](crate::Group::all_reduce_sparse).
     AllReduceSparse = 18,
+    /// [`Call::ReduceScatterIntoCoalesced`](crate::Call::ReduceScatterIntoCoalesced).
     ReduceScatterIntoCoalesced = 19,
+    /// [`Call::AllGatherIntoCoalesced`](crate::Call::AllGatherIntoCoalesced).
     AllGatherIntoCoalesced = 20,
+    /// [`Group::monitored_barrier`](crate::Group::monitored_barrier).
     MonitoredBarrier = 101,
+    /// Making a group of ranks of another one.
     Split = 102,
+    /// [`Group::connect`](crate::Group::connect).
     Connect = 103,
+    /// [`Group::register`](crate::Group::register).
     Register = 104,
+    /// A call of a [`Reducer`](crate::ddp::Reducer).
     Ddp = 105,
 }
 
 impl OpKind {
+    /// Every kind.
     pub const ALL: [OpKind; 26] = [
         OpKind::Broadcast,
         OpKind::AllReduce,
@@ -136,7 +163,9 @@ const NO_REDUCTION: u8 = 255;
 /// What was called: enough to tell two calls apart, and to say how they differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Label {
+    /// Which operation.
     pub kind: OpKind,
+    /// The type of its elements, if it has any.
     pub dtype: Option<DType>,
     /// c10d's number of the reduce operation.
     reduction: u8,

@@ -25,6 +25,8 @@
 //!
 //! Not here: algorithms (`tenfold-plan`), memory and arithmetic (`tenfold-memory`), rendezvous (`tenfold-store`).
 
+#![warn(missing_docs)]
+
 mod call;
 #[cfg(feature = "control")]
 pub mod control;

@@ -185,12 +185,15 @@ impl GroupMetrics {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OperationMetrics {
+    /// The name of the group.
     pub group: String,
     /// In the whole job, so that it means the same in all groups.
     pub rank: Rank,
+    /// Which operation.
     pub operation: OpKind,
     /// How many ended well, and how many did not.
     pub count: u64,
+    /// How many failed.
     pub failed: u64,
     /// Of the larger side, input or output, of those that ended well.
     pub bytes: u64,
@@ -200,11 +203,15 @@ pub struct OperationMetrics {
     pub durations: [u64; BUCKETS],
     /// How long they stood still because of other ranks.
     pub wait: Duration,
+    /// The longest of these waits.
     pub wait_max: Duration,
+    /// These waits, counted as `durations` are.
     pub waits: [u64; BUCKETS],
     /// How long after the first rank the last one came, in the collectives that were looked at.
     pub skew: Duration,
+    /// The largest.
     pub skew_max: Duration,
+    /// The same, counted as `durations` are.
     pub skews: [u64; BUCKETS],
 }
 
@@ -212,16 +219,21 @@ pub struct OperationMetrics {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Straggler {
+    /// The name of the group.
     pub group: String,
     /// Whose view it is, and who is late: ranks of the whole job, so that they mean the same in all groups.
     pub seen_by: Rank,
+    /// The rank that is late.
     pub rank: Rank,
     /// How many of its arrivals were looked at, and in how many of them it came last of all.
     pub samples: u64,
+    /// In how many it came last.
     pub last: u64,
     /// After the first rank that came: on average, at most, and on average of what was seen lately.
     pub mean: Duration,
+    /// At most.
     pub max: Duration,
+    /// On average of what was seen lately.
     pub recent: Duration,
 }
 

@@ -37,6 +37,21 @@ type Callback = Box<dyn FnOnce(&Result<()>) + Send>;
 /// # As a future
 /// A `Work` is a [`Future`]. It is cancel-safe: if it is dropped before it is ready, as in a `select`, the operation goes on
 /// and another clone can be awaited. Any executor will do; tenfold's threads wake the task.
+///
+/// ```
+/// use tenfold::{Buffer, Group, ReduceOp};
+///
+/// Group::threads(2, |group| {
+///     let mut buffer = Buffer::from_slice(&[1.0_f32; 1000]);
+///     let work = group.background().start_all_reduce(buffer.lend(), ReduceOp::Sum)?;
+///     // compute something else here
+///     work.wait()?;
+///     assert!(work.succeeded());
+///     assert_eq!(buffer.as_slice::<f32>()[999], 2.0);
+///     Ok(())
+/// })?;
+/// # Ok::<(), tenfold::Error>(())
+/// ```
 #[must_use = "the tensors are lent until `wait` returns"]
 #[derive(Clone)]
 pub struct Work(Kind);

@@ -87,48 +87,56 @@ impl TcpStoreOptions {
     }
 
     #[must_use]
+    /// Sets [`TcpStoreOptions::is_server`](Self#structfield.is_server).
     pub fn is_server(mut self, is_server: bool) -> Self {
         self.is_server = is_server;
         self
     }
 
     #[must_use]
+    /// Sets [`TcpStoreOptions::world_size`](Self#structfield.world_size).
     pub fn world_size(mut self, world_size: usize) -> Self {
         self.world_size = Some(world_size);
         self
     }
 
     #[must_use]
+    /// Sets [`TcpStoreOptions::wait_workers`](Self#structfield.wait_workers).
     pub fn wait_workers(mut self, wait_workers: bool) -> Self {
         self.wait_workers = wait_workers;
         self
     }
 
     #[must_use]
+    /// Sets [`TcpStoreOptions::timeout`](Self#structfield.timeout).
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
     #[must_use]
+    /// Sets [`TcpStoreOptions::multi_tenant`](Self#structfield.multi_tenant).
     pub fn multi_tenant(mut self, multi_tenant: bool) -> Self {
         self.multi_tenant = multi_tenant;
         self
     }
 
     #[must_use]
+    /// Sets [`TcpStoreOptions::listener`](Self#structfield.listener).
     pub fn listener(mut self, listener: TcpListener) -> Self {
         self.listener = Some(listener);
         self
     }
 
     #[must_use]
+    /// Sets [`TcpStoreOptions::bind`](Self#structfield.bind).
     pub fn bind(mut self, bind: impl Into<String>) -> Self {
         self.bind = Some(bind.into());
         self
     }
 
     #[must_use]
+    /// Sets [`TcpStoreOptions::limits`](Self#structfield.limits).
     pub fn limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
         self

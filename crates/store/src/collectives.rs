@@ -35,6 +35,7 @@ pub struct StoreCollectives {
 }
 
 impl StoreCollectives {
+    /// Collectives of `world_size` ranks through `store`, for this rank.
     pub fn new(store: Arc<dyn Store>, rank: usize, world_size: usize) -> Self {
         StoreCollectives { store, rank, world_size, used: Mutex::default() }
     }

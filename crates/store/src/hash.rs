@@ -53,6 +53,7 @@ thread_local! {
 }
 
 impl HashStore {
+    /// An empty store.
     pub fn new() -> Self {
         HashStore::with_limits(TableLimits::default())
     }

@@ -1,4 +1,5 @@
 #![doc = include_str!("story.md")]
+#![warn(missing_docs)]
 
 mod client;
 mod collectives;

@@ -30,6 +30,7 @@ pub struct PrefixStore {
 }
 
 impl PrefixStore {
+    /// A store whose keys are those of `inner` that begin with `prefix`.
     pub fn new(prefix: impl AsRef<[u8]>, inner: Arc<dyn Store>) -> Self {
         PrefixStore { prefix: [prefix.as_ref(), b"/"].concat(), inner }
     }

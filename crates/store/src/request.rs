@@ -18,6 +18,7 @@ pub type Bytes<'a> = Cow<'a, [u8]>;
 /// One operation on a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "each variant says what its fields are")]
 pub enum Request<'a> {
     /// Adds to the end of a value, creating it if needed.
     Append { key: Bytes<'a>, value: Bytes<'a> },
@@ -80,21 +81,37 @@ pub enum Response {
 /// The kind of a request, for counters and texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
+    /// [`Request::Append`].
     Append,
+    /// [`Request::Add`].
     Add,
+    /// [`Request::Barrier`].
     Barrier,
+    /// [`Request::Check`].
     Check,
+    /// [`Request::CompareSet`].
     CompareSet,
+    /// [`Request::Delete`].
     Delete,
+    /// [`Request::Get`].
     Get,
+    /// [`Request::ListKeys`].
     ListKeys,
+    /// [`Request::MultiGet`].
     MultiGet,
+    /// [`Request::MultiSet`].
     MultiSet,
+    /// [`Request::NumKeys`].
     NumKeys,
+    /// [`Request::QueueLen`].
     QueueLen,
+    /// [`Request::QueuePop`].
     QueuePop,
+    /// [`Request::QueuePush`].
     QueuePush,
+    /// [`Request::Set`].
     Set,
+    /// [`Request::Wait`].
     Wait,
 }
 

@@ -105,21 +105,25 @@ pub struct ServerOptions {
     pub port: u16,
     /// A socket that is bound already; `host` is then not used, and `port` must be 0 or the socket's.
     pub listener: Option<TcpListener>,
+    /// What clients may make it hold.
     pub limits: Limits,
 }
 
 impl ServerOptions {
+    /// A server at `host`:`port`.
     pub fn new(host: impl Into<String>, port: u16) -> Self {
         ServerOptions { host: host.into(), port, listener: None, limits: Limits::default() }
     }
 
     #[must_use]
+    /// Listens on a socket that is bound already.
     pub fn listener(mut self, listener: TcpListener) -> Self {
         self.listener = Some(listener);
         self
     }
 
     #[must_use]
+    /// Sets the limits.
     pub fn limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
         self
@@ -163,9 +167,13 @@ pub enum Closed {
 #[serde(default)]
 #[non_exhaustive]
 pub struct Facts {
+    /// Where it listens.
     pub address: String,
+    /// How long it has run.
     pub uptime_seconds: f64,
+    /// Clients that are connected.
     pub connections: usize,
+    /// The limit of them.
     pub connections_max: usize,
     /// Connections accepted since the start.
     pub accepted: u64,
@@ -173,17 +181,25 @@ pub struct Facts {
     pub closed: BTreeMap<Closed, u64>,
     /// Operations served since the start, by name; those that were never asked for are left out.
     pub operations: BTreeMap<String, u64>,
+    /// Bytes received since the start.
     pub bytes_in: u64,
+    /// Bytes sent since the start.
     pub bytes_out: u64,
+    /// Keys that exist.
     pub keys: usize,
+    /// The limit of them.
     pub keys_max: usize,
+    /// Items in all queues.
     pub queue_items: usize,
+    /// The limit of them.
     pub queue_items_max: usize,
     /// Bytes of keys, values, queues and waiters.
     pub table_bytes: usize,
     /// Bytes of half messages and unsent replies.
     pub buffer_bytes: usize,
+    /// The limit of bytes.
     pub memory_max: usize,
+    /// Clients that wait.
     pub waiters_count: usize,
     /// How long the one who waits longest has waited; zero if nobody waits.
     pub oldest_wait_seconds: f64,
@@ -200,11 +216,15 @@ impl Facts {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct WaiterFacts {
+    /// Its address.
     pub peer: String,
+    /// What it waits in.
     pub operation: String,
     /// The first few keys that are missing, as a person can read them.
     pub keys: String,
+    /// How many keys are missing.
     pub keys_count: usize,
+    /// How long it has waited.
     pub seconds: f64,
 }
 

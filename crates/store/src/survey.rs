@@ -29,13 +29,16 @@ use crate::value::Value;
 #[serde(default)]
 #[non_exhaustive]
 pub struct Survey {
+    /// The prefix that was asked for, readable.
     pub prefix: String,
     /// The prefix's bytes, if `prefix` had to be changed to be readable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prefix_hex: Option<String>,
     /// Values and queues under the prefix, listed below or not.
     pub keys: u64,
+    /// Bytes of their values and items.
     pub bytes: u64,
+    /// Items in their queues.
     pub queue_items: u64,
     /// The largest first: by bytes, then by keys, then by name. At most [`Survey::GROUPS_MAX`].
     pub groups: Vec<SurveyGroup>,
@@ -49,11 +52,14 @@ pub struct Survey {
     pub seconds_ago: f64,
     /// What it took of the server's time, and in how many steps between requests.
     pub cost_microseconds: u64,
+    /// In how many steps between requests it was made.
     pub cost_steps: u64,
 }
 
 impl Survey {
+    /// How many groups are listed.
     pub const GROUPS_MAX: usize = 500;
+    /// How many keys are listed.
     pub const ENTRIES_MAX: usize = 500;
 }
 
@@ -67,9 +73,13 @@ pub struct SurveyGroup {
     /// The same as bytes, if `prefix` had to be changed to be readable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prefix_hex: Option<String>,
+    /// How many there are.
     pub keys: u64,
+    /// Bytes of their values and items.
     pub bytes: u64,
+    /// Seconds since the last write to any of them.
     pub newest_seconds: u64,
+    /// Seconds since the last write to the one that was not written for longest.
     pub oldest_seconds: u64,
 }
 
@@ -78,12 +88,16 @@ pub struct SurveyGroup {
 #[serde(default)]
 #[non_exhaustive]
 pub struct SurveyEntry {
+    /// Its name, readable.
     pub key: String,
     /// The same as bytes, if `key` had to be changed to be readable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key_hex: Option<String>,
+    /// Bytes of its value or items.
     pub bytes: u64,
+    /// Seconds since the last write.
     pub age_seconds: u64,
+    /// What is under it.
     pub kind: KeyKind,
     /// Items, if it is a queue.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -96,7 +110,9 @@ pub struct SurveyEntry {
 #[non_exhaustive]
 pub enum KeyKind {
     #[default]
+    /// A value.
     Value,
+    /// A queue.
     Queue,
 }
 

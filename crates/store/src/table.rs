@@ -67,6 +67,7 @@ impl Default for TableLimits {
 /// Why a table did not do what it was asked; nothing was changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "each variant says what its fields are")]
 pub enum Refusal {
     /// The client waits already; a connection carries one wait at a time.
     AlreadyWaiting,
@@ -97,12 +98,15 @@ impl From<Refusal> for Fault {
 /// Who waits for what, since when: for error texts and the dashboard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waiter {
+    /// The client.
     pub client: ClientId,
+    /// What it waits in.
     pub operation: Operation,
     /// The first few keys it has not seen.
     pub missing: Vec<Value>,
     /// How many keys it has not seen.
     pub missing_count: usize,
+    /// When the wait began.
     pub since: Instant,
 }
 
@@ -163,6 +167,7 @@ pub(crate) struct Queue {
 pub type Replies = Vec<(ClientId, Response)>;
 
 impl Table {
+    /// An empty table with these limits.
     pub fn new(limits: TableLimits) -> Self {
         Table { limits, ..Table::default() }
     }

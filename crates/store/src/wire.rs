@@ -73,16 +73,23 @@ impl Default for MessageLimits {
 
 /// A message from a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "each variant says what its fields are")]
 pub enum Command<'a> {
+    /// The first message of a connection.
     Validate { magic: u32 },
+    /// Asks for the nonce back.
     Ping { nonce: u32 },
+    /// Ends a wait.
     CancelWait,
+    /// Asks for [`Facts`](crate::Facts) as JSON.
     Info,
+    /// An operation on the store.
     Call(Request<'a>),
 }
 
 /// Why bytes are no message of ours.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "each variant says what its fields are")]
 pub enum Malformed {
     /// No such opcode.
     Opcode(u8),
@@ -381,7 +388,9 @@ fn put_keys(out: &mut Vec<u8>, opcode: u8, keys: &[Bytes<'_>]) {
 
 /// Where a server's replies go: short things are copied, long values may be taken by reference.
 pub trait ReplySink {
+    /// Adds bytes, copied.
     fn bytes(&mut self, bytes: &[u8]);
+    /// Adds a value with its length before it.
     fn value(&mut self, value: &Value);
     /// Several values, each with its length; may be encoded later.
     fn list(&mut self, values: Vec<Option<Value>>)

@@ -9,6 +9,8 @@
 //! assert!(dumps.refusals()[0].to_string().contains("/no/such/folder"));
 //! ```
 
+#![warn(missing_docs)]
+
 mod align;
 mod arrivals;
 mod compare;

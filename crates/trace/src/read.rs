@@ -52,6 +52,7 @@ struct Listed {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
+/// A file that could not be read as a dump, and why.
 pub struct Refusal {
     pub(crate) file: String,
     pub(crate) problem: String,

@@ -30,6 +30,7 @@ pub enum Level {
 }
 
 impl Level {
+    /// Every level, the plainest first.
     pub const ALL: [Level; 3] = [Level::Plain, Level::Avx2, Level::Avx512];
 
     /// The highest level of this processor; found out once.

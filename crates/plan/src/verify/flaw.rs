@@ -7,6 +7,7 @@ use crate::{Chunk, Rank};
 /// What is wrong with plans. Steps and parts are counted from 0, as in the listing of a plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "each variant says what its fields are")]
 pub enum Flaw {
     /// A buffer is not cut into as many parts as the collective has it.
     WrongParts { rank: Rank },
@@ -59,8 +60,11 @@ pub enum Flaw {
 /// A rank that cannot go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stuck {
+    /// The rank that waits.
     pub rank: Rank,
+    /// The step in which it waits.
     pub step: usize,
+    /// What it waits for.
     pub waits_for: Wait,
 }
 

@@ -8,10 +8,13 @@ use std::str::FromStr;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Endpoint {
+    /// A Unix socket.
     Socket(PathBuf),
     /// A name or an address without brackets.
     Tcp {
+        /// The name or address.
         host: String,
+        /// The port; 0 for a free one.
         port: u16,
     },
 }

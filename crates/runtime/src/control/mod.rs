@@ -93,7 +93,9 @@ pub fn handler_names() -> Vec<String> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RegistryError {
+    /// There is a handler of this name already.
     Taken(String),
+    /// There is no handler of this name.
     Unknown(String),
 }
 
@@ -116,6 +118,7 @@ pub struct Request {
 }
 
 impl Request {
+    /// A request with a body and parameters.
     pub fn new<K: Into<String>, V: Into<String>>(
         body: impl Into<Vec<u8>>,
         params: impl IntoIterator<Item = (K, V)>,
@@ -124,6 +127,7 @@ impl Request {
         Request { body: body.into(), params }
     }
 
+    /// The body.
     pub fn body(&self) -> &[u8] {
         &self.body
     }
@@ -148,10 +152,12 @@ pub struct Response {
 }
 
 impl Response {
+    /// An answer with a status code and a body of some type.
     pub fn new(status: u16, content_type: impl Into<String>, body: impl Into<Vec<u8>>) -> Self {
         Response { status, content_type: content_type.into(), body: body.into() }
     }
 
+    /// Plain text.
     pub fn text(status: u16, text: impl Into<String>) -> Self {
         Response::new(status, "text/plain", text.into())
     }
@@ -161,14 +167,17 @@ impl Response {
         Response::new(200, "application/json", json)
     }
 
+    /// The status code.
     pub fn status(&self) -> u16 {
         self.status
     }
 
+    /// The type of the body.
     pub fn content_type(&self) -> &str {
         &self.content_type
     }
 
+    /// The body.
     pub fn body(&self) -> &[u8] {
         &self.body
     }

@@ -89,19 +89,28 @@ pub enum Graph {
 /// What a caller did wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Misuse {
+    /// A gradient was ready twice in one iteration.
     ReadyTwice {
+        /// Whose gradient.
         param: usize,
     },
     /// It had been named as unused.
     UsedAfterAll {
+        /// The parameter that was used.
         param: usize,
     },
+    /// Gradients are missing at the end of the iteration.
     Missing {
+        /// Whose gradients.
         params: Vec<usize>,
     },
+    /// A static graph used a parameter more or less often than in the first iteration.
     GraphChanged {
+        /// The parameter.
         param: usize,
+        /// How often it was used in the first iteration.
         expected: u32,
+        /// How often it was used in this one.
         seen: u32,
     },
 }
@@ -311,14 +320,17 @@ impl Buckets {
         };
     }
 
+    /// How many buckets there are.
     pub fn len(&self) -> usize {
         self.buckets.len()
     }
 
+    /// Are there none?
     pub fn is_empty(&self) -> bool {
         self.buckets.is_empty()
     }
 
+    /// The parameters of a bucket.
     pub fn bucket(&self, index: usize) -> &Assignment {
         &self.buckets[index]
     }
@@ -348,6 +360,7 @@ impl Buckets {
         (0..self.unused.len()).filter(|param| self.unused[*param]).collect()
     }
 
+    /// Do they follow the order in which gradients become ready?
     pub fn is_rebuilt(&self) -> bool {
         self.rebuilt
     }

@@ -31,7 +31,9 @@ pub struct Statistics {
     pub backward_comm: Duration,
     /// The part of that during which backward still computed. The rest is what training waits for.
     pub overlap: Duration,
+    /// How many buckets were reduced.
     pub buckets_reduced: usize,
+    /// How many bytes they had.
     pub bytes_reduced: usize,
     /// Bytes of parameters that this rank did not use.
     pub unused_bytes: usize,
@@ -40,7 +42,9 @@ pub struct Statistics {
 /// Two maps, by c10d's names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LoggingData {
+    /// Fields with text.
     pub strings: BTreeMap<&'static str, String>,
+    /// Fields with numbers.
     pub integers: BTreeMap<&'static str, i64>,
 }
 

@@ -68,11 +68,19 @@ pub mod raw {
 use crate::DType;
 
 /// A parameter of a model: what its gradient looks like.
+///
+/// ```
+/// use tenfold::{DType, ddp::Param};
+/// let weight = Param::new("layer1.weight", &[2, 3], DType::F32);
+/// assert_eq!((weight.elements(), weight.bytes()), (6, 24));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Param {
     /// For messages; ranks need not agree.
     pub name: String,
+    /// The lengths of its dimensions.
     pub shape: Vec<usize>,
+    /// The type of its elements.
     pub dtype: DType,
     /// Its gradient is given as a [`SparseTensor`](crate::SparseTensor).
     pub sparse: bool,
@@ -91,10 +99,12 @@ impl Param {
         self
     }
 
+    /// How many elements it has.
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
     }
 
+    /// How many bytes they take.
     pub fn bytes(&self) -> usize {
         self.elements() * self.dtype.size()
     }

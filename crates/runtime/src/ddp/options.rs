@@ -5,6 +5,11 @@ use super::hook::CommHook;
 use crate::DType;
 
 /// How a [`Reducer`](super::Reducer) works; all ranks choose alike.
+///
+/// ```
+/// use tenfold::ddp::{Options, hooks::Compress};
+/// let options = Options::default().bucket_bytes(&[1 << 20]).hook(Compress::bf16());
+/// ```
 #[derive(Debug)]
 pub struct Options {
     pub(super) limits: Vec<usize>,

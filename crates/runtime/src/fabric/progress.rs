@@ -38,13 +38,17 @@ pub(crate) struct GroupProgress {
 /// What the file says of one group: a list of these, as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProgressEntry {
+    /// The name of the group.
     pub group: String,
+    /// This rank's number in the group.
     pub rank: usize,
+    /// How many ranks the group has.
     pub size: usize,
     /// As in `all_reduce(sum, float32 × 1000)`.
     pub call: String,
     /// Which call of the group it is, counted from 1; 0 if it is known only because others wait for this rank.
     pub number: u64,
+    /// Is it in progress, or done?
     pub under_way: bool,
     /// When it began, or ended.
     pub since_unix: f64,

@@ -60,6 +60,15 @@ const TIMEOUT: Duration = Duration::from_secs(30 * 60);
 const HEARTBEAT: Duration = Duration::from_secs(15);
 
 /// How a group is made.
+///
+/// ```
+/// use std::time::Duration;
+/// use tenfold::{Group, Options};
+///
+/// let options = Options::new("evaluation").timeout(Duration::from_secs(60)).deterministic();
+/// Group::threads_with(2, &options, |group| group.barrier())?;
+/// # Ok::<(), tenfold::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Options {
     name: String,
@@ -174,7 +183,7 @@ impl Options {
     }
 }
 
-/// Which rank of a group a process is, and how many ranks the group has.
+/// Which rank of a group a process is, and how many ranks the group has. See [`Group::connect`] for an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Seat {
     /// Counted from 0.
@@ -358,6 +367,7 @@ impl Group {
         Group { inner: Arc::new(inner), timeout: None, background: false }
     }
 
+    /// The number of this rank, counted from 0.
     pub fn rank(&self) -> Rank {
         self.inner.rank
     }
@@ -367,10 +377,12 @@ impl Group {
         &self.inner.fabric
     }
 
+    /// How many ranks there are.
     pub fn size(&self) -> usize {
         self.inner.topology.size()
     }
 
+    /// The name that all ranks gave to the group.
     pub fn name(&self) -> &str {
         &self.inner.name
     }

@@ -12,7 +12,7 @@ use crate::call::Call;
 use crate::fault::{Error, Result};
 use crate::work::Work;
 
-/// Starts operations on slices that are borrowed until the scope ends. See [`Group::scope`].
+/// Starts operations on slices that are borrowed until the scope ends. See [`Group::scope`] for examples.
 pub struct Scope<'scope, 'env> {
     group: Group,
     lender: &'scope Lender<'env>,
@@ -28,6 +28,25 @@ struct Started {
 /// An operation that a [`Scope`] has started.
 ///
 /// If it is dropped, the scope waits for the operation when it ends.
+///
+/// ```
+/// use tenfold::{Group, Tag};
+///
+/// Group::threads(2, |group| {
+///     let mut received = [0_u8; 4];
+///     let source = group.scope(|scope| {
+///         let receiving = scope.recv_any(&mut received, Tag(0))?;
+///         scope.send(&[1_u8; 4], 1 - group.rank(), Tag(0))?.wait()?;
+///         while !receiving.is_done() {
+///             std::thread::yield_now(); // or compute something
+///         }
+///         Ok(receiving.source())
+///     })?;
+///     assert_eq!((source, received), (Some(1 - group.rank()), [1; 4]));
+///     Ok(())
+/// })?;
+/// # Ok::<(), tenfold::Error>(())
+/// ```
 pub struct Pending<'scope> {
     work: Work,
     started: &'scope Mutex<Vec<Started>>,

@@ -9,6 +9,20 @@ use crate::fault::Result;
 use crate::label::{Label, OpKind};
 
 /// A tensor of which only some elements are given: coordinates, and the values there.
+///
+/// ```
+/// use tenfold::{Buffer, Group, SparseTensor};
+///
+/// Group::threads(2, |group| {
+///     let rows = vec![0, group.rank() as i64]; // of a table with 10 rows of one element
+///     let own = SparseTensor { shape: vec![10], indices: rows, dense: 1, values: Buffer::from_slice(&[1.0_f32, 1.0]) };
+///     let sum = group.all_reduce_sparse(&own)?;
+///     assert_eq!(sum.indices, [0, 1]);
+///     assert_eq!(sum.values.as_slice::<f32>(), [3.0, 1.0]);
+///     Ok(())
+/// })?;
+/// # Ok::<(), tenfold::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct SparseTensor {
     /// Lengths of the dimensions that have coordinates.
@@ -17,6 +31,7 @@ pub struct SparseTensor {
     pub indices: Vec<i64>,
     /// For every coordinate so many elements: the dense dimensions.
     pub dense: usize,
+    /// The values, `dense` elements for each coordinate.
     pub values: Buffer,
 }
 

@@ -23,6 +23,12 @@ const AFTER: Duration = Duration::from_secs(30);
 const TOLD_MAX: usize = 4;
 
 /// What a rank does once others have kept it waiting for too long ([`Options::stuck_after`](crate::Options::stuck_after)).
+///
+/// ```
+/// use tenfold::{Options, StuckPolicy};
+/// let options = Options::default().on_stuck(StuckPolicy::Abort);
+/// assert_eq!(StuckPolicy::from_name("abort"), Some(StuckPolicy::Abort)); // as in `TENFOLD_STUCK_POLICY`
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StuckPolicy {
@@ -78,9 +84,11 @@ pub struct StuckReport {
     /// It is a message of this rank, of which no other knows.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_message: bool,
+    /// How long it has waited.
     pub seconds: u64,
     /// It is the one that is waited for.
     pub itself: bool,
+    /// The same as a sentence.
     pub text: String,
 }
 

@@ -63,20 +63,29 @@ impl DumpOptions {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Entry {
+    /// Counts all entries of this process.
     pub record_id: u64,
+    /// Tells groups of this process apart.
     pub group_id: u32,
+    /// The name of the group.
     pub group: String,
+    /// What the group is for.
     pub description: String,
     /// This process's rank in the group.
     pub rank: Rank,
+    /// Which operation.
     pub operation: OpKind,
     /// As in `tenfold:all_reduce` or `tenfold:send 0->1`.
     pub profiling_name: String,
     /// How many collectives of the group were called, this one included; and messages; and both.
     pub collective_seq_id: u64,
+    /// How many messages of the group were sent or received.
     pub p2p_seq_id: u64,
+    /// How many operations of the group were called.
     pub op_id: u64,
+    /// Is it a message between two ranks?
     pub is_p2p: bool,
+    /// The type of its elements, if it has any.
     pub dtype: Option<DType>,
     /// `sum` or another, where it reduces.
     pub reduce_op: Option<&'static str>,
@@ -84,16 +93,25 @@ pub struct Entry {
     pub root: Option<Rank>,
     /// Of each tensor; flat unless the caller told its shapes.
     pub input_shapes: Vec<Vec<u64>>,
+    /// Of each tensor that comes out.
     pub output_shapes: Vec<Vec<u64>>,
+    /// How far it is.
     pub state: State,
+    /// When it was called.
     pub created_ns: u64,
+    /// When it began.
     pub started_ns: Option<u64>,
+    /// When it ended well.
     pub completed_ns: Option<u64>,
     /// Nothing more will happen to it: it ended, well or not.
     pub retired: bool,
+    /// When it failed.
     pub failed_ns: Option<u64>,
+    /// How long it may take.
     pub timeout_ms: u64,
+    /// The thread that called it, by number.
     pub thread_id: String,
+    /// The same, by name.
     pub thread_name: String,
     /// The innermost first; empty unless recorded.
     pub frames: Vec<Frame>,

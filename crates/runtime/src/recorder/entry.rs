@@ -18,6 +18,7 @@ pub enum State {
 }
 
 impl State {
+    /// As c10d calls it, such as `completed`.
     pub fn name(self) -> &'static str {
         match self {
             State::Scheduled => "scheduled",

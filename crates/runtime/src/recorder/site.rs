@@ -26,8 +26,11 @@ const PLACES_MAX: usize = 1024;
 /// A function on the stack of a caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
+    /// The name of the function.
     pub name: String,
+    /// The file that it is in.
     pub file: String,
+    /// The line in that file.
     pub line: u32,
 }
 
@@ -38,6 +41,7 @@ pub struct CallSite {
     pub frames: Vec<Frame>,
     /// Shapes of the tensors that go in and come out; nothing leaves them flat.
     pub input_shapes: Option<Vec<Vec<u64>>>,
+    /// Shapes of the tensors that come out.
     pub output_shapes: Option<Vec<Vec<u64>>>,
 }
 

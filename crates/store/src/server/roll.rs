@@ -36,13 +36,17 @@ impl Clients {
 #[serde(default)]
 #[non_exhaustive]
 pub struct ClientFacts {
+    /// Its address.
     pub peer: String,
+    /// How long it has been connected.
     pub connected_seconds: f64,
     /// Nothing if it has asked for none yet.
     pub last_operation: Option<String>,
     /// Since it last sent something.
     pub idle_seconds: f64,
+    /// Bytes received from it.
     pub bytes_in: u64,
+    /// Bytes sent to it.
     pub bytes_out: u64,
     /// Does it wait for keys?
     pub waits: bool,

@@ -15,15 +15,19 @@ use crate::survey::readable;
 #[serde(default)]
 #[non_exhaustive]
 pub struct SlowOperation {
+    /// Its name.
     pub operation: String,
     /// The first key, as a person can read it, cut to 100 characters; empty if it names none.
     pub key: String,
+    /// How many keys it names.
     pub keys_count: usize,
     /// Of the request and its reply.
     pub bytes: u64,
     /// Of the server's time, without sending and receiving.
     pub microseconds: u64,
+    /// The address of the client.
     pub peer: String,
+    /// When it was served.
     pub seconds_ago: f64,
 }
 

@@ -15,10 +15,12 @@ pub struct Compress {
 }
 
 impl Compress {
+    /// Gradients travel as f16.
     pub fn fp16() -> Self {
         Compress { dtype: DType::F16, narrow: Spare::default() }
     }
 
+    /// Gradients travel as bf16.
     pub fn bf16() -> Self {
         Compress { dtype: DType::BF16, narrow: Spare::default() }
     }

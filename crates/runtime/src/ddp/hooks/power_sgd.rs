@@ -86,6 +86,7 @@ impl PowerSgd {
     }
 
     #[must_use]
+    /// Does not add to a gradient what was lost of the one before.
     pub fn without_error_feedback(mut self) -> Self {
         self.error_feedback = false;
         self

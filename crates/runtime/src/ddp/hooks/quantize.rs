@@ -26,6 +26,7 @@ pub struct Int8 {
 }
 
 impl Int8 {
+    /// A hook that has reduced nothing yet.
     pub fn new() -> Self {
         Int8::default()
     }

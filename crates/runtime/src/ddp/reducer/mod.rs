@@ -83,6 +83,7 @@ enum Phase {
 /// The memory of buckets that were cut anew. Whoever has pointers into it keeps it until they are gone.
 #[derive(Debug)]
 pub struct Rebuilt {
+    /// That of each former bucket.
     pub memory: Vec<Buffer>,
 }
 
