@@ -79,13 +79,6 @@ class GradBucket:
         return f"GradBucket({self._index}, {len(self._parts)} gradients)"
 
 
-# These do not change between two calls of `prepare_for_backward`.
-_IDLE = "idle"  # gradients are not reduced: there was no forward, or one without synchronisation
-_ARMED = "armed"  # the next gradient starts a reduction
-_RUNNING = "running"
-_FINISHED = "finished"  # and there was no forward since
-
-
 class Reducer:
     """Averages the gradients of a model over all ranks while they are computed; see `tenfold.ddp`.
 
@@ -118,7 +111,6 @@ class Reducer:
     ) -> None:
         self._sparse = list(expect_sparse_gradients) or [False] * len(params)
         self._names = param_to_name_mapping
-        self._find_unused = find_unused_parameters
         self._limits = list(bucket_bytes_cap_list) or [first_bucket_bytes_cap, bucket_bytes_cap]
         self._reduce_dtype = None if reduce_dtype is None else str(reduce_dtype).removeprefix("torch.")
         self._first_buckets = [list(bucket) for bucket in bucket_indices]
@@ -126,28 +118,22 @@ class Reducer:
         self._gradients.names = self._names
         self._gradients.all_are_used = not static_graph and not find_unused_parameters
         self._gradient_as_bucket_view = gradient_as_bucket_view
-        self._is_static = static_graph
-        self._counted: set[int] = set()  # in the first iteration of a static graph
-        self._has_learned = False
         self._hook: tuple[Any, Callable[[Any, GradBucket], Any]] | None = None
         self._builtin_hook: BuiltinCommHookType | None = None
         self._futures: dict[int, Any] = {}  # of a hook, by bucket
         self._post_backward_futures: list[Any] = []
-        self._is_manual = False
         self._optimizer_in_backward = False
         self._forward_pass: tuple[Any, bool] | None = None
         self._divisor = 1
         self._divisor_sparse = 1
         self._rows: dict[str, set[int]] | None = None  # rows that may have gradients, by parameter name
-        self._state = _IDLE
-        self._unused: list[int] = []
-        self._used_without_sync: set[int] = set()
-        self._was_rebuilt = False
-        self._seems_static = True
         self._backward_start = 0
         self._ready_times = [0] * len(params)
         self._logger: Callable[[], Logger | None] = lambda: None
-        self._connect(process_group)
+        self._native = self._connect(
+            process_group, find_unused_parameters=find_unused_parameters, static_graph=static_graph
+        )
+        self._place()
         # The hooks of autograd must not keep the reducer alive.
         itself = weakref.ref(self)
 
@@ -158,22 +144,18 @@ class Reducer:
         if not use_python_reducer:
             self._gradients.attach(ready)
 
-    def _connect(self, process_group: Any) -> None:
-        group = group_of(process_group)
-        specs = specs_of(self._gradients.params, self._sparse, self._names)
-        self._native = _tenfold.Reducer(
-            group,
-            specs,
+    def _connect(self, process_group: Any, **options: Any) -> _tenfold.Reducer:
+        return _tenfold.Reducer(
+            group_of(process_group),
+            specs_of(self._gradients.params, self._sparse, self._names),
             limits=self._limits,
             first_buckets=self._first_buckets,
-            find_unused_parameters=self._find_unused and not self._is_static,
-            static_graph=self._is_static,
             reduce_dtype=self._reduce_dtype,
+            **options,
         )
-        self._group = self._native.group()
-        self._place()
 
     def _place(self) -> None:
+        self._group = self._native.group()
         self._layout = self._native.layout()
         dense = [index for index, members in enumerate(self._layout) if not self._sparse[members[0]]]
         self._last_bucket = dense[-1] if dense else -1
@@ -196,21 +178,17 @@ class Reducer:
     def prepare_for_forward(self) -> None:
         """Starts forward. Fails if the last iteration has not been finished."""
         if self._gradients.move_before_forward:
-            self._rebuilt(self._logged(self._native.rebuild))
+            self._rebuild()
         self._logged(self._native.start_forward)
 
     def _rebuild_buckets(self) -> bool:
         """Orders buckets by when gradients became ready, once. Returns whether this call did it."""
-        self._rebuilt(self._logged(self._native.rebuild))
-        if self._state != _RUNNING:
-            self._state = _IDLE
-        was_rebuilt, self._was_rebuilt = self._was_rebuilt, False
-        return was_rebuilt
+        self._rebuild()
+        return self._native.rest()
 
-    def _rebuilt(self, rebuilt: bool) -> None:
-        if rebuilt:
+    def _rebuild(self) -> None:
+        if self._logged(self._native.rebuild):
             self._place()
-            self._was_rebuilt = True
 
     def prepare_for_backward(self, outputs: Any, *, unused: Sequence[int] = ()) -> None:
         """Starts backward.
@@ -218,38 +196,27 @@ class Reducer:
         With `find_unused_parameters`, the reducer does not wait for parameters on which no output depends.
         For arrays, the caller names them.
         """
-        if unused or not self._find_unused or self._is_static:
-            self._unused = list(unused)
+        if unused or not self._native.finds_unused:
+            self._native.prepare(list(unused))
         else:
             outputs = outputs if isinstance(outputs, list | tuple) else [outputs]
-            before, self._unused = self._unused, self._gradients.unused(outputs) if outputs else []
-            self._seems_static &= self._unused == before or not self._has_learned
+            self._native.prepare(self._gradients.unused(outputs) if outputs else [], found=True)
         self._backward_start = time.perf_counter_ns()
-        self._state = _ARMED
 
     def _autograd_hook(self, index: int, /) -> None:
         """Marks a parameter's gradient as ready."""
-        if self._state != _RUNNING and not self._begins(index):
+        step = self._logged(self._native.gradient, index)
+        if step == "begin":
+            self._begin()
+            step = self._logged(self._native.gradient, index)
+        if step is None:  # it only accumulates
             return
         self._ready_times[index] = time.perf_counter_ns() - self._backward_start
-        if self._is_static and not self._native.completes(index):
-            self._logged(self._native.count_ready, index)
-            self._counted.add(index)
-            return
-        if self._ready(index) and not self._is_manual:
+        if step != "counted" and self._ready(index, may_be_absent=step == "look"):
             self._gradients.when_backward_ends(self._finish)
 
-    def _begins(self, index: int) -> bool:
-        """Whether this gradient starts a reduction."""
-        learns = self._is_static and not self._has_learned
-        if self._state == _IDLE and not learns:
-            self._used_without_sync.add(index)
-            return False
-        self._begin()
-        return True
-
     def _begin(self) -> None:
-        self._rebuilt(self._logged(self._native.rebuild))
+        self._rebuild()
         if self._gradients.are_kept():
             self._native.renew()
             self._place()
@@ -257,20 +224,18 @@ class Reducer:
         # A hook divides what it sees, and sees no sparse gradients.
         has_hook = self._hook is not None or self._builtin_hook is not None
         self._divisor = 1 if has_hook else self._divisor_sparse
-        for number in self._unused:
+        for number in self._native.unused():
             if self._gradients.has(number):
                 self._keep(number)
-        self._logged(self._native.start_backward, self._unused)
-        self._state = _RUNNING
+        self._logged(self._native.start_backward)
 
     def _keep(self, index: int) -> None:
         """Includes the earlier content of a gradient, although the parameter gets no new one."""
-        used = index in self._used_without_sync
         if self._sparse[index]:
-            self._native.keep_sparse(index, used, *self._sparse_gradient(index))
+            self._native.keep_sparse(index, *self._sparse_gradient(index))
         else:
             self._gradients.load(index, self._divisor)
-            self._native.keep(index, used)
+            self._native.keep(index)
 
     def _current_divisor(self) -> int:
         if self._forward_pass is not None:
@@ -280,8 +245,9 @@ class Reducer:
                 return int(work.result()[0][0])
         return self._group.size
 
-    def _ready(self, index: int) -> bool:
-        if self._find_unused and not self._is_static and self._gradients.is_absent(index):
+    def _ready(self, index: int, may_be_absent: bool) -> bool:
+        """Puts a gradient into its bucket. Returns whether it was the last, and autograd must finish."""
+        if may_be_absent and self._gradients.is_absent(index):
             return self._logged(self._native.ready_without_gradient, index)
         if self._sparse[index]:
             return self._logged(self._native.grad_ready_sparse, index, *self._sparse_gradient(index))
@@ -290,12 +256,12 @@ class Reducer:
 
     def _delay_all_reduce(self) -> None:
         """Ends the first backward of a static graph, in which nothing has been reduced."""
-        if self._has_learned:
+        if self._native.has_learned:
             return
-        if self._state != _RUNNING:
+        if not self._native.is_running:
             self._begin()
         for index in range(len(self._sparse)):
-            if index in self._counted or self._gradients.has(index):
+            if self._native.was_counted(index) or self._gradients.has(index):
                 self._keep(index)
         self._finish()
 
@@ -308,10 +274,7 @@ class Reducer:
             future.wait()
         self._post_backward_futures.clear()
         self._logged(self._native.finish)
-        self._has_learned = True
-        self._used_without_sync.clear()
         self._forward_pass = None
-        self._state = _FINISHED
         indices: Iterable[int] = range(len(self._sparse))
         if not self._gradients.all_are_used:
             indices = [index for index in indices if self._native.is_used_anywhere(index)]
@@ -328,36 +291,31 @@ class Reducer:
             raise
 
     def _check_reducer_finalized(self) -> None:
-        if self._state == _RUNNING:
+        if self._native.is_running:
             raise RuntimeError("the last backward has not made all gradients ready, and was not finished")
 
     def _set_manual_finalization_required(self, required: bool) -> None:
-        if self._state == _RUNNING:
-            raise RuntimeError("this cannot change while gradients are being reduced")
-        self._is_manual = required
+        self._native.set_manual(required)
 
     def _should_finalize_after_backward(self) -> bool:
-        return self._is_manual and self._is_static and not self._has_learned
+        return self._native.is_manual and self._native.learns
 
     def _finalize_backward_manual(self) -> None:
-        if not self._is_manual:
+        if not self._native.is_manual:
             raise RuntimeError("finalize_backward() needs require_manual_backward_finalization to be set")
-        if self._state != _RUNNING:
+        if not self._native.is_running:
             raise RuntimeError("there is no gradient reduction to finalize")
         self._finish()
 
     # Static graphs, and ranks with different numbers of batches.
 
     def _set_static_graph(self) -> None:
-        if self._is_static:
-            return
-        self._logged(self._native.set_static_graph)
-        self._is_static = True
-        self._gradients.all_are_used = False
+        if self._logged(self._native.set_static_graph):
+            self._gradients.all_are_used = False
 
     def _ddp_graph_static(self) -> bool:
         """Whether the graph has been static so far."""
-        return self._seems_static
+        return self._native.seems_static
 
     def _set_forward_pass_work_handle(self, work: Any, use_static_world_size: bool, /) -> None:
         self._forward_pass = (work, use_static_world_size)
@@ -367,7 +325,6 @@ class Reducer:
         self._rebuild_buckets()
         with self._gradients.kept():
             self._logged(self._native.take_part)
-        self._has_learned = True
 
     def _push_all_rebuilt_params(self) -> None:
         """Does nothing: rank 0 alone decides the order of buckets."""
@@ -380,8 +337,8 @@ class Reducer:
         ]
 
     def _get_local_used_map(self) -> Any:
-        used = [int(number in self._used_without_sync) for number in range(len(self._sparse))]
-        return self._gradients.used_map(used)
+        used = set(self._native.used())
+        return self._gradients.used_map([int(number in used) for number in range(len(self._sparse))])
 
     # Hooks.
 
@@ -471,14 +428,13 @@ class Reducer:
         self._gradients.detach()
 
     def _reset_state(self) -> None:
-        self._state = _IDLE
+        self._native.reset()
         self._futures.clear()
-        self._used_without_sync.clear()
 
     def _update_process_group(self, process_group: Any, /) -> None:
         """Continues with another group, and with the initial buckets."""
-        self._has_learned = False
-        self._connect(process_group)
+        self._native = self._connect(process_group, successor_of=self._native)
+        self._place()
         if self._hook is not None:
             hook, self._hook = self._hook, None
             self._register_hook(*hook)

@@ -11,6 +11,7 @@ use std::thread::ThreadId;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
+use tenfold::ddp::autograd::{Autograd, Step};
 use tenfold::ddp::raw::{self, Framework as _, Rebuilt};
 use tenfold::ddp::{self, CommHook, GradBucket, Options, Param, hook_error, hooks};
 use tenfold::{Buffer, DType, SparseTensor};
@@ -73,6 +74,8 @@ type Former = Mutex<Option<Buffer>>;
 #[pyclass(module = "tenfold._tenfold", frozen)]
 pub(crate) struct Reducer {
     inner: Mutex<ddp::Reducer>,
+    /// Where the iteration is. A thread that holds this lock takes no other.
+    autograd: Mutex<Autograd>,
     /// The thread that is in `inner`.
     inside: Mutex<Option<ThreadId>>,
     /// Where the memory of each bucket goes when that is cut anew.
@@ -109,6 +112,31 @@ impl Reducer {
         outcome.map_err(|error| raised.unwrap_or_else(|| group_error(py, &error)))
     }
 
+    /// Makes a gradient ready. True if it was the last, and the caller must finish.
+    fn ready(
+        &self,
+        py: Python<'_>,
+        ready: impl FnOnce(&mut ddp::Reducer) -> tenfold::Result<()> + Send,
+    ) -> PyResult<bool> {
+        let is_whole = self.call(py, |reducer| {
+            ready(reducer)?;
+            Ok(reducer.is_whole())
+        })?;
+        Ok(is_whole && !locked(&self.autograd).is_manual())
+    }
+
+    /// Counts a gradient of a static graph that is not whole yet; false if it is.
+    fn counts(&self, py: Python<'_>, param: usize) -> PyResult<bool> {
+        let is_counted = self.call(py, |reducer| {
+            let is_whole = reducer.buckets().completes(param);
+            if is_whole { Ok(false) } else { reducer.count_ready(param).map(|()| true) }
+        })?;
+        if is_counted {
+            locked(&self.autograd).counted(param);
+        }
+        Ok(is_counted)
+    }
+
     /// Gives the former memory to the arrays on it.
     fn leave(&self, rebuilt: Rebuilt, reducer: &ddp::Reducer) {
         let mut formers = locked(&self.formers);
@@ -127,7 +155,7 @@ impl Reducer {
 impl Reducer {
     /// Joins the reducers of all ranks: returns once all have.
     #[new]
-    #[pyo3(signature = (group, params, *, limits, first_buckets, find_unused_parameters=false, static_graph=false, reduce_dtype=None))]
+    #[pyo3(signature = (group, params, *, limits, first_buckets, find_unused_parameters=false, static_graph=false, reduce_dtype=None, successor_of=None))]
     fn new(
         py: Python<'_>,
         group: &Group,
@@ -137,14 +165,19 @@ impl Reducer {
         find_unused_parameters: bool,
         static_graph: bool,
         reduce_dtype: Option<&str>,
+        successor_of: Option<&Self>,
     ) -> PyResult<Self> {
         let (group, params) = (group.inner.clone(), self::params(py, params)?);
+        let autograd = match successor_of {
+            Some(former) => locked(&former.autograd).successor(),
+            None => Autograd::new(find_unused_parameters, static_graph),
+        };
         let mut options =
             Options::default().bucket_bytes(&limits).first_buckets(first_buckets).divided_by_caller();
-        if find_unused_parameters {
+        if autograd.finds_unused() {
             options = options.find_unused_parameters();
         }
-        if static_graph {
+        if autograd.is_static() {
             options = options.static_graph();
         }
         if let Some(name) = reduce_dtype {
@@ -155,7 +188,13 @@ impl Reducer {
         let inner =
             waiting::on_a_thread(py, "tenfold-reducer", make)?.map_err(|error| group_error(py, &error))?;
         let formers = Mutex::new(Self::fresh_formers(&inner));
-        Ok(Reducer { inner: Mutex::new(inner), inside: Mutex::default(), formers, raised: Arc::default() })
+        Ok(Reducer {
+            inner: Mutex::new(inner),
+            autograd: Mutex::new(autograd),
+            inside: Mutex::default(),
+            formers,
+            raised: Arc::default(),
+        })
     }
 
     /// The parameters of each bucket.
@@ -190,6 +229,7 @@ impl Reducer {
         self.call(py, |reducer| {
             let Some(rebuilt) = reducer.rebuild_buckets()? else { return Ok(false) };
             self.leave(rebuilt, reducer);
+            locked(&self.autograd).rebuilt();
             Ok(true)
         })
     }
@@ -203,33 +243,62 @@ impl Reducer {
         })
     }
 
-    /// Backward begins, in which these parameters get no gradient on this rank.
-    fn start_backward(&self, py: Python<'_>, unused: Vec<usize>) -> PyResult<()> {
-        self.call(py, |reducer| reducer.start_backward_without(&unused))
+    /// Forward starts without synchronisation, unless backward is prepared later. Returns whether buckets were rebuilt since
+    /// the last call.
+    fn rest(&self) -> bool {
+        locked(&self.autograd).rest()
     }
 
-    /// Would the parameter be whole if it were ready once more?
-    fn completes(&self, py: Python<'_>, param: usize) -> PyResult<bool> {
-        self.call(py, |reducer| Ok(reducer.buckets().completes(param)))
+    /// Backward is about to start, and these parameters get no gradient on this rank. `found` says that the caller found them
+    /// by looking at the graph.
+    #[pyo3(signature = (unused, found=false))]
+    fn prepare(&self, unused: Vec<usize>, found: bool) {
+        let mut autograd = locked(&self.autograd);
+        if found { autograd.prepare_found(unused) } else { autograd.prepare(unused) }
     }
 
-    /// A gradient lies in its bucket. True once all do.
+    /// A gradient was computed. Returns what follows: nothing while gradients accumulate, `begin`, `counted` (it is not whole yet),
+    /// `load`, or `look` (load it if it exists).
+    fn gradient(&self, py: Python<'_>, param: usize) -> PyResult<Option<&'static str>> {
+        let (step, is_static, finds_unused) = {
+            let mut autograd = locked(&self.autograd);
+            (autograd.gradient(param), autograd.is_static(), autograd.finds_unused())
+        };
+        match step {
+            Step::Accumulates => return Ok(None),
+            Step::Begins => return Ok(Some("begin")),
+            Step::Continues => {}
+        }
+        if is_static && self.counts(py, param)? {
+            return Ok(Some("counted"));
+        }
+        Ok(Some(if finds_unused { "look" } else { "load" }))
+    }
+
+    /// The parameters that get no gradient in this iteration.
+    fn unused(&self) -> Vec<usize> {
+        locked(&self.autograd).unused().to_vec()
+    }
+
+    /// Backward begins.
+    fn start_backward(&self, py: Python<'_>) -> PyResult<()> {
+        let unused = self.unused();
+        self.call(py, |reducer| reducer.start_backward_without(&unused))?;
+        locked(&self.autograd).begun();
+        Ok(())
+    }
+
+    /// A gradient lies in its bucket. True if it was the last, and the caller must finish.
     fn grad_ready(&self, py: Python<'_>, param: usize) -> PyResult<bool> {
-        self.call(py, |reducer| {
-            reducer.grad_ready(param)?;
-            Ok(reducer.is_whole())
-        })
+        self.ready(py, |reducer| reducer.grad_ready(param))
     }
 
-    /// A parameter has its turn and no gradient. True once all had theirs.
+    /// A parameter has its turn and no gradient. True if it was the last, and the caller must finish.
     fn ready_without_gradient(&self, py: Python<'_>, param: usize) -> PyResult<bool> {
-        self.call(py, |reducer| {
-            reducer.ready_without_gradient(param)?;
-            Ok(reducer.is_whole())
-        })
+        self.ready(py, |reducer| reducer.ready_without_gradient(param))
     }
 
-    /// A sparse gradient: rows of the parameter, and which ones. True once all are ready.
+    /// A sparse gradient: rows of the parameter, and which ones. True if it was the last, and the caller must finish.
     fn grad_ready_sparse(
         &self,
         py: Python<'_>,
@@ -238,10 +307,7 @@ impl Reducer {
         values: &Bound<'_, PyAny>,
     ) -> PyResult<bool> {
         let values = copied(values)?;
-        self.call(py, |reducer| {
-            reducer.grad_ready_sparse(param, sparse(reducer, param, rows, values))?;
-            Ok(reducer.is_whole())
-        })
+        self.ready(py, |reducer| reducer.grad_ready_sparse(param, sparse(reducer, param, rows, values)))
     }
 
     /// As `keep`, with a sparse gradient.
@@ -249,20 +315,14 @@ impl Reducer {
         &self,
         py: Python<'_>,
         param: usize,
-        used: bool,
         rows: Vec<i64>,
         values: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        let values = copied(values)?;
+        let (values, used) = (copied(values)?, locked(&self.autograd).is_used(param));
         self.call(py, |reducer| {
             let gradient = sparse(reducer, param, rows, values);
             reducer.keep_sparse(param, gradient, used)
         })
-    }
-
-    /// A gradient is not whole yet.
-    fn count_ready(&self, py: Python<'_>, param: usize) -> PyResult<()> {
-        self.call(py, |reducer| reducer.count_ready(param))
     }
 
     /// Rows and values of a sparse gradient after `finish`, as bytes.
@@ -279,7 +339,8 @@ impl Reducer {
     }
 
     /// What lies in a gradient's memory goes into the next reduction even if the parameter gets none.
-    fn keep(&self, py: Python<'_>, param: usize, used: bool) -> PyResult<()> {
+    fn keep(&self, py: Python<'_>, param: usize) -> PyResult<()> {
+        let used = locked(&self.autograd).is_used(param);
         self.call(py, |reducer| reducer.keep(param, used))
     }
 
@@ -288,12 +349,21 @@ impl Reducer {
         while !self.call(py, |reducer| Ok(reducer.wait_for(SLICE)))? {
             py.check_signals()?;
         }
-        self.call(py, ddp::Reducer::finish)
+        self.call(py, ddp::Reducer::finish)?;
+        locked(&self.autograd).finished();
+        Ok(())
+    }
+
+    /// Drops the iteration.
+    fn reset(&self) {
+        locked(&self.autograd).reset();
     }
 
     /// Adds nothing to an iteration of the others.
     fn take_part(&self, py: Python<'_>) -> PyResult<()> {
-        self.call(py, ddp::Reducer::take_part)
+        self.call(py, ddp::Reducer::take_part)?;
+        locked(&self.autograd).took_part();
+        Ok(())
     }
 
     /// Did any rank use the parameter in the last iteration?
@@ -301,8 +371,64 @@ impl Reducer {
         self.call(py, |reducer| Ok(reducer.is_used_anywhere(param)))
     }
 
-    fn set_static_graph(&self, py: Python<'_>) -> PyResult<()> {
-        self.call(py, ddp::Reducer::set_static_graph)
+    /// Declares a static graph. Returns whether it was not one before.
+    fn set_static_graph(&self, py: Python<'_>) -> PyResult<bool> {
+        if locked(&self.autograd).is_static() {
+            return Ok(false);
+        }
+        self.call(py, ddp::Reducer::set_static_graph)?;
+        locked(&self.autograd).set_static();
+        Ok(true)
+    }
+
+    /// Sets whether the caller finishes iterations itself.
+    fn set_manual(&self, required: bool) -> PyResult<()> {
+        let is_set = locked(&self.autograd).set_manual(required);
+        let message = "this cannot change while gradients are being reduced";
+        if is_set { Ok(()) } else { Err(PyRuntimeError::new_err(message)) }
+    }
+
+    #[getter]
+    fn is_running(&self) -> bool {
+        locked(&self.autograd).is_running()
+    }
+
+    #[getter]
+    fn is_manual(&self) -> bool {
+        locked(&self.autograd).is_manual()
+    }
+
+    /// Is this the first iteration of a static graph?
+    #[getter]
+    fn learns(&self) -> bool {
+        locked(&self.autograd).learns()
+    }
+
+    #[getter]
+    fn has_learned(&self) -> bool {
+        locked(&self.autograd).has_learned()
+    }
+
+    /// May parameters be left out of an iteration?
+    #[getter]
+    fn finds_unused(&self) -> bool {
+        locked(&self.autograd).finds_unused()
+    }
+
+    /// Did all iterations so far leave out the same parameters?
+    #[getter]
+    fn seems_static(&self) -> bool {
+        locked(&self.autograd).seems_static()
+    }
+
+    /// The parameters that got a gradient since the last reduction.
+    fn used(&self) -> Vec<usize> {
+        locked(&self.autograd).used()
+    }
+
+    /// Was the parameter counted in the first iteration of a static graph?
+    fn was_counted(&self, param: usize) -> bool {
+        locked(&self.autograd).was_counted(param)
     }
 
     /// Has `launch(index)` and `land(index)` called for every bucket instead of averaging it.

@@ -32,10 +32,12 @@
 //! - `buckets`: which gradients travel together, and when; pure
 //! - `bucket`: the memory of one bucket; `numbers`: its arithmetic
 //! - `reducer`: an iteration; `complaint`: what ranks tell each other when one fails
+//! - `autograd`: when an iteration starts, for a framework that reports events; pure
 //! - `verify`: do all ranks have the same model?; `logger`: what happened, in c10d's words
 //!
 //! Not here: autograd, and anything else of a framework.
 
+pub mod autograd;
 mod broadcast;
 mod bucket;
 mod buckets;
