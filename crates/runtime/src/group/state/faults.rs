@@ -48,8 +48,9 @@ impl GroupState {
             && fault.kind == ErrorKind::PeerLost
         {
             // The first sign of a death, of a departure, or of trouble in the network: the control stream knows which.
-            self.broken = Some(Broken { rank, fault, since: now() });
-            self.check_broken(fabric, now(), finished);
+            let since = now();
+            self.broken = Some(Broken { rank, fault, since });
+            self.check_broken(fabric, since, finished);
             return;
         }
         self.fail(fabric, fault, finished);

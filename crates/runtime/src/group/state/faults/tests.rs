@@ -13,12 +13,18 @@ fn what_came_before_the_call_in_question_is_still_done() {
     let mut scene = Scripted::near(2);
     let works = [scene.barrier(0), scene.barrier(0)];
     scene.barrier(1);
+    let start = Instant::now();
     scene.ranks[0].inquest = Some(Inquest::new(2, 0, 2));
     scene.settle();
     scene.barrier(1);
     scene.settle();
+<<<<<<< HEAD
     assert!(works[0].succeeded() && !works[1].is_done());
     assert!(!check(&mut scene, Instant::now()), "reports are still missing");
+=======
+    assert!(works[0].succeeded() && !works[1].is_done());
+    assert!(!check(&mut scene, start), "reports are still missing");
+>>>>>>> h-m
     assert!(check(&mut scene, Instant::now() + 20 * SECOND));
     assert_eq!(works[1].error().unwrap().kind(), ErrorKind::Mismatch);
     assert!(!scene.ranks[0].is_busy());
@@ -66,8 +72,8 @@ fn a_broken_connection_is_explained_by_what_became_of_the_peer() {
     ] {
         let mut scene = Scripted::near(2);
         scene.barrier(0);
-        let (since, fault_) = (Instant::now(), Fault::new(ErrorKind::PeerLost, "it broke").peer(1));
-        scene.ranks[0].broken = Some(Broken { rank: 1, fault: fault_, since });
+        let (since, broke) = (Instant::now(), Fault::new(ErrorKind::PeerLost, "it broke").peer(1));
+        scene.ranks[0].broken = Some(Broken { rank: 1, fault: broke, since });
         scene.peer(0, 1).end(fate);
         if !is_known_after.is_zero() {
             assert!(!check(&mut scene, since));
