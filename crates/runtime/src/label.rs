@@ -1,7 +1,7 @@
 //! What a rank called, in 24 bytes that travel with every message.
 //!
 //! Two ranks are in the same operation if their labels are equal. A message whose label differs from the reader's is not
-//! read: both sides then tell what they called (see `inquest`).
+//! read: both sides then tell what they called (see `comparison`).
 //!
 //! At debug level DETAIL a label also has a hash of the tensors' shapes, in bits that are zero otherwise. Ranks may run at
 //! different levels, so a label without one is equal to any that says the same otherwise ([`is_same_call`]).

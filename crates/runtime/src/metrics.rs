@@ -28,7 +28,7 @@ use tenfold_plan::Rank;
 
 use crate::OpKind;
 use crate::fault::show_duration;
-use crate::group::arrivals::Sample;
+use crate::group::trouble::arrivals::Sample;
 
 /// Buckets of a histogram: each four times as wide as the one before, from about a microsecond to 17 seconds, and the rest.
 pub const BUCKETS: usize = 14;

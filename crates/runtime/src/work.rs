@@ -19,7 +19,7 @@ use tracing::Span;
 
 use crate::fabric::{FabricHandle, When};
 use crate::fault::{Error, ErrorKind, Fault, Result, Scene, panic_text, show_duration};
-use crate::group::detail::Detail;
+use crate::group::trouble::detail::Detail;
 use crate::label::{Label, OpKind};
 use crate::recorder::{GroupRecord, Ticket, Waited};
 

@@ -57,7 +57,7 @@ impl Engine {
         fabric.bell.ring();
         warn(&warnings);
         if is_busy {
-            fabric.call_helper(When::Now, false); // what it heard may ask for a verdict, and no thread may wait for anything
+            fabric.call_helper(When::Now, false); // what it heard may ask for a conclusion, and no thread may wait for anything
         }
         true
     }

@@ -42,7 +42,7 @@ pub(crate) use watch::hostile;
 
 use crate::engine::Engine;
 use crate::fault::Fault;
-use crate::group::stuck::StuckSettings;
+use crate::group::trouble::stuck::StuckSettings;
 use crate::transport::mesh::Remains;
 use crate::wire::FabricId;
 

@@ -24,7 +24,7 @@ use tenfold_memory::Room;
 use tenfold_plan::{Rank, Topology};
 use tenfold_store::{Deadline, Store, StoreCollectives, StoreExt as _};
 
-use super::stuck::StuckSettings;
+use super::trouble::stuck::StuckSettings;
 use super::{Options, planner};
 use crate::control;
 use crate::debug;

@@ -7,10 +7,10 @@ use tenfold_memory::{Buffer, BufferView, DType};
 use tenfold_plan::Rank;
 
 use super::Group;
-use super::detail::Detail;
 use super::point_to_point::Receiving;
 use super::state::GroupState;
 use super::submit::refused;
+use super::trouble::detail::Detail;
 use crate::debug;
 use crate::engine::Urgency;
 use crate::fault::{ErrorKind, Fault, Result, show_duration, show_ranks};

@@ -3,17 +3,13 @@
 //! Each operation is checked here, on the caller's thread, turned into a [`Request`] and submitted; what it does is decided
 //! by a plan (see `planner`), how it is done by the engine. A call that makes no sense is refused before anything was sent.
 
-pub(crate) mod arrivals;
 mod coalesced;
 mod collectives;
 pub(crate) mod connect;
-pub(crate) mod detail;
 pub(crate) mod from_environment;
 #[cfg(test)]
 mod hostile;
-mod inquest;
 mod messages;
-mod nan;
 mod planner;
 mod point_to_point;
 mod scope;
@@ -22,9 +18,9 @@ mod scripted;
 mod slices;
 mod sparse;
 pub(crate) mod state;
-pub(crate) mod stuck;
 mod subgroup;
 mod submit;
+pub(crate) mod trouble;
 
 use std::fmt;
 use std::net::IpAddr;
@@ -45,13 +41,13 @@ use crate::recorder::{self, GroupRecord, Newcomer};
 use crate::transport::mesh::{Member, Mesh};
 use connect::Met;
 pub use from_environment::Place;
-pub use nan::find_nan;
 use planner::Planner;
 use state::GroupState;
 
 pub use scope::{Pending, Scope};
 pub use sparse::SparseTensor;
-pub use stuck::{StuckPolicy, StuckReport};
+pub use trouble::find_nan;
+pub use trouble::stuck::{StuckPolicy, StuckReport};
 
 /// c10d's default.
 const TIMEOUT: Duration = Duration::from_secs(30 * 60);

@@ -23,12 +23,12 @@ use std::time::Instant;
 use tenfold_memory::{Doing, Head};
 use tenfold_plan::Rank;
 
-use super::arrivals::Arrivals;
-use super::detail::{Detail, Details};
-use super::inquest::{Inquest, Testimony};
 use super::planner::Planner;
 use super::point_to_point::PointToPoint;
-use super::stuck::Told;
+use super::trouble::arrivals::Arrivals;
+use super::trouble::comparison::{CallReport, Comparison};
+use super::trouble::detail::{Detail, Details};
+use super::trouble::stuck::Told;
 use crate::fabric::{Fabric, GroupProgress, Peer};
 use crate::fault::{Error, ErrorKind, Fault};
 use crate::label::{Label, Roots};
@@ -89,9 +89,9 @@ pub(crate) struct GroupState {
     /// What they told of themselves, at debug level DETAIL.
     details: Details,
     failed: Option<Fault>,
-    inquest: Option<Inquest>,
+    comparison: Option<Comparison>,
     /// What others said that they called, before this rank has come that far.
-    rumours: Vec<Testimony>,
+    early_reports: Vec<CallReport>,
     /// Who left the group, and when we heard of it.
     left: Vec<(Rank, Instant)>,
     /// A connection that broke, with whom and when, until it is known what became of that rank.
@@ -129,8 +129,8 @@ impl GroupState {
             history: VecDeque::new(),
             details: Details::default(),
             failed: None,
-            inquest: None,
-            rumours: Vec::new(),
+            comparison: None,
+            early_reports: Vec::new(),
             left: Vec::new(),
             broken: None,
             is_crowded: false,
@@ -170,7 +170,7 @@ impl GroupState {
     /// Is anything under way?
     #[inline]
     pub(crate) fn is_busy(&self) -> bool {
-        !self.queue.is_empty() || self.messages.is_busy() || self.inquest.is_some()
+        !self.queue.is_empty() || self.messages.is_busy() || self.comparison.is_some()
     }
 
     /// Why the group can no longer be used, if so.
@@ -295,11 +295,11 @@ impl GroupState {
     /// Goes as far as possible; true if anything moved.
     #[inline]
     pub(crate) fn poll(&mut self, fabric: &Arc<Fabric>, finished: &mut Vec<Arc<Shared>>) -> bool {
-        if !self.rumours.is_empty() {
-            self.consider_rumours(fabric);
+        if !self.early_reports.is_empty() {
+            self.consider_early_reports(fabric);
         }
-        if let Some(inquest) = &self.inquest
-            && self.queue.front().is_none_or(|job| job.run.label().seq >= inquest.seq())
+        if let Some(comparison) = &self.comparison
+            && self.queue.front().is_none_or(|job| job.run.label().seq >= comparison.seq())
         {
             return false; // what came before the call in question is still done
         }
@@ -390,7 +390,7 @@ impl GroupState {
 
     /// Tells the peers that are waited for that this rank sleeps; until when at most.
     pub(crate) fn prepare_to_sleep(&mut self, sockets: &mut Vec<(Socket, bool)>) -> Option<Instant> {
-        let mut until = self.inquest.as_ref().map(Inquest::until);
+        let mut until = self.comparison.as_ref().map(Comparison::until);
         match &self.broken {
             // Its socket would be no sleep.
             Some(Broken { since, .. }) => until = earlier(until, Some(*since + NEWS)),

@@ -7,8 +7,8 @@ use tenfold_plan::{Area, Kind, Needs, Rank};
 use tracing::{Level, Span};
 
 use super::Group;
-use super::detail::{Detail, hash_of_shapes};
 use super::state::{Finish, Job};
+use super::trouble::detail::{Detail, hash_of_shapes};
 use crate::debug;
 use crate::engine::Urgency;
 use crate::fault::{Fault, Result};

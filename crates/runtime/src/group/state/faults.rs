@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tenfold_plan::Rank;
 
-use super::super::stuck;
+use super::super::trouble::stuck;
 use super::{GroupState, now};
 use crate::fabric::{Fabric, Fate};
 use crate::fault::{ErrorKind, Fault, show_duration, show_ranks};
@@ -41,7 +41,7 @@ impl GroupState {
             return;
         }
         if let Some((peer, head)) = self.mesh.stray.take() {
-            return self.start_inquest(fabric, peer, head);
+            return self.start_comparison(fabric, peer, head);
         }
         let peer = fault.peer.and_then(|rank| Some((rank, self.mesh.members()[rank].peer.clone()?)));
         if let Some((rank, _)) = peer
@@ -89,13 +89,13 @@ impl GroupState {
         now: Instant,
         finished: &mut Vec<Arc<Shared>>,
     ) -> bool {
-        if let Some(inquest) = &self.inquest {
-            if !inquest.is_over(now) {
+        if let Some(comparison) = &self.comparison {
+            if !comparison.is_over(now) {
                 return self.poll(fabric, finished);
             }
-            let verdict = inquest.verdict();
-            self.inquest = None;
-            self.fail(fabric, verdict, finished);
+            let conclusion = comparison.conclusion();
+            self.comparison = None;
+            self.fail(fabric, conclusion, finished);
             return true;
         }
         if self.broken.is_some() {
@@ -118,7 +118,7 @@ impl GroupState {
         if let Some(job) = self.queue.front() {
             let head = job.run.label().head();
             if let Some((peer, theirs)) = self.mesh.find_stray(&head) {
-                self.start_inquest(fabric, peer, theirs);
+                self.start_comparison(fabric, peer, theirs);
                 return true;
             }
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tenfold_memory::{Doing, Head};
 use tenfold_plan::Rank;
 
-use super::super::stuck::{self, StuckPolicy, Waiting};
+use super::super::trouble::stuck::{self, StuckPolicy, Waiting};
 use super::GroupState;
 use super::notices::{Notice, encode};
 use crate::fabric::Fabric;
@@ -38,7 +38,7 @@ impl GroupState {
             Waiting::Message(number) => messages.works().any(|work| work.label().seq == number),
         });
         let Some(limit) = fabric.stuck().after else { return };
-        if self.inquest.is_none() && !self.look_for_late(fabric, &boards, limit, finished) {
+        if self.comparison.is_none() && !self.look_for_late(fabric, &boards, limit, finished) {
             self.look_for_partner(fabric, limit, finished);
         }
     }

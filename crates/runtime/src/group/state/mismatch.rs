@@ -1,4 +1,4 @@
-//! Ranks of a group called different operations: when this rank takes part in finding out which rank called what (see `inquest`).
+//! Ranks of a group called different operations: when this rank takes part in finding out which rank called what (see `comparison`).
 
 #[cfg(test)]
 mod tests;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tenfold_memory::Head;
 use tenfold_plan::Rank;
 
-use super::super::inquest::{Inquest, Ranks, Testimony};
+use super::super::trouble::comparison::{CallReport, Comparison, Ranks};
 use super::GroupState;
 use super::notices::encode;
 use crate::fabric::{Fabric, Peer};
@@ -22,7 +22,7 @@ impl GroupState {
     /// Are there doubts about the next call, because others disagree about theirs?
     #[inline]
     pub(crate) fn is_doubtful(&self) -> bool {
-        !self.rumours.is_empty() || self.inquest.is_some()
+        !self.early_reports.is_empty() || self.comparison.is_some()
     }
 
     /// Members with whom there is a way.
@@ -35,14 +35,14 @@ impl GroupState {
     }
 
     /// `peer` called something else than we did: everybody says what they called.
-    pub(super) fn start_inquest(&mut self, fabric: &Arc<Fabric>, peer: Rank, head: Head) {
+    pub(super) fn start_comparison(&mut self, fabric: &Arc<Fabric>, peer: Rank, head: Head) {
         let seq = head[1].min(self.doing.current[1]);
         let seq = self.earlier_root(seq, &head).unwrap_or(seq);
-        self.join_inquest(fabric, seq, Some(peer));
-        if let Some(inquest) = &mut self.inquest
-            && head[1] == inquest.seq()
+        self.join_comparison(fabric, seq, Some(peer));
+        if let Some(comparison) = &mut self.comparison
+            && head[1] == comparison.seq()
         {
-            inquest.deduce(peer, head);
+            comparison.deduce(peer, head);
         }
     }
 
@@ -56,25 +56,25 @@ impl GroupState {
     }
 
     /// Others disagree about a call. If this rank has made it, it says what it called; if not, it first goes on.
-    pub(super) fn consider_rumours(&mut self, fabric: &Arc<Fabric>) {
-        let Some(seq) = self.rumours.iter().map(|said| said.seq).min() else { return };
+    pub(super) fn consider_early_reports(&mut self, fabric: &Arc<Fabric>) {
+        let Some(seq) = self.early_reports.iter().map(|said| said.seq).min() else { return };
         if seq > self.collectives {
             return;
         }
-        self.join_inquest(fabric, seq, None);
-        let rumours = std::mem::take(&mut self.rumours);
-        if let Some(inquest) = &mut self.inquest {
-            rumours.into_iter().for_each(|said| inquest.testify(said));
+        self.join_comparison(fabric, seq, None);
+        let early_reports = std::mem::take(&mut self.early_reports);
+        if let Some(comparison) = &mut self.comparison {
+            early_reports.into_iter().for_each(|said| comparison.hear(said));
         }
     }
 
-    fn join_inquest(&mut self, fabric: &Arc<Fabric>, seq: u64, saw: Option<Rank>) {
-        if self.inquest.is_some() {
+    fn join_comparison(&mut self, fabric: &Arc<Fabric>, seq: u64, saw: Option<Rank>) {
+        if self.comparison.is_some() {
             return;
         }
         let head = self.history.iter().find(|head| head[1] == seq).copied();
         let (detail, told) = (self.details.of(seq).cloned(), Ranks::default());
-        let mut own = Testimony { rank: self.rank, seq, head, detail, saw, told };
+        let mut own = CallReport { rank: self.rank, seq, head, detail, saw, told };
         let members = self.mesh.members();
         if members.len() <= DIALLED_MAX {
             // A peer that is met later hears of it then.
@@ -86,9 +86,9 @@ impl GroupState {
         } else {
             own.pass_on(self.connected());
         }
-        let mut inquest = Inquest::new(seq, self.rank, members.len());
-        inquest.testify(own.clone());
-        self.inquest = Some(inquest);
+        let mut comparison = Comparison::new(seq, self.rank, members.len());
+        comparison.hear(own.clone());
+        self.comparison = Some(comparison);
         fabric.tell(self.peers(), self.id, encode(&own.into()));
     }
 }

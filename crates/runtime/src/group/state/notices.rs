@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 use tenfold_memory::{Doing, Head};
 use tenfold_plan::Rank;
 
-use super::super::detail::Detail;
-use super::super::inquest::{Ranks, Testimony};
+use super::super::trouble::comparison::{CallReport, Ranks};
+use super::super::trouble::detail::Detail;
 use super::{GroupState, now};
 use crate::fabric::Fabric;
 use crate::fault::{ErrorKind, Fault};
@@ -45,8 +45,8 @@ pub(super) enum Notice {
     Stuck { rank: Rank, head: Head, waited_ms: u64, late: Vec<(Rank, Head, Head)> },
 }
 
-impl From<Testimony> for Notice {
-    fn from(Testimony { rank, seq, head, detail, saw, told }: Testimony) -> Self {
+impl From<CallReport> for Notice {
+    fn from(CallReport { rank, seq, head, detail, saw, told }: CallReport) -> Self {
         Notice::Called { rank, seq, head, detail, saw, told }
     }
 }
@@ -56,11 +56,11 @@ impl GroupState {
     pub(crate) fn notices(&mut self, to: FabricId) -> Vec<Vec<u8>> {
         let is_it = |member: &Member| member.peer.as_ref().is_some_and(|peer| peer.id() == to);
         let Some(rank) = self.mesh.members().iter().position(is_it) else { return Vec::new() };
-        match (self.notice(), &mut self.inquest) {
+        match (self.notice(), &mut self.comparison) {
             (Some(failed), _) => vec![failed],
             (None, None) => Vec::new(),
-            (None, Some(inquest)) => {
-                inquest.testimony_for(rank).into_iter().map(|said| encode(&said.into())).collect()
+            (None, Some(comparison)) => {
+                comparison.reports_for(rank).into_iter().map(|said| encode(&said.into())).collect()
             }
         }
     }
@@ -86,8 +86,8 @@ impl GroupState {
             Ok(Notice::Failed { rank, kind, peer, message, hint })
                 if rank < size && peer.is_none_or(|peer| peer < size) =>
             {
-                // Whoever disagrees comes to a verdict of its own, which is the same.
-                if self.inquest.is_none() {
+                // Whoever disagrees comes to a conclusion of its own, which is the same.
+                if self.comparison.is_none() {
                     // It failed there in a call that may be further on: what is complete here has not failed.
                     while matches!(self.try_poll(finished), Ok(true)) {}
                     // A rank whose own time is up says so in its own words.
@@ -105,18 +105,18 @@ impl GroupState {
                     && told.fits(size)
                     && self.failed.is_none() =>
             {
-                let mut said = Testimony { rank, seq, head, detail: detail.map(Detail::heard), saw, told };
-                let known = self.inquest.as_ref().is_some_and(|inquest| inquest.knows(&said))
-                    || self.rumours.iter().any(|rumour| rumour.is_same(&said));
-                if !known && self.rumours.len() < 4 * size {
+                let mut said = CallReport { rank, seq, head, detail: detail.map(Detail::heard), saw, told };
+                let known = self.comparison.as_ref().is_some_and(|comparison| comparison.knows(&said))
+                    || self.early_reports.iter().any(|report| report.is_same(&said));
+                if !known && self.early_reports.len() < 4 * size {
                     // Its author may have no way to some ranks to which this rank has one.
                     let to = said.pass_on(self.connected());
                     if !to.is_empty() {
                         let peers = to.iter().filter_map(|rank| self.mesh.members()[*rank].peer.clone());
                         fabric.tell(peers.collect(), self.id, encode(&said.clone().into()));
                     }
-                    self.rumours.push(said);
-                    self.consider_rumours(fabric);
+                    self.early_reports.push(said);
+                    self.consider_early_reports(fabric);
                 }
             }
             Ok(Notice::Called { .. }) => {}

@@ -3,8 +3,8 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use super::super::inquest::Ranks;
 use super::super::scripted::{GROUP, Scripted, far_id};
+use super::super::trouble::comparison::Ranks;
 use super::notices::{Notice, encode};
 use super::*;
 use crate::OpKind;
@@ -18,11 +18,11 @@ fn is_rung(bell: &Bell) -> bool {
     rustix::event::poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1
 }
 
-pub(super) fn said(rank: Rank, seq: u64, head: Option<Head>) -> Testimony {
-    Testimony { rank, seq, head, detail: None, saw: None, told: Ranks::default() }
+pub(super) fn said(rank: Rank, seq: u64, head: Option<Head>) -> CallReport {
+    CallReport { rank, seq, head, detail: None, saw: None, told: Ranks::default() }
 }
 
-pub(super) fn called(said: Testimony) -> Vec<u8> {
+pub(super) fn called(said: CallReport) -> Vec<u8> {
     encode(&said.into())
 }
 
@@ -90,8 +90,8 @@ fn a_group_is_busy_while_anything_is_under_way() {
     let mut finished = Vec::new();
     state.messages.fail(&Fault::argument("over"), &mut finished);
     assert!(!state.is_busy() && own.1.is_done());
-    state.inquest = Some(Inquest::new(1, 0, 2));
-    assert!(state.is_busy(), "a verdict is to come");
+    state.comparison = Some(Comparison::new(1, 0, 2));
+    assert!(state.is_busy(), "a conclusion is to come");
 }
 
 #[test]

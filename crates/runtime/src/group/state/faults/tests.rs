@@ -2,8 +2,8 @@
 
 use tenfold_memory::Lane;
 
-use super::super::super::inquest::Inquest;
 use super::super::super::scripted::Scripted;
+use super::super::super::trouble::comparison::Comparison;
 use super::super::notices::{Notice, encode};
 use super::super::tests::{SECOND, check, fault};
 use super::*;
@@ -14,17 +14,12 @@ fn what_came_before_the_call_in_question_is_still_done() {
     let works = [scene.barrier(0), scene.barrier(0)];
     scene.barrier(1);
     let start = Instant::now();
-    scene.ranks[0].inquest = Some(Inquest::new(2, 0, 2));
+    scene.ranks[0].comparison = Some(Comparison::new(2, 0, 2));
     scene.settle();
     scene.barrier(1);
     scene.settle();
-<<<<<<< HEAD
-    assert!(works[0].succeeded() && !works[1].is_done());
-    assert!(!check(&mut scene, Instant::now()), "reports are still missing");
-=======
     assert!(works[0].succeeded() && !works[1].is_done());
     assert!(!check(&mut scene, start), "reports are still missing");
->>>>>>> h-m
     assert!(check(&mut scene, Instant::now() + 20 * SECOND));
     assert_eq!(works[1].error().unwrap().kind(), ErrorKind::Mismatch);
     assert!(!scene.ranks[0].is_busy());

@@ -14,10 +14,10 @@ fn calls_are_doubtful_while_there_are_reports_of_a_mismatch() {
     let mut scene = Scripted::near(2);
     let state = &mut scene.ranks[0];
     assert!(!state.is_doubtful());
-    state.rumours.push(said(1, 1, None));
+    state.early_reports.push(said(1, 1, None));
     assert!(state.is_doubtful());
-    state.rumours.clear();
-    state.inquest = Some(Inquest::new(1, 0, 2));
+    state.early_reports.clear();
+    state.comparison = Some(Comparison::new(1, 0, 2));
     assert!(state.is_doubtful());
 }
 
@@ -37,14 +37,14 @@ fn a_rank_says_what_it_called_once_it_has_come_that_far() {
     let start = Instant::now();
     scene.barrier(0);
     scene.hear(0, &called(said(1, 2, Some(head(OpKind::Split, 2)))));
-    assert!(scene.ranks[0].inquest.is_none() && scene.ranks[0].rumours.len() == 1);
+    assert!(scene.ranks[0].comparison.is_none() && scene.ranks[0].early_reports.len() == 1);
     assert!(scene.poll(0), "the first barrier goes on");
-    assert!(scene.ranks[0].inquest.is_none());
+    assert!(scene.ranks[0].comparison.is_none());
     scene.told(0);
     scene.barrier(0);
     scene.poll(0);
-    assert!(scene.ranks[0].rumours.is_empty());
-    assert_eq!(scene.ranks[0].inquest.as_ref().map(Inquest::seq), Some(2));
+    assert!(scene.ranks[0].early_reports.is_empty());
+    assert_eq!(scene.ranks[0].comparison.as_ref().map(Comparison::seq), Some(2));
     let told = scene.told(0);
     let Notice::Called { rank: 0, seq: 2, head: own, .. } = read(&told[0].1) else { panic!("{told:?}") };
     assert_eq!(own, Some(head(OpKind::Barrier, 2)), "not that of another call");
@@ -58,9 +58,9 @@ fn a_stray_message_tells_what_its_sender_called_if_it_is_of_the_same_number() {
     for (theirs, is_known) in [(head(OpKind::Split, 1), true), (head(OpKind::Split, 2), false)] {
         let (mut scene, start) = (Scripted::near(2), Instant::now());
         scene.barrier(0);
-        scene.ranks[0].start_inquest(&scene.fabrics[0], 1, theirs);
-        let inquest = scene.ranks[0].inquest.as_ref().unwrap();
-        assert_eq!((inquest.seq(), inquest.is_over(start)), (1, is_known));
+        scene.ranks[0].start_comparison(&scene.fabrics[0], 1, theirs);
+        let comparison = scene.ranks[0].comparison.as_ref().unwrap();
+        assert_eq!((comparison.seq(), comparison.is_over(start)), (1, is_known));
     }
 }
 
@@ -84,15 +84,15 @@ fn ranks_that_named_different_roots_before_are_asked_about_that_call() {
     assert_eq!(earlier(9, &theirs[2]), None, "this rank has not called it");
     assert_eq!(earlier(3, &theirs[4]), None, "another call");
     scene.ranks[0].doing.current = own[2];
-    scene.ranks[0].start_inquest(&scene.fabrics[0], 1, theirs[2]);
-    assert_eq!(scene.ranks[0].inquest.as_ref().map(Inquest::seq), Some(2));
+    scene.ranks[0].start_comparison(&scene.fabrics[0], 1, theirs[2]);
+    assert_eq!(scene.ranks[0].comparison.as_ref().map(Comparison::seq), Some(2));
 }
 
 #[test]
 fn ranks_with_a_mismatch_dial_all_ranks_in_small_groups_and_none_in_large_ones() {
     for (size, dials) in [(3, 2), (DIALLED_MAX, DIALLED_MAX - 1), (DIALLED_MAX + 1, 0)] {
         let mut scene = Scripted::far(size);
-        scene.ranks[0].join_inquest(&scene.fabrics[0], 1, None);
+        scene.ranks[0].join_comparison(&scene.fabrics[0], 1, None);
         let orders = scene.fabrics[0].take_orders();
         let dialled = orders.iter().filter(|order| matches!(order, Order::Dial(_))).count();
         assert_eq!(dialled, dials, "of {size}");
@@ -110,7 +110,7 @@ fn a_peer_that_is_met_while_reports_are_collected_gets_one() {
     let mut scene = Scripted::near(3);
     scene.barrier(0);
     scene.barrier(0);
-    scene.ranks[0].join_inquest(&scene.fabrics[0], 1, Some(2));
+    scene.ranks[0].join_comparison(&scene.fabrics[0], 1, Some(2));
     let peer = scene.fabrics[1].id();
     let notices: Vec<Notice> = scene.ranks[0].notices(peer).iter().map(|text| read(text)).collect();
     let [Notice::Called { rank: 0, seq: 1, head: called, saw: Some(2), .. }] = &notices[..] else {

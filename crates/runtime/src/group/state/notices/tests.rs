@@ -1,5 +1,5 @@
-use super::super::super::inquest::Inquest;
 use super::super::super::scripted::{Scripted, far_id};
+use super::super::super::trouble::comparison::Comparison;
 use super::super::lookout::STUCK_TOLD;
 use super::super::tests::{SECOND, called, fault, head, read, said};
 use super::*;
@@ -109,7 +109,7 @@ fn a_failure_elsewhere_does_not_undo_what_is_complete_here() {
 
     // A rank that collects reports itself comes to its own conclusion.
     let mut scene = Scripted::near(2);
-    scene.ranks[0].inquest = Some(Inquest::new(1, 0, 2));
+    scene.ranks[0].comparison = Some(Comparison::new(1, 0, 2));
     scene.hear(0, &failed(1, ErrorKind::Mismatch, None));
     assert_eq!(fault(&scene), None);
 }
@@ -120,14 +120,14 @@ fn a_report_of_a_call_counts_if_its_ranks_exist() {
     many.insert(64);
     for (said, is_heard) in [
         (said(1, 1, None), true),
-        (Testimony { saw: Some(1), ..said(1, 1, None) }, true),
+        (CallReport { saw: Some(1), ..said(1, 1, None) }, true),
         (said(2, 1, None), false),
-        (Testimony { saw: Some(2), ..said(1, 1, None) }, false),
-        (Testimony { told: many, ..said(1, 1, None) }, false),
+        (CallReport { saw: Some(2), ..said(1, 1, None) }, false),
+        (CallReport { told: many, ..said(1, 1, None) }, false),
     ] {
         let mut scene = Scripted::near(2);
         scene.hear(0, &called(said.clone()));
-        assert_eq!(scene.ranks[0].rumours.len(), usize::from(is_heard), "{said:?}");
+        assert_eq!(scene.ranks[0].early_reports.len(), usize::from(is_heard), "{said:?}");
         let mut scene = Scripted::near(2);
         let Scripted { fabrics, ranks, finished } = &mut scene;
         ranks[0].abort(&fabrics[0], "over", finished);
@@ -144,7 +144,7 @@ fn reports_about_later_calls_are_kept_once_each_and_up_to_a_limit() {
         for _ in 0..3 {
             scene.hear(0, &called(said(1, seq, None)));
         }
-        assert_eq!(scene.ranks[0].rumours.len(), (seq as usize).min(8));
+        assert_eq!(scene.ranks[0].early_reports.len(), (seq as usize).min(8));
     }
 }
 
@@ -160,7 +160,7 @@ fn a_report_is_passed_on_to_ranks_that_do_not_have_it() {
     assert_eq!(told[0].0, [scene.fabrics[3].id()]);
     let Notice::Called { rank: 1, seq: 7, told: passed, .. } = read(&told[0].1) else { panic!("{told:?}") };
     assert!(passed.contains(3));
-    scene.hear(0, &called(Testimony { seq: 8, told: passed, ..first }));
+    scene.hear(0, &called(CallReport { seq: 8, told: passed, ..first }));
     assert_eq!(scene.told(0), [], "all ranks have it");
 }
 
@@ -241,7 +241,7 @@ fn a_call_goes_without_its_detail_where_that_is_too_much() {
     let mut told = Ranks::default();
     for (rank, is_whole) in [(63, true), (64 * ControlFrame::TEXT_MAX, false)] {
         told.insert(rank);
-        let notice = Testimony { detail: detail.clone(), told: told.clone(), ..said(1, 7, None) }.into();
+        let notice = CallReport { detail: detail.clone(), told: told.clone(), ..said(1, 7, None) }.into();
         let Notice::Called { detail, .. } = read(&encode(&notice)) else { panic!("another notice") };
         assert_eq!(detail.is_some(), is_whole);
     }

@@ -1,7 +1,7 @@
 //! What a call tells of itself at debug level DETAIL: the shapes of its tensors, and where it was made.
 //!
-//! Both are words, made when the call is, so that nothing has to be looked up when something goes wrong: a verdict waits for
-//! no symbols. They travel with what a rank says in an inquest, and are shown, bounded and in one line, but never relied on.
+//! Both are words, made when the call is, so that nothing has to be looked up when something goes wrong: a conclusion waits for
+//! no symbols. They travel with what a rank says in a comparison, and are shown, bounded and in one line, but never relied on.
 //!
 //! Which shapes must be the same on all ranks is decided here, too: where c10d's wrapper compares them, and for lists that
 //! travel as one tensor, where another cut would mix up their elements. They are compared by hash, in the label.
@@ -37,7 +37,7 @@ type Shapes = Vec<Vec<u64>>;
 
 impl Detail {
     /// A call that is being made. Shapes that nobody gave are as flat as this crate's tensors.
-    pub(super) fn new(site: &Site, input: Sizes, output: Sizes) -> Self {
+    pub(in crate::group) fn new(site: &Site, input: Sizes, output: Sizes) -> Self {
         let CallSite { frames, input_shapes, output_shapes } = site.get();
         let flat = |sizes: Sizes| sizes.lengths().into_iter().map(|length| vec![length]).collect();
         let inputs: Shapes = input_shapes.clone().unwrap_or_else(|| flat(input));
@@ -53,7 +53,7 @@ impl Detail {
     }
 
     /// What another rank said: as long as ours, and on one line.
-    pub(super) fn heard(self) -> Self {
+    pub(in crate::group) fn heard(self) -> Self {
         Detail { shapes: one_line(&self.shapes), at: one_line(&self.at) }
     }
 }
@@ -70,7 +70,7 @@ impl std::fmt::Display for Detail {
 }
 
 /// What ranks tell of the same call, as in ` [input 10×100, at train.py:42 in step and 2 other places]`.
-pub(super) fn show_all<'a>(said: impl Iterator<Item = (Rank, &'a Detail)>) -> String {
+pub(in crate::group) fn show_all<'a>(said: impl Iterator<Item = (Rank, &'a Detail)>) -> String {
     let mut shapes: Vec<(&str, Vec<Rank>)> = Vec::new();
     let mut places: Vec<&str> = Vec::new();
     for (rank, detail) in said {
@@ -105,7 +105,7 @@ pub(super) fn show_all<'a>(said: impl Iterator<Item = (Rank, &'a Detail)>) -> St
 }
 
 /// A number of the shapes that all ranks must have; nothing if they may differ or nobody gave them.
-pub(super) fn hash_of_shapes(kind: OpKind, count: u64, site: &Site) -> Option<u64> {
+pub(in crate::group) fn hash_of_shapes(kind: OpKind, count: u64, site: &Site) -> Option<u64> {
     let CallSite { input_shapes, output_shapes, .. } = site.get();
     let (inputs, outputs) = (input_shapes.as_ref()?, output_shapes.as_ref()?);
     let alike = |list: &Shapes| list.windows(2).all(|pair| elements(&pair[0]) == elements(&pair[1]));
@@ -192,19 +192,19 @@ fn one_line(text: &str) -> String {
 
 /// Keeps what the last calls told of themselves.
 #[derive(Debug, Default)]
-pub(super) struct Details {
+pub(in crate::group) struct Details {
     calls: std::collections::VecDeque<(u64, Arc<Detail>)>,
 }
 
 impl Details {
-    pub(super) fn keep(&mut self, seq: u64, detail: Arc<Detail>, calls_max: usize) {
+    pub(in crate::group) fn keep(&mut self, seq: u64, detail: Arc<Detail>, calls_max: usize) {
         if self.calls.len() >= calls_max {
             self.calls.pop_front();
         }
         self.calls.push_back((seq, detail));
     }
 
-    pub(super) fn of(&self, seq: u64) -> Option<&Detail> {
+    pub(in crate::group) fn of(&self, seq: u64) -> Option<&Detail> {
         self.calls.iter().find(|(number, _)| *number == seq).map(|(_, detail)| &**detail)
     }
 }

@@ -6,8 +6,8 @@
 use tenfold_memory::{Buffer, BufferView, Bytes, DType, Span};
 use tenfold_plan::{Area, Kind};
 
-use super::Group;
-use super::submit::Request;
+use super::super::Group;
+use super::super::submit::Request;
 use crate::fault::{Fault, Result};
 use crate::label::Label;
 
@@ -17,7 +17,7 @@ const CHUNK: usize = 4096;
 impl Group {
     /// Refuses a collective whose input has a NaN in it.
     #[cold]
-    pub(super) fn check_numbers(&self, label: &Label, request: &mut Request) -> Result<()> {
+    pub(in crate::group) fn check_numbers(&self, label: &Label, request: &mut Request) -> Result<()> {
         let is_input = !(request.kind == Kind::Broadcast && self.rank() != request.root);
         let in_place = request.in_place;
         let Some(run) = &mut request.run else { return Ok(()) };
@@ -27,7 +27,7 @@ impl Group {
     }
 
     /// The same for tensors, as the caller counts them.
-    pub(super) fn check_tensors<'a>(
+    pub(in crate::group) fn check_tensors<'a>(
         &self,
         label: &Label,
         tensors: impl Iterator<Item = &'a BufferView>,

@@ -34,15 +34,15 @@ const DETAILED_MAX: usize = 8;
 /// A set of ranks, 64 to a word.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub(super) struct Ranks(Vec<u64>);
+pub(in crate::group) struct Ranks(Vec<u64>);
 
 impl Ranks {
-    pub(super) fn contains(&self, rank: Rank) -> bool {
+    pub(in crate::group) fn contains(&self, rank: Rank) -> bool {
         self.0.get(rank / 64).is_some_and(|word| word >> (rank % 64) & 1 == 1)
     }
 
     /// True if it was not in the set.
-    pub(super) fn insert(&mut self, rank: Rank) -> bool {
+    pub(in crate::group) fn insert(&mut self, rank: Rank) -> bool {
         let is_new = !self.contains(rank);
         if self.0.len() <= rank / 64 {
             self.0.resize(rank / 64 + 1, 0);
@@ -52,14 +52,14 @@ impl Ranks {
     }
 
     /// Has it no more words than ranks of a group of `size` need?
-    pub(super) fn fits(&self, size: usize) -> bool {
+    pub(in crate::group) fn fits(&self, size: usize) -> bool {
         self.0.len() <= size.div_ceil(64)
     }
 }
 
 /// What a rank says that it called as number `seq`, if it has called that yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Testimony {
+pub(in crate::group) struct CallReport {
     pub rank: Rank,
     pub seq: u64,
     pub head: Option<Head>,
@@ -70,22 +70,22 @@ pub(super) struct Testimony {
     pub told: Ranks,
 }
 
-impl Testimony {
+impl CallReport {
     /// Does `other` say the same, whoever has heard it?
-    pub(super) fn is_same(&self, other: &Testimony) -> bool {
-        let Testimony { rank, seq, head, detail, saw, told: _ } = self;
+    pub(in crate::group) fn is_same(&self, other: &CallReport) -> bool {
+        let CallReport { rank, seq, head, detail, saw, told: _ } = self;
         (rank, seq, head, detail, saw) == (&other.rank, &other.seq, &other.head, &other.detail, &other.saw)
     }
 
     /// To which of `connected` this has not been sent: it is sent to them now.
-    pub(super) fn pass_on(&mut self, connected: impl IntoIterator<Item = Rank>) -> Vec<Rank> {
+    pub(in crate::group) fn pass_on(&mut self, connected: impl IntoIterator<Item = Rank>) -> Vec<Rank> {
         let (author, told) = (self.rank, &mut self.told);
         connected.into_iter().filter(|rank| *rank != author && told.insert(*rank)).collect()
     }
 }
 
 #[derive(Debug)]
-pub(super) struct Inquest {
+pub(in crate::group) struct Comparison {
     seq: u64,
     rank: Rank,
     /// By rank: is it known, and what did it call as number `seq`?
@@ -99,24 +99,24 @@ pub(super) struct Inquest {
     started: Instant,
 }
 
-impl Inquest {
-    pub(super) fn new(seq: u64, rank: Rank, size: usize) -> Self {
+impl Comparison {
+    pub(in crate::group) fn new(seq: u64, rank: Rank, size: usize) -> Self {
         let (heads, details, saw) = (vec![None; size], vec![None; size], vec![None; size]);
         let (told, expected) = (vec![Ranks::default(); size], Vec::new());
-        Inquest { seq, rank, heads, details, saw, told, expected, started: Instant::now() }
+        Comparison { seq, rank, heads, details, saw, told, expected, started: Instant::now() }
     }
 
-    pub(super) fn seq(&self) -> u64 {
+    pub(in crate::group) fn seq(&self) -> u64 {
         self.seq
     }
 
     /// When it ends at the latest, as far as is known now.
-    pub(super) fn until(&self) -> Instant {
+    pub(in crate::group) fn until(&self) -> Instant {
         self.started + if self.expected.is_empty() { PATIENCE } else { PATIENCE_EXPECTED }
     }
 
-    pub(super) fn testify(&mut self, said: Testimony) {
-        let Testimony { rank, seq, head, detail, saw, told } = said;
+    pub(in crate::group) fn hear(&mut self, said: CallReport) {
+        let CallReport { rank, seq, head, detail, saw, told } = said;
         if seq != self.seq {
             return;
         }
@@ -132,7 +132,7 @@ impl Inquest {
     }
 
     /// A message of `rank` shows what it called.
-    pub(super) fn deduce(&mut self, rank: Rank, head: Head) {
+    pub(in crate::group) fn deduce(&mut self, rank: Rank, head: Head) {
         if !matches!(self.heads[rank], Some(Some(_))) {
             self.heads[rank] = Some(Some(head));
             // Where more is told, its own words are worth waiting for.
@@ -143,32 +143,32 @@ impl Inquest {
     }
 
     /// What to tell `peer`, which has just been met: what this rank called, and what others called if no rank has sent it there.
-    pub(super) fn testimony_for(&mut self, peer: Rank) -> Vec<Testimony> {
+    pub(in crate::group) fn reports_for(&mut self, peer: Rank) -> Vec<CallReport> {
         let is_due = |rank: &Rank| *rank == self.rank || *rank != peer && !self.told[*rank].contains(peer);
         let due: Vec<Rank> = (0..self.heads.len()).filter(is_due).collect();
         let said = due.into_iter().filter_map(|rank| {
             let (head, detail, saw) = (self.heads[rank]?, self.details[rank].clone(), self.saw[rank]);
             self.told[rank].insert(peer);
-            Some(Testimony { rank, seq: self.seq, head, detail, saw, told: self.told[rank].clone() })
+            Some(CallReport { rank, seq: self.seq, head, detail, saw, told: self.told[rank].clone() })
         });
         said.collect()
     }
 
     /// Is this nothing new? What is new is passed on, so it must be known once it was heard.
-    pub(super) fn knows(&self, said: &Testimony) -> bool {
-        let Testimony { rank, seq, head, detail, .. } = said;
+    pub(in crate::group) fn knows(&self, said: &CallReport) -> bool {
+        let CallReport { rank, seq, head, detail, .. } = said;
         let (known, is_same) = (self.heads[*rank], self.heads[*rank] == Some(*head));
         let tells_more =
             self.expected.contains(rank) || is_same && detail.is_some() && self.details[*rank].is_none();
         !(tells_more && *seq == self.seq) && (is_same || matches!(known, Some(Some(_))))
     }
 
-    pub(super) fn is_over(&self, now: Instant) -> bool {
+    pub(in crate::group) fn is_over(&self, now: Instant) -> bool {
         now >= self.until() || self.expected.is_empty() && self.heads.iter().all(Option::is_some)
     }
 
     /// Who called what: the same text on all ranks that heard the same.
-    pub(super) fn verdict(&self) -> Fault {
+    pub(in crate::group) fn conclusion(&self) -> Fault {
         let mut calls: Vec<(Option<Head>, Vec<Rank>)> = Vec::new();
         let same = |one: &Option<Head>, other: &Option<Head>| match (one, other) {
             (Some(one), Some(other)) => is_same_call(one, other),
@@ -249,20 +249,20 @@ mod tests {
         Some(Label::new(OpKind::AllReduce, 7).elements(DType::F32, count).reduction(&ReduceOp::Sum).head())
     }
 
-    fn said(rank: Rank, seq: u64, head: Option<Head>) -> Testimony {
-        Testimony { rank, seq, head, detail: None, saw: None, told: Ranks::default() }
+    fn said(rank: Rank, seq: u64, head: Option<Head>) -> CallReport {
+        CallReport { rank, seq, head, detail: None, saw: None, told: Ranks::default() }
     }
 
     #[test]
-    fn the_verdict_names_everybody_and_blames_the_few() {
-        let mut inquest = Inquest::new(7, 0, 4);
+    fn the_conclusion_names_everybody_and_blames_the_few() {
+        let mut comparison = Comparison::new(7, 0, 4);
         for rank in [0, 1, 3] {
-            inquest.testify(said(rank, 7, sum(1000)));
+            comparison.hear(said(rank, 7, sum(1000)));
         }
-        assert!(!inquest.is_over(Instant::now()));
-        inquest.testify(said(2, 7, sum(2000)));
-        assert!(inquest.is_over(Instant::now()));
-        let fault = inquest.verdict();
+        assert!(!comparison.is_over(Instant::now()));
+        comparison.hear(said(2, 7, sum(2000)));
+        assert!(comparison.is_over(Instant::now()));
+        let fault = comparison.conclusion();
         assert_eq!(
             fault.message,
             "ranks called different operations as #7: ranks 0, 1, 3 called all_reduce(sum, float32 × 1000); \
@@ -273,13 +273,13 @@ mod tests {
 
     #[test]
     fn ranks_that_agree_blame_the_one_in_whose_memory_another_call_was_seen() {
-        let mut inquest = Inquest::new(7, 0, 3);
+        let mut comparison = Comparison::new(7, 0, 3);
         for rank in [0, 1, 2] {
-            inquest.testify(Testimony { saw: (rank == 2).then_some(1), ..said(rank, 7, sum(1000)) });
+            comparison.hear(CallReport { saw: (rank == 2).then_some(1), ..said(rank, 7, sum(1000)) });
         }
-        let told: Vec<_> = inquest.testimony_for(1).iter().filter_map(|said| said.saw).collect();
+        let told: Vec<_> = comparison.reports_for(1).iter().filter_map(|said| said.saw).collect();
         assert_eq!(told, [1], "a peer that is met hears it");
-        let fault = inquest.verdict();
+        let fault = comparison.conclusion();
         assert_eq!((fault.kind, fault.peer), (ErrorKind::Protocol, Some(1)));
         assert_eq!(
             fault.message,
@@ -289,33 +289,33 @@ mod tests {
 
     #[test]
     fn a_rank_that_has_not_called_yet_is_said_to_be_so() {
-        let mut inquest = Inquest::new(7, 0, 2);
-        inquest.testify(said(0, 7, sum(1)));
-        inquest.testify(said(1, 7, None));
+        let mut comparison = Comparison::new(7, 0, 2);
+        comparison.hear(said(0, 7, sum(1)));
+        comparison.hear(said(1, 7, None));
         assert_eq!(
-            inquest.verdict().message,
+            comparison.conclusion().message,
             "ranks called different operations as #7: rank 0 called all_reduce(sum, float32 × 1); \
              rank 1 had not called it yet"
         );
     }
 
-    fn detailed(rank: Rank, head: Option<Head>, line: u32) -> Testimony {
+    fn detailed(rank: Rank, head: Option<Head>, line: u32) -> CallReport {
         let frame = Frame { name: "step".into(), file: "/me/train.py".into(), line };
         let site =
             CallSite { frames: vec![frame], input_shapes: Some(vec![vec![10, 100]]), output_shapes: None };
         let detail = Detail::new(&Site::Given(site), Sizes::NONE, Sizes::NONE);
-        Testimony { detail: Some(detail), ..said(rank, 7, head) }
+        CallReport { detail: Some(detail), ..said(rank, 7, head) }
     }
 
     #[test]
-    fn in_detail_the_verdict_has_shapes_and_places_and_the_call_counts_not_the_place() {
-        let mut inquest = Inquest::new(7, 0, 4);
+    fn in_detail_the_conclusion_has_shapes_and_places_and_the_call_counts_not_the_place() {
+        let mut comparison = Comparison::new(7, 0, 4);
         for (rank, line) in [(0, 42), (1, 42), (3, 50)] {
-            inquest.testify(detailed(rank, sum(1000), line));
+            comparison.hear(detailed(rank, sum(1000), line));
         }
-        inquest.testify(said(2, 7, sum(2000))); // at another level
+        comparison.hear(said(2, 7, sum(2000))); // at another level
         assert_eq!(
-            inquest.verdict().message,
+            comparison.conclusion().message,
             "ranks called different operations as #7: ranks 0, 1, 3 called all_reduce(sum, float32 × 1000) \
              [input 10×100, at train.py:42 in step and 1 other place]; \
              rank 2 called all_reduce(sum, float32 × 2000)"
@@ -324,50 +324,50 @@ mod tests {
 
     #[test]
     fn in_detail_the_words_of_a_rank_are_waited_for_even_if_its_call_was_seen() {
-        let mut inquest = Inquest::new(7, 0, 2);
-        inquest.testify(detailed(0, sum(1000), 42));
-        inquest.deduce(1, sum(2000).unwrap());
+        let mut comparison = Comparison::new(7, 0, 2);
+        comparison.hear(detailed(0, sum(1000), 42));
+        comparison.deduce(1, sum(2000).unwrap());
         assert!(
-            !inquest.is_over(Instant::now() + PATIENCE),
+            !comparison.is_over(Instant::now() + PATIENCE),
             "not even if ranks that never speak are given up"
         );
-        assert!(inquest.is_over(Instant::now() + PATIENCE_EXPECTED));
+        assert!(comparison.is_over(Instant::now() + PATIENCE_EXPECTED));
         let own_words = detailed(1, sum(2000), 90);
-        assert!(!inquest.knows(&own_words));
-        inquest.testify(own_words.clone());
-        assert!(inquest.knows(&own_words) && inquest.is_over(Instant::now()));
-        assert!(inquest.verdict().message.ends_with("[input 10×100, at train.py:90 in step]"));
+        assert!(!comparison.knows(&own_words));
+        comparison.hear(own_words.clone());
+        assert!(comparison.knows(&own_words) && comparison.is_over(Instant::now()));
+        assert!(comparison.conclusion().message.ends_with("[input 10×100, at train.py:90 in step]"));
     }
 
     #[test]
     fn what_a_rank_says_is_new_once_whatever_it_says() {
-        let mut inquest = Inquest::new(7, 0, 2);
-        inquest.testify(detailed(0, sum(1000), 42));
-        inquest.deduce(1, sum(2000).unwrap());
+        let mut comparison = Comparison::new(7, 0, 2);
+        comparison.hear(detailed(0, sum(1000), 42));
+        comparison.deduce(1, sum(2000).unwrap());
         let contradicts_itself = [detailed(1, sum(3000), 1), detailed(1, None, 2), said(1, 7, sum(4000))];
         for (index, said) in contradicts_itself.into_iter().enumerate() {
-            assert_eq!(inquest.knows(&said), index > 0, "only its first words were waited for");
-            inquest.testify(said.clone());
-            assert!(inquest.knows(&said));
+            assert_eq!(comparison.knows(&said), index > 0, "only its first words were waited for");
+            comparison.hear(said.clone());
+            assert!(comparison.knows(&said));
         }
-        let about_another = Testimony { seq: 8, ..detailed(1, sum(2000), 3) };
-        assert!(inquest.knows(&about_another));
+        let about_another = CallReport { seq: 8, ..detailed(1, sum(2000), 3) };
+        assert!(comparison.knows(&about_another));
     }
 
     #[test]
     fn otherwise_a_call_that_was_seen_is_enough() {
-        let mut inquest = Inquest::new(7, 0, 2);
-        inquest.testify(said(0, 7, sum(1000)));
-        inquest.deduce(1, sum(2000).unwrap());
-        assert!(inquest.is_over(Instant::now()));
-        assert!(inquest.knows(&said(1, 7, sum(2000))));
+        let mut comparison = Comparison::new(7, 0, 2);
+        comparison.hear(said(0, 7, sum(1000)));
+        comparison.deduce(1, sum(2000).unwrap());
+        assert!(comparison.is_over(Instant::now()));
+        assert!(comparison.knows(&said(1, 7, sum(2000))));
     }
 
     #[test]
     fn what_was_said_about_another_call_does_not_count() {
-        let mut inquest = Inquest::new(7, 0, 2);
-        inquest.testify(said(1, 6, sum(1)));
-        assert_eq!(inquest.heads, [None, None]);
+        let mut comparison = Comparison::new(7, 0, 2);
+        comparison.hear(said(1, 6, sum(1)));
+        assert_eq!(comparison.heads, [None, None]);
     }
 
     /// Ranks tell each other what they called over `edges`. How many notices are passed on, and whether all ranks hear all.
@@ -377,24 +377,24 @@ mod tests {
             ends.filter(move |(from, _)| *from == rank).map(|(_, to)| to).collect::<Vec<_>>()
         };
         let mut under_way = VecDeque::new();
-        let send = |under_way: &mut VecDeque<_>, from: Rank, mut said: Testimony| {
+        let send = |under_way: &mut VecDeque<_>, from: Rank, mut said: CallReport| {
             let to = said.pass_on(connected(from));
             under_way.extend(to.iter().map(|to| (*to, said.clone())));
             to.len()
         };
-        let mut inquests: Vec<Inquest> = (0..size).map(|rank| Inquest::new(7, rank, size)).collect();
-        for (rank, inquest) in inquests.iter_mut().enumerate() {
-            inquest.testify(said(rank, 7, sum(1)));
+        let mut comparisons: Vec<Comparison> = (0..size).map(|rank| Comparison::new(7, rank, size)).collect();
+        for (rank, comparison) in comparisons.iter_mut().enumerate() {
+            comparison.hear(said(rank, 7, sum(1)));
             send(&mut under_way, rank, said(rank, 7, sum(1)));
         }
         let mut passed_on = 0;
         while let Some((at, said)) = under_way.pop_front() {
-            if !inquests[at].knows(&said) {
-                inquests[at].testify(said.clone());
+            if !comparisons[at].knows(&said) {
+                comparisons[at].hear(said.clone());
                 passed_on += send(&mut under_way, at, said);
             }
         }
-        (passed_on, inquests.iter().all(|inquest| inquest.is_over(inquest.started)))
+        (passed_on, comparisons.iter().all(|comparison| comparison.is_over(comparison.started)))
     }
 
     #[test]
@@ -412,22 +412,22 @@ mod tests {
 
     #[test]
     fn a_peer_that_is_met_hears_what_no_rank_has_sent_it() {
-        let mut inquest = Inquest::new(7, 0, 4);
-        inquest.testify(said(0, 7, sum(1)));
+        let mut comparison = Comparison::new(7, 0, 4);
+        comparison.hear(said(0, 7, sum(1)));
         let mut one = said(1, 7, sum(1));
         one.told.insert(3);
-        inquest.testify(one);
-        inquest.deduce(2, sum(2).unwrap());
-        let told = |inquest: &mut Inquest, peer| {
-            inquest.testimony_for(peer).iter().map(|said| said.rank).collect::<Vec<_>>()
+        comparison.hear(one);
+        comparison.deduce(2, sum(2).unwrap());
+        let told = |comparison: &mut Comparison, peer| {
+            comparison.reports_for(peer).iter().map(|said| said.rank).collect::<Vec<_>>()
         };
-        assert_eq!(told(&mut inquest, 3), [0, 2]);
+        assert_eq!(told(&mut comparison, 3), [0, 2]);
         assert_eq!(
-            told(&mut inquest, 3),
+            told(&mut comparison, 3),
             [0],
             "on another stream: the first may have ended before it was heard"
         );
-        assert_eq!(told(&mut inquest, 2), [0, 1]);
+        assert_eq!(told(&mut comparison, 2), [0, 1]);
     }
 
     #[test]

@@ -192,7 +192,7 @@ pub(crate) fn confession(own: &Doing, operation: &str, group: &str, waited: Dura
 }
 
 /// What a rank did last in a group.
-pub(super) fn deed(rank: Rank, doing: &Doing) -> String {
+pub(in crate::group) fn deed(rank: Rank, doing: &Doing) -> String {
     format!("rank {rank} {}", did(doing))
 }
 
