@@ -309,7 +309,7 @@ def test_tcp_is_for_those_who_know_its_name_and_for_no_foreign_page():
         with pytest.raises(RuntimeError, match=rf"cannot listen on 127.0.0.1:{server.port}: Address already"):
             tenfold.c10d._WorkerServer("127.0.0.1", server.port)
         for port in [-2, 65536]:
-            with pytest.raises(ValueError, match=f"{port} is no port"):
+            with pytest.raises(ValueError, match=f"{port} is not a port"):
                 tenfold.c10d._WorkerServer("127.0.0.1", port)
     finally:
         server.shutdown()
@@ -333,7 +333,7 @@ def test_what_a_handler_does_wrong_is_told_and_nothing_more_happens(ours):
     told = post(ours, "test_give_number")
     assert (told.status, "content is str or bytes, not int" in told.text) == (500, True)
     told = post(ours, "test_odd_status")
-    assert (told.status, "99999 is no status of an answer" in told.text) == (500, True)
+    assert (told.status, "99999 is not a status of an answer" in told.text) == (500, True)
     told = ask(ours, "POST", "/handler/test_show", b"\xff")
     assert (told.status, "UnicodeDecodeError" in told.text) == (500, True)
     # c10d's dies of this.

@@ -273,4 +273,4 @@ def test_a_setting_that_means_nothing_is_refused(tmp_path: Path) -> None:
         env=variables,
         check=False,
     )
-    assert "`TORCH_FR_BUFFER_SIZE=many` is no number" in done.stderr
+    assert "`TORCH_FR_BUFFER_SIZE=many` is not a number" in done.stderr

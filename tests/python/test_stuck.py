@@ -61,9 +61,9 @@ def test_a_job_that_is_told_to_gives_up_on_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("variables", "expected"),
     [
-        ({"TENFOLD_STUCK_AFTER": "soon"}, "`TENFOLD_STUCK_AFTER=soon` is no time"),
-        ({"TENFOLD_STUCK_AFTER": "-1"}, "`TENFOLD_STUCK_AFTER=-1` is no time"),
-        ({"TENFOLD_STUCK_POLICY": "kill"}, "`TENFOLD_STUCK_POLICY=kill` is no policy"),
+        ({"TENFOLD_STUCK_AFTER": "soon"}, "`TENFOLD_STUCK_AFTER=soon` is not a time"),
+        ({"TENFOLD_STUCK_AFTER": "-1"}, "`TENFOLD_STUCK_AFTER=-1` is not a time"),
+        ({"TENFOLD_STUCK_POLICY": "kill"}, "`TENFOLD_STUCK_POLICY=kill` is not a policy"),
     ],
 )
 def test_what_makes_no_sense_is_refused(

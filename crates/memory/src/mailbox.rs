@@ -5,7 +5,7 @@
 //! record. So no memory has two writers, and nothing here is a lock or a read-modify-write.
 //!
 //! A cell is published by its stamp, written last. The stamp holds the link's key, so that what an earlier owner of the same
-//! memory left behind is no message: a record needs no preparation before it is used, and its pages exist only
+//! memory left behind is not a message: a record needs no preparation before it is used, and its pages exist only
 //! once somebody writes to them.
 //!
 //! A rank that goes to sleep says in its record what it waits for, looks once more, and only then sleeps; whoever

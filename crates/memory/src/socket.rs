@@ -127,6 +127,6 @@ mod tests {
         let (left, right) = UnixStream::pair().expect("a pair of sockets");
         drop(left);
         let mut bytes = [0; 8];
-        assert_eq!(receive(right.as_fd(), &mut [], Span::of(&mut bytes)).expect("an end is no error"), 0);
+        assert_eq!(receive(right.as_fd(), &mut [], Span::of(&mut bytes)).expect("an end is not an error"), 0);
     }
 }

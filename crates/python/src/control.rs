@@ -208,7 +208,7 @@ impl WorkerServer {
             Err(_) if port == -1 => py.detach(|| control::WorkerServer::on_socket(host_or_file)),
             Err(_) => {
                 return Err(PyValueError::new_err(format!(
-                    "{port} is no port: say 0 to 65535, or -1 for a file"
+                    "{port} is not a port: say 0 to 65535, or -1 for a file"
                 )));
             }
         };

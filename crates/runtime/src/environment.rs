@@ -128,7 +128,7 @@ pub(crate) struct Environment {
     pub algorithms: Vec<(String, String)>,
     /// `TENFOLD_HEARTBEAT`: how long a rank may show no sign of life.
     pub heartbeat: Option<Duration>,
-    /// `TENFOLD_STUCK_AFTER`: how long a rank may keep others waiting before they say so; zero means for ever.
+    /// `TENFOLD_STUCK_AFTER`: how long a rank may keep others waiting before they say so; zero means without limit.
     pub stuck_after: Option<Duration>,
     /// `TENFOLD_STUCK_POLICY`: what they do then.
     pub on_stuck: Option<StuckPolicy>,
@@ -233,10 +233,10 @@ fn read_place(look_up: impl Fn(&str) -> Option<OsString>) -> Result<Place, Fault
     };
     let (number, ranks) = (rank.number()?, size.number()?);
     if ranks == 0 || u32::try_from(ranks).is_err() {
-        return Err(size.wrong("is no number of ranks", "say how many processes there are, 1 or more"));
+        return Err(size.wrong("is not a number of ranks", "say how many processes there are, 1 or more"));
     }
     if number >= ranks {
-        return Err(rank.wrong(&format!("is no rank with `{size}`"), "ranks are counted from 0"));
+        return Err(rank.wrong(&format!("is not a rank with `{size}`"), "ranks are counted from 0"));
     }
     let local_rank = look_up("LOCAL_RANK")?.map(|variable| variable.number()).transpose()?;
     // As PyTorch reads it, to the letter.
@@ -297,7 +297,7 @@ impl Variable {
     pub(crate) fn of(name: &'static str, value: OsString) -> Result<Option<Variable>, Fault> {
         let value = value
             .into_string()
-            .map_err(|value| Fault::argument(format!("`{name}={}` is no text", value.to_string_lossy())))?;
+            .map_err(|value| Fault::argument(format!("`{name}={}` is not text", value.to_string_lossy())))?;
         let value = value.trim().to_string();
         Ok((!value.is_empty()).then_some(Variable { name, value }))
     }
@@ -333,7 +333,7 @@ impl Variable {
         match (first.trim().parse::<u16>(), last.trim().parse::<u16>()) {
             (Ok(first), Ok(last)) if 0 < first && first <= last => Ok(first..=last),
             _ => Err(self.wrong(
-                "is no range of ports",
+                "is not a range of ports",
                 "say the first and the last, as in `20000-20100`, both from 1 to 65535",
             )),
         }
@@ -341,7 +341,7 @@ impl Variable {
 
     fn port(&self) -> Result<u16, Fault> {
         let port = self.value.parse().ok().filter(|port| *port > 0);
-        port.ok_or_else(|| self.wrong("is no port", "say a number from 1 to 65535"))
+        port.ok_or_else(|| self.wrong("is not a port", "say a number from 1 to 65535"))
     }
 
     /// What c10d takes for yes and no.
@@ -354,11 +354,12 @@ impl Variable {
     }
 
     pub(crate) fn number(&self) -> Result<usize, Fault> {
-        self.value.parse().map_err(|_| self.wrong("is no number", "say a number, 0 or more"))
+        self.value.parse().map_err(|_| self.wrong("is not a number", "say a number, 0 or more"))
     }
 
     fn seconds(&self) -> Result<Duration, Fault> {
-        let wrong = || self.wrong("is no time", "say seconds, as in `40` or `2.5`; `0` means for ever");
+        let wrong =
+            || self.wrong("is not a time", "say seconds, as in `40` or `2.5`; `0` means without limit");
         self.duration().ok_or_else(wrong)
     }
 
@@ -375,7 +376,7 @@ impl Variable {
 
     fn stuck_policy(&self) -> Result<StuckPolicy, Fault> {
         let known = StuckPolicy::from_name(&self.value.to_lowercase());
-        known.ok_or_else(|| self.wrong("is no policy", "say `warn`, `dump` or `abort`"))
+        known.ok_or_else(|| self.wrong("is not a policy", "say `warn`, `dump` or `abort`"))
     }
 
     /// A signal that nothing else needs.
@@ -388,7 +389,7 @@ impl Variable {
             "QUIT" => rustix::process::Signal::QUIT,
             _ => {
                 let hint = "say `SIGUSR1`, `SIGUSR2`, `SIGHUP` or `SIGQUIT`";
-                return Err(self.wrong("is no signal that can be asked for", hint));
+                return Err(self.wrong("is not a signal that can be asked for", hint));
             }
         };
         Ok(signal.as_raw())
@@ -399,14 +400,14 @@ impl Variable {
             "auto" => Ok(TransportChoice::Auto),
             "shm" => Ok(TransportChoice::SharedMemory),
             "tcp" => Ok(TransportChoice::Tcp),
-            _ => Err(self.wrong("is no transport", "say `auto`, `shm` or `tcp`")),
+            _ => Err(self.wrong("is not a transport", "say `auto`, `shm` or `tcp`")),
         }
     }
 
     fn algorithms(&self) -> Result<Vec<(String, String)>, Fault> {
         let wrong = || {
             let hint = "say an operation and an algorithm, as in `all_reduce:ring,broadcast:tree`";
-            self.wrong("is no list of algorithms", hint)
+            self.wrong("is not a list of algorithms", hint)
         };
         let pair = |pair: &str| {
             let (operation, algorithm) = pair.split_once(':').ok_or_else(wrong)?;
@@ -503,11 +504,11 @@ mod tests {
     #[test]
     fn a_wrong_value_is_shown_with_what_would_be_right() {
         let (message, hint) = refusal("TENFOLD_TRANSPORT", "rdma");
-        assert_eq!(message, "`TENFOLD_TRANSPORT=rdma` is no transport");
+        assert_eq!(message, "`TENFOLD_TRANSPORT=rdma` is not a transport");
         assert_eq!(hint, "say `auto`, `shm` or `tcp`");
         for value in ["20100-20000", "0-10", "http", "1-70000", "1-2-3", "-5", "5-"] {
             let (message, hint) = refusal("TENFOLD_PORT_RANGE", value);
-            assert_eq!(message, format!("`TENFOLD_PORT_RANGE={value}` is no range of ports"));
+            assert_eq!(message, format!("`TENFOLD_PORT_RANGE={value}` is not a range of ports"));
             assert_eq!(hint, "say the first and the last, as in `20000-20100`, both from 1 to 65535");
         }
         for value in ["0", "-1", "soon", "inf", "NaN"] {
@@ -522,7 +523,7 @@ mod tests {
         }
         for value in ["ring", "all_reduce:", ":ring", "all_reduce:ring,", "a:b:c"] {
             let (message, hint) = refusal("TENFOLD_ALGORITHM", value);
-            assert_eq!(message, format!("`TENFOLD_ALGORITHM={value}` is no list of algorithms"));
+            assert_eq!(message, format!("`TENFOLD_ALGORITHM={value}` is not a list of algorithms"));
             assert!(hint.starts_with("say an operation"), "{hint}");
         }
     }
@@ -566,21 +567,21 @@ mod tests {
     #[test]
     fn a_place_that_cannot_be_is_refused_with_the_variable_and_its_value() {
         for (name, value, message) in [
-            ("RANK", "one", "`RANK=one` is no number"),
-            ("RANK", "-1", "`RANK=-1` is no number"),
-            ("RANK", "3", "`RANK=3` is no rank with `WORLD_SIZE=3`"),
-            ("WORLD_SIZE", "0", "`WORLD_SIZE=0` is no number of ranks"),
-            ("WORLD_SIZE", "5000000000", "`WORLD_SIZE=5000000000` is no number of ranks"),
-            ("WORLD_SIZE", "99999999999999999999", "`WORLD_SIZE=99999999999999999999` is no number"),
-            ("LOCAL_RANK", "gpu0", "`LOCAL_RANK=gpu0` is no number"),
-            ("MASTER_PORT", "0", "`MASTER_PORT=0` is no port"),
-            ("MASTER_PORT", "65536", "`MASTER_PORT=65536` is no port"),
+            ("RANK", "one", "`RANK=one` is not a number"),
+            ("RANK", "-1", "`RANK=-1` is not a number"),
+            ("RANK", "3", "`RANK=3` is not a rank with `WORLD_SIZE=3`"),
+            ("WORLD_SIZE", "0", "`WORLD_SIZE=0` is not a number of ranks"),
+            ("WORLD_SIZE", "5000000000", "`WORLD_SIZE=5000000000` is not a number of ranks"),
+            ("WORLD_SIZE", "99999999999999999999", "`WORLD_SIZE=99999999999999999999` is not a number"),
+            ("LOCAL_RANK", "gpu0", "`LOCAL_RANK=gpu0` is not a number"),
+            ("MASTER_PORT", "0", "`MASTER_PORT=0` is not a port"),
+            ("MASTER_PORT", "65536", "`MASTER_PORT=65536` is not a port"),
         ] {
             assert_eq!(place_with(&[(name, value)]).unwrap_err().message, message);
         }
         let agent = ("TORCHELASTIC_USE_AGENT_STORE", "True");
         let fault = place_with(&[agent, ("TORCHELASTIC_RESTART_COUNT", "x")]).unwrap_err();
-        assert_eq!(fault.message, "`TORCHELASTIC_RESTART_COUNT=x` is no number");
+        assert_eq!(fault.message, "`TORCHELASTIC_RESTART_COUNT=x` is not a number");
     }
 
     #[cfg(unix)]
@@ -590,6 +591,6 @@ mod tests {
         let garbage = || OsString::from_vec(vec![b't', 0xff]);
         let fault =
             Environment::parse(|name| (name == "TENFOLD_TRANSPORT").then(garbage)).expect_err("no text");
-        assert_eq!(fault.message, "`TENFOLD_TRANSPORT=t\u{fffd}` is no text");
+        assert_eq!(fault.message, "`TENFOLD_TRANSPORT=t\u{fffd}` is not text");
     }
 }

@@ -62,7 +62,7 @@ pub(crate) fn raise_file_limit() {
     }
 }
 
-/// Is the error that there are no descriptors or is no memory, as opposed to something about the peer?
+/// Is the error that no descriptors or no memory are left, as opposed to something about the peer?
 pub(crate) fn is_exhaustion(error: &io::Error) -> bool {
     let errno = Errno::from_io_error(error);
     [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM].map(Some).contains(&errno)
@@ -101,7 +101,7 @@ pub(crate) fn address_towards(
     };
     let known =
         if_addrs::get_if_addrs()?.into_iter().map(|interface| (interface.name.clone(), interface.ip()));
-    // An address of which the store's host does not even speak the protocol is no use; nor one that needs a scope.
+    // An address of which the store's host does not even speak the protocol is of no use; nor one that needs a scope.
     let usable = |address: &IpAddr| match (address, store) {
         (IpAddr::V6(v6), _) if v6.is_unicast_link_local() => false,
         (address, Some(store)) => address.is_ipv4() == store.ip().to_canonical().is_ipv4(),

@@ -154,7 +154,7 @@ pub(crate) enum ControlFrame {
     Mapped { offset: u64, refusal: Vec<u8> },
     /// The sender will point there no more.
     Retired { offset: u64 },
-    /// The sender closes on purpose: the end of the stream is no failure.
+    /// The sender closes on purpose: the end of the stream is not a failure.
     Goodbye,
 }
 
@@ -321,7 +321,7 @@ impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Refused::Stranger { began_with } => {
-                write!(f, "it is no tenfold process: it began with `{}`", began_with.escape_ascii())
+                write!(f, "it is not a tenfold process: it began with `{}`", began_with.escape_ascii())
             }
             Refused::Version { theirs } => {
                 write!(f, "it speaks version {theirs} of the protocol and this process version {VERSION}")
@@ -372,10 +372,10 @@ mod tests {
     #[test]
     fn whoever_says_something_else_is_told_what_was_wrong() {
         let refusal = |bytes: &[u8]| Hello::decode(bytes, ME).expect_err("it is wrong").to_string();
-        assert_eq!(refusal(b"GET / HTTP/1.1\r\n"), "it is no tenfold process: it began with `GET / HT`");
+        assert_eq!(refusal(b"GET / HTTP/1.1\r\n"), "it is not a tenfold process: it began with `GET / HT`");
         assert_eq!(
             refusal(b"t\0"),
-            "it is no tenfold process: it began with `t\\x00`",
+            "it is not a tenfold process: it began with `t\\x00`",
             "known before it is whole"
         );
         let changed = |at: usize, to: u8| {

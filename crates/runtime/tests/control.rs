@@ -123,7 +123,7 @@ fn a_handler_that_panics_or_answers_nonsense_is_a_500_and_the_worker_goes_on() {
     control::register("injects", |_: &Request| Response::new(200, "a/b\r\nX-Evil: 1", "")).unwrap();
     let expected = text(500, "Handler panics failed: it panicked: the shelf 7 is empty");
     assert_eq!(post(&path, "panics"), expected);
-    assert_eq!(post(&path, "odd"), text(500, "Handler odd failed: 99 is no status of an answer"));
+    assert_eq!(post(&path, "odd"), text(500, "Handler odd failed: 99 is not a status of an answer"));
     assert_eq!(post(&path, "injects"), Answer(200, "a/b".into(), String::new()));
     assert_eq!(post(&path, "ping"), text(200, "pong"));
 }

@@ -74,7 +74,7 @@ impl FileStore {
     #[pyo3(signature = (file_name, world_size=-1), text_signature = "(file_name, world_size=-1)")]
     fn new(py: Python<'_>, file_name: PathBuf, world_size: i64) -> PyResult<PyClassInitializer<Self>> {
         crate::log::start()?;
-        let world_size = usize::try_from(world_size).ok(); // as c10d: a negative size is no size
+        let world_size = usize::try_from(world_size).ok(); // as c10d: a negative size is not a size
         let store = calling(py, || tenfold_store::FileStore::open(&file_name, world_size))?;
         let base = Store::around(Sliced(Arc::new(store)));
         Ok(PyClassInitializer::from(base).add_subclass(FileStore { path: file_name }))

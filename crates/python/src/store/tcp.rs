@@ -65,7 +65,7 @@ impl TcpStore {
         match world_size.map(|size| usize::try_from(size.0)) {
             Some(Ok(0)) => return Err(PyValueError::new_err("TCPStore world size cannot be 0")),
             Some(Ok(world_size)) => options = options.world_size(world_size),
-            Some(Err(_)) | None => {} // as c10d: a negative size is no size
+            Some(Err(_)) | None => {} // as c10d: a negative size is not a size
         }
         if let Some(listener) = master_listen_fd.filter(|_| is_master) {
             options = options.listener(adopt(py, listener.0)?);

@@ -125,13 +125,13 @@ fn run(name: &str, handler: &Handler, request: &Request) -> Response {
     let failed = |what: &str| Response::text(500, format!("Handler {name} failed: {what}"));
     match catch_unwind(AssertUnwindSafe(|| handler(request))) {
         Ok(response) if (200..=599).contains(&response.status) => response,
-        Ok(response) => failed(&format!("{} is no status of an answer", response.status)),
+        Ok(response) => failed(&format!("{} is not a status of an answer", response.status)),
         Err(panic) => failed(&format!("it panicked: {}", panic_text(&*panic))),
     }
 }
 
 fn decode_name(escaped: &str) -> Result<String, tenfold_http::QueryError> {
-    // A name is no query, but is escaped like one; a plus is a plus there.
+    // A name is not a query, but is escaped like one; a plus is a plus there.
     let pairs = decode_pairs(&format!("={}", escaped.replace('+', "%2B").replace('&', "%26")))?;
     Ok(pairs.into_iter().next().map(|(_, name)| lossy(name)).unwrap_or_default())
 }

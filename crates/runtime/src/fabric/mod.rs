@@ -82,7 +82,7 @@ impl Bell {
     }
 
     pub(crate) fn ring(&self) {
-        // It can fail only if it has been rung 2⁶⁴ times, or if the peer sent something that is no bell.
+        // It can fail only if it has been rung 2⁶⁴ times, or if the peer sent something that is not a bell.
         let _ = rustix::io::write(&*self.0, &1_u64.to_ne_bytes());
     }
 

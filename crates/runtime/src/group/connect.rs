@@ -186,7 +186,7 @@ fn digest(cards: &[Card]) -> u64 {
 
 /// A room for a group of `size`, in this rank's segment.
 pub(super) fn new_room(fabric: &FabricHandle, size: usize, id: u64) -> Result<Arc<Room>, Fault> {
-    let key = (id as u32 ^ (id >> 32) as u32).max(1); // 0 is no room
+    let key = (id as u32 ^ (id >> 32) as u32).max(1); // 0 stands for no room
     let room = Room::new(fabric.segment(), size, key).map_err(|error| {
         Fault::io("no shared memory for a group", error)
             .hint("drop groups or shared tensors that are no longer used")

@@ -160,13 +160,13 @@ mod tests {
             (fault.message, fault.hint.expect("it says what would be right"))
         };
         let (message, hint) = refusal("TORCH_FR_BUFFER_SIZE", "many");
-        assert_eq!(message, "`TORCH_FR_BUFFER_SIZE=many` is no number");
+        assert_eq!(message, "`TORCH_FR_BUFFER_SIZE=many` is not a number");
         assert_eq!(hint, "say a number, 0 or more");
         let (message, hint) = refusal("TORCH_FR_DUMP_ON_TIMEOUT", "perhaps");
         assert_eq!(message, "`TORCH_FR_DUMP_ON_TIMEOUT=perhaps` is neither yes nor no");
         assert_eq!(hint, "say `1` or `0`");
         let (message, hint) = refusal("TENFOLD_FR_SIGNAL", "SIGKILL");
-        assert_eq!(message, "`TENFOLD_FR_SIGNAL=SIGKILL` is no signal that can be asked for");
+        assert_eq!(message, "`TENFOLD_FR_SIGNAL=SIGKILL` is not a signal that can be asked for");
         assert_eq!(hint, "say `SIGUSR1`, `SIGUSR2`, `SIGHUP` or `SIGQUIT`");
     }
 }

@@ -62,7 +62,7 @@ impl<'a> Course<'a> {
         tensor
     }
 
-    /// A tensor for a result, full of something that is no result.
+    /// A tensor for a result, full of something that is not a result.
     pub fn blank(&self, dtype: DType, elements: usize) -> Buffer {
         self.tensor(dtype, &vec![0x55; elements * dtype.size()])
     }

@@ -214,7 +214,7 @@ fn is_near(op: &ReduceOp, dtype: DType, inputs: &[Vec<u8>], at: usize, actual: &
         _ => Complex { re: element.re.abs(), im: element.im.map(f64::abs) },
     });
     let magnitude = float(op, lengths, |n| n as f64);
-    // A complex product takes three roundings, and in f64 the reference is no better than what it judges.
+    // A complex product takes three roundings, and in f64 the reference is not better than what it judges.
     let roundings = inputs.len() + 1;
     let roundings = if dtype.size() > 4 { 4 * roundings } else { roundings };
     let growth = (roundings as f64 * (format.epsilon() / 2.0).ln_1p()).exp_m1();

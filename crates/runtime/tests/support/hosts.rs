@@ -237,7 +237,7 @@ impl Link {
         self.orders.as_mut().expect("it is open until the end").write_all(b"count\n").unwrap();
         let answer = self.answer();
         let numbers: Vec<u64> = answer.split(' ').map(|number| number.parse().unwrap()).collect();
-        let [out_seen, out_lost, in_seen, in_lost] = numbers[..] else { panic!("`{answer}` is no count") };
+        let [out_seen, out_lost, in_seen, in_lost] = numbers[..] else { panic!("`{answer}` is not a count") };
         Loss { out_seen, out_lost, in_seen, in_lost }
     }
 
