@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 STYLE = Path("docs", "style.md")
 ALLOWANCES = Path("tests", "lint", "words.allow")
 
-FOLDERS = ["crates", "docs", "examples", "fuzz", "python", "tests"]
+FOLDERS = ["adapters", "crates", "docs", "examples", "fuzz", "python", "tests"]
 SKIPPED_FOLDERS = {"target", "node_modules", "__pycache__", "wheel_results"}
 COLUMNS_MAX = 100
 

@@ -1,22 +1,20 @@
 //! Data-parallel training in Rust: candle computes, tenfold keeps the replicas alike.
 //!
-//! Every rank is a process with a copy of a small network and a part of every batch. candle's gradients go into a `Reducer` and
-//! come back as averages over all ranks, so that candle's optimizer makes the same step everywhere.
+//! Every rank is a process with a copy of a small network and a part of every batch. `DataParallel` averages candle's gradients
+//! over all ranks, so that candle's optimizer makes the same step everywhere.
 //!
-//! `Group::from_environment` finds the others. Three functions are worth copying: `begin_alike`, `average` (the heart of it), and
-//! `check_replicas`. The rest is what any training has.
+//! `Group::from_environment` finds the others. The lines with `parallel` are all that data parallelism adds to the training.
 
 use std::error::Error;
 use std::process::ExitCode;
 
-use candle_core::backprop::GradStore;
-use candle_core::{DType, Device, Tensor, Var};
+use candle_core::{DType, Device, Tensor};
 use candle_nn::{
     AdamW, Module, Optimizer as _, ParamsAdamW, Sequential, VarBuilder, VarMap, linear, loss, seq,
 };
 use clap::Parser as _;
-use tenfold::ddp::{self, Param, Reducer};
 use tenfold::{Group, Options, ReduceOp};
+use tenfold_candle::DataParallel;
 
 /// Trains a small network on three spirals, on as many ranks as `tenfold run` starts
 #[derive(clap::Parser)]
@@ -60,11 +58,9 @@ fn train(group: &Group, args: &Args) -> Outcome<()> {
 
     let variables = VarMap::new();
     let network = network(VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu))?;
-    let parameters = Parameters::of(&variables);
-    begin_alike(group, &parameters)?;
-    let mut reducer = Reducer::new(group, &parameters.described(), ddp::Options::default())?;
+    let mut parallel = DataParallel::new(group, &variables)?; // candle has drawn other values on each rank: rank 0's count
     let options = ParamsAdamW { lr: args.learning_rate, ..ParamsAdamW::default() };
-    let mut optimizer = AdamW::new(parameters.variables.clone(), options)?;
+    let mut optimizer = AdamW::new(parallel.variables().to_vec(), options)?;
 
     for epoch in 1..=args.epochs {
         let order = shuffled(training.len(), u64::from(epoch)); // the same on all ranks
@@ -72,9 +68,7 @@ fn train(group: &Group, args: &Args) -> Outcome<()> {
         for batch in order.chunks_exact(own * ranks) {
             let (x, class) = training.tensors(&batch[rank * own..][..own])?;
             let loss = loss::cross_entropy(&network.forward(&x)?, &class)?;
-            let mut gradients = loss.backward()?;
-            average(&mut reducer, &parameters, &mut gradients)?;
-            optimizer.step(&gradients)?;
+            parallel.backward_step(&loss, &mut optimizer)?; // with the gradients of the whole batch
             sum += loss.to_scalar::<f32>()?;
         }
         let [loss] = over_all_ranks(group, [sum / batches as f32], ReduceOp::Avg)?;
@@ -84,56 +78,11 @@ fn train(group: &Group, args: &Args) -> Outcome<()> {
         }
     }
 
-    let print = check_replicas(group, &parameters.values()?)?;
+    let print = parallel.check_replicas()?;
     if rank == 0 {
         println!("replicas bit-identical: {ranks} of {ranks}, fingerprint {print:016x}");
     }
     Ok(())
-}
-
-/// All ranks get the values of rank 0; candle has drawn others on each.
-fn begin_alike(group: &Group, parameters: &Parameters) -> Outcome<()> {
-    let mut values: Vec<_> =
-        parameters.values()?.iter().map(|values| tenfold::Buffer::from_slice(values)).collect();
-    let views = values.iter_mut().map(tenfold::Buffer::lend).collect();
-    ddp::broadcast_coalesced(group, views, 0, ddp::BROADCAST_BYTES)?;
-    for (variable, values) in parameters.variables.iter().zip(&values) {
-        variable.set(&Tensor::from_slice(values.as_slice::<f32>(), variable.shape(), &Device::Cpu)?)?;
-    }
-    Ok(())
-}
-
-/// The gradients of this rank's points become those of the whole batch.
-///
-/// candle hands out all gradients at the end of its backward. With a framework that tells when each of them is there, call
-/// `grad_ready` at that time: the first gradients then travel while the others are being computed.
-fn average(reducer: &mut Reducer, parameters: &Parameters, gradients: &mut GradStore) -> Outcome<()> {
-    reducer.start_backward()?;
-    for (number, variable) in parameters.variables.iter().enumerate().rev() {
-        let gradient = gradients.get(variable).ok_or("the network does not use all its parameters")?;
-        reducer.gradient_mut::<f32>(number)?.copy_from_slice(&gradient.flatten_all()?.to_vec1::<f32>()?);
-        reducer.grad_ready(number)?;
-    }
-    reducer.finish()?;
-    for (number, variable) in parameters.variables.iter().enumerate() {
-        let average = Tensor::from_slice(reducer.gradient::<f32>(number)?, variable.shape(), &Device::Cpu)?;
-        gradients.insert(variable, average);
-    }
-    Ok(())
-}
-
-/// Fails on all ranks, and says which differ, unless all have the same bits. Returns their fingerprint.
-fn check_replicas(group: &Group, values: &[Vec<f32>]) -> Outcome<u64> {
-    let bits = values.iter().flatten().map(|value| u64::from(value.to_bits()));
-    let own = bits.fold(0xcbf2_9ce4_8422_2325, |print, bits| (print ^ bits).wrapping_mul(0x100_0000_01b3)); // FNV-1a
-    let mut all = vec![0_u64; group.size()];
-    group.all_gather_into(&mut all, &[own])?;
-    let others: Vec<usize> = (1..group.size()).filter(|rank| all[*rank] != all[0]).collect();
-    if others.is_empty() {
-        Ok(own)
-    } else {
-        Err(format!("ranks {others:?} have other parameters than rank 0").into())
-    }
 }
 
 /// Numbers of each rank, combined.
@@ -162,32 +111,6 @@ fn network(variables: VarBuilder<'_>) -> candle_core::Result<Sequential> {
         .add(linear(64, 64, variables.pp("hidden2"))?)
         .add(|x: &Tensor| x.relu())
         .add(linear(64, 3, variables.pp("output"))?))
-}
-
-/// What is trained, in an order that all ranks have in common. `VarMap::all_vars` has another one in every process.
-struct Parameters {
-    names: Vec<String>,
-    variables: Vec<Var>,
-}
-
-impl Parameters {
-    fn of(variables: &VarMap) -> Self {
-        let variables = variables.data().lock().expect("nobody has panicked with it");
-        let mut named: Vec<_> =
-            variables.iter().map(|(name, variable)| (name.clone(), variable.clone())).collect();
-        named.sort_by(|(a, _), (b, _)| a.cmp(b));
-        let (names, variables) = named.into_iter().unzip();
-        Parameters { names, variables }
-    }
-
-    fn described(&self) -> Vec<Param> {
-        let named = self.names.iter().zip(&self.variables);
-        named.map(|(name, variable)| Param::new(name, variable.dims(), tenfold::DType::F32)).collect()
-    }
-
-    fn values(&self) -> candle_core::Result<Vec<Vec<f32>>> {
-        self.variables.iter().map(|variable| variable.flatten_all()?.to_vec1()).collect()
-    }
 }
 
 /// Places in the plane, and to which spiral they belong.
@@ -228,24 +151,4 @@ fn shuffled(count: usize, seed: u64) -> Vec<usize> {
         order.swap(place, (state % (place as u64 + 1)) as usize);
     }
     order
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_replica_that_differs_in_one_bit_is_named_on_all_ranks() {
-        let verdicts = Group::threads(4, |group| {
-            let last = if group.rank() == 2 { 2.0_f32.next_up() } else { 2.0 };
-            Ok(check_replicas(&group, &[vec![1.0], vec![0.0, last]]).map_err(|error| error.to_string()))
-        });
-        assert_eq!(
-            verdicts.unwrap(),
-            vec![Err("ranks [2] have other parameters than rank 0".to_string()); 4]
-        );
-        let alike =
-            Group::threads(4, |group| Ok(check_replicas(&group, &[vec![1.0], vec![0.0, 2.0]]).is_ok()));
-        assert_eq!(alike.unwrap(), [true; 4]);
-    }
 }
