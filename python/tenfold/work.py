@@ -8,19 +8,18 @@ it, or `wait` does if it is first: after `wait` returns, the future is complete.
 import concurrent.futures
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from tenfold import _tenfold
 from tenfold.completions import notify
-from tenfold.exceptions import DistTimeoutError
 
 if TYPE_CHECKING:
-    from tenfold.c10d.enums import OpType, WorkResult
+    from tenfold.c10d.enums import OpType
 
-__all__ = ["Future", "Work"]
+__all__ = ["Future", "Parts", "Work"]
 
 # c10d's number of an unknown operation.
 _UNKNOWN = 100
@@ -60,7 +59,64 @@ class Future(concurrent.futures.Future):
         return outcome
 
 
-class Work:
+class Parts:
+    """What all kinds of `Work` have in common: they are made of works of the extension."""
+
+    _parts: Sequence[_tenfold.Work]
+
+    def _to_wait_for(self, timeout: timedelta) -> Iterator[tuple[_tenfold.Work, float | None]]:
+        """Yields each part, with the seconds that are left when its turn comes. 0 means no timeout."""
+        seconds = timeout.total_seconds()
+        deadline = time.monotonic() + seconds if seconds > 0 else None
+        for part in self._parts:
+            yield part, None if deadline is None else max(0.0, deadline - time.monotonic())
+
+    def is_completed(self) -> bool:
+        """Whether the operation has completed or failed."""
+        return all(part.is_completed() for part in self._parts)
+
+    def is_success(self) -> bool:
+        """Whether the operation has succeeded."""
+        return all(part.is_success() for part in self._parts)
+
+    def exception(self) -> BaseException | None:
+        """Returns why the operation failed, or None."""
+        return next((error for part in self._parts if (error := part.exception()) is not None), None)
+
+    @property
+    def timeout(self) -> timedelta:
+        """Returns the timeout of the operation."""
+        limits = [limit for part in self._parts if (limit := part.timeout()) is not None]
+        return timedelta(seconds=max(limits, default=0.0))
+
+    def _result_name(self) -> str:
+        """Returns the name of c10d's `WorkResult`."""
+        error = self.exception()
+        if error is None:
+            return "SUCCESS"
+        return "TIMEOUT" if isinstance(error, TimeoutError) else "COMM_ERROR"
+
+    def _milliseconds(self) -> float:
+        """Returns the time from the call to the end, or to now."""
+        return 1000 * max((part.duration() or 0.0 for part in self._parts), default=0.0)
+
+    def _notify_after_all(self, callback: Callable[[], None]) -> None:
+        """Runs `callback` on a thread of the pool once all parts have completed or failed."""
+        pending, lock = len(self._parts), threading.Lock()
+
+        def one_is_over() -> None:
+            nonlocal pending
+            with lock:
+                pending -= 1
+                if pending > 0:
+                    return
+            callback()
+
+        for part in self._parts:
+            notify(part, one_is_over)
+
+
+class Work(Parts):
     """A pending operation. Its tensors belong to it until it has completed.
 
     >>> from tenfold.c10d import HashStore, ProcessGroup
@@ -88,11 +144,9 @@ class Work:
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Waits until the operation has completed. If this times out, the operation continues."""
-        seconds = timeout.total_seconds()
-        deadline = time.monotonic() + seconds if seconds > 0 else None
         try:
-            for part in self._parts:
-                part.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            for part, limit in self._to_wait_for(timeout):
+                part.wait(limit)
         finally:
             if self._future is not None and self.is_completed():
                 self._complete(self._future)
@@ -101,18 +155,6 @@ class Work:
 
             unregister_work(self)
         return True
-
-    def is_completed(self) -> bool:
-        """Whether the operation has completed or failed."""
-        return all(part.is_completed() for part in self._parts)
-
-    def is_success(self) -> bool:
-        """Whether the operation has succeeded."""
-        return all(part.is_success() for part in self._parts)
-
-    def exception(self) -> BaseException | None:
-        """Returns why the operation failed, or None."""
-        return next((error for part in self._parts if (error := part.exception()) is not None), None)
 
     def synchronize(self) -> None:
         """Waits: on the CPU there are no streams to synchronise."""
@@ -142,12 +184,6 @@ class Work:
         for part in self._parts:
             part.abort("by request")
 
-    @property
-    def timeout(self) -> timedelta:
-        """Returns the timeout of the operation."""
-        limits = [limit for part in self._parts if (limit := part.timeout()) is not None]
-        return timedelta(seconds=max(limits, default=0.0))
-
     def _get_op_type(self) -> int:
         if self._kind is not None:
             return self._kind.value
@@ -157,7 +193,7 @@ class Work:
         """Returns the milliseconds from the call to the end."""
         if not self.is_completed():
             raise RuntimeError("the work is pending: its duration is not known yet")
-        return 1000 * max((part.duration() or 0.0 for part in self._parts), default=0.0)
+        return self._milliseconds()
 
     def _get_sequence_number(self) -> int:
         if not self._parts:
@@ -177,18 +213,7 @@ class Work:
         if self.is_completed():
             callback()
             return
-        under_way = len(self._parts)
-
-        def one_is_over() -> None:
-            nonlocal under_way
-            with self._lock:
-                under_way -= 1
-                if under_way > 0:
-                    return
-            callback()
-
-        for part in self._parts:
-            notify(part, one_is_over)
+        self._notify_after_all(callback)
 
     def get_future(self) -> Future:
         """Returns a future of the output tensors. The future fails if the work fails."""
@@ -205,16 +230,10 @@ class Work:
             if self._future_result is not None:
                 return self._future_result
             future = self._future_result = Future()
-        self.notify(lambda: future.set_result(self._outcome().value))
-        return future
-
-    def _outcome(self) -> "WorkResult":
         from tenfold.c10d.enums import WorkResult
 
-        error = self.exception()
-        if error is None:
-            return WorkResult.SUCCESS
-        return WorkResult.TIMEOUT if isinstance(error, DistTimeoutError) else WorkResult.COMM_ERROR
+        self.notify(lambda: future.set_result(WorkResult[self._result_name()].value))
+        return future
 
     def _tensors(self) -> list[Any]:
         if self._result is not None:

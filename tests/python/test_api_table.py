@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 import tenfold
+import tenfold.torch
 import torch.distributed as dist
 from c10d_signatures import accepts, of_c10d, of_tenfold, shown
 from tenfold.c10d import functional
+from tenfold.c10d.collectives import COLLECTIVES
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import _functional_collectives
 
@@ -181,6 +183,12 @@ def test_everything_of_c10d_is_here_or_there_is_a_reason():
     print(f"{same} of {len(table)} are the same, {len(table) - same} are not for a reason")
     assert not unexplained, "\n".join(unexplained)
     assert not stale, f"there is a reason but no gap: {stale}"
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_an_operation_of_the_table_is_one_of_every_class(name):
+    for kind in [tenfold.c10d.ProcessGroup, tenfold.c10d.Backend, tenfold.torch.Backend]:
+        assert inspect.isfunction(getattr(kind, name)), kind
 
 
 def refuses(member: Any) -> bool:

@@ -13,53 +13,17 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tenfold
 import tenfold.torch
+from control_clients import Answer, ask, post, said, worker
 from launchers import PATIENCE, Launcher, free_port
-from servers import tenfold_binary
 from tenfold import _tenfold
 from tenfold.c10d import control
 from torch._C import _distributed_c10d as c10d
-
-
-class Client(http.client.HTTPConnection):
-    """A client of a Unix socket."""
-
-    def __init__(self, path: str | Path) -> None:
-        super().__init__("worker", timeout=PATIENCE)
-        self._path = str(path)
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(PATIENCE)
-        self.sock.connect(self._path)
-
-
-@dataclass(frozen=True)
-class Answer:
-    status: int
-    kind: str
-    text: str
-
-
-def ask(path: str | Path, method: str, target: str, body: bytes | None = None, **headers: str) -> Answer:
-    client = Client(path)
-    try:
-        client.request(method, target, body, headers)
-        response = client.getresponse()
-        kind = response.getheader("Content-Type", "")
-        return Answer(response.status, kind, response.read().decode("latin-1"))
-    finally:
-        client.close()
-
-
-def post(path: str | Path, name: str) -> Answer:
-    return ask(path, "POST", f"/handler/{name}")
 
 
 @pytest.fixture(scope="module")
@@ -474,17 +438,6 @@ wait_for_the_test()
 group.close()
 assert control.place() is None
 """
-
-
-def worker(*words: object) -> subprocess.CompletedProcess[str]:
-    command = [tenfold_binary(), "worker", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
-
-
-def said(*words: object) -> str:
-    ran = worker(*words)
-    assert (ran.returncode, ran.stderr) == (0, "")
-    return ran.stdout
 
 
 def test_ranks_of_the_launcher_can_be_asked_by_the_command(tmp_path):

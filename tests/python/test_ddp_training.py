@@ -11,7 +11,16 @@ import torch
 from training_case import cases_of
 from training_jobs import JOB_TIMEOUT, Job, same_bits, shared_job
 
-MODULES = ["training_ddp", "ddp_models", "ddp_features", "ddp_hooks", "ddp_examples"]
+MODULES = [
+    "training_ddp",
+    "ddp_models",
+    "ddp_features",
+    "ddp_join",
+    "ddp_log",
+    "ddp_precision",
+    "ddp_hooks",
+    "ddp_examples",
+]
 ROUNDING = ["ddp_rounding"]
 
 pytestmark = pytest.mark.timeout(JOB_TIMEOUT + 60)  # whichever test comes first waits for the whole job

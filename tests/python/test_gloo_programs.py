@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from operations import everybody
+from operation_cases import everybody
 from ranks import Rank, RankServer
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import _functional_collectives as functional

@@ -16,7 +16,7 @@ import pytest
 import tenfold
 import torch
 import torch.distributed as dist
-from operations import everybody
+from operation_cases import everybody
 from ranks import Rank, RankServer
 from torch._C import _distributed_c10d as c10d
 

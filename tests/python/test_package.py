@@ -47,6 +47,13 @@ def test_importing_the_package_imports_neither_pytorch_nor_numpy():
     assert (ran.stdout, ran.stderr) == ("[]\n", "")
 
 
+def test_importing_the_package_does_not_import_c10ds_names_before_they_are_used():
+    used = "tenfold.c10d.OpType.SEND.name, tenfold.ddp.Reducer.__name__"
+    program = f"import tenfold, sys; print('tenfold.c10d' in sys.modules, {used})"
+    ran = subprocess.run([sys.executable, *STRICT, "-c", program], capture_output=True, text=True, check=True)
+    assert (ran.stdout, ran.stderr) == ("False SEND Reducer\n", "")
+
+
 def test_control_c_ends_a_wait(tmp_path):
     assert said_by("interrupted_while_waiting", tmp_path) == "interrupted\n"
 

@@ -17,7 +17,7 @@ import tenfold.torch
 import torch
 import torch.distributed as dist
 from bits import plain
-from operations import everybody
+from operation_cases import everybody
 from ranks import ENVIRONMENT, Rank, RankServer
 from tenfold import _tenfold
 from tenfold.torch.memory import SharedStorages

@@ -18,7 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from bits import plain
-from operations import everybody, numbers
+from operation_cases import everybody, numbers
 from ranks import Rank, RankServer
 
 LONG = timedelta(seconds=10)

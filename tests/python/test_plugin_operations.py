@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 from bits import PACKED, QUANTIZED, Refused, plain
-from operations import (
-    CASES,
+from operations import CASES, HARMFUL, run_cases
+from operations_of_dtypes import (
     DTYPES,
-    HARMFUL,
     MOVEMENTS,
     OPERATIONS,
     move_every_dtype,
@@ -15,7 +14,6 @@ from operations import (
     of_every_dtype,
     reduce_every_dtype,
     reduced_by_hand,
-    run_cases,
 )
 from ranks import RankServer
 

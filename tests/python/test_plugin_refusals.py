@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from operations import everybody, numbers
+from operation_cases import everybody, numbers
 from ranks import Rank, RankServer
 
 

@@ -6,7 +6,6 @@ reads it then.
 """
 
 import threading
-import time
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from tenfold import _tenfold
-from tenfold.completions import notify
+from tenfold.work import Parts
 
 _c10d = torch._C._distributed_c10d
 _OP_TYPES = {int(kind): kind for kind in _c10d.OpType.__members__.values()}
@@ -31,7 +30,7 @@ class _Forgetting(threading.local):
 _forgetting = _Forgetting()
 
 
-class Work(dist.Work):
+class Work(Parts, dist.Work):
     """One operation, or several as one.
 
     `tensors` are the value of its future. For an operation with several lists of outputs, they are the lists.
@@ -53,10 +52,8 @@ class Work(dist.Work):
         if _forgetting.works is not None:
             _forgetting.works.append(self)
             return True
-        seconds = timeout.total_seconds()
-        deadline = time.monotonic() + seconds if seconds > 0 else None
-        for part in self._parts:
-            part.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        for part, limit in self._to_wait_for(timeout):
+            part.wait(limit)
         if self._future is not None:
             self._settle()
         if self.is_registered:
@@ -86,15 +83,6 @@ class Work(dist.Work):
 
     def synchronize(self) -> None:
         self.wait()
-
-    def is_completed(self) -> bool:
-        return all(part.is_completed() for part in self._parts)
-
-    def is_success(self) -> bool:
-        return all(part.is_success() for part in self._parts)
-
-    def exception(self) -> BaseException | None:
-        return next((error for part in self._parts if (error := part.exception()) is not None), None)
 
     def result(self) -> list[torch.Tensor]:
         if not self.is_completed():
@@ -127,24 +115,12 @@ class Work(dist.Work):
         if self.is_completed():
             self._settle()
         else:
-            self._watch(list(self._parts))
+            self._notify_after_all(self._settle)
         return self._future
 
     def get_future_result(self) -> torch.futures.Future[Any]:
         """As `get_future`, but the future has the result of the work instead of the tensors."""
-        return self.get_future().then(lambda _: self._verdict())
-
-    def _verdict(self) -> Any:
-        kinds = _c10d.WorkResult
-        error = self.exception()
-        if error is None:
-            return kinds.SUCCESS
-        return kinds.TIMEOUT if isinstance(error, TimeoutError) else kinds.COMM_ERROR
-
-    def _watch(self, parts: list[_tenfold.Work]) -> None:
-        """Completes the future after the last part. Parts are watched one after the other."""
-        first, rest = parts[0], parts[1:]
-        notify(first, (lambda: self._watch(rest)) if rest else self._settle)
+        return self.get_future().then(lambda _: getattr(_c10d.WorkResult, self._result_name()))
 
     def _settle(self) -> None:
         with self._lock:
@@ -160,12 +136,6 @@ class Work(dist.Work):
             raise error
         return self._tensors
 
-    @property
-    def timeout(self) -> timedelta:
-        """Returns the timeout of the operation."""
-        limits = [limit for part in self._parts if (limit := part.timeout()) is not None]
-        return timedelta(seconds=max(limits, default=0.0))
-
     def _get_op_type(self) -> Any:
         return _OP_TYPES.get(self._parts[-1].op_type(), _UNKNOWN) if self._parts else _UNKNOWN
 
@@ -174,7 +144,7 @@ class Work(dist.Work):
 
     def _get_duration(self) -> float:
         """Returns the duration in milliseconds, as in c10d."""
-        return max((part.duration() or 0.0 for part in self._parts), default=0.0) * 1000
+        return self._milliseconds()
 
     def __repr__(self) -> str:
         return f"Work({', '.join(map(repr, self._parts))})"

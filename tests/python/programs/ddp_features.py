@@ -3,16 +3,14 @@
 import copy
 import dataclasses
 import io
-from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from ddp_models import Mixed, Transformer, loss_of, plainly
+from ddp_models import Transformer, loss_of, plainly
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.parallel.distributed import _MixedPrecision
 from torch.utils.checkpoint import checkpoint
 from training_case import (
     CLASSES,
@@ -26,7 +24,7 @@ from training_case import (
     seeded,
     train,
 )
-from training_ddp import SMALL_BUCKET_MB, Bag, Fork, normalised
+from training_ddp import SMALL_BUCKET_MB, Fork, normalised
 
 
 def small(scene: Scene, model: nn.Module | None = None, **options: object) -> DistributedDataParallel:
@@ -39,123 +37,6 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 def prefixed(prefix: str, results: Results) -> Results:
     return {f"{prefix} {name}": value for name, value in results.items()}
-
-
-# ---------------------------------------------------------------------------------- uneven inputs
-
-
-def joined(scene: Scene, model: nn.Module, *, least: int = 2, **options: object) -> Results:
-    """Rank 0 has the least batches, every next rank three more."""
-    optimizer = sgd(model)
-    results: Results = {}
-    with model.join(**options):
-        for step, (inputs, labels) in enumerate(batches(scene, count=least + 3 * scene.rank)):
-            optimizer.zero_grad()
-            loss = loss_of(model, inputs, labels)
-            loss.backward()
-            optimizer.step()
-            results[f"loss {step}"] = loss.item()
-    return results | contents(model)
-
-
-@case
-def join_divided_by_all_ranks(scene: Scene) -> Results:
-    return joined(scene, small(scene), divide_by_initial_world_size=True)
-
-
-@case
-def join_divided_by_live_ranks(scene: Scene) -> Results:
-    return joined(scene, small(scene), divide_by_initial_world_size=False)
-
-
-@case
-def join_of_a_rank_without_batches(scene: Scene) -> Results:
-    return joined(scene, small(scene), least=0)
-
-
-@case
-def join_of_a_rank_with_one_batch(scene: Scene) -> Results:
-    """Buckets are cut anew while it has already run out."""
-    return joined(scene, small(scene), least=1)
-
-
-@case
-def join_of_a_rank_with_two_batches_of_a_static_graph(scene: Scene) -> Results:
-    return joined(scene, small(scene, static_graph=True), least=2)
-
-
-@case
-def join_with_bucket_views(scene: Scene) -> Results:
-    return joined(scene, small(scene, gradient_as_bucket_view=True), divide_by_initial_world_size=False)
-
-
-@case
-def join_with_unused_parameters(scene: Scene) -> Results:
-    """When a rank has run out of inputs, nobody uses what only it used.
-
-    PyTorch then makes zeros of such a gradient, which momentum and weight decay act upon; ours is none, as in
-    every other iteration in which nobody uses a parameter.
-    """
-    results = joined(scene, small(scene, Fork(scene.rank), find_unused_parameters=True))
-    nothing = {name for name, value in results.items() if "gradient" in name and not is_something(value)}
-    return {name: value for name, value in results.items() if name.removeprefix("layout of ") not in nothing}
-
-
-def is_something(value: object) -> bool:
-    return not isinstance(value, Tensor) or bool(value.count_nonzero())
-
-
-@case
-def join_with_buffers(scene: Scene) -> Results:
-    return joined(scene, small(scene, normalised()))
-
-
-@case
-def join_with_a_hook(scene: Scene) -> Results:
-    model = small(scene)
-    model.register_comm_hook(None, dist.algorithms.ddp_comm_hooks.default_hooks.allreduce_hook)
-    return joined(scene, model)
-
-
-@case
-def join_with_batches_without_sync(scene: Scene) -> Results:
-    """Whoever has run out learns in every step whether the others synchronise in it."""
-    model = small(scene)
-    optimizer = sgd(model)
-    with model.join():
-        for step, (inputs, labels) in enumerate(batches(scene, count=3 + 3 * scene.rank)):
-            if step % 3 < 2:
-                with model.no_sync():
-                    loss_of(model, inputs, labels).backward()
-            else:
-                loss_of(model, inputs, labels).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-    return contents(model)
-
-
-@case
-def join_disabled(scene: Scene) -> Results:
-    model = small(scene)
-    with model.join(enable=False):
-        return train(model, scene)
-
-
-@case
-def join_that_ends_early(scene: Scene) -> Results:
-    model = small(scene)
-    text = ""
-    try:
-        joined(scene, model, throw_on_early_termination=True)
-    except RuntimeError as error:
-        text = str(error)
-    return {"text": text} | contents(model)
-
-
-@case
-def join_and_training_afterwards(scene: Scene) -> Results:
-    model = small(scene)
-    return joined(scene, model) | prefixed("afterwards", train(model, scene))
 
 
 # ---------------------------------------------------------------------------------- beginnings and buffers
@@ -623,93 +504,6 @@ def models_saved_whole(scene: Scene) -> Results:
     return train(again, scene) | {"class": str(type(again) is scene.ddp)}
 
 
-# ---------------------------------------------------------------------------------- the log
-
-# What the same training writes the same, whoever's DDP it is. (`iteration` is that of PyTorch's last sample.)
-LOGGED = [
-    "module_name",
-    "world_size",
-    "rank",
-    "bucket_sizes",
-    "bucket_cap_bytes",
-    "broadcast_buffers",
-    "dtypes",
-    "has_sync_bn",
-    "find_unused_parameters",
-    "gradient_as_bucket_view",
-    "num_parameter_tensors",
-    "total_parameter_size_bytes",
-    "is_multi_device_module",
-    "device_ids",
-    "output_device",
-    "num_buckets_reduced",
-    "unused_parameter_size",
-    "prev_iteration_grad_ready_order_indices",
-    "has_rebuilt_buckets",
-    "rebuilt_bucket_sizes",
-    "rebuilt_per_bucket_param_indices",
-    "torch_distributed_debug",
-    "master_addr",
-    "cuda_visible_devices",
-]
-OF_GLOO = {"gloo_socket_ifname", "gloo_device_transport", "gloo_num_threads"}
-TIMES = [
-    f"{prefix}{name}"
-    for prefix in ["", "avg_"]
-    for name in [
-        "forward_compute_time",
-        "backward_compute_time",
-        "backward_comm_time",
-        "backward_compute_comm_overlap_time",
-    ]
-]
-
-
-def logged(model: DistributedDataParallel) -> Results:
-    data = model._get_ddp_logging_data()
-    results: Results = {name: str(data.get(name, "")) for name in LOGGED}
-    results |= {f"{name} is positive": str(data.get(name, 0) > 0) for name in TIMES}
-    return results
-
-
-@case
-def the_log(scene: Scene) -> Results:
-    results: Results = {}
-    kinds = {
-        "plain": (perceptron(), {}),
-        "views": (perceptron(), {"gradient_as_bucket_view": True}),
-        "static": (Fork(0), {"static_graph": True}),
-        "searching": (Fork(0), {"find_unused_parameters": True}),
-        "mixed": (Mixed(), {}),
-        "normalised": (normalised(), {"forward_sync_buffers": True}),
-    }
-    for kind, (inner, options) in kinds.items():
-        model = small(scene, inner, **options)
-        train(model, scene)
-        results |= prefixed(kind, logged(model))
-    return results
-
-
-@case
-def the_keys_of_the_log(scene: Scene) -> Results:
-    """All of PyTorch's, but for those of Gloo; what else is there is of no concern."""
-    model = small(scene)
-    train(model, scene)
-    reference = DistributedDataParallel(perceptron(), bucket_cap_mb=SMALL_BUCKET_MB)
-    train(reference, scene)
-    missing = set(reference._get_ddp_logging_data()) - set(model._get_ddp_logging_data()) - OF_GLOO
-    return {"missing": " ".join(sorted(missing))}
-
-
-@case
-def the_log_of_a_hook_and_of_join(scene: Scene) -> Results:
-    model = small(scene)
-    model.register_comm_hook(None, dist.algorithms.ddp_comm_hooks.default_hooks.allreduce_hook)
-    joined(scene, model)
-    data = model._get_ddp_logging_data()
-    return {name: str(data.get(name)) for name in ["comm_hook", "join_uneven_inputs"]}
-
-
 # --------------------------------------------------------------------------------- gradients that do not come
 
 
@@ -747,72 +541,3 @@ def an_output_that_the_loss_never_uses(scene: Scene) -> Results:
 @case
 def an_output_that_one_rank_uses_at_times(scene: Scene) -> Results:
     return trained_aside(scene, uses=scene.rank == 1)
-
-
-# ---------------------------------------------------------------------------------- mixed precision
-
-
-def trained_in(
-    scene: Scene, precision: _MixedPrecision, build: Callable[[], nn.Module] = perceptron
-) -> Results:
-    """PyTorch's `mixed_precision` needs an accelerator, so the reference is done by hand.
-
-    Forward and backward are in `param_dtype`; gradients are divided and added up in `reduce_dtype`, and come
-    back in the dtype of the parameters, which the optimizer changes.
-    """
-    by_hand = dist.get_backend() == "gloo"
-    model = build()
-    replicated = model if by_hand else small(scene, model, mixed_precision=precision)
-    optimizer = sgd(model)
-    results: Results = {}
-    for step, (inputs, labels) in enumerate(batches(scene)):
-        optimizer.zero_grad()
-        if by_hand:
-            loss = backward_by_hand(model, inputs, labels, precision, scene.world)
-        else:
-            loss = loss_of(replicated, inputs, labels)
-            loss.backward()
-        optimizer.step()
-        results[f"loss {step}"] = loss.item()
-    return results | contents(model)
-
-
-def backward_by_hand(
-    model: nn.Module, inputs: Tensor, labels: Tensor, precision: _MixedPrecision, world: int
-) -> Tensor:
-    computing = precision.param_dtype or torch.float32
-    narrow = copy.deepcopy(model).to(computing)
-    loss = loss_of(narrow, inputs.to(computing), labels)
-    loss.backward()
-    for parameter, low in zip(model.parameters(), narrow.parameters(), strict=True):
-        # A sparse one is reduced as the parameter is.
-        reducing = parameter.dtype if low.grad.is_sparse else precision.reduce_dtype or computing
-        gradient = low.grad.to(reducing).div(world)
-        dist.all_reduce(gradient)
-        parameter.grad = gradient.to(parameter.dtype)
-    return loss
-
-
-@case
-def mixed_precision_in_bfloat16(scene: Scene) -> Results:
-    return trained_in(scene, _MixedPrecision(param_dtype=torch.bfloat16))
-
-
-@case
-def mixed_precision_reduced_in_float32(scene: Scene) -> Results:
-    return trained_in(scene, _MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
-
-
-@case
-def mixed_precision_of_the_reduction_alone(scene: Scene) -> Results:
-    return trained_in(scene, _MixedPrecision(reduce_dtype=torch.bfloat16))
-
-
-@case
-def mixed_precision_of_a_transformer(scene: Scene) -> Results:
-    return trained_in(scene, _MixedPrecision(param_dtype=torch.bfloat16), Transformer)
-
-
-@case
-def mixed_precision_with_sparse_gradients(scene: Scene) -> Results:
-    return trained_in(scene, _MixedPrecision(param_dtype=torch.bfloat16), Bag)
