@@ -142,7 +142,7 @@ def test_a_timeout_is_also_pythons_and_knows_what_it_was_about(store):
         store.wait(["never"], SHORT)
     error = raised.value
     assert isinstance(error, torch_dist.DistStoreError)
-    assert (error.operation, error.reason) == ("wait", "not there when the time was up")
+    assert (error.operation, error.reason) == ("wait", "timed out: the key was never set")
     assert error.elapsed >= SHORT.total_seconds()
     assert error.store in str(error)
     assert error.hint in str(error)

@@ -86,7 +86,7 @@ fn what_did_not_work_ends_with_status_one_and_says_why() {
     };
     fails(&["pop", "q"], "error: store queue_pop `q` at 127.0.0.1:");
     fails(&["pop", "q"], ": queue is empty"); // behind how long that took, if it took a millisecond
-    fails(&["--timeout", "50ms", "get", "nope"], "not there when the time was up\n  hint: ");
+    fails(&["--timeout", "50ms", "get", "nope"], "timed out: the key was never set\n  hint: ");
     printed(&store(&serve, &["set", "text", "abc"]));
     fails(&["add", "text"], "the server closed the connection");
     // A write is confirmed before success is reported: this one is refused.
@@ -124,7 +124,7 @@ fn keys_and_values_stay_out_of_the_servers_log() {
     assert!(!store(&serve, &["add", "secret-key"]).status.success(), "the server refuses, and logs why");
     serve.process.signal(rustix::process::Signal::TERM);
     let log = serve.ended().1.join("\n");
-    assert!(log.contains("it counted on a value that is no number (key of 11 bytes)"), "{log}");
+    assert!(log.contains("ADD or BARRIER failed: the value is not a number (key of 11 bytes)"), "{log}");
     assert!(!log.contains("secret"), "{log}");
 }
 

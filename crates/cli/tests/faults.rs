@@ -95,10 +95,12 @@ fn expect_message(failure: &Failure, server: SocketAddr, reason: &str, hint: &st
     assert_eq!(failure.error.to_string(), expected);
 }
 
-const LOST_HINT: &str = "did the server end or crash? a server also closes a connection whose request it refuses (a \
-                         limit, or `add` on a value that is no number): see its log";
-const FROZEN: (&str, &str) =
-    ("the server did not answer in time", "is the server's machine overloaded, frozen, or cut off?");
+const LOST_HINT: &str = "check whether the server has exited; it also closes a connection whose request it refuses (over \
+                         a limit, or `add` on a value that is not a number): see its log";
+const FROZEN: (&str, &str) = (
+    "the server did not answer in time",
+    "check whether the server's host is overloaded, frozen or unreachable",
+);
 
 #[test]
 fn a_killed_server_fails_every_waiting_client_at_once_and_later_calls_say_that_the_store_is_lost() {
@@ -118,7 +120,7 @@ fn a_killed_server_fails_every_waiting_client_at_once_and_later_calls_say_that_t
         // Which of the two depends on what the kernel had still to send.
         let reset = failure.error.to_string().contains("reset by peer");
         let reason = match reset {
-            true => "the connection is lost: connection reset by peer",
+            true => "connection lost: connection reset by peer",
             false => "the server closed the connection",
         };
         expect_message(&failure, address, reason, LOST_HINT);
@@ -129,8 +131,8 @@ fn a_killed_server_fails_every_waiting_client_at_once_and_later_calls_say_that_t
         assert!(begin.elapsed() < TIMEOUT + GRACE);
         let expected = format!(
             "store add `counter` at {address} failed after {}: the store is lost: no store answered ({address}: \
-             connection refused) (it was lost earlier: {reason})\n  hint: did the server end or crash? its keys are \
-             gone with it",
+             connection refused) (it was lost earlier: {reason})\n  hint: check whether the server has \
+             exited; if it has, its keys are lost",
             show_duration(error.scene().elapsed)
         );
         assert_eq!(error.to_string(), expected);
@@ -174,7 +176,12 @@ fn a_frozen_server_costs_each_call_its_timeout_and_a_thawed_one_serves_the_same_
     // A new connection is accepted by the kernel and greeted by nobody.
     let options = TcpStoreOptions::new("127.0.0.1", address.port()).timeout(Duration::from_millis(300));
     let text = TcpStore::open(options).unwrap_err().to_string();
-    assert!(text.contains(&format!("no store answered ({address}: accepted, then silent for ")), "{text}");
+    assert!(
+        text.contains(&format!(
+            "no store answered ({address}: accepted the connection, then sent nothing for "
+        )),
+        "{text}"
+    );
 
     serve.process.signal(Signal::CONT);
     for (index, failure) in failures.iter().enumerate() {

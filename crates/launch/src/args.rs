@@ -1,7 +1,7 @@
 //! torchrun's flags under both of their spellings.
 //!
-//! [`Args`] is what was typed. [`LaunchPlan`] is what follows from it, or an error that says what to type instead. Nothing
-//! is started or opened before there is a plan.
+//! [`Args`] is what the user typed. [`LaunchPlan`] is what follows from it, or an error that says what to
+//! type instead. Nothing is started or opened before the plan is complete.
 
 mod counting;
 mod plan;
@@ -23,7 +23,7 @@ pub(super) use plan::{Kind, LaunchPlan, Meeting};
 pub(super) use values::{ELASTIC_PORT, Endpoint};
 use values::{Nodes, Settings};
 
-/// torchrun uses the same name, so that jobs without a name meet.
+/// torchrun uses the same name, so that jobs without a name find each other.
 const NO_RUN_ID: &str = "none";
 
 /// Start the ranks of a program on this machine, or on several machines, as torchrun does.

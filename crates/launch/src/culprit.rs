@@ -1,10 +1,11 @@
 //! Which of several ranks failed first.
 //!
-//! Ranks that lose a peer fail too, within milliseconds, and their ends are noticed in any order: the kernel closes a process's
-//! connections before it tells its parent. So ends are collected for a moment, and judged by what they leave: a death by a signal that
-//! nobody here sent is no answer to a peer's end, an error file says when it was written, and an exit code says nothing.
+//! Ranks that lose a peer fail too, within milliseconds, and their exits are noticed in any order: the kernel
+//! closes a process's connections before it notifies its parent. So exits are collected for a moment and then
+//! ranked by evidence. A death by a signal that this launcher did not send is not a reaction to a peer's
+//! exit. An error file says when it was written. An exit code says nothing.
 //!
-//! Not here: how long ends are collected (`round`), and what is told of them (`failure`).
+//! Not here: how long exits are collected (`round`), and how they are reported (`failure`).
 
 use std::time::SystemTime;
 
@@ -13,13 +14,14 @@ use signal_hook::consts::SIGPIPE;
 use super::failure::ErrorFile;
 use super::rank::End;
 
-/// In seconds. A rank that loses a peer has written its error file by then, so only an older one tells of something that was before a
-/// death by a signal. Error files know whole seconds.
+/// In seconds. A rank that loses a peer has written its error file by then, so only an older file is about
+/// something that happened before a death by a signal. Error files have whole seconds.
 const ANSWER_MAX: u64 = 2;
-/// In seconds. A rank that wrote its error file and still runs is on its way out; one that has run on for longer has got over it.
+/// In seconds. A rank that wrote its error file and still runs is about to exit; one that has run for longer
+/// has recovered.
 const WAY_OUT_MAX: u64 = 10;
 
-/// What there is to judge a rank by.
+/// The evidence about one rank.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Suspect<'a> {
     /// None if it still runs.
@@ -27,8 +29,8 @@ pub(super) struct Suspect<'a> {
     pub(super) error_file: Option<&'a ErrorFile>,
 }
 
-/// The index of the one that probably failed first; of those with nothing to tell them apart the first in the list, which is the first
-/// that was noticed. `now` is in seconds since 1970, as error files have it.
+/// The index of the rank that probably failed first. Among ranks with equal evidence, this is the first in
+/// the list, which is the first that was noticed. `now` is in seconds since 1970, as in error files.
 pub(super) fn first(suspects: &[Suspect<'_>], now: u64) -> Option<usize> {
     let keyed = suspects.iter().enumerate().filter(|(_, suspect)| suspect.has_failed(now));
     keyed.min_by_key(|(_, suspect)| suspect.key(now)).map(|(index, _)| index)
@@ -42,13 +44,14 @@ impl Suspect<'_> {
         }
     }
 
-    /// The file's own time in seconds, and that of the file system, which is finer.
+    /// The time in the file in seconds, and that of the file system, which is more precise.
     fn written(&self) -> Option<(u64, SystemTime)> {
         let file = self.error_file?;
         Some((file.timestamp?, file.modified.unwrap_or(SystemTime::UNIX_EPOCH)))
     }
 
-    /// The smallest is the first. Who writes to a peer that is gone dies by SIGPIPE: that is an answer.
+    /// The smallest is the first. A process that writes to a closed connection dies by SIGPIPE: that is a
+    /// reaction.
     fn key(&self, now: u64) -> (u64, Option<SystemTime>) {
         let killed = matches!(self.end, Some(End::Signal(signal)) if signal != SIGPIPE);
         let killed = killed.then_some((now.saturating_sub(ANSWER_MAX), None));
@@ -88,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_death_by_a_signal_comes_before_exit_codes_that_were_noticed_earlier() {
+    fn a_death_by_a_signal_precedes_exit_codes_that_were_noticed_earlier() {
         let killed = Some(End::Signal(SIGKILL));
         assert_eq!(judged(&[(exit(1), None), (exit(1), None), (killed, None)]), Some(2));
         assert_eq!(judged(&[(exit(1), Some(file(0, 900))), (killed, None)]), Some(1));
@@ -114,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn of_those_with_nothing_to_tell_them_apart_the_first_is_named() {
+    fn with_equal_evidence_the_first_is_named() {
         assert_eq!(judged(&[(exit(1), None), (exit(2), None)]), Some(0));
     }
 }

@@ -1,4 +1,4 @@
-//! The end of a launcher: what ranks left in their pipes, what there is to say, and the exit code.
+//! The end of a launcher: the ranks' remaining output, the final report, and the exit code.
 
 #![expect(clippy::disallowed_methods, reason = "reads the clock while the last output is shown")]
 
@@ -14,10 +14,10 @@ use super::rank::signal_name;
 use super::rendezvous::{self, Order};
 use tenfold_console::{FAILURE, Outcome, SUCCESS, printable};
 
-/// For the others to read how the job ended, when this node hosts the store.
+/// Time for the other nodes to read how the job ended, when this node hosts the store.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 impl Launch {
-    /// Ends everybody, the rendezvous and the store; says what there is to say. The exit code.
+    /// Ends all ranks, the rendezvous and the store, and prints the report. Returns the exit code.
     pub(super) fn finish(mut self, outcome: Result<(), Box<dyn std::error::Error>>) -> Outcome {
         if let Err(error) = &outcome {
             self.tell(Order::Leave { reason: error.to_string() });
@@ -33,7 +33,7 @@ impl Launch {
         self.guard.end();
         let report = self.report();
         if let (Ok(()), Some(message)) = (&outcome, &report) {
-            // Not `eprintln!`, which panics where nobody reads.
+            // Not `eprintln!`, which panics if the reader has closed the stream.
             let _nobody_reads = writeln!(io::stderr(), "error: {}", printable(message));
         }
         if self.hosts_others() && !self.impatient {
@@ -41,7 +41,7 @@ impl Launch {
             for &signal in &self.plan.signals {
                 signal_hook::flag::register_conditional_shutdown(signal, FAILURE.into(), impatient.clone())?;
             }
-            impatient.store(true, Ordering::SeqCst); // from here on a signal ends at once
+            impatient.store(true, Ordering::SeqCst); // from here on a signal ends the launcher immediately
             if let Some(rendezvous) = &self.rendezvous {
                 rendezvous.settle(LAST_WORDS);
             }
@@ -77,7 +77,7 @@ impl Launch {
         failure::stubborn(&killed)
     }
 
-    /// Shows what ranks left in their pipes; who was told twice to end does not wait for a reader.
+    /// Shows what ranks left in their pipes. A launcher that was signalled twice does not wait for a reader.
     pub(super) fn drain(&mut self) -> io::Result<()> {
         loop {
             let mut all = true;

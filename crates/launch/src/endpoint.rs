@@ -1,10 +1,11 @@
-//! Where the store is: does this node host it, or does it connect?
+//! Finds the store: does this node host it, or does it connect?
 //!
-//! Decided by binding, not by comparing names: a machine can listen on an address if and only if the address is its own.
-//! Who cannot bind it connects; who finds the port taken connects too if a store answers there, which may be that of
-//! another launcher of this job or a `tenfold serve`.
+//! This is decided by binding, not by comparing names: a machine can listen on an address if and only if the
+//! address is its own. A node that cannot bind the address connects. A node that finds the port taken also
+//! connects, if a store answers there. That store may belong to another launcher of this job or to a `tenfold
+//! serve`.
 //!
-//! Opening may take as long as the other nodes do, so it happens on a thread of its own, see `run`.
+//! Opening may have to wait for other nodes, so it happens on a separate thread, see `run`.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs, UdpSocket};
@@ -18,25 +19,25 @@ use tenfold_store::{Deadline, Limits, Server, ServerOptions, TcpStore, TcpStoreO
 use super::args::{ELASTIC_PORT, Endpoint, LaunchPlan, Meeting};
 
 const LOOPBACK: &str = "127.0.0.1";
-/// One attempt to connect; between two of them people may be told.
+/// The limit of one attempt to connect; between two attempts the user may be informed.
 const ATTEMPT: Duration = Duration::from_secs(3);
-/// A store on this machine has answered by then.
+/// A store on this machine answers within this time.
 const ANSWER: Duration = Duration::from_secs(3);
-/// Between two lines that say that we wait.
+/// Between two lines that say that this node waits.
 const NEWS_INTERVAL: Duration = Duration::from_secs(10);
-/// The port may be left by one program and taken by the next while we look.
+/// The port may be released by one program and taken by the next while we check.
 const LOOKS_MAX: usize = 5;
 
-/// The store, as this node has it.
+/// The store, from this node's point of view.
 pub(super) struct Home {
-    /// If this node hosts it; shared with whoever shows what is in it.
+    /// Present if this node hosts it; shared with the dashboard.
     pub(super) server: Option<Arc<Server>>,
     pub(super) store: Arc<TcpStore>,
-    /// By which this node's ranks, and those of others, reach it.
+    /// The address at which the ranks of all nodes reach it.
     pub(super) endpoint: Endpoint,
 }
 
-/// Opens the store; `note` is called with lines for people.
+/// Opens the store; `note` is called with lines for the user.
 pub(super) fn open(plan: &LaunchPlan, note: &dyn Fn(String)) -> Result<Home, String> {
     let home = match &plan.meeting {
         Meeting::Alone => {
@@ -97,7 +98,7 @@ fn decide(endpoint: &Endpoint, plan: &LaunchPlan) -> Result<Decision, String> {
             Err(error) => refused = error,
         }
         match look(endpoint) {
-            Look::Free => {} // it was taken, and is not any more
+            Look::Free => {} // it was taken and has become free
             Look::Elsewhere => return Ok(Decision::Guest("the address is not one of this machine's")),
             Look::Taken if answers(endpoint) => {
                 trust_holder(endpoint, holder(endpoint))?;
@@ -109,7 +110,7 @@ fn decide(endpoint: &Endpoint, plan: &LaunchPlan) -> Result<Decision, String> {
     Err(refused)
 }
 
-/// Hosts, also where the address is not one of this machine's: it may be translated on the way.
+/// Hosts, even if the address is not one of this machine's: it may be translated on the way.
 fn insist(endpoint: &Endpoint, plan: &LaunchPlan) -> Result<(Server, &'static str), String> {
     let (listen, why) = listen_where(endpoint, plan);
     match start(listen, endpoint.port, plan.other_users) {
@@ -126,7 +127,7 @@ fn insist(endpoint: &Endpoint, plan: &LaunchPlan) -> Result<(Server, &'static st
     }
 }
 
-/// A machine's name often means 127.0.1.1 on the machine itself, where nobody else can reach it.
+/// A machine's name often means 127.0.1.1 on the machine itself, which other machines cannot reach.
 fn listen_where<'a>(endpoint: &'a Endpoint, plan: &LaunchPlan) -> (&'a str, &'static str) {
     let is_name = endpoint.host.parse::<IpAddr>().is_err() && endpoint.host != "localhost";
     let only_here = || {
@@ -142,10 +143,11 @@ fn listen_where<'a>(endpoint: &'a Endpoint, plan: &LaunchPlan) -> (&'a str, &'st
 
 /// Open files that are not clients of the store: pipes of ranks, log files, a dashboard's connections.
 const FILES_KEPT: usize = 512;
-/// A store serves this many clients at the least, as far as files are concerned.
+/// A store serves at least this many clients, as far as open files are concerned.
 const CLIENTS_MIN: usize = 64;
 
-/// Limits of a store that a launcher hosts: more clients than it can have files would only be accepted to be closed.
+/// Limits of a store that a launcher hosts. Clients beyond its open files would only be accepted and then
+/// closed.
 fn limits(other_users: bool) -> Limits {
     let mut limits = Limits::default();
     limits.other_users = other_users;
@@ -165,7 +167,7 @@ fn resolve(endpoint: &Endpoint) -> io::Result<Vec<SocketAddr>> {
     Ok((endpoint.host.as_str(), endpoint.port).to_socket_addrs()?.collect())
 }
 
-/// What binding says about an address.
+/// What an attempt to bind shows about an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Look {
     Free,
@@ -195,12 +197,13 @@ fn answers(endpoint: &Endpoint) -> bool {
     TcpStore::open(TcpStoreOptions::new(&endpoint.host, endpoint.port).timeout(ANSWER)).is_ok()
 }
 
-/// Who listens at an address of this machine, if the kernel tells.
+/// The owner of the socket that listens at an address of this machine, if the kernel reports it.
 fn holder(endpoint: &Endpoint) -> Option<Owner> {
     resolve(endpoint).ok()?.into_iter().find_map(owner::of_listener)
 }
 
-/// On the port that everybody uses who names none, another user can wait for jobs, and a job's nodes do what its store says.
+/// On the default port, another user can wait for jobs that name no port, and a job's nodes do what its store
+/// says.
 fn trust_holder(endpoint: &Endpoint, holder: Option<Owner>) -> Result<(), String> {
     match holder {
         Some(holder) if endpoint.port == ELASTIC_PORT && !holder.is_trusted() => Err(format!(
@@ -240,7 +243,7 @@ fn check_port(endpoint: &Endpoint, plan: &LaunchPlan) -> Result<(), String> {
     Ok(())
 }
 
-/// Connects to the server of this very process.
+/// Connects to the server of this process.
 fn host(server: Server, endpoint: &Endpoint, plan: &LaunchPlan) -> Result<Home, String> {
     let own = server.address();
     let reached = match own.ip() {
@@ -254,7 +257,7 @@ fn host(server: Server, endpoint: &Endpoint, plan: &LaunchPlan) -> Result<Home, 
     Ok(Home { server: Some(Arc::new(server)), store: Arc::new(store), endpoint })
 }
 
-/// Connects to another node's server, which may not be there yet.
+/// Connects to another node's server, which may not have started yet.
 fn connect(endpoint: &Endpoint, plan: &LaunchPlan, note: &dyn Fn(String)) -> Result<Home, String> {
     let deadline = Deadline::after(plan.settings.join_timeout);
     let mut told = deadline.elapsed();
@@ -287,7 +290,7 @@ fn connect(endpoint: &Endpoint, plan: &LaunchPlan, note: &dyn Fn(String)) -> Res
     }
 }
 
-/// A store of this node's own for the ranks, where the nodes met in one that belongs to nobody of this job.
+/// A store of this node for the ranks, if the nodes met in a store that no node of this job hosts.
 pub(super) fn open_for_ranks(
     met_at: &Endpoint,
     local_address: Option<&str>,
@@ -303,7 +306,7 @@ pub(super) fn open_for_ranks(
     let server = match start(&host, 0, other_users) {
         Ok(server) => server,
         Err(_) if local_address.is_some() => {
-            // A name that others know and we do not.
+            // A name that other machines know and this one does not.
             let server = start("0.0.0.0", 0, other_users)?;
             note(format!(
                 "--local-addr {host} cannot be bound here, so the ranks' store listens on all addresses"
@@ -317,7 +320,7 @@ pub(super) fn open_for_ranks(
     Ok((server, Endpoint { host, port }))
 }
 
-/// The address from which this machine would talk to another; nothing is sent.
+/// The address from which this machine would connect to another; nothing is sent.
 fn own_address(other: &Endpoint) -> io::Result<IpAddr> {
     let other = resolve(other)?.into_iter().next().ok_or(io::ErrorKind::NotFound)?;
     let any: SocketAddr =
@@ -336,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn binding_tells_whose_address_it_is() {
+    fn binding_shows_whose_address_it_is() {
         let holder = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = holder.local_addr().unwrap().port();
         assert_eq!(look(&at("127.0.0.1", port)), Look::Taken);
@@ -365,19 +368,19 @@ mod tests {
             text.starts_with(&format!("the store at 127.0.0.1:29400 belongs to user {}: ", other.user)),
             "{text}"
         );
-        // Whoever names a port names its store.
+        // A user who names a port chooses its store.
         assert_eq!(trust_holder(&at(LOOPBACK, 29401), Some(other)), Ok(()));
     }
 
     #[test]
-    fn a_store_for_ranks_is_where_the_others_can_reach_it() {
+    fn a_store_for_ranks_is_at_an_address_that_other_nodes_can_reach() {
         let (server, endpoint) = open_for_ranks(&at("127.0.0.2", 29400), None, false, &|_| ()).unwrap();
         assert_eq!(endpoint.to_string(), server.address().to_string());
         assert!(server.is_private());
     }
 
     #[test]
-    fn a_store_for_ranks_that_everybody_can_reach_is_warned_about() {
+    fn a_store_for_ranks_on_all_addresses_causes_a_warning() {
         let notes = std::cell::RefCell::new(Vec::new());
         let note = |line: String| notes.borrow_mut().push(line);
         let met_at = at("127.0.0.2", 29400);

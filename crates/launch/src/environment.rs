@@ -1,4 +1,4 @@
-//! What a rank finds in its environment: torchrun's variables, with torchrun's meaning.
+//! The environment of a rank: torchrun's variables, with torchrun's meaning.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -8,8 +8,9 @@ use super::progress;
 use super::rendezvous::Assignment;
 use super::worker_sockets;
 
-/// A number that grows from round to round and from job to job: a program that stores something for the next round (a checkpoint) can
-/// refuse one that is lower than the last it has seen, which comes from ranks that should have ended.
+/// A number that grows from round to round and from job to job. A program that stores something for the next
+/// round (a checkpoint) can refuse a number that is lower than the last it has seen: it comes from ranks that
+/// should have exited.
 const FENCE: &str = "TENFOLD_FENCE";
 
 /// What all ranks of one node have in common, in all rounds.
@@ -18,29 +19,29 @@ pub(super) struct Job {
     pub(super) run_id: String,
     pub(super) role: String,
     pub(super) max_restarts: u64,
-    /// As torchrun tells it: the names, with commas.
+    /// In torchrun's form: the names, with commas.
     pub(super) signals: String,
     pub(super) virtual_local_rank: bool,
     /// What the guard looks for.
     pub(super) mark: String,
 }
 
-/// The place of one rank in one round.
+/// The position of one rank in one round.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place<'a> {
     pub(super) local_rank: usize,
     pub(super) assignment: &'a Assignment,
     /// Host and port of the ranks' store.
     pub(super) store: (&'a str, u16),
-    /// Where PyTorch's `record` writes what went wrong.
+    /// Where PyTorch's `record` writes its error.
     pub(super) error_file: Option<&'a Path>,
-    /// Where tenfold's runtime tells how far the rank is.
+    /// Where tenfold's runtime writes the rank's progress.
     pub(super) progress: Option<&'a Path>,
-    /// Where the rank can be asked what it does.
+    /// The socket on which the rank answers questions.
     pub(super) worker_server: Option<&'a Path>,
 }
 
-/// The variables of one rank; `inherited` is what the launcher itself was given, which some of them respect.
+/// The variables of one rank; `inherited` is the launcher's own environment, which some of them respect.
 pub(super) fn environment(
     job: &Job,
     place: Place<'_>,
@@ -61,10 +62,10 @@ pub(super) fn environment(
     set("ROLE_WORLD_SIZE", assignment.role_world_size().to_string());
     set("MASTER_ADDR", store.0.to_string());
     set("MASTER_PORT", store.1.to_string());
-    // Else PyTorch's rank 0 would host a store itself, on a port that is taken.
+    // Otherwise PyTorch's rank 0 would host a store itself, on a port that is taken.
     set("TORCHELASTIC_USE_AGENT_STORE", "True".to_string());
     set("TORCHELASTIC_RUN_ID", job.run_id.clone());
-    // PyTorch puts it before all keys of a round; so it grows with every round, also without a failure.
+    // PyTorch puts it in front of all keys of a round, so it grows with every round, even without a failure.
     set("TORCHELASTIC_RESTART_COUNT", assignment.round.to_string());
     set(FENCE, assignment.fence().to_string());
     set("TORCHELASTIC_MAX_RESTARTS", job.max_restarts.to_string());
@@ -72,7 +73,8 @@ pub(super) fn environment(
     set(mark::VARIABLE, job.mark.clone());
     let mut defaults = vec![("PYTHONUNBUFFERED", "1"), ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")];
     if local_ranks > 1 {
-        // Ranks with a thread for every core each would fight for them; Rust programs (candle) ask rayon's variable.
+        // Otherwise each rank would start a thread for every core; Rust programs (candle) read rayon's
+        // variable.
         defaults.extend([("OMP_NUM_THREADS", "1"), ("RAYON_NUM_THREADS", "1")]);
     }
     for (name, value) in defaults {
@@ -89,7 +91,7 @@ pub(super) fn environment(
     Ok(variables)
 }
 
-/// The one device that a rank sees; AMD's variable comes first where it is set, as PyTorch has it.
+/// The only device that a rank sees; if AMD's variable is set, it takes precedence, as in PyTorch.
 fn own_device(
     local_rank: usize,
     inherited: impl Fn(&str) -> Option<OsString>,
@@ -161,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_is_told_its_place_among_nodes_and_roles() {
+    fn a_rank_gets_its_place_among_nodes_and_roles() {
         let mut found: Vec<(&str, String)> = variables(1, 2, &job(false), &[])
             .unwrap()
             .into_iter()
@@ -203,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_user_chose_is_kept() {
+    fn variables_that_the_user_set_are_kept() {
         let threads = ["OMP_NUM_THREADS", "RAYON_NUM_THREADS"];
         for name in threads.into_iter().chain(["PYTHONUNBUFFERED", "TORCH_NCCL_ASYNC_ERROR_HANDLING"]) {
             assert!(names(2, &[]).contains(&name));
@@ -214,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn who_runs_under_a_launcher_within_a_rank_gets_the_inner_ones_place() {
+    fn a_rank_of_a_nested_launcher_gets_the_inner_place() {
         assert!(names(2, &[("RANK", "1"), ("MASTER_PORT", "1")]).contains(&"RANK"));
         assert!(names(2, &[("RANK", "1"), ("MASTER_PORT", "1")]).contains(&"MASTER_PORT"));
     }

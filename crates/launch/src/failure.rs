@@ -1,14 +1,14 @@
-//! What is known of a rank that failed, and how it is told.
+//! Describes a rank that failed.
 //!
-//! How it ended and what it said are facts; from them the likely cause follows, if there is evidence for one, by two
-//! tables: what programs say, and what signals mean. Whether the kernel killed for lack of memory is read from the
-//! control group's counters ([`MemoryWatch`]).
+//! How it ended and what it printed are facts. From them follows the likely cause, if there is evidence for
+//! one, by two tables: what programs print, and what signals mean. Whether the kernel killed a process for
+//! lack of memory is read from the control group's counters ([`MemoryWatch`]).
 //!
-//! How a launcher uses it: a [`MemoryWatch`] before the first rank starts. When a rank has failed,
-//! [`Pipes::catch_up`](super::pipes::Pipes::catch_up), then a [`Failure`] with
-//! [`Pipes::words`](super::pipes::Pipes::words); its [`Failure::summary`] and [`Failure::text`] are those of the
-//! `JobFailure` that every node is told, and `error: ` before the text is what all of them print; [`stubborn`] adds what
-//! is known only later, on the node that knows it.
+//! How a launcher uses it: it creates a [`MemoryWatch`] before the first rank starts. When a rank has failed,
+//! it calls [`Pipes::catch_up`](super::pipes::Pipes::catch_up), then makes a [`Failure`] with
+//! [`Pipes::words`](super::pipes::Pipes::words). Its [`Failure::summary`] and [`Failure::text`] become those
+//! of the `JobFailure` that is sent to every node, and all nodes print `error: ` and the text. [`stubborn`]
+//! adds what becomes known later, on the node that knows it.
 
 mod error_file;
 mod memory_watch;
@@ -29,12 +29,12 @@ pub(super) use error_file::ErrorFile;
 pub(super) use memory_watch::{MemoryKills, MemoryWatch};
 use sayings::{Cause, SAYINGS, cause, meaning};
 
-/// All of a failure's text: it goes through the store to every node.
+/// The longest text of a failure: it goes through the store to every node.
 pub(super) const TEXT_MAX: usize = 8 << 10;
-/// What is read of a log file's end for its last lines.
+/// How much of a log file's end is read for its last lines.
 const TAIL_MAX: u64 = 16 << 10;
 const TAIL_LINES: usize = 12;
-/// What shells make of SIGKILL.
+/// The exit code that shells report for SIGKILL.
 const SHELLS_KILL: u8 = 128 + SIGKILL as u8;
 /// Ranks that failed together are named one by one up to this many.
 const TOGETHER_MAX: usize = 16;
@@ -48,19 +48,19 @@ pub(super) struct Failure {
     /// If there are several nodes.
     pub(super) host: Option<String>,
     pub(super) process: u32,
-    /// None if it wrote down its error and has not ended since.
+    /// None if it wrote an error file and has not exited since.
     pub(super) end: Option<End>,
     pub(super) ran: Duration,
     pub(super) words: Words,
-    /// From [`MemoryWatch::kills`], after the rank has ended.
+    /// From [`MemoryWatch::kills`], after the rank has exited.
     pub(super) memory: Option<MemoryKills>,
     /// What it ran: the first word, for advice about Python.
     pub(super) program: String,
-    /// Ranks that had failed too by the time that this one was told of, before anybody was asked to end.
+    /// Ranks that had also failed by the time of the report, before any rank was asked to exit.
     pub(super) together: Vec<(usize, End)>,
 }
 
-/// What a rank left us to read.
+/// What a rank left behind for the report.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Words {
     pub(super) last_lines: Vec<String>,
@@ -69,7 +69,8 @@ pub(super) struct Words {
     /// What `record` wrote, or why it cannot be read.
     pub(super) error_file: Option<Result<ErrorFile, String>>,
     pub(super) log_files: Vec<PathBuf>,
-    /// The log file whose disk has no room left: the rank may have failed for it, without a place to say so.
+    /// The log file whose disk is full: the rank may have failed because of it, without being able to log
+    /// that.
     pub(super) full: Option<PathBuf>,
 }
 
@@ -79,7 +80,7 @@ impl Failure {
         self.end.map_or_else(|| "an error; it has not exited yet".into(), |end| end.to_string())
     }
 
-    /// Several lines, the first without `error: `, the last without an end; at most [`TEXT_MAX`] bytes.
+    /// Several lines, the first without `error: `, the last without a line end; at most [`TEXT_MAX`] bytes.
     pub(super) fn text(&self) -> String {
         let head = self.head();
         let mut below = String::new();
@@ -134,7 +135,7 @@ impl Failure {
         lines
     }
 
-    /// What it said, newest first.
+    /// What it printed, newest first.
     fn evidence(&self) -> impl Iterator<Item = &str> {
         let file = self.words.error_file.as_ref().and_then(|file| file.as_ref().ok());
         let told = file.into_iter().flat_map(|file| {
@@ -203,13 +204,14 @@ pub(super) fn tail(path: &Path) -> Vec<String> {
     lines[lines.len().saturating_sub(TAIL_LINES)..].iter().map(|line| line.to_string()).collect()
 }
 
-/// At most so many bytes, and no half character.
+/// At most this many bytes, and no half character.
 pub(super) fn first_bytes(text: &str, max: usize) -> &str {
     let end = (0..=max.min(text.len())).rev().find(|&at| text.is_char_boundary(at));
     &text[..end.unwrap_or(0)]
 }
 
-/// Lines, each after a line end; of those that do not fit some of the first are kept, and as many of the last as can be.
+/// Lines, each after a line end. If they do not fit, some of the first are kept, and as many of the last as
+/// possible.
 fn leave_out_middle(lines: &[String], room: usize) -> String {
     let joined = |lines: &[String]| lines.iter().fold(String::new(), |text, line| text + "\n" + line);
     let all = joined(lines);
@@ -230,7 +232,7 @@ fn leave_out_middle(lines: &[String], room: usize) -> String {
     let used = joined(&lines[..first]).len();
     let last = fitting(&mut lines[first..].iter().rev(), budget - used);
     if last == 0 && room > MARK_MAX {
-        // One line that is longer than everything: its end.
+        // One line that is longer than the limit: keep its end.
         let line = lines.last().map_or("", String::as_str);
         let from = line.len().saturating_sub(budget.saturating_sub(8));
         let from = (from..=line.len()).find(|&at| line.is_char_boundary(at)).unwrap_or(line.len());
@@ -271,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_told_with_the_last_lines_the_logs_and_who_else_failed() {
+    fn a_failure_report_has_the_last_lines_the_logs_and_other_failed_ranks() {
         let mut failed = failure(End::Exit(1), &["loading", "\x1b[31mgiving up\x1b[0m\x07"]);
         failed.words.log_files = vec!["/logs/job_x/attempt_0/1/stderr.log".into()];
         failed.together = vec![(6, End::Signal(SIGKILL))];
@@ -323,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn what_programs_say_tells_the_cause() {
+    fn the_cause_is_found_in_what_programs_print() {
         let failed = End::Exit(1);
         let torch = "RuntimeError: The server socket has failed to listen on any local network address. port: 29500, \
                      useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use";
@@ -404,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn signals_and_the_exit_codes_of_shells_tell_the_cause() {
+    fn the_cause_is_found_in_signals_and_exit_codes_of_shells() {
         assert_cause(
             End::Signal(SIGKILL),
             "",
@@ -452,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kill_by_the_memory_limit_is_told_with_the_limit() {
+    fn a_kill_by_the_memory_limit_is_reported_with_the_limit() {
         let root = tempfile::tempdir().unwrap();
         let write = |path: &str, text: &str| {
             let path = root.path().join(path);
@@ -476,9 +478,9 @@ mod tests {
                 "  hint: raise the limit of the container or the job, or use less memory in each rank"
             ]
         );
-        failed.end = Some(End::Exit(137)); // told by a shell
+        failed.end = Some(End::Exit(137)); // as a shell reports it
         assert!(failed.text().contains("cause: killed by the memory limit"));
-        failed.end = Some(End::Exit(1)); // it was somebody else
+        failed.end = Some(End::Exit(1)); // the killed process was another one
         assert!(failed.text().contains("cause: a disk is full"));
         write("job/memory.max", "max\n");
         let cause = watch.kills().unwrap().cause();

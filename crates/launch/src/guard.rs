@@ -9,7 +9,7 @@
 //! until when. A launcher that is frozen or cut off from the store cannot. Then the guard ends the ranks before the other
 //! nodes declare this one dead and start the next round without it, so two rounds of a job never run at the same time.
 
-#![expect(clippy::disallowed_methods, reason = "a lease is told as a time that all processes share")]
+#![expect(clippy::disallowed_methods, reason = "a lease is a time of a clock that all processes share")]
 
 use std::io::{self, BufRead as _, PipeWriter, Read as _, Write as _};
 use std::os::fd::AsFd as _;
@@ -31,26 +31,26 @@ use super::proc::{Stat, parse_pid};
 /// A guard that is killed is started again, this often.
 const STARTS_MAX: u32 = 20;
 
-/// What the launcher tells its guard, a line each: that a round begins, and what was told before is over; a rank's process, its start and
-/// the numbers of its pipes; that it has ended; until when ranks may run.
+/// What the launcher sends its guard, one line each: a round begins, which ends what was sent before; a
+/// rank's process, its start and the numbers of its pipes; a rank has exited; until when ranks may run.
 const ROUND: &str = "round";
 const RANK: &str = "rank";
 const ENDED: &str = "ended";
 /// Until when ranks may run, as [`BootTime`].
 const LEASE: &str = "lease ";
-/// A line that is longer is none of the launcher's.
+/// A longer line was not written by the launcher.
 const LINE_MAX: u64 = 1 << 10;
 
-/// The launcher's hold on its guard.
+/// The launcher's side of its guard.
 #[derive(Debug)]
 pub(super) struct Guard {
     mark: Mark,
     child: Child,
-    /// Closed by the launcher's end, however it comes. Never waited for.
+    /// Closed when the launcher ends, for whatever reason. The launcher never blocks on it.
     lifeline: PipeWriter,
-    /// Of what it is to be told, what did not fit into the pipe yet.
+    /// What did not fit into the pipe yet.
     untold: Vec<u8>,
-    /// What it was told since the round began, for the next one.
+    /// What was sent since the round began, for the next guard.
     told: String,
     starts: u32,
 }
@@ -78,7 +78,7 @@ impl Guard {
         Pid::from_child(&self.child)
     }
 
-    /// All ranks of the round before have ended, with what they left behind.
+    /// All ranks of the previous round have exited, with all processes that they left behind.
     pub(super) fn begin_round(&mut self) {
         self.told.clear();
         self.tell(ROUND);
@@ -86,27 +86,28 @@ impl Guard {
 
     /// A rank was started, and given these pipes.
     pub(super) fn watch(&mut self, rank: Pid, pipes: impl Iterator<Item = u64>) {
-        let Some(stat) = Stat::read(rank) else { return }; // nothing can be known of its group
+        let Some(stat) = Stat::read(rank) else { return }; // its group cannot be determined
         let pipes: String = pipes.map(|pipe| format!(" {pipe}")).collect();
         self.tell(&format!("{RANK} {rank} {}{pipes}", stat.started));
     }
 
-    /// A rank has ended, and its number may be given to a stranger.
+    /// A rank has exited, and its number may be reused by another process.
     pub(super) fn forget(&mut self, rank: Pid) {
         self.tell(&format!("{ENDED} {rank}"));
     }
 
-    /// Ranks may run until then; longer if this is called again before. The last line counts, so a guard that takes the place
-    /// of this one is told with the next.
+    /// Ranks may run until then; longer if this is called again before. Only the last line counts, so a
+    /// replacement guard gets it with the next one.
     pub(super) fn hold(&mut self, until: Instant) {
-        const UNTOLD_MAX: usize = 4 << 10; // a guard that does not read needs no more of them
+        const UNTOLD_MAX: usize = 4 << 10; // a guard that does not read gets no more of them
         if self.untold.len() < UNTOLD_MAX {
             self.untold.extend(format!("{LEASE}{}\n", BootTime::at(until).0).bytes());
         }
         self.catch_up();
     }
 
-    /// Ranks may run as long as the launcher lets them: the job is over, and they have the time that they have to end.
+    /// Ranks may run as long as the launcher lets them: the job is over, and they have their usual time to
+    /// exit.
     pub(super) fn release(&mut self) {
         self.untold.extend(format!("{LEASE}\n").bytes());
         self.catch_up();
@@ -119,12 +120,12 @@ impl Guard {
         self.catch_up();
     }
 
-    /// Tells what there is room for: a guard that somebody stopped must not stop the launcher.
+    /// Writes as much as fits: a stopped guard must not block the launcher.
     pub(super) fn catch_up(&mut self) {
         write_what_fits(&self.lifeline, &mut self.untold);
     }
 
-    /// Called when it has ended, which it does not do by itself.
+    /// Called when the guard has exited, which it does not do by itself.
     pub(super) fn replace(&mut self) -> io::Result<()> {
         if self.starts >= STARTS_MAX {
             return Err(io::Error::other(format!("it ended {STARTS_MAX} times")));
@@ -133,15 +134,15 @@ impl Guard {
         Ok(())
     }
 
-    /// When there is nobody left to guard against.
+    /// Called when no process is left to guard.
     pub(super) fn end(&mut self) {
         let _ended_already = self.child.kill();
         let _reaped_already = self.child.wait();
     }
 }
 
-/// Writes to a pipe that does not block, and removes what was written from `bytes`. The rest stays if the pipe is full, or if
-/// the guard has exited: the next guard is told everything.
+/// Writes to a pipe that does not block, and removes what was written from `bytes`. The rest stays if the
+/// pipe is full, or if the guard has exited: the next guard gets everything.
 fn write_what_fits(mut pipe: &PipeWriter, bytes: &mut Vec<u8>) {
     while !bytes.is_empty() {
         match pipe.write(bytes) {
@@ -152,7 +153,7 @@ fn write_what_fits(mut pipe: &PipeWriter, bytes: &mut Vec<u8>) {
     }
 }
 
-/// What the launcher has told the guard.
+/// What the launcher has sent to the guard.
 #[derive(Debug)]
 struct Known {
     orphans: Orphans,
@@ -186,7 +187,8 @@ impl Known {
     }
 }
 
-/// Milliseconds of the clock that all processes of a machine share, and that goes on while the machine sleeps.
+/// Milliseconds of the clock that all processes of a machine share, and that continues while the machine
+/// sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct BootTime(u64);
 
@@ -196,7 +198,7 @@ impl BootTime {
         BootTime(now.tv_sec.cast_unsigned() * 1000 + now.tv_nsec.cast_unsigned() / 1_000_000)
     }
 
-    /// The time that will be then.
+    /// Converts a time of this process's clock.
     fn at(then: Instant) -> BootTime {
         let left = then.saturating_duration_since(Instant::now()).as_millis();
         BootTime(BootTime::now().0.saturating_add(u64::try_from(left).unwrap_or(u64::MAX)))
@@ -211,7 +213,8 @@ impl BootTime {
 pub fn stand_guard() -> Outcome {
     let signals = (1..=31).filter(|signal| !signal_hook::consts::FORBIDDEN.contains(signal));
     for signal in signals {
-        // Not ignored but of no effect: SIGHUP, SIGTERM and the like are meant for the launcher.
+        // Handled without effect rather than ignored: SIGHUP, SIGTERM and the like are meant for the
+        // launcher.
         let _not_for_us = signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)));
     }
     let _stays_here = rustix::process::chdir("/"); // a folder can be removed, a disk unmounted
@@ -243,7 +246,7 @@ fn is_readable(file: &std::fs::File, limit: Option<Duration>) -> bool {
     matches!(poll(&mut [PollFd::new(file, PollFlags::IN)], limit.as_ref()), Ok(count) if count > 0)
 }
 
-/// None at the end, which is the launcher's. A line that it did not live to finish is empty.
+/// None at the end of the stream, which means that the launcher has ended. An unfinished last line is empty.
 fn next_line(input: &mut impl io::BufRead) -> io::Result<Option<String>> {
     let mut line = Vec::new();
     if input.take(LINE_MAX).read_until(b'\n', &mut line)? == 0 {
@@ -284,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_guard_is_told_is_what_it_looks_for() {
+    fn the_guard_looks_for_what_the_launcher_sent() {
         let known = |text: &str| {
             let orphans = Orphans::new(Mark::new().unwrap());
             let (mut input, mut known) = (text.as_bytes(), Known { orphans, lease: None });

@@ -1,4 +1,4 @@
-//! What the dashboard shows of a rank: its state, what it has used, and its connections to the store.
+//! What the dashboard shows of a rank: its state, its resource usage, and its connections to the store.
 //!
 //! Read from `/proc` once for each heartbeat of the rendezvous. The work is bounded: only the first processes of a rank's
 //! group are looked at, and only the first files of each.
@@ -17,10 +17,10 @@ use super::rank::{End, Rank};
 /// Processes of one rank that are looked at, and files of one process.
 const PROCESSES_MAX: usize = 64;
 const FILES_MAX: usize = 4096;
-/// Connections that are told of one rank.
+/// Connections of one rank that are reported.
 const CONNECTIONS_MAX: usize = 16;
 
-/// What the dashboard is told of one rank.
+/// What is reported to the dashboard about one rank.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct RankStatus {
     pub(super) rank: usize,
@@ -95,7 +95,7 @@ impl Connections {
         Connections { own_ends, groups }
     }
 
-    /// Those of the processes of one group, as the store's server sees them.
+    /// The connections of the processes of one group, as the store's server sees them.
     pub(super) fn of_group(&self, group: Pid) -> Vec<String> {
         let mut found: Vec<String> = Vec::new();
         for &process in self.groups.get(&group.as_raw_pid()).into_iter().flatten().take(PROCESSES_MAX) {

@@ -1,4 +1,4 @@
-//! The way into a job: find the store, join the rendezvous, show the dashboard.
+//! Joins a job: finds the store, joins the rendezvous, shows the dashboard.
 
 use std::io;
 use std::sync::Mutex;
@@ -11,7 +11,7 @@ use super::{Launch, News, host_name};
 use tenfold_dashboard as dashboard;
 
 impl Launch {
-    /// On a thread of its own: another node may host it, and come late.
+    /// On a separate thread: another node may host the store, and start late.
     pub(super) fn find_store(&self) -> io::Result<()> {
         let (plan, herald) = (self.plan.clone(), self.herald.clone());
         let find = move || {
@@ -84,7 +84,7 @@ impl Launch {
         Ok(())
     }
 
-    /// The page shows what is in the store, so it is with the node that hosts it.
+    /// The page shows what is in the store, so the node that hosts the store serves it.
     fn show_dashboard(&mut self, home: &Home) -> io::Result<()> {
         let Some(options) = self.plan.dashboard.clone() else { return Ok(()) };
         let Some(server) = &home.server else {

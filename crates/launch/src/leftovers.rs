@@ -1,15 +1,15 @@
 //! Finds the processes that belong to a run, and ends them.
 //!
-//! While the launcher lives it is a subreaper: a descendant that loses its own parent becomes the launcher's child, so the
-//! tree below the launcher has all of them. When the launcher is gone, so is the tree. Then a process belongs to the run if
-//! it has something that processes inherit by default: the run's mark in its environment, the process group of a rank, or
-//! the pipes that a rank writes to.
+//! While the launcher lives it is a subreaper: a descendant that loses its own parent becomes the launcher's
+//! child, so the tree below the launcher has all of them. When the launcher has died, the tree is lost. Then
+//! a process belongs to the run if it has something that processes inherit by default: the run's mark in its
+//! environment, the process group of a rank, or the pipes that a rank writes to.
 //!
-//! No other process is hit. A process is opened by its number and then looked at again; from there on the handle means that
-//! process alone. A pipe's inode is unique while the pipe is open, and the launcher keeps those of its ranks open. A group
-//! has the number of a rank, which the kernel gives to no other process while the group has members. The guard is told when
-//! a rank exits and no longer looks for its group; a group that got the number later has a leader that started later: see
-//! [`Leader::leads`].
+//! No other process is affected. A process is opened by its number and then checked again; from there on the
+//! handle refers to that process alone. A pipe's inode is unique while the pipe is open, and the launcher
+//! keeps those of its ranks open. A group has the number of a rank, which the kernel gives to no other
+//! process while the group has members. The guard is notified when a rank exits and no longer looks for its
+//! group. A group that got the number later has a leader that started later: see [`Leader::leads`].
 //!
 //! A process survives a launcher that is killed only if it left its group, emptied its environment *and* closed the rank's
 //! pipes. With `--redirects` there are no pipes to close. A launcher that lives finds such processes as well.

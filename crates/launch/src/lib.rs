@@ -1,24 +1,32 @@
-//! `tenfold run`: starts the ranks of a program, on this node and together with other nodes, and sees to it that all of
-//! them end.
+//! `tenfold run`: starts the ranks of a program, on this node and together with other nodes, and makes sure
+//! that all of them end.
 //!
-//! One thread does everything that concerns ranks. It waits for the first of: a signal (a child's end is one), something
-//! in a rank's pipe, room to write, news. News come from a thread that finds the store, and then from the rendezvous: a
-//! round begins with these nodes, stop, the job is over. One node alone takes the same path, with a store of its own. The
-//! store server, with its own thread, lives in the launcher of one node: a rank that dies takes no store with it.
+//! One thread does everything that concerns ranks. It waits for the first of: a signal (such as a child's
+//! exit), output in a rank's pipe, room to write, or an event. Events come from the thread that locates the
+//! store, and later from the rendezvous: a round begins with these nodes, stop, the job is over. A single
+//! node takes the same path, with its own store. The store server runs on its own thread in the launcher of
+//! one node, so a rank that dies does not take the store with it.
 //!
-//! The ranks of a round are in one of five phases: they run; some have failed, and for a moment it is looked who was first; they
-//! are about to be asked to end, and may write down what they did; they were asked and have some time for it; they were killed. The
-//! first failure here begins the second, the rendezvous the third, which is over at once where nobody writes; a signal to the launcher
-//! begins the fourth. When the last has ended, what they left behind is ended too, and only then the rendezvous is told; if this
-//! launcher is frozen or cut off, the guard ends them in time. So no two rounds run at once.
+//! The ranks of a round are in one of five phases. They run. Some have failed, and the launcher waits briefly
+//! to determine which rank failed first. They are about to be asked to exit, and may write their dumps. They
+//! were asked to exit and have some time for it. They were killed. The first local failure begins the second
+//! phase. The rendezvous begins the third, which ends immediately if no rank writes a dump. A signal to the
+//! launcher begins the fourth. When the last rank has exited, the processes that ranks left behind are ended
+//! too, and only then the rendezvous is notified. If this launcher is frozen or cut off from the store, the
+//! guard ends them in time. So two rounds never run at the same time.
 //!
-//! Here is the loop, and what everybody needs of it. `joining` is the way into the job, `round` one start of the ranks, `ending` the
-//! last words. `args` is what was typed and what follows from it, `endpoint` finds the store, `program` what to run; `environment`
-//! tells a rank its place, `numa` its processors, `rank` is its process, `signals` what it survives, `pipes` and `output` what it
-//! writes; `guard` leaves nobody behind; `inspect` is what the dashboard is told.
+//! This file has the loop and the shared types. `joining` is the way into the job, `round` one start of the
+//! ranks, `ending` the final report. `args` has the flags and the plan that follows from them, `endpoint`
+//! finds the store, `program` finds what to run. `environment` makes a rank's variables, `numa` selects its
+//! processors, `rank` is its process, `signals` checks which signals it handles, `pipes` and `output` handle
+//! its output. `guard` makes sure that no process is left behind. `inspect` collects what the dashboard
+//! shows.
 
 #![warn(missing_docs)]
-#![expect(clippy::disallowed_methods, reason = "ranks have some time to end, and are told how long they ran")]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "ranks have some time to exit, and reports say how long they ran"
+)]
 
 mod args;
 mod culprit;
@@ -79,16 +87,16 @@ use tenfold_console::{Outcome, printable, raise_open_files};
 use tenfold_dashboard::Dashboard;
 use worker_sockets::WorkerSockets;
 
-/// Exit code of a command that cannot mean anything.
+/// Exit code for invalid arguments.
 const USAGE: u8 = 2;
 /// Open files that a rank costs the launcher: two pipes, and its connections to the store.
 const FILES_A_RANK: usize = 16;
-/// For the rendezvous to say that the job is over, when this node leaves.
+/// Time for the rendezvous to report that the job is over, when this node leaves.
 const LEAVING: Duration = Duration::from_secs(5);
-/// From the start of ranks to the first look at what they do.
+/// From the start of ranks to the first inspection.
 const FIRST_LOOK: Duration = Duration::from_secs(1);
 
-/// Runs the job until all ranks of this node have ended, and returns the exit code.
+/// Runs the job until all ranks of this node have exited, and returns the exit code.
 ///
 /// # Errors
 /// If the program does not exist, the store cannot be reached, or this node cannot start the ranks.
@@ -113,9 +121,9 @@ pub fn run(args: &Args) -> Outcome {
     launch.finish(outcome)
 }
 
-/// Raises the limit of open files if it is too low for the ranks, or if this launcher may host the store for other nodes, whose
-/// ranks all connect to it. The limit before that, which is the ranks': programs that use `select` or close all files at
-/// their start do badly with a high one.
+/// Raises the limit of open files if it is too low for the ranks, or if this launcher may host the store for
+/// other nodes, whose ranks all connect to it. Returns the previous limit, which the ranks get: programs that
+/// use `select` or close all files at their start do badly with a high one.
 fn make_room_for_files(plan: &LaunchPlan) -> Option<Rlimit> {
     let before = getrlimit(Resource::Nofile);
     let needed = (plan.ranks * FILES_A_RANK) as u64;
@@ -126,19 +134,19 @@ fn make_room_for_files(plan: &LaunchPlan) -> Option<Rlimit> {
     Some(before)
 }
 
-/// What other threads tell the main one.
+/// What other threads report to the main thread.
 enum News {
-    /// A line for people.
+    /// A line for the user.
     Note(String),
     /// The same, about what the rendezvous waits for.
     Awaited(String),
-    /// Ranks may run until then without further news of this kind.
+    /// Ranks may run until then without another event of this kind.
     Held(Instant),
-    /// The store is found.
+    /// The store was found.
     Arrived(Home),
-    /// It is not.
+    /// It was not found.
     Lost(String),
-    /// A round begins; the ranks' store is there.
+    /// A round begins; the ranks' store is ready.
     Start(Assignment, Endpoint),
     Stop {
         round: u64,
@@ -147,7 +155,7 @@ enum News {
     Over(rendezvous::Outcome),
 }
 
-/// Brings news to the main thread, and wakes it.
+/// Sends events to the main thread, and wakes it.
 #[derive(Clone)]
 struct Herald {
     news: mpsc::Sender<News>,
@@ -169,7 +177,7 @@ struct Launch {
     plan: Arc<LaunchPlan>,
     program: Vec<OsString>,
     processors: Option<Vec<Vec<usize>>>,
-    /// The limit of open files that ranks are given, if it is not the launcher's.
+    /// The limit of open files for ranks, if it differs from the launcher's.
     files_of_ranks: Option<Rlimit>,
     job: Job,
     node_id: String,
@@ -183,30 +191,30 @@ struct Launch {
     started: Instant,
     restarts_used: u64,
     guard: Guard,
-    /// Everybody whom ranks started becomes a child of ours at last.
+    /// We are a subreaper: orphaned descendants of ranks become our children.
     is_subreaper: bool,
     mark: Mark,
     progress: Progress,
-    /// What was said about ranks that keep others waiting.
+    /// The warnings already printed about ranks that keep others waiting.
     stuck: Stuck,
     worker_sockets: Option<WorkerSockets>,
     dashboard: Option<Dashboard>,
     home: Option<Home>,
     rendezvous: Option<Rendezvous>,
     round: Option<Round>,
-    /// Until when ranks may run without an answer from the store; the guard ends them then.
+    /// Until when ranks may run without an answer from the store; then the guard ends them.
     held_until: Option<Instant>,
     /// What the rendezvous waits for, until the next round begins.
     awaited: Option<String>,
-    /// The signal that ended the run, and until when the rendezvous is waited for.
+    /// The signal that ended the run, and until when to wait for the rendezvous.
     leaving: Option<(i32, Instant)>,
     over: Option<rendezvous::Outcome>,
-    /// Somebody told us to end more than once.
+    /// More than one signal asked the launcher to exit.
     impatient: bool,
     status_at: Option<Instant>,
 }
 
-/// What can go on without waiting.
+/// What can proceed without blocking.
 #[derive(Debug, Default)]
 struct Ready {
     write: bool,
@@ -279,7 +287,8 @@ impl Launch {
         })
     }
 
-    /// Until the job is over here. The error is one of the launcher's own; then nobody of ours may stay either.
+    /// Runs until the job is over on this node. After an error of the launcher itself, no process of ours may
+    /// stay either.
     fn work(&mut self) -> Result<(), Box<dyn std::error::Error>> {
         if let Some(folder) = self.logs.folder() {
             let line = format!("log files are in {}", folder.display());
@@ -320,7 +329,7 @@ impl Launch {
         is_closed && (self.over.is_some() || left)
     }
 
-    /// When to go on even if nothing happens.
+    /// When to continue even if nothing happens.
     fn next_time(&self) -> Option<Instant> {
         let phase_at = self.round.as_ref().and_then(|round| match round.phase {
             Phase::Stopping(kill_at) if round.is_running() => kill_at,
@@ -349,7 +358,7 @@ impl Launch {
         }
     }
 
-    /// Asleep until there is something to do, or it is time.
+    /// Sleeps until there is something to do, or until the next wake-up time.
     fn wait(&self, until: Option<Instant>) -> io::Result<Ready> {
         let mut watched =
             vec![PollFd::new(self.signals.get_read(), PollFlags::IN), PollFd::new(&self.bell, PollFlags::IN)];
@@ -367,7 +376,7 @@ impl Launch {
             }
         }
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-        let timeout = left.and_then(|left| Timespec::try_from(left).ok()); // more seconds than fit are for ever
+        let timeout = left.and_then(|left| Timespec::try_from(left).ok()); // more seconds than fit mean no limit
         match poll(&mut watched, timeout.as_ref()) {
             Ok(_) => {}
             Err(rustix::io::Errno::INTR) => return Ok(Ready::default()),
@@ -396,7 +405,7 @@ impl Launch {
             }
             News::Arrived(home) => self.join(home)?,
             News::Lost(text) => {
-                self.tell(Order::Leave { reason: text.clone() }); // if it is the ranks' store that was not found
+                self.tell(Order::Leave { reason: text.clone() }); // in case the ranks' store was not found
                 self.over.get_or_insert(rendezvous::Outcome::Closed(text));
             }
             News::Start(assignment, store) => self.start_round(assignment, store)?,
@@ -437,9 +446,9 @@ impl Launch {
         }
     }
 
-    /// A signal that ends nothing: to ranks that expect it, not to what they started.
+    /// A signal that does not end the run: sent to ranks that handle it, not to processes that they started.
     fn pass_on(&mut self, signal: i32) {
-        self.notice_ends(); // or one that has ended would be said not to catch it
+        self.notice_ends(); // or a rank that has exited would be reported as not catching it
         let ranks = self.round.iter().flat_map(|round| &round.ranks).filter(|rank| rank.is_running());
         let (expecting, others): (Vec<&Rank>, Vec<&Rank>) =
             ranks.partition(|rank| signals::is_expected(rank.process(), signal));
@@ -458,7 +467,7 @@ impl Launch {
             self.kill();
             return;
         }
-        self.judge(); // who leaves is not asked any more what failed
+        self.judge(); // after leaving, a failure can no longer be reported
         let name = signal_name(signal);
         self.tell(Order::Leave { reason: name.clone() });
         let until = Instant::now() + LEAVING;
@@ -468,18 +477,18 @@ impl Launch {
         if self.hosts_others() {
             self.outlet.note("this node hosts the store, so the job ends on the other nodes as well");
         }
-        // A rank that is alone is as good as the program itself: whoever pressed Ctrl-C knows.
+        // A single rank is as good as the program itself: the user who pressed Ctrl-C knows.
         let is_alone = self.round.as_ref().is_none_or(|round| round.assignment.world_size() == 1);
         let signal = Signal::from_named_raw(signal).unwrap_or(Signal::TERM);
         self.stop(signal, (!is_alone).then_some(note.as_str()));
     }
 
-    /// What the dashboard is told, with the next beat.
+    /// What is reported to the dashboard, with the next beat.
     fn report_status(&mut self, now: Instant) {
         let Some(round) = &self.round else { return };
         let is_first = self.status_at.is_none();
         self.status_at = Some(now + if is_first { FIRST_LOOK } else { self.plan.settings.beat_interval });
-        // Nobody has connected to anything when ranks were just started, nor when they have ended.
+        // No rank has connections right after the start or after its exit.
         let looks = !is_first && round.is_running();
         let connections = if looks { Connections::to(round.store.port) } else { Connections::default() };
         let clock = SystemTime::now();

@@ -1,33 +1,34 @@
-//! From the bytes of a stream to the lines that people see.
+//! Cuts the bytes of a stream into the lines that users see.
 //!
-//! [`Cutter`] is about bytes alone: `\n` and `\r\n` end a line, and what stands before any other `\r` is an update, as
-//! progress bars write them, which the next one overwrites. However the bytes arrive, the pieces are the same.
+//! [`Cutter`] handles bytes alone: `\n` and `\r\n` end a line. Text before any other `\r` is an update, as
+//! progress bars write them, which the next one overwrites. The pieces do not depend on how the bytes arrive.
 //!
-//! [`Lines`] adds time. Ranks share a screen, so nothing can be overwritten there: an update becomes a line of its own,
-//! at most once a second, and the newest is shown. Text that gets no end for a second, such as a prompt, is shown as a
-//! line; what follows it is the next one. Time is an argument, and [`Lines::next_wake`] says when it matters.
+//! [`Lines`] adds time. Ranks share a screen, so nothing can be overwritten there: an update becomes a
+//! separate line, at most once a second, and the newest is shown. Text without a line end for a second, such
+//! as a prompt, is shown as a line; what follows it is the next line. Time is an argument, and
+//! [`Lines::next_wake`] says when it matters.
 
 use std::time::{Duration, Instant};
 
 /// A longer line is shown as several.
 pub(super) const LINE_MAX: usize = 64 << 10;
-/// From one update that is shown to the next, and from text without an end to the time when it is shown.
+/// From one shown update to the next, and from text without an end to the time when it is shown.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// What a stream is cut into, without its end.
+/// A piece of a stream, without its line end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Piece<'a> {
     Line(&'a [u8]),
-    /// To be overwritten by what comes next.
+    /// To be overwritten by what follows.
     Update(&'a [u8]),
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Cutter {
     unfinished: Vec<u8>,
-    /// `\r` came last: the next byte tells what it meant.
+    /// `\r` was the last byte: the next byte decides what it means.
     returned: bool,
-    /// The beginning of this line is out, so an end without more text is no empty line.
+    /// The beginning of this line was already shown, so an end without more text is not an empty line.
     continued: bool,
 }
 
@@ -91,7 +92,7 @@ impl Cutter {
     }
 }
 
-/// Progress bars wipe themselves off with blanks, or by asking the terminal to clear the line.
+/// Progress bars erase themselves with blanks, or by asking the terminal to clear the line.
 fn is_blank(update: &[u8]) -> bool {
     update.iter().all(u8::is_ascii_whitespace) || update == b"\x1b[K" || update == b"\x1b[2K"
 }
@@ -101,19 +102,19 @@ pub(super) struct Lines {
     cutter: Cutter,
     /// Since when there is text without an end.
     unfinished_since: Option<Instant>,
-    /// The newest update, which has to wait.
+    /// The newest update, which is not shown yet.
     update: Option<Vec<u8>>,
     update_shown: Option<Instant>,
 }
 
 impl Lines {
-    /// Calls `each` with what is to be shown now; updates that are overwritten within a second are not.
+    /// Calls `each` with what is to be shown now; skips updates that are overwritten within a second.
     pub(super) fn take(&mut self, bytes: &[u8], now: Instant, mut each: impl FnMut(Piece<'_>)) {
         let Lines { cutter, unfinished_since, update, update_shown } = self;
         cutter.take(bytes, |piece| {
             *unfinished_since = None;
             match piece {
-                // On a terminal it would have overwritten the update, too.
+                // On a terminal it would have overwritten the update too.
                 Piece::Line(_) => *update = None,
                 Piece::Update(text) if update_shown.is_some_and(|shown| now < shown + PATIENCE) => {
                     *update = Some(text.to_vec());
@@ -129,7 +130,7 @@ impl Lines {
         *unfinished_since = cutter.has_text().then(|| unfinished_since.unwrap_or(now));
     }
 
-    /// When to [`Lines::wake`] if nothing comes before.
+    /// When to [`Lines::wake`] if no bytes arrive before.
     pub(super) fn next_wake(&self) -> Option<Instant> {
         let update = self.update_shown.filter(|_| self.update.is_some());
         [update, self.unfinished_since].into_iter().flatten().min().map(|since| since + PATIENCE)
@@ -206,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_text_pass_unchanged() {
+    fn bytes_that_are_not_text_pass_unchanged() {
         let (mut cutter, mut found) = (Cutter::default(), Vec::new());
         let bytes: Vec<u8> = (0..=255).filter(|byte| !b"\r\n".contains(byte)).collect();
         cutter.take(&[&bytes[..], b"\n"].concat(), |piece| {
@@ -224,7 +225,8 @@ mod tests {
         assert_eq!(lengths(&exact), [LINE_MAX, 1]);
     }
 
-    /// What is shown of writes at times in milliseconds; an empty write is a look at the clock, and so is the end.
+    /// What is shown of writes at times in milliseconds; an empty write only reads the clock, and so does the
+    /// end.
     fn shown(writes: &[(u64, &str)]) -> Vec<(u64, String)> {
         let (mut lines, mut found, start) = (Lines::default(), Vec::new(), Instant::now());
         for &(at, bytes) in writes {
@@ -250,7 +252,7 @@ mod tests {
     fn updates_are_shown_once_a_second_and_the_last_one_always() {
         let writes: Vec<(u64, String)> = (0..25).map(|i| (i * 100, format!("{i} %\r"))).collect();
         let writes: Vec<(u64, &str)> = writes.iter().map(|(at, text)| (*at, text.as_str())).collect();
-        // The end of an update is known from the byte behind it, 100 ms later.
+        // The end of an update is known from the byte after it, 100 ms later.
         let expected = [(100, "~0 %"), (1100, "~9 %"), (2100, "~19 %"), (u64::MAX, "~24 %")];
         let found = shown(&writes);
         assert_eq!(found.len(), expected.len(), "{found:?}");
@@ -284,7 +286,7 @@ mod tests {
             &[(0, "name? "), (2000, ""), (2500, "\n\n"), (9000, "")],
             &[(1000, "name? "), (2500, "")],
         );
-        // What comes quickly is one line.
+        // Text that arrives quickly is one line.
         assert_shown(&[(0, "so"), (500, "me"), (900, " words\n")], &[(900, "some words")]);
     }
 }

@@ -1,11 +1,12 @@
-//! Files for what ranks say: which streams have one, where it is, and what happens when it cannot be written.
+//! Log files of ranks: which streams have one, where it is, and what happens when it cannot be written.
 //!
 //! Flags and layout are torchrun's: `<log dir>/<run id>_<random>/attempt_<round>/<local rank>/stdout.log`, `stderr.log`
 //! and `error.json`, the last for programs that use `torch.distributed.elastic`'s `record`. A stream can go to the
 //! console, to its file (`--redirects`), or to both (`--tee`). Files hold the bytes as the rank wrote them.
 //!
-//! A stream that goes to its file alone is not read by the launcher: the rank holds the file itself. All others come
-//! through a pipe, and the launcher writes their files. When it cannot, it says so once, and the ranks go on.
+//! A stream that goes to its file alone is not read by the launcher: the rank holds the file itself. All
+//! others come through a pipe, and the launcher writes their files. If it cannot, it reports that once, and
+//! the ranks continue.
 //!
 //! How a launcher uses it: [`Logs::open`] before anything starts; [`Logs::start_round`] for each round gives one
 //! [`RankLogs`] for each local rank; the [`Destination::stdio`] of its streams and the path of its error file go to the rank's process,
@@ -33,17 +34,17 @@ use copies::{Filter, Incomplete, LogFile, add, describe};
 use selection::Streams;
 pub(super) use selection::{Selection, parse_ranks, parse_selection, parse_words};
 
-/// Of a run id, in the name of its folder: file names have at most 255 bytes.
+/// The longest run id in the name of its folder: file names have at most 255 bytes.
 const RUN_ID_MAX: usize = 128;
 
-/// What the flags say.
+/// The values of the flags.
 #[derive(Clone, Debug, Default)]
 pub(super) struct LogOptions {
     /// `--log-dir`
     pub(super) folder: Option<PathBuf>,
     pub(super) redirects: Option<Selection>,
     pub(super) tee: Option<Selection>,
-    /// `--local-ranks-filter`: the only ones on the console.
+    /// `--local-ranks-filter`: the only ranks on the console.
     pub(super) shown: Option<BTreeSet<usize>>,
     /// `--duplicate-stdout-filters` and `--duplicate-stderr-filters`
     pub(super) output_words: Vec<String>,
@@ -51,7 +52,7 @@ pub(super) struct LogOptions {
 }
 
 impl LogOptions {
-    /// As in torchrun, `--log-dir /dev/null` is for people who want no file at all.
+    /// As in torchrun, `--log-dir /dev/null` means no files at all.
     fn wants_files(&self) -> bool {
         let folder = self.folder.as_deref();
         if folder == Some(Path::new("/dev/null")) {
@@ -62,7 +63,8 @@ impl LogOptions {
         folder.is_some() || chosen || words
     }
 
-    /// A log folder and no word about streams: all of them, on the console too. (torchrun would write no file.)
+    /// A log folder without a choice of streams: all of them, on the console too. (torchrun would write no
+    /// file.)
     fn tee_of(&self, local_rank: usize) -> Streams {
         match (&self.redirects, &self.tee) {
             (None, None) if self.folder.is_some() => Streams::BOTH,
@@ -87,7 +89,7 @@ impl LogOptions {
 pub(super) struct Logs {
     options: LogOptions,
     place: Place,
-    /// The first round has its folder; what fails later does not stop anybody.
+    /// The first round has its folder; later failures do not stop the ranks.
     begun: bool,
     incomplete: Incomplete,
 }
@@ -96,19 +98,19 @@ pub(super) struct Logs {
 enum Place {
     /// `<log dir>/<run id>_<random>`, which stays.
     Kept(PathBuf),
-    /// For error files alone; goes with the launcher.
+    /// For error files alone; removed with the launcher.
     Private(TempDir),
-    /// Not even a temporary folder can be had, and nobody asked for files.
+    /// Not even a temporary folder can be created, and no log files were requested.
     Nowhere,
 }
 
 impl Logs {
-    /// Makes the run's folder. The error is for people, and comes before anything is started.
+    /// Makes the run's folder. The error is for the user, and is reported before anything starts.
     ///
-    /// `private` is how the name of a folder begins that goes with the launcher.
+    /// `private` is the beginning of the name of a folder that is removed with the launcher.
     pub(super) fn open(options: LogOptions, run_id: &str, private: &str) -> Result<Self, String> {
         let place = if options.wants_files() {
-            // With `ulimit -f` a file that is long enough would end the launcher; now it is like a full disk.
+            // With `ulimit -f`, a file that is too long would kill the launcher; now it is like a full disk.
             let _is_told_by_the_write = signal_hook::flag::register(SIGXFSZ, Arc::default());
             Place::Kept(make_run_folder(options.folder.as_deref(), run_id)?)
         } else {
@@ -125,7 +127,7 @@ impl Logs {
         }
     }
 
-    /// What the ranks of a round are given, by local rank. Fails in the first round only.
+    /// What the ranks of a round get, by local rank. Fails in the first round only.
     pub(super) fn start_round(&mut self, round: u64, local_ranks: usize) -> Result<Vec<RankLogs>, String> {
         let folder = match &self.place {
             Place::Kept(folder) => Some(folder.as_path()),
@@ -145,7 +147,7 @@ impl Logs {
                 Ok(rank) => rank,
                 Err(error) if !self.begun && self.folder().is_some() => return Err(error),
                 Err(_) => {
-                    // Ranks go on without files; the reminder will say which.
+                    // Ranks continue without files; the reminder will name them.
                     if let Some(attempt) = &attempt {
                         add(&self.incomplete, attempt);
                     }
@@ -203,7 +205,7 @@ impl Logs {
         Ok(Destination::File(file.file))
     }
 
-    /// Which files could not be written, for the end; one line.
+    /// The files that could not be written, for the end; one line.
     pub(super) fn reminder(&self) -> Option<String> {
         let incomplete = self.incomplete.lock().unwrap_or_else(PoisonError::into_inner);
         match incomplete.as_slice() {
@@ -219,7 +221,7 @@ impl Logs {
     }
 }
 
-/// A folder that no other user may look into, whatever the umask says: what programs print may be anything.
+/// A folder that no other user can read, whatever the umask: programs may print secrets.
 fn only_ours(name: &str) -> tempfile::Builder<'_, 'static> {
     let mut builder = tempfile::Builder::new();
     builder.prefix(name).permissions(fs::Permissions::from_mode(0o700));
@@ -230,7 +232,7 @@ fn make_run_folder(folder: Option<&Path>, run_id: &str) -> Result<PathBuf, Strin
     let base = match folder {
         Some(folder) => {
             fs::create_dir_all(folder).map_err(|error| cannot_make(folder, &error))?;
-            // The summary and the ranks' environment name files by paths that hold in any folder.
+            // The summary and the ranks' environment use paths that are valid in any folder.
             std::path::absolute(folder).map_err(|error| cannot_make(folder, &error))?
         }
         None => {
@@ -254,7 +256,7 @@ fn cannot_make(folder: &Path, error: &io::Error) -> String {
     )
 }
 
-/// Where one rank's words go.
+/// Where one rank's output goes.
 #[derive(Debug)]
 pub(super) struct RankLogs {
     pub(super) output: Destination,
@@ -276,7 +278,8 @@ pub(super) struct Traces {
 mod tests {
     use super::*;
 
-    /// Where each stream of a rank goes: to a file that it holds, or `console`, `file` and `filter` by the launcher.
+    /// Where each stream of a rank goes: to a file that the rank holds, or to `console`, `file` and `filter`
+    /// by the launcher.
     fn fate(destination: &Destination) -> String {
         let Destination::Pipe(copies) = destination else { return "its own file".into() };
         let places = [
@@ -348,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_file_has_a_place_without_log_files_and_none_is_left_behind() {
+    fn an_error_file_works_without_log_files_and_is_removed() {
         for options in [
             LogOptions::default(),
             LogOptions { folder: Some("/dev/null".into()), ..LogOptions::default() },
@@ -368,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_cannot_be_made_is_told_before_anything_starts() {
+    fn a_folder_that_cannot_be_made_is_reported_before_anything_starts() {
         let folder = tempfile::tempdir().unwrap();
         let in_the_way = folder.path().join("file");
         fs::write(&in_the_way, "").unwrap();
@@ -386,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_round_goes_on_without_files_if_there_can_be_none() {
+    fn a_later_round_continues_without_files_if_they_cannot_be_made() {
         let folder = tempfile::tempdir().unwrap();
         let options = LogOptions { folder: Some(folder.path().into()), ..LogOptions::default() };
         let mut logs = Logs::open(options, "job", "tenfold-run-test-").unwrap();
@@ -403,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_is_told_once_for_each_file_and_again_at_the_end() {
+    fn a_full_disk_is_reported_once_for_each_file_and_again_at_the_end() {
         let incomplete = Incomplete::default();
         let full = || LogFile::open("/dev/full".into(), &incomplete).unwrap();
         let mut copies = Copies { file: Some(full()), filter: None, on_console: true };

@@ -1,8 +1,8 @@
 //! Which processors each rank of this node runs on, for `--numa-binding`.
 //!
-//! The kernel tells where every processor is: its NUMA node, socket, core and L3 cache. From that and the mode each local
-//! rank gets a list; a rank's list never holds a processor that the launcher itself may not use. Which device a rank will
-//! use is not known here, so NUMA nodes are dealt to ranks in turn.
+//! The kernel reports the NUMA node, socket, core and L3 cache of every processor. From that and the mode
+//! follows each local rank's list. It never has a processor that the launcher itself may not use. The device
+//! that a rank will use is not known here, so NUMA nodes are assigned to ranks in turn.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::read_to_string;
@@ -124,7 +124,7 @@ fn groups<'a>(
     groups.into_values().collect()
 }
 
-/// Cuts cores into `parts` whose sizes differ by one at most.
+/// Divides cores into `parts` whose sizes differ by at most one.
 fn share(cores: &[Vec<usize>], parts: usize) -> Vec<Vec<usize>> {
     let cut = |part: usize| part * cores.len() / parts;
     let part = |part: usize| {

@@ -1,12 +1,12 @@
-//! From what ranks write to what people read.
+//! Writes the output of ranks to the console.
 //!
-//! All lines of ranks, notes of the launcher and the status line go through one [`Outlet`] in the order in which they
-//! came, and each is written whole before the next, also where standard output and standard error are the same file.
-//! A [`Prefix`] before each line says whose it is.
+//! All lines of ranks, notes of the launcher and the status line go through one [`Outlet`] in the order in
+//! which they arrived. Each is written whole before the next, even if standard output and standard error are
+//! the same file. A [`Prefix`] before each line names its rank.
 //!
-//! The outlet writes only when the system says that a write will not wait: whoever pipes us into a pager and does not
-//! read must still be able to stop the ranks. What it holds is bounded; while it is full, ranks are not read, and wait as
-//! they would for a slow terminal.
+//! The outlet writes only when a write will not block: if the output goes to a pager and the user does not
+//! scroll, it must still be possible to stop the ranks. What it holds is bounded. While it is full, ranks are
+//! not read, and wait as they would for a slow terminal.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -23,7 +23,7 @@ use super::status::{Status, StatusLine};
 
 /// When this much waits to be written, ranks are not read.
 const HELD_MAX: usize = 1 << 20;
-/// A pipe that is ready takes this much without waiting: PIPE_BUF.
+/// A pipe that is ready accepts this much without blocking: PIPE_BUF.
 const WRITE_MAX: usize = 4096;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,11 +57,12 @@ struct Target {
     is_terminal: bool,
     /// Prefixes are coloured.
     colours: bool,
-    /// Nobody reads it any more, or its disk is full. The ranks go on: their work is worth more than their words.
+    /// The reader has closed it, or its disk is full. The ranks continue: their work matters more than their
+    /// output.
     lost: bool,
 }
 
-/// Whole lines, or whatever came if it is not cut into lines.
+/// Whole lines, or raw bytes if the stream is not cut into lines.
 #[derive(Debug)]
 struct Chunk {
     stream: Stream,
@@ -95,7 +96,7 @@ impl Outlet {
         }
     }
 
-    /// Something that people wait for: `parts` is whole lines, or whatever came if it is not cut into lines.
+    /// Output for the user: `parts` is whole lines, or raw bytes if the stream is not cut into lines.
     pub(super) fn push(&mut self, stream: Stream, parts: &[&[u8]]) {
         if self.is_terminal(stream)
             && let Some(wipe) = self.status.make_way()
@@ -105,13 +106,14 @@ impl Outlet {
         self.enqueue(stream, parts);
     }
 
-    /// A line of the launcher itself: `tenfold: …`. It may have names and texts in it that came from other nodes.
+    /// A line of the launcher itself: `tenfold: …`. It may contain names and texts that came from other
+    /// nodes.
     pub(super) fn note(&mut self, line: &str) {
         self.push(Stream::Error, &[b"tenfold: ", printable(line).as_bytes(), b"\n"]);
     }
 
-    /// The live line at the bottom of a terminal; elsewhere nothing is shown. None takes it away, as is to be done before
-    /// the end, and for a rank whose bytes pass as they come it is never set.
+    /// Sets the live line at the bottom of a terminal; elsewhere nothing is shown. None removes it, which
+    /// must happen before the end. It is never set for a rank whose raw bytes are passed on.
     pub(super) fn set_status(&mut self, status: Option<Status>) {
         if !self.error.is_terminal {
             return;
@@ -124,13 +126,13 @@ impl Outlet {
         self.status.set(status);
     }
 
-    /// Draws the status line if it is time. To be called in each turn of the loop, before it waits.
+    /// Draws the status line if it is due. Call it in each turn of the loop, before waiting.
     pub(super) fn tick(&mut self, now: Instant) {
         if !self.queue.is_empty() || self.status.next_draw().is_none_or(|at| now < at) {
             return;
         }
         let columns = rustix::termios::tcgetwinsize(&self.error.file).map_or(0, |size| size.ws_col);
-        // The last column is left free: some terminals go to the next line when it is written to.
+        // The last column is left free: some terminals wrap when it is written to.
         let width = if columns == 0 { 79 } else { usize::from(columns) - 1 };
         if let Some(text) = self.status.draw(now, width) {
             self.enqueue(Stream::Error, &[text.as_bytes()]);
@@ -148,7 +150,7 @@ impl Outlet {
         }
         let len: usize = parts.iter().map(|part| part.len()).sum();
         self.held += len;
-        // Many short lines in one write; the first one may be on its way already.
+        // Many short lines in one write; the first one may be partly written already.
         let joined = self.queue.back().is_some_and(|last| {
             last.stream == stream && last.written == 0 && last.bytes.len() + len <= WRITE_MAX
         });
@@ -226,7 +228,7 @@ impl Outlet {
     }
 }
 
-/// Who speaks, as a template may tell it.
+/// The speaker of a line, as a template can name it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Speaker<'a> {
     pub(super) rank: usize,
@@ -236,7 +238,7 @@ pub(super) struct Speaker<'a> {
     pub(super) host: &'a str,
 }
 
-/// What stands before each line of a rank.
+/// The prefix of each line of a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Prefix {
     /// For files.
@@ -268,7 +270,7 @@ impl Prefix {
     }
 }
 
-/// Neighbouring ranks differ; red is left to errors, black and white may be the background.
+/// Neighbouring ranks differ. Red is reserved for errors; black and white may be the background.
 fn paint(text: &str, rank: usize) -> String {
     const COLOURS: [u8; 10] = [36, 33, 35, 32, 34, 96, 93, 95, 92, 94];
     let words = text.trim_end();
@@ -276,7 +278,8 @@ fn paint(text: &str, rank: usize) -> String {
     format!("\x1b[{colour}m{words}\x1b[0m{blanks}")
 }
 
-/// `$name` and `${name}` as Python's `string.Template` fills them in, which leaves alone what it does not know.
+/// Fills in `$name` and `${name}` as Python's `string.Template.safe_substitute` does, which leaves unknown
+/// names unchanged.
 fn fill(template: &str, speaker: &Speaker<'_>) -> String {
     let (mut filled, mut rest) = (String::new(), template);
     while let Some((before, after)) = rest.split_once('$') {
@@ -307,9 +310,9 @@ fn fill(template: &str, speaker: &Speaker<'_>) -> String {
     filled + rest
 }
 
-/// A rank's line without the terminal commands that would move into lines of others; colours stay.
+/// A rank's line without the terminal commands that could change lines of other ranks; colours stay.
 ///
-/// Borrowed unless there is something to leave out.
+/// Borrowed unless something is removed.
 pub(super) fn without_cursor_moves(line: &[u8]) -> Cow<'_, [u8]> {
     if !line.contains(&0x1b) {
         return Cow::Borrowed(line);
@@ -325,15 +328,15 @@ pub(super) fn without_cursor_moves(line: &[u8]) -> Cow<'_, [u8]> {
     }
     kept.extend_from_slice(rest);
     if !kept.ends_with(RESET) && kept.contains(&0x1b) {
-        kept.extend_from_slice(RESET); // or it would colour what others say
+        kept.extend_from_slice(RESET); // or it would colour the lines of other ranks
     }
     Cow::Owned(kept)
 }
 
 const RESET: &[u8] = b"\x1b[0m";
 
-/// Colours, and links (`ESC ] 8`): they leave the cursor where it is. Of what else `ESC ]` begins some write to the
-/// clipboard or ask the terminal for an answer that the shell would read as input.
+/// Colours, and links (`ESC ] 8`): they do not move the cursor. Some other `ESC ]` commands write to the
+/// clipboard, or make the terminal send an answer that the shell would read as input.
 fn is_harmless(command: &[u8]) -> bool {
     let is_colour = command.starts_with(b"\x1b[") && command.ends_with(b"m");
     let has_end = command.ends_with(b"\x07") || command.ends_with(b"\x1b\\");
@@ -369,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_full_until_somebody_reads() {
+    fn it_is_full_until_the_reader_reads() {
         let mut outlet = both_to(&tempfile::tempfile().unwrap());
         let line = vec![b'x'; 1000];
         while !outlet.is_full() {
@@ -381,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_went_away_is_told_once_and_not_waited_for() {
+    fn a_closed_reader_is_reported_once_and_not_waited_for() {
         let (reader, writer) = io::pipe().unwrap();
         drop(reader);
         let mut errors = tempfile::tempfile().unwrap();
@@ -488,7 +491,7 @@ mod tests {
         assert_eq!(text, "tenfold: node x2J joined\n  hint: none\n");
     }
 
-    /// A pseudo-terminal of 40 columns: the end that a person has, and ours.
+    /// A pseudo-terminal of 40 columns: the user's end and ours.
     fn terminal() -> (File, File) {
         use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
         let controller = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();

@@ -1,7 +1,8 @@
-//! The read ends of one rank's streams: what it writes comes out here, and is passed on to the console and to files.
+//! The read ends of one rank's streams: passes its output on to the console and to files.
 //!
-//! Nothing here waits: the launcher asks the system which pipes have something, and reads those. Some words wait to be
-//! shown, though (see `lines`), so it also asks [`Pipes::next_wake`], and calls [`Pipes::wake`] in each turn of its loop.
+//! Nothing here blocks: the launcher asks the system which pipes have data, and reads those. Some text is
+//! shown with a delay (see `lines`), so the launcher also asks [`Pipes::next_wake`], and calls
+//! [`Pipes::wake`] in each turn of its loop.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -17,12 +18,12 @@ use super::lines::{Lines, Piece};
 use super::logs::{Copies, Destination, RankLogs, Traces};
 use super::output::{Outlet, Prefix, Stream, without_cursor_moves};
 
-/// What is kept of a rank's words for the report of its failure.
+/// How much of a rank's output is kept for the report of its failure.
 const LAST_LINES: usize = 12;
 const LAST_LINE_MAX: usize = 1000;
-/// What is read from a pipe at once: what a Linux pipe holds.
+/// How much is read from a pipe in one call: what a Linux pipe holds.
 const READ_MAX: usize = 64 << 10;
-/// Reads of one pipe to learn why its rank failed; who writes faster than we read has said enough by then.
+/// Reads of one pipe to find out why its rank failed. If the rank writes faster than we read, this is enough.
 const CATCH_UP_READS: usize = 32;
 
 #[derive(Debug)]
@@ -31,7 +32,7 @@ pub(super) struct Pipes {
     /// What the rank wrote last, on either stream.
     last_lines: LastLines,
     last_output: Option<Instant>,
-    /// Before each line; none for a rank that is alone, whose bytes pass as they come.
+    /// The prefix of each line; none for a single rank, whose bytes are passed on unchanged.
     prefix: Option<Prefix>,
     pipes: Vec<Pipe>,
     traces: Traces,
@@ -47,7 +48,7 @@ struct Pipe {
 }
 
 impl Pipes {
-    /// `logs` is what the process was given, `output` and `error` the ends that it left us (none for a file).
+    /// `logs` is what the process was given, `output` and `error` the ends that we keep (none for a file).
     pub(super) fn new(
         rank: usize,
         prefix: Option<Prefix>,
@@ -66,7 +67,7 @@ impl Pipes {
         Ok(Pipes { rank, last_lines, last_output: None, prefix, pipes, traces })
     }
 
-    /// Pipes that may say more, to wait for.
+    /// Pipes that may have more data, to wait for.
     pub(super) fn open(&self) -> impl Iterator<Item = (usize, BorrowedFd<'_>)> {
         let open = self.pipes.iter().enumerate().filter(|(_, pipe)| pipe.open);
         open.map(|(index, pipe)| (index, pipe.source.as_fd()))
@@ -77,12 +78,12 @@ impl Pipes {
         self.pipes.iter().filter_map(|pipe| Some(rustix::fs::fstat(&pipe.source).ok()?.st_ino))
     }
 
-    /// When the rank last wrote anything, as far as it came through here.
+    /// When the rank last wrote anything through these pipes.
     pub(super) fn last_output(&self) -> Option<Instant> {
         self.last_output
     }
 
-    /// What the rank left to tell why it failed; call [`Pipes::catch_up`] before.
+    /// What the rank left behind that shows why it failed; call [`Pipes::catch_up`] before.
     pub(super) fn words(&self) -> Words {
         let is_error = |path: &&PathBuf| path.ends_with("stderr.log");
         let unread = |wanted: bool| self.traces.unread.iter().filter(move |path| is_error(path) == wanted);
@@ -100,7 +101,7 @@ impl Pipes {
         }
     }
 
-    /// When to [`Pipes::wake`] if nothing comes before.
+    /// When to [`Pipes::wake`] if no data arrives before.
     pub(super) fn next_wake(&self) -> Option<Instant> {
         self.pipes.iter().filter_map(|pipe| pipe.lines.next_wake()).min()
     }
@@ -113,7 +114,7 @@ impl Pipes {
         }
     }
 
-    /// Passes on what is in a pipe, as much as is read at once; false if there is nothing now.
+    /// Passes on the data in a pipe, at most one read; false if there is none now.
     pub(super) fn read(&mut self, index: usize, now: Instant, outlet: &mut Outlet) -> bool {
         let mut buffer = [0; READ_MAX];
         match self.pipes[index].source.read(&mut buffer) {
@@ -143,7 +144,7 @@ impl Pipes {
         lines.take(bytes, now, |piece| show(piece, *stream, prefix.as_ref(), copies, last_lines, outlet));
     }
 
-    /// Shows what has no line end: nothing will follow.
+    /// Shows text without a line end: nothing will follow.
     fn close(&mut self, index: usize, outlet: &mut Outlet) {
         let Pipes { prefix, pipes, last_lines, .. } = self;
         let Pipe { stream, lines, copies, open, .. } = &mut pipes[index];
@@ -152,8 +153,8 @@ impl Pipes {
         lines.finish(|piece| show(piece, *stream, prefix.as_ref(), copies, last_lines, outlet));
     }
 
-    /// Passes on what is there now, so that the last lines of a rank that just ended are known; pipes stay open, for a
-    /// process that it left behind may hold them.
+    /// Passes on what has been written, so that the last lines of a rank that just exited are known. Pipes
+    /// stay open, because a process that it left behind may hold them.
     pub(super) fn catch_up(&mut self, now: Instant, outlet: &mut Outlet) {
         for index in 0..self.pipes.len() {
             let mut reads = 0;
@@ -163,7 +164,7 @@ impl Pipes {
         }
     }
 
-    /// Passes on the rest of what was written; true when that was all, also if somebody still could write.
+    /// Passes on the rest of what was written; true when that was all, even if a process could still write.
     pub(super) fn drain(&mut self, now: Instant, outlet: &mut Outlet) -> bool {
         for index in 0..self.pipes.len() {
             while self.pipes[index].open {
@@ -304,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_rank_wrote_to_its_own_file_tells_why_it_failed() {
+    fn a_ranks_own_file_shows_why_it_failed() {
         let folder = tempfile::tempdir().unwrap();
         let redirects = Some(super::super::logs::parse_selection("2").unwrap());
         let options = LogOptions { folder: Some(folder.path().into()), redirects, ..LogOptions::default() };

@@ -19,7 +19,8 @@ pub(super) struct Stat {
     pub(super) flags: u64,
     /// Processor time in user and kernel mode, in clock ticks.
     pub(super) ticks: u64,
-    /// Time of the start since boot, in clock ticks. Tells a process from a later one with the same number.
+    /// Time of the start since boot, in clock ticks. Distinguishes a process from a later one with the same
+    /// number.
     pub(super) started: u64,
     /// Resident memory, in pages.
     pub(super) pages: u64,
@@ -57,7 +58,7 @@ impl Stat {
         matches!(self.state, b'T' | b't')
     }
 
-    /// A zombie, or about to be one: its files are closed before its parent is told.
+    /// A zombie, or about to be one: its files are closed before its parent is notified.
     pub(super) fn is_exiting(self) -> bool {
         const PF_EXITING: u64 = 0x4;
         !self.is_alive() || self.flags & PF_EXITING != 0
@@ -171,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_whole_line_is_nothing() {
+    fn an_incomplete_line_is_ignored() {
         for text in
             ["", "7", "7 (sh)", "7 (sh) ", "7 (sh) Z 1", "7 (sh) S 1 x 9 0", &line("sh", "S", 0)[..60]]
         {
@@ -180,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stopped_an_exiting_and_a_dead_process_are_told_apart() {
+    fn stopped_exiting_and_dead_processes_are_distinguished() {
         let is = |state, flags| {
             let stat = Stat::parse(&line("a ) Z b", state, flags)).unwrap();
             (stat.is_alive(), stat.is_stopped(), stat.is_exiting())
@@ -197,7 +198,7 @@ mod tests {
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let process = Pid::from_child(&child);
         child.wait().unwrap();
-        // Reaped, and its number is not given out again so soon.
+        // Reaped, and its number is not reused so soon.
         assert_eq!(Stat::read(process), None);
         assert!(children(process).is_empty() && !lists_children(process));
         assert_eq!(environment(process), None);
@@ -212,7 +213,7 @@ mod tests {
         assert!(processes().any(|process| process == getpid()));
         let (reader, _writer) = std::io::pipe().unwrap();
         let inode = fs::File::from(std::os::fd::OwnedFd::from(reader)).metadata().unwrap().st_ino();
-        // A handle of its own is gone by now; the writer's end has the same inode.
+        // Its own handle is closed by now; the writer's end has the same inode.
         assert!(open_inodes(getpid(), Unnamed::Pipe, usize::MAX).any(|other| other == inode));
         assert!(!open_inodes(getpid(), Unnamed::Socket, usize::MAX).any(|other| other == inode));
     }

@@ -1,4 +1,4 @@
-//! Which program the ranks run, found before anything is started.
+//! Finds the program that the ranks run, before anything is started.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -10,10 +10,10 @@ use tenfold_console::Program;
 
 use super::args::Kind;
 
-/// What torchrun fills in wherever it stands in a word.
+/// The placeholder that torchrun fills in, anywhere in a word.
 const LOCAL_RANK: &str = "${local_rank}";
 
-/// The words that every rank executes.
+/// The words of the command that every rank executes.
 pub(super) fn resolve(
     words: &[OsString],
     kind: Kind,
@@ -54,7 +54,7 @@ pub(super) fn fill_in(words: &[OsString], local_rank: usize) -> Vec<OsString> {
     words.iter().map(fill_in).collect()
 }
 
-/// A program as a shell finds it.
+/// Finds a program as a shell does.
 fn find(name: &OsStr) -> Result<PathBuf, Missing> {
     let candidates: Vec<PathBuf> = if name.as_encoded_bytes().contains(&b'/') {
         vec![name.into()]
@@ -70,7 +70,7 @@ fn find(name: &OsStr) -> Result<PathBuf, Missing> {
     })
 }
 
-/// What the system says when it was there and could not be run.
+/// The system's error for a file that exists but cannot be run.
 pub(super) fn cannot_run(program: &OsStr, error: &io::Error) -> String {
     let hint = match error.kind() {
         io::ErrorKind::NotFound => "\n  hint: check that the interpreter named in its first line exists",
@@ -87,7 +87,7 @@ pub(super) fn cannot_run(program: &OsStr, error: &io::Error) -> String {
 pub(super) enum Missing {
     Program(OsString),
     File(OsString),
-    /// `--run-path` wants the whole path, as torchrun does.
+    /// `--run-path` requires the whole path, as in torchrun.
     Absolute(OsString),
     Python(OsString),
     Permission(PathBuf),
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_run_is_told_with_what_to_do() {
+    fn a_program_that_cannot_run_is_reported_with_a_remedy() {
         let says_of = |word: &str, kind| {
             resolve(&words(&[word]), kind, Some(Path::new("/nowhere/python"))).unwrap_err().to_string()
         };

@@ -1,7 +1,8 @@
-//! How far ranks are in their collectives, as ranks that use tenfold tell it themselves.
+//! The progress of ranks in their collectives, as ranks that use tenfold report it themselves.
 //!
-//! Each rank has a folder of its own for that (`TENFOLD_PROGRESS`); for every way in which it reaches others the runtime
-//! keeps a file there, see `fabric/progress.rs` of the crate `tenfold`. Programs that use something else leave it empty.
+//! Each rank has a separate folder for that (`TENFOLD_PROGRESS`). The runtime keeps a file there for every
+//! fabric of the rank, see `fabric/progress.rs` of the crate `tenfold`. Programs that use something else
+//! leave the folder empty.
 
 use std::collections::HashMap;
 use std::os::unix::fs::PermissionsExt as _;
@@ -15,20 +16,20 @@ use tenfold::recorder::DUMPING;
 
 pub(super) const VARIABLE: &str = "TENFOLD_PROGRESS";
 
-/// What is read of one rank, and what is told of it.
+/// Limits on what is read and reported about one rank.
 const FILES_MAX: usize = 64;
 const BYTES_MAX: u64 = 64 << 10;
 const TOLD_MAX: usize = 4;
 /// Bytes of a group's name or a call that are passed on.
 const NAME_MAX: usize = 200;
-/// Bytes of what it says about others.
+/// Bytes of what it reports about other ranks.
 const STUCK_MAX: usize = 1000;
 
-/// What a rank does in one group, or did last.
+/// The current or last call of a rank in one group.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Collective {
     group: String,
-    /// In that group, and of how many.
+    /// Its rank in that group, and the group's size.
     rank: usize,
     size: usize,
     call: String,
@@ -36,19 +37,20 @@ pub(super) struct Collective {
     under_way: bool,
     /// Since it began, or since it ended.
     seconds: f64,
-    /// Who keeps whom waiting there for too long, as the rank says.
+    /// Which rank keeps which ranks waiting there for too long, as this rank reports it.
     #[serde(skip_serializing_if = "Option::is_none")]
     stuck: Option<StuckReport>,
-    /// How long after the first rank this one comes, lately.
+    /// How long after the first rank this one recently arrived.
     #[serde(skip_serializing_if = "Option::is_none")]
     late_seconds: Option<f64>,
 }
 
-/// What was said about ranks that keep others waiting: for what, and for how long.
+/// The warnings already printed about ranks that keep others waiting: for which operation, and for how long.
 #[derive(Debug, Default)]
 pub(super) struct Stuck(HashMap<Wait, u64>);
 
-/// What is waited for. The number of a collective means the same on all ranks; messages each rank counts for itself.
+/// What is waited for. The number of a collective means the same on all ranks; each rank counts messages for
+/// itself.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct Wait {
     group: String,
@@ -57,13 +59,14 @@ struct Wait {
 }
 
 impl Stuck {
-    /// What is to be said now: once for each operation, and again when the wait has doubled. `ranks` has what each rank tells.
+    /// The warnings to print now: once for each operation, and again when the wait has doubled. `ranks` has
+    /// what each rank reports.
     pub(super) fn news<'a>(&mut self, ranks: impl Iterator<Item = (usize, &'a [Collective])>) -> Vec<String> {
         let of_rank = |(rank, collectives): (usize, &'a [Collective])| {
             collectives.iter().filter_map(move |it| Some((rank, &it.group, it.stuck.as_ref()?)))
         };
         let mut reports: Vec<(usize, &String, &StuckReport)> = ranks.flat_map(of_rank).collect();
-        reports.sort_by_key(|(.., report)| report.itself); // what others say of it is clearer
+        reports.sort_by_key(|(.., report)| report.itself); // reports of other ranks are clearer
         if reports.is_empty() {
             self.0.clear();
         }
@@ -76,7 +79,7 @@ impl Stuck {
                 continue;
             }
             *told = report.seconds.max(1);
-            // What it says of a message does not tell whose.
+            // A report about a message does not identify the message.
             news.push(if report.itself || report.is_message {
                 format!("rank {rank}: {}", report.text)
             } else {
@@ -87,13 +90,13 @@ impl Stuck {
     }
 }
 
-/// The folders of all ranks of a launcher; gone with it.
+/// The folders of all ranks of a launcher; removed with it.
 #[derive(Debug)]
 pub(super) struct Progress(Option<TempDir>);
 
 impl Progress {
-    /// Where there can be no folder, nothing is known: that is no reason not to run.
-    /// `name` is how its name begins.
+    /// If no folder can be made, nothing is known, but the job runs. `name` is the beginning of the folder's
+    /// name.
     pub(super) fn new(name: &str) -> Self {
         let only_ours = std::fs::Permissions::from_mode(0o700);
         Progress(tempfile::Builder::new().prefix(name).permissions(only_ours).tempdir().ok())
@@ -110,14 +113,14 @@ impl Progress {
         Some(self.0.as_ref()?.path().join(round.to_string()).join(local_rank.to_string()))
     }
 
-    /// Is a rank writing a dump of what it did? One that was killed meanwhile leaves the word that it is.
+    /// Whether a rank is writing a dump. A rank that is killed meanwhile leaves the mark behind.
     pub(super) fn is_dumping(&self, round: u64, local_rank: usize) -> bool {
         let files = self.folder(round, local_rank).and_then(|folder| std::fs::read_dir(folder).ok());
         let is_word = |path: PathBuf| path.extension().is_some_and(|extension| extension == DUMPING);
         files.is_some_and(|files| files.flatten().take(FILES_MAX).any(|file| is_word(file.path())))
     }
 
-    /// What a rank said last: where it is stuck first, then what is under way, the longest before all.
+    /// What a rank reported last: blocked operations first, then those in progress, the longest first.
     pub(super) fn of(&self, round: u64, local_rank: usize, now: SystemTime) -> Vec<Collective> {
         let now = now.duration_since(SystemTime::UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
         self.folder(round, local_rank).map_or_else(Vec::new, |folder| read(&folder, now))
@@ -143,7 +146,7 @@ fn read(folder: &Path, now: f64) -> Vec<Collective> {
     all
 }
 
-/// What cannot be read is not worth a word: the next look finds a whole file.
+/// A file that cannot be read is ignored: the next attempt finds a whole one.
 fn parse(path: &Path) -> Option<Vec<ProgressEntry>> {
     let is_short = std::fs::metadata(path).is_ok_and(|file| file.is_file() && file.len() <= BYTES_MAX);
     let text = is_short.then(|| std::fs::read(path).ok())??;
@@ -199,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_under_way_for_longest_comes_first() {
+    fn the_longest_running_operation_comes_first() {
         let progress = Progress::new("tenfold-run-test-");
         let folder = progress.make_folder(3, 1).unwrap();
         let now = SystemTime::UNIX_EPOCH + Duration::from_secs(100);
@@ -220,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stuck_rank_is_told_once_and_again_when_the_wait_has_doubled() {
+    fn a_blocked_rank_is_reported_once_and_again_when_the_wait_has_doubled() {
         let told = |number: u64, seconds: u64, itself: bool, text: &str| {
             let mut told: ProgressEntry = serde_json::from_value(entry(1, true, 0.0)).unwrap();
             told.stuck = Some(StuckReport { number, is_message: false, seconds, itself, text: text.into() });
@@ -235,10 +238,10 @@ mod tests {
         assert_eq!(
             news(&[(3, &told(8, 30, true, "I sleep"))]),
             ["rank 3: I sleep"],
-            "nobody else is on this node"
+            "no other rank is on this node"
         );
         assert!(news(&[]).is_empty());
-        assert_eq!(news(&[(3, &told(8, 30, true, "anew"))]), ["rank 3: anew"]);
+        assert_eq!(news(&[(3, &told(8, 30, true, "again"))]), ["rank 3: again"]);
     }
 
     #[test]
@@ -269,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_cannot_make_the_launcher_read_for_ever() {
+    fn a_rank_cannot_make_the_launcher_read_forever() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("long.json"), vec![b'['; BYTES_MAX as usize + 1]).unwrap();
         let name = "ä".repeat(NAME_MAX);

@@ -1,8 +1,8 @@
 //! One rank: a process, its group, and the ends of its pipes.
 //!
-//! A rank leads a process group of its own, so that a signal reaches the processes it started as well, and Ctrl-C in a
-//! terminal reaches the launcher alone. Its number is its own until it is reaped, which only [`reap`] does: as long as a
-//! rank has no end here, a signal can hit no stranger.
+//! A rank leads its own process group, so that a signal also reaches the processes it started, and Ctrl-C in
+//! a terminal reaches the launcher alone. Its number stays reserved until it is reaped, which only [`reap`]
+//! does. As long as a rank has no end here, a signal cannot hit another process.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -37,7 +37,7 @@ impl End {
         match (status.exit_status(), status.terminating_signal()) {
             (Some(code), _) => Some(End::Exit((code & 0xff) as u8)),
             (None, Some(signal)) => Some(End::Signal(signal)),
-            (None, None) => None, // stopped or continued, which was not asked for
+            (None, None) => None, // stopped or continued, which we did not ask for
         }
     }
 }
@@ -63,13 +63,13 @@ pub(super) struct Birth<'a> {
     pub(super) number: usize,
     pub(super) program: &'a [OsString],
     pub(super) environment: Vec<(&'static str, OsString)>,
-    /// Processors to run on; all if not said.
+    /// Processors to run on; all if not given.
     pub(super) processors: Option<&'a [usize]>,
-    /// Limit of open files; the launcher's own if not said.
+    /// Limit of open files; the launcher's own if not given.
     pub(super) files: Option<Rlimit>,
     pub(super) prefix: Option<Prefix>,
     pub(super) logs: RankLogs,
-    /// It is given the launcher's standard input; else it reads nothing.
+    /// Whether it gets the launcher's standard input; otherwise it has none.
     pub(super) reads_input: bool,
     pub(super) now: SystemTime,
 }
@@ -79,16 +79,17 @@ pub(super) struct Rank {
     pub(super) local_rank: usize,
     pub(super) number: usize,
     pub(super) end: Option<End>,
-    /// It did not go when it was asked to.
+    /// It did not exit when it was asked to.
     pub(super) killed: bool,
-    /// What it says.
+    /// Its output.
     pub(super) pipes: Pipes,
     pub(super) started: SystemTime,
     process: Pid,
 }
 
 impl Rank {
-    /// Called on the thread that lives as long as the launcher: the kernel kills the rank when that thread ends.
+    /// Call this on the thread that lives as long as the launcher: the kernel kills the rank when that thread
+    /// ends.
     pub(super) fn start(birth: Birth<'_>) -> io::Result<Self> {
         let mut command = Command::new(&birth.program[0]);
         command.args(&birth.program[1..]).envs(birth.environment);
@@ -124,19 +125,19 @@ impl Rank {
         self.end.is_none()
     }
 
-    /// Has it begun to end? Its connections are closed by then, its parent is told later.
+    /// Whether it has begun to exit. Its connections are closed by then; its parent is notified later.
     pub(super) fn is_ending(&self) -> bool {
         self.is_running() && Stat::read(self.process).is_some_and(Stat::is_exiting)
     }
 
-    /// To all of its group.
+    /// Sends a signal to its whole group.
     pub(super) fn signal(&self, signal: Signal) {
         if self.is_running() {
             let _nobody_is_left = kill_process_group(self.process, signal);
         }
     }
 
-    /// To its own process, whatever else is in its group.
+    /// Sends a signal to its own process only.
     pub(super) fn signal_alone(&self, signal: Signal) {
         if self.is_running() {
             let _it_has_just_ended = kill_process(self.process, signal);
@@ -144,7 +145,7 @@ impl Rank {
     }
 }
 
-/// However the launcher comes to its end.
+/// However the launcher ends.
 impl Drop for Rank {
     fn drop(&mut self) {
         if self.is_running() {
@@ -154,14 +155,15 @@ impl Drop for Rank {
     }
 }
 
-/// Children of this process that have ended: ranks, the guard, and what ranks left behind. Each is told once.
+/// Children of this process that have exited: ranks, the guard, and what ranks left behind. Each is returned
+/// once.
 pub(super) fn reap() -> Vec<(Pid, End)> {
     let mut ended = Vec::new();
     loop {
         match wait(WaitOptions::NOHANG) {
             Ok(Some((process, status))) => ended.extend(End::of(status).map(|end| (process, end))),
             Err(rustix::io::Errno::INTR) => {}
-            Ok(None) | Err(_) => return ended, // nobody has ended, or nobody is there
+            Ok(None) | Err(_) => return ended, // no child has exited, or there are no children
         }
     }
 }
@@ -171,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_end_reads_as_people_know_it() {
+    fn an_end_has_its_usual_name() {
         let of = |end: End| (end.to_string(), end.is_failure());
         assert_eq!(of(End::Exit(0)), ("exit code 0".into(), false));
         assert_eq!(of(End::Exit(3)), ("exit code 3".into(), true));

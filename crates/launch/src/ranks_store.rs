@@ -9,9 +9,9 @@ use super::args::Endpoint;
 use super::endpoint;
 use super::rendezvous::Assignment;
 
-/// For the launcher that has the store to say where it is.
+/// Time for the launcher that has the store to publish its address.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How launchers' own keys begin; clients put the first `/` there.
+/// The beginning of launchers' own keys; clients put the first `/` there.
 const OWN_KEYS: &[u8] = b"/tenfold/";
 
 /// What one launcher knows of it.
@@ -19,25 +19,26 @@ pub(super) struct RanksStore {
     pub(super) store: Arc<TcpStore>,
     pub(super) met_at: Endpoint,
     pub(super) local_address: Option<String>,
-    /// A store of its own serves other users, too.
+    /// Whether its own store also serves other users.
     pub(super) other_users: bool,
     /// The server there, if this launcher hosts it.
     pub(super) hosted: Option<Arc<Server>>,
     pub(super) node_id: String,
-    /// Of the keys by which a launcher says where the ranks' store is.
+    /// The beginning of the keys by which a launcher publishes the address of the ranks' store.
     pub(super) prefix: String,
     pub(super) own: Mutex<Option<(Server, Endpoint)>>,
-    /// The key by which this launcher has last said where the ranks' store is.
+    /// The key by which this launcher last published the address of the ranks' store.
     pub(super) announced: Mutex<Option<String>>,
-    /// Called with lines for people.
+    /// Called with lines for the user.
     pub(super) note: Box<dyn Fn(String) + Send + Sync>,
 }
 
 impl RanksStore {
-    /// That of the launcher that hosts the store; if nobody of this job does, one that group rank 0's launcher opens.
+    /// The store of the launcher that hosts it. If no launcher of this job does, the launcher of group rank 0
+    /// opens one.
     ///
-    /// PyTorch's keys have the same names in every round and expect an empty store. By the time that a round begins all
-    /// ranks of the one before have ended; its keys are removed before any rank of this one is started.
+    /// PyTorch's keys have the same names in every round and expect an empty store. When a round begins, all
+    /// ranks of the previous one have exited. Its keys are removed before any rank of this round is started.
     pub(super) fn of(&self, assignment: &Assignment) -> Result<Endpoint, String> {
         let host = assignment.nodes.iter().find(|node| node.worker_store.is_some());
         let known = host.and_then(|host| host.worker_store.as_deref());
@@ -69,12 +70,13 @@ impl RanksStore {
             &*self.note,
         )?;
         let endpoint = opened.1.clone();
-        *self.own.lock().expect("nothing panics while holding it") = Some(opened); // and that of the round before ends
+        *self.own.lock().expect("nothing panics while holding it") = Some(opened); // this stops the previous round's store
         self.announce(key, &endpoint.to_string()).map_err(failed)?;
         Ok(endpoint)
     }
 
-    /// Says where the ranks of a round find their store. What was said about the round before is of no use any more.
+    /// Publishes where the ranks of a round find their store. The key of the previous round is no longer
+    /// needed.
     fn announce(&self, key: String, address: &str) -> tenfold_store::Result<()> {
         self.forget();
         self.store.set(&key, address)?;
@@ -82,7 +84,7 @@ impl RanksStore {
         Ok(())
     }
 
-    /// Removes what this launcher has said: the server may outlive the job.
+    /// Removes what this launcher has published: the server may outlive the job.
     pub(super) fn forget(&self) {
         let announced = self.announced.lock().expect("nothing panics while holding it").take();
         if let Some(key) = announced {
@@ -126,13 +128,13 @@ mod tests {
 
     /// A job that dies leaves its keys, and the next one under its run id begins with round 0 again.
     #[test]
-    fn the_next_job_under_a_run_id_does_not_find_the_store_of_the_one_before() {
+    fn the_next_job_under_a_run_id_does_not_find_the_previous_store() {
         let server = Server::start(tenfold_store::ServerOptions::new("127.0.0.1", 0)).unwrap();
         let mut before = None;
         for job in 0..2 {
             let (first, second) = (launcher(&server, "a"), launcher(&server, "b"));
             std::thread::scope(|scope| {
-                // The one that connects comes first, and has to wait.
+                // The one that connects starts first, and has to wait.
                 let other = scope.spawn(|| second.of(&assignment(job, 0, 1)).unwrap());
                 while before.is_some() && server.facts().waiters_count == 0 && !other.is_finished() {
                     std::thread::yield_now();
@@ -145,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_left_of_rounds_that_have_passed_and_jobs_that_have_ended() {
+    fn nothing_is_left_of_past_rounds_and_jobs() {
         let server = Server::start(tenfold_store::ServerOptions::new("127.0.0.1", 0)).unwrap();
         let first = launcher(&server, "a");
         for round in 0..3 {

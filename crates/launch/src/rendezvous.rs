@@ -1,16 +1,19 @@
-//! The nodes of a job find each other, agree on who takes part with which rank, and begin again together.
+//! The nodes of a job find each other, agree on the nodes and ranks of each round, and restart together.
 //!
-//! There is no coordinator. The whole agreement is one small [`State`](state::State) under one key of the store; every
-//! node reads it, decides by itself what should change, and proposes that by compare_set. A proposal that came too late
-//! changes nothing: its node reads again and decides again. Whatever a node proposes follows from what the state says and
-//! from what the node knows of itself, so a proposal whose answer was lost can be made again without harm.
+//! There is no coordinator. The whole agreement is one small [`State`](state::State) under one key of the
+//! store. Every node reads it, decides by itself what should change, and proposes that by compare_set. A
+//! proposal that is too late changes nothing: its node reads and decides again. A proposal follows only from
+//! the state and from what the node knows of itself, so a proposal whose answer was lost can be repeated
+//! without harm.
 //!
-//! No two clocks are ever compared. A node writes a number that grows; who has read the same number for too long, by its
-//! own clock, takes that node for dead and proposes a state without it. A node that was only frozen finds itself gone
-//! when it looks again, stops its ranks, and joins anew.
+//! Clocks of different nodes are never compared. A node writes a number that grows. A node that has read the
+//! same number for too long, by its own clock, considers the other node dead and proposes a state without it.
+//! A node that was only frozen finds itself removed when it reads the state again, stops its ranks, and joins
+//! again.
 //!
-//! `state` is what is agreed on and how it may change, `member` what one node makes of it: both pure, time comes in as
-//! an argument. `driver` has the threads, the clock and the store. `model` runs many members under random schedules.
+//! `state` is what is agreed on and how it may change, `member` the decisions of one node. Both are pure:
+//! time is an argument. `driver` has the threads, the clock and the store. `model` runs many members under
+//! random schedules.
 
 mod driver;
 mod member;
@@ -32,12 +35,12 @@ pub(super) const NODES_MAX: usize = 4096;
 /// Ranks of one node, as a state may have them: far more than a machine can run, and sums of them cannot overflow.
 pub(super) const NODE_RANKS_MAX: usize = 1 << 20;
 
-/// What a node brings along.
+/// The properties of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct NodeInfo {
     /// Unique for this launcher's process: host, process, something random.
     pub(super) id: String,
-    /// Name of the host, for people.
+    /// Name of the host, for the user.
     pub(super) host: String,
     /// Ranks on this node; nodes may differ.
     pub(super) ranks: usize,
@@ -54,28 +57,28 @@ pub(super) struct Settings {
     pub(super) nodes_min: usize,
     pub(super) nodes_max: usize,
     pub(super) max_restarts: u64,
-    /// For `nodes_min` nodes to come, or to come again.
+    /// How long to wait for `nodes_min` nodes to join, or to rejoin.
     pub(super) join_timeout: Duration,
     /// From `nodes_min` nodes to the start of the first round without more of them.
     pub(super) last_call: Duration,
     pub(super) beat_interval: Duration,
-    /// A node whose beat has not moved for so many intervals is dead.
+    /// A node whose beat has not changed for this many intervals is dead.
     pub(super) beats_missed_max: u32,
 }
 
 impl Settings {
-    /// How long a node may be silent.
+    /// How long a node may be unresponsive.
     fn silence_max(&self) -> Duration {
         self.beat_interval.saturating_mul(self.beats_missed_max)
     }
 
-    /// How long a node may let its ranks run after a beat that was answered. Shorter than the others wait for the next one, so
-    /// that its ranks have ended when theirs are started again.
+    /// How long a node may let its ranks run after an answered beat. Shorter than other nodes wait for the
+    /// next beat, so that its ranks have exited when theirs are restarted.
     fn lease(&self) -> Duration {
         self.silence_max() / 6 * 5
     }
 
-    /// Says what is wrong with them, if something is.
+    /// Returns what is wrong with the settings, if anything.
     fn check(&self) -> Result<(), String> {
         let (min, max) = (self.nodes_min, self.nodes_max);
         if min == 0 || min > max || max > NODES_MAX {
@@ -88,7 +91,7 @@ impl Settings {
                 "a node must be allowed to miss a heartbeat: at least 2 intervals, each longer than 0".into(),
             );
         }
-        const ID_MAX: usize = 256; // it becomes a part of keys, and a line of a list
+        const ID_MAX: usize = 256; // it becomes part of keys, and a line of a list
         let id = &self.run_id;
         if id.is_empty() || id.len() > ID_MAX || id.contains(char::is_control) {
             return Err(format!(
@@ -99,32 +102,33 @@ impl Settings {
     }
 }
 
-/// What the launcher is told, in this order: (Start Stop)* Over, with notes anywhere.
+/// What is sent to the launcher, in this order: (Start Stop)* Over, with notes anywhere.
 ///
-/// The last round of a job that ends well has no `Stop`: its ranks have ended. `Over` may follow a `Stop` at once.
+/// The last round of a job that succeeds has no `Stop`: its ranks have exited. `Over` may follow a `Stop`
+/// immediately.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Event {
     Start(Assignment),
-    /// Stop the ranks of this round, then say [`Order::Stopped`].
+    /// Stop the ranks of this round, then send [`Order::Stopped`].
     Stop {
         round: u64,
-        /// One line for people, such as "node b7 joined".
+        /// One line for the user, such as "node b7 joined".
         reason: String,
     },
     Over(Outcome),
-    /// One line for people.
+    /// One line for the user.
     Note(String),
-    /// A beat was answered: until then ranks of this node may run, whatever happens to it. Comes at any time.
+    /// A beat was answered: until then ranks of this node may run, whatever happens to it. Sent at any time.
     Held(Instant),
 }
 
-/// Who takes part in a round.
+/// The nodes of a round.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Assignment {
     /// Counts the jobs that have had this run id in this store; rounds begin at 0 in each.
     pub(super) job: u64,
     pub(super) round: u64,
-    /// By the whole job so far: a node that joins late has not seen them all.
+    /// By the whole job so far, including rounds before this node joined.
     pub(super) restarts_used: u64,
     pub(super) node_rank: usize,
     /// By node rank.
@@ -174,7 +178,7 @@ pub(super) enum Outcome {
     Closed(String),
 }
 
-/// What everybody is told about the failure that ended the job or a round.
+/// The failure that ended the job or a round, as it is reported to all nodes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct JobFailure {
     pub(super) round: u64,
@@ -188,21 +192,21 @@ pub(super) struct JobFailure {
     pub(super) text: String,
 }
 
-/// Bytes of what is told about a failure; more are cut off.
+/// Bytes of a failure report; the rest is cut off.
 pub(super) const FAILURE_TEXT_MAX: usize = 8 << 10;
 
-/// What the launcher tells.
+/// What the launcher sends.
 #[derive(Clone, Debug)]
 pub(super) enum Order {
-    /// All local ranks of that round have ended because they were told to.
+    /// All local ranks of that round have exited because they were asked to.
     Stopped { round: u64 },
-    /// A local rank failed. The launcher stops its others by itself, then says `Stopped`.
+    /// A local rank failed. The launcher stops its other ranks by itself, then sends `Stopped`.
     Failed { round: u64, failure: JobFailure },
-    /// All local ranks of that round ended well.
+    /// All local ranks of that round succeeded.
     Done { round: u64 },
-    /// Somebody wants this node to end; answered by [`Event::Over`].
+    /// The user wants this node to leave; answered by [`Event::Over`].
     Leave { reason: String },
-    /// What the dashboard shows of this node's ranks; goes out with the next beat.
+    /// What the dashboard shows of this node's ranks; sent with the next beat.
     Status(serde_json::Value),
 }
 
@@ -226,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_that_cannot_work_are_refused_with_the_reason() {
+    fn invalid_settings_are_refused_with_the_reason() {
         let good = scenarios::settings(1, 2);
         assert_eq!(good.check(), Ok(()));
         let error = |change: fn(&mut Settings)| {

@@ -1,11 +1,16 @@
-//! One start of this node's ranks, from the first process to the last word about them.
+//! One start of this node's ranks, from the first process to the final report about them.
 //!
-//! They run until one fails, the rendezvous says stop, or the launcher is told to end. After a failure it is looked who else fails for a moment, so
-//! that the right one is named; from then on they are asked, and killed if that does not help, see [`Phase`]. A round is closed when nothing is left of it; only then the rendezvous hears of its end.
+//! Ranks run until one fails, the rendezvous sends a stop, or the launcher is asked to exit. After a failure,
+//! the launcher waits briefly to determine which rank failed first. Then the other ranks are asked to exit,
+//! and killed if they do not, see [`Phase`]. A round is closed when no process is left of it; only then the
+//! rendezvous is notified.
 //!
-//! Not here: what a rank's process is (`rank`), what to say of one that failed (`failure`).
+//! Not here: a rank's process (`rank`), the report about one that failed (`failure`).
 
-#![expect(clippy::disallowed_methods, reason = "ranks have some time to end, and are told how long they ran")]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "ranks have some time to exit, and reports say how long they ran"
+)]
 
 use std::io::{self, IsTerminal as _};
 use std::time::{Duration, Instant, SystemTime};
@@ -24,31 +29,33 @@ use super::rank::{self, Birth, End, Rank};
 use super::rendezvous::{Assignment, JobFailure, Order};
 use super::{LEAVING, Launch};
 
-/// How long ranks may go on writing dumps after another has failed, and how often it is looked whether they do.
+/// How long ranks may continue to write dumps after another has failed, and how often to check whether they
+/// do.
 const DUMPS_MAX: Duration = Duration::from_secs(1);
 const DUMPS_LOOK: Duration = Duration::from_millis(5);
-/// From the first failure here to the word about it: ranks that fail because of it, and the one that they fail because of, are noticed
-/// in any order.
+/// From the first local failure to the report about it: ranks that fail because of it, and the rank that
+/// caused it, are noticed in any order.
 const SETTLING: Duration = Duration::from_millis(50);
-/// The same while a rank is seen to be ending, on a machine that has no time for it.
+/// The same while a rank is seen to be exiting, on a machine that is too busy.
 const SETTLING_MAX: Duration = Duration::from_secs(1);
 const SETTLING_LOOK: Duration = Duration::from_millis(5);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     Running,
-    /// Some have failed, and nobody has been told: at that time it is looked who was first.
+    /// Some have failed, and this is not reported yet: at that time the launcher determines which was first.
     Settling {
         since: Instant,
         look_at: Instant,
     },
-    /// To be asked to end, with these words, as soon as none of them writes a dump; at that time at the latest.
+    /// To be asked to exit, with this message, as soon as none of them writes a dump; at that time at the
+    /// latest.
     LettingDump {
         until: Instant,
         look_at: Instant,
         note: String,
     },
-    /// Asked to end; killed at that time, if it can be told.
+    /// Asked to exit; killed at that time, if it can be represented.
     Stopping(Option<Instant>),
     Killed,
 }
@@ -61,9 +68,9 @@ pub(super) struct Round {
     pub(super) phase: Phase,
     pub(super) started: Instant,
     pub(super) store: Endpoint,
-    /// Local ranks that failed before anybody was asked to end, as they were noticed.
+    /// Local ranks that failed before any rank was asked to exit, in the order in which they were noticed.
     pub(super) failed: Vec<usize>,
-    /// All have ended, with what they left behind, and the rendezvous was told.
+    /// All have exited, with all processes that they left behind, and the rendezvous was notified.
     pub(super) closed: bool,
 }
 
@@ -91,7 +98,7 @@ impl Launch {
         }
         self.restarts_used = assignment.restarts_used;
         if self.awaited.take().is_some() {
-            self.outlet.set_status(None); // a rank alone has none
+            self.outlet.set_status(None); // a single rank has none
         }
         if assignment.nodes.len() > 1 || number > 0 {
             let Assignment { node_rank, nodes, .. } = &assignment;
@@ -205,7 +212,7 @@ impl Launch {
         }
     }
 
-    /// Says who failed first, if it is time for it.
+    /// Reports which rank failed first, if it is time.
     pub(super) fn settle(&mut self, now: Instant) {
         let Some(round) = &mut self.round else { return };
         let Phase::Settling { since, look_at } = &mut round.phase else { return };
@@ -219,7 +226,8 @@ impl Launch {
         }
     }
 
-    /// Tells the others who failed first, if somebody did and they were not told; then ranks are to be asked to end.
+    /// Reports the first failure to the other nodes, if there is one that is not reported yet. Then ranks are
+    /// to be asked to exit.
     pub(super) fn judge(&mut self) {
         let Some(round) = &mut self.round else { return };
         if !matches!(round.phase, Phase::Settling { .. }) {
@@ -227,7 +235,7 @@ impl Launch {
         }
         let now = Instant::now();
         for rank in &mut round.ranks {
-            rank.pipes.catch_up(now, &mut self.outlet); // what it said last is wanted in the report
+            rank.pipes.catch_up(now, &mut self.outlet); // the report needs its last output
         }
         let failure = self.describe();
         let (rank, summary) = (failure.rank, failure.summary());
@@ -238,7 +246,7 @@ impl Launch {
         }
     }
 
-    /// What is known of the rank that failed first, and who else had by then.
+    /// What is known of the rank that failed first, and which other ranks had failed by then.
     fn describe(&self) -> Failure {
         let round = self.round.as_ref().expect("its ranks failed");
         let running = round.ranks.iter().filter(|rank| rank.is_running());
@@ -274,7 +282,7 @@ impl Launch {
         }
     }
 
-    /// Tells the others of a failure here.
+    /// Reports a local failure to the other nodes.
     fn fail(&self, rank: usize, summary: String, text: String) {
         let Some(Round { assignment, .. }) = &self.round else { return };
         let host = assignment.node().host.clone();
@@ -290,12 +298,12 @@ impl Launch {
             Some(round) if round.assignment.round == number && !round.closed => {
                 self.stop_after_dumps(format!("{reason}: stopping the ranks"));
             }
-            _ => self.tell(Order::Stopped { round: number }), // they have ended by themselves
+            _ => self.tell(Order::Stopped { round: number }), // they have exited by themselves
         }
     }
 
-    /// Ranks whose group has failed write down what they did, in milliseconds. To end them before that would leave the dumps of a job
-    /// that failed with gaps.
+    /// Ranks whose group has failed write their dumps, within milliseconds. Ending them earlier would leave
+    /// gaps in the dumps of a failed job.
     pub(super) fn stop_after_dumps(&mut self, note: String) {
         let Some(round) = &mut self.round else { return };
         if round.phase == Phase::Running {
@@ -305,7 +313,7 @@ impl Launch {
         }
     }
 
-    /// Ranks that are about to be asked to end are, if it is time and nobody writes any more.
+    /// Asks ranks to exit that are about to be asked, if it is time and none writes a dump.
     pub(super) fn look_for_dumps(&mut self, now: Instant) {
         let Some(round) = &mut self.round else { return };
         let Phase::LettingDump { until, look_at, note } = &mut round.phase else { return };
@@ -322,7 +330,7 @@ impl Launch {
         }
     }
 
-    /// Asks ranks to end, once, and says so if there are any.
+    /// Asks ranks to exit, once, and prints that if there are any.
     pub(super) fn stop(&mut self, signal: Signal, note: Option<&str>) {
         self.judge();
         let Some(round) = &mut self.round else { return };
@@ -346,8 +354,8 @@ impl Launch {
         }
     }
 
-    /// When the last rank of a round has ended: ends what they left behind, shows what they left in their pipes, and tells
-    /// the others.
+    /// When the last rank of a round has exited: ends the processes that they left behind, shows their
+    /// remaining output, and notifies the rendezvous.
     pub(super) fn close_round(&mut self) -> io::Result<()> {
         let Some(round) = &self.round else { return Ok(()) };
         if round.closed || round.is_running() {
@@ -355,7 +363,7 @@ impl Launch {
         }
         self.end_leftovers();
         self.drain()?;
-        self.herald.ring(); // for news that came while nobody but `drain` listened
+        self.herald.ring(); // for events that arrived while only `drain` listened
         let Some(round) = &mut self.round else { return Ok(()) };
         round.closed = true;
         let number = round.assignment.round;

@@ -1,20 +1,21 @@
-//! Signals: which of them the launcher hears, and which ranks expect one.
+//! Signals: which of them the launcher handles, and which ranks handle one.
 //!
-//! Those of `--signals-to-handle` end the run. SIGUSR1 and SIGUSR2, unless they are among them, are passed on to ranks and end
-//! nothing: a rank that catches one writes a dump or a checkpoint and goes on. One that does not would be ended by it, so the
-//! kernel is asked first (`/proc/PID/status`). What whoever started us wants ignored, as `nohup` does with SIGHUP, stays so.
+//! Those of `--signals-to-handle` end the run. SIGUSR1 and SIGUSR2, unless they are among them, are passed on
+//! to ranks and end nothing: a rank that catches one writes a dump or a checkpoint and continues. A rank that
+//! does not catch it would be killed by it, so the kernel is asked first (`/proc/PID/status`). Signals that
+//! are ignored when the launcher starts, such as SIGHUP under `nohup`, stay ignored.
 
 use rustix::process::Pid;
 use signal_hook::consts::{SIGCHLD, SIGUSR1, SIGUSR2};
 
-/// To ranks that expect them, unless they end the run.
+/// Passed on to ranks that handle them, unless they end the run.
 const PASSED_ON: [i32; 2] = [SIGUSR1, SIGUSR2];
-/// Ranks that are named one by one.
+/// Ranks that are named individually.
 const NAMED_MAX: usize = 16;
 
-/// What the launcher hears, where `ending` are the signals that end the run.
+/// The signals that the launcher handles; `ending` are the signals that end the run.
 pub(super) fn heard(ending: &[i32]) -> Vec<i32> {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default(); // else nobody tells
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default(); // without it nothing is known to be ignored
     heard_by(&status, ending)
 }
 
@@ -24,21 +25,21 @@ fn heard_by(status: &str, ending: &[i32]) -> Vec<i32> {
     asked_for.filter(|&signal| !is_in(status, "SigIgn:", signal)).chain([SIGCHLD]).collect()
 }
 
-/// Does it survive this signal: does it catch or ignore it?
+/// Whether it survives this signal: whether it catches or ignores it.
 pub(super) fn is_expected(process: Pid, signal: i32) -> bool {
     let path = format!("/proc/{}/status", process.as_raw_pid());
-    let status = std::fs::read_to_string(path).unwrap_or_default(); // it is gone
+    let status = std::fs::read_to_string(path).unwrap_or_default(); // it has exited
     ["SigCgt:", "SigIgn:"].iter().any(|set| is_in(&status, set, signal))
 }
 
-/// Is a signal in one of the sets of `/proc/PID/status`? The lowest bit is that of signal 1.
+/// Is a signal in one of the sets of `/proc/PID/status`? The lowest bit is signal 1.
 fn is_in(status: &str, set: &str, signal: i32) -> bool {
     let mask = status.lines().find_map(|line| line.strip_prefix(set));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
     mask >> (signal - 1) & 1 == 1
 }
 
-/// What became of a signal, of ranks that expected it and of those that did not.
+/// The line about a signal: the ranks that got it and those that do not handle it.
 pub(super) fn note(name: &str, expecting: &[usize], others: &[usize]) -> String {
     let reason = if others.len() == 1 { "does" } else { "do" };
     let reason = format!("which {reason} not catch it and would be killed by it");
@@ -66,7 +67,7 @@ mod tests {
         "Name:\tsh\nSigBlk:\t0000000000000000\nSigIgn:\t0000000000001001\nSigCgt:\t0000000000000200\n";
 
     #[test]
-    fn what_whoever_started_us_wants_ignored_is_not_heard() {
+    fn signals_that_are_ignored_at_the_start_stay_ignored() {
         assert_eq!(
             heard_by(STATUS, &[SIGTERM, SIGHUP, SIGINT]),
             [SIGTERM, SIGINT, SIGUSR1, SIGUSR2, SIGCHLD]
@@ -80,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_tells_who_catches_what() {
+    fn the_kernel_reports_which_signals_a_process_catches() {
         assert!(is_in(STATUS, "SigCgt:", SIGUSR1) && !is_in(STATUS, "SigCgt:", SIGUSR2));
         assert!(is_in(STATUS, "SigIgn:", SIGHUP) && is_in(STATUS, "SigIgn:", 13));
         assert!(!is_in("SigCgt:\tnonsense\n", "SigCgt:", SIGUSR1) && !is_in("", "SigCgt:", SIGUSR1));

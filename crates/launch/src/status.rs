@@ -1,8 +1,8 @@
 //! One live line at the bottom of a terminal: what the launcher is doing.
 //!
-//! [`Status`] is what it tells, and [`Status::text`] how. [`StatusLine`] knows what of it is on the screen, and when it
-//! may be drawn; the bytes go through the [`Outlet`](super::output::Outlet), which alone writes, so that a line of a
-//! rank never meets the status line halfway.
+//! [`Status`] is its content, and [`Status::text`] its form. [`StatusLine`] knows what is on the screen, and
+//! when it may be drawn. The bytes go through the [`Outlet`](super::output::Outlet), which alone writes, so
+//! that a line of a rank never mixes with the status line.
 
 use std::time::{Duration, Instant};
 
@@ -10,13 +10,13 @@ use tenfold_console::WIPE;
 
 /// Between two drawings because of a new text.
 const CHANGE_PAUSE: Duration = Duration::from_millis(250);
-/// Between two drawings because lines of ranks took its place: it should not flicker.
+/// Between two drawings because lines of ranks replaced it: it should not flicker.
 const RETURN_PAUSE: Duration = Duration::from_millis(50);
 
-/// What there is to tell. Set it as often as you like: it is drawn only when it changed, and for the clock.
+/// The content. Set it as often as you like: it is drawn only when it has changed, and for the clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Status {
-    /// When the launcher began, for the clock.
+    /// When the launcher started, for the clock.
     pub(super) started: Instant,
     pub(super) round: u64,
     /// Nodes of this round.
@@ -26,7 +26,7 @@ pub(super) struct Status {
     pub(super) ranks_running: usize,
     /// Of this node, in this round.
     pub(super) ranks: usize,
-    /// They were asked to end.
+    /// They were asked to exit.
     pub(super) stopping: bool,
     pub(super) restarts_used: u64,
     pub(super) restarts_max: u64,
@@ -97,11 +97,11 @@ fn cut(text: &str, width: usize) -> String {
     if width == 0 { kept } else { kept + "…" }
 }
 
-/// What of a status is on the screen.
+/// How much of a status is on the screen.
 #[derive(Debug, Default)]
 pub(super) struct StatusLine {
     wanted: Option<Status>,
-    /// On the screen, or on its way there, with its clock.
+    /// On the screen, or being written to it, with its clock.
     drawn: Option<(Status, u64)>,
     drawn_at: Option<Instant>,
 }
@@ -111,7 +111,7 @@ impl StatusLine {
         self.wanted = status;
     }
 
-    /// When to [`StatusLine::draw`] next, if there is a need; the past means now.
+    /// When to [`StatusLine::draw`] next, if needed; a time in the past means now.
     pub(super) fn next_draw(&self) -> Option<Instant> {
         let last = |status: &Status| self.drawn_at.unwrap_or(status.started);
         match (&self.wanted, &self.drawn) {
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn it_tells_what_matters() {
+    fn the_text_has_what_matters() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         assert_eq!(four(start).text(at(75), 80), "tenfold 1:15 | 4 ranks running");
@@ -191,7 +191,7 @@ mod tests {
         let mut line = StatusLine::default();
         assert_eq!((line.draw(at(0), 80), line.next_draw()), (None, None));
         line.set(Some(four(start)));
-        assert_eq!((line.draw(at(49), 80), line.next_draw()), (None, Some(at(50)))); // what ends at once has none
+        assert_eq!((line.draw(at(49), 80), line.next_draw()), (None, Some(at(50)))); // a run that ends immediately has none
         assert_eq!(line.draw(at(100), 80).as_deref(), Some("\r\x1b[2Ktenfold 0:00 | 4 ranks running"));
         assert_eq!((line.draw(at(999), 80), line.next_draw()), (None, Some(at(1000)))); // nothing new
         assert_eq!(line.draw(at(1001), 80).as_deref(), Some("\r\x1b[2Ktenfold 0:01 | 4 ranks running"));

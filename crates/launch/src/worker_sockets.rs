@@ -1,5 +1,5 @@
-//! Where ranks can be asked what they do: a folder with a socket file for each, which the ranks make themselves
-//! (`TENFOLD_WORKER_SERVER`; see `control/` of the crate `tenfold`).
+//! The sockets on which ranks answer questions: a folder with a socket file for each, which the ranks create
+//! themselves (`TENFOLD_WORKER_SERVER`; see `control/` of the crate `tenfold`).
 
 use std::fmt;
 use std::fs::{DirBuilder, Permissions};
@@ -10,14 +10,14 @@ use tempfile::TempDir;
 
 pub(super) const VARIABLE: &str = "TENFOLD_WORKER_SERVER";
 
-/// What a path of a socket may have, and what a rank's file adds at most.
+/// The longest path of a socket, and the most that a rank's file name adds.
 const PATH_MAX: usize = 107;
 const FILE_MAX: usize = "/rank-9999999.sock".len();
 
 #[derive(Debug)]
 pub(super) struct WorkerSockets {
     folder: PathBuf,
-    /// Gone with the launcher, if nobody said where.
+    /// Removed with the launcher, if the user did not choose a folder.
     _temporary: Option<TempDir>,
 }
 
@@ -32,14 +32,14 @@ impl WorkerSockets {
             let temporary = temporary.map_err(|error| wrong("a temporary folder", error))?;
             (temporary.path().to_path_buf(), Some(temporary))
         } else {
-            // Ranks may change their folder before they open it.
+            // Ranks may change their working directory before they open it.
             let folder = std::path::absolute(asked).map_err(|error| wrong(asked, error))?;
             DirBuilder::new()
                 .recursive(true)
                 .mode(0o700)
                 .create(&folder)
                 .map_err(|error| wrong(asked, error))?;
-            // Whoever owns the folder of a socket can put another in its place.
+            // The owner of a socket's folder can replace the socket.
             let owner = std::fs::metadata(&folder).map_err(|error| wrong(asked, error))?.uid();
             let own = rustix::process::geteuid().as_raw();
             if owner != own && owner != 0 {

@@ -1,4 +1,4 @@
-//! A rank on a `FileStore` that does what it is told, one line at a time: the other side of tests that run stock
+//! A rank on a `FileStore` that executes commands, one per line: the other side of tests that run stock
 //! PyTorch on the same file.
 //!
 //! ```text
@@ -81,7 +81,7 @@ fn obey(
             clones.push(store.try_clone()?);
             "ok".into()
         }
-        _ => "error: no such command".into(),
+        _ => "error: unknown command".into(),
     })
 }
 

@@ -1,4 +1,4 @@
-//! A store server and nothing else, for tools that count instructions: ends when its standard input does.
+//! A store server and nothing else, for tools that count instructions. It stops when its standard input ends.
 
 use std::io::Read;
 

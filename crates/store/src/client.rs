@@ -1,12 +1,13 @@
 //! A store on a server elsewhere: c10d's TCPStore.
 //!
-//! One client is one connection. Threads may share it and take turns; a thread that waits keeps its turn, so a program
-//! that wants to do something else meanwhile takes a [`StoreExt::try_clone`](crate::StoreExt::try_clone).
+//! One client is one connection. Threads can share it and take turns. A thread that waits keeps its turn. A
+//! program that wants to do something else meanwhile uses a
+//! [`StoreExt::try_clone`](crate::StoreExt::try_clone).
 //!
-//! Every call keeps its deadline, whatever the server does: also one that is frozen or cut off. A connection on which a
-//! call ended out of step is given up, and the next call opens a new one.
+//! Every call keeps its deadline, even if the server is frozen or unreachable. If a call leaves a connection
+//! out of step, the client drops the connection, and the next call opens a new one.
 //!
-//! c10d puts a `/` in front of every key, so that its own counter `init/` is out of the users' way; so do we.
+//! c10d puts a `/` in front of every key to keep its own counter `init/` separate from users' keys. So do we.
 
 use std::collections::HashMap;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs as _};
@@ -23,43 +24,44 @@ use crate::value::Value;
 use crate::wire::{self, Cancelled, Command};
 use tenfold_base::{Deadline, ErrorKind, Fault, show_duration};
 
-/// Counts the workers that have come; the only key without a slash in front.
+/// Counts the workers that have joined. The only key without a slash in front.
 const WORKERS: &[u8] = b"init/";
 
-/// How long a server has to confirm that it has cancelled a wait, beyond the wait's own limit.
+/// How long a server may take, beyond the wait's own limit, to confirm that it has cancelled a wait.
 const CANCEL_GRACE: Duration = Duration::from_secs(1);
 
-const REFUSED_HINT: &str = "did the server end or crash, or did it refuse the write? a server closes the connection of a \
-                            client whose request is over a limit: see its log, and `closed` in `tenfold store HOST:PORT stats`";
+const REFUSED_HINT: &str = "check whether the server has exited or refused the write: it closes the connection of a \
+                            client whose request is over a limit: see its log and `closed` in `tenfold store HOST:PORT stats`";
 
-const NO_QUEUES_HINT: &str = "did the server end or crash? PyTorch's legacy server (use_libuv=False) has no queues and \
+const NO_QUEUES_HINT: &str = "check whether the server has exited; PyTorch's legacy server (use_libuv=False) has no queues and \
                               closes the connection";
 
-const PONG_DIFFERS: &str = "the server answered a ping with something else";
+const PONG_DIFFERS: &str = "unexpected response to a ping";
 
-/// The nonce of the ping behind a write.
+/// The nonce of the ping that follows a write.
 const CONFIRM: u32 = 1;
 
-/// How long a lost connection is tried to be replaced.
+/// How long to try to replace a lost connection.
 const RECONNECT: Duration = Duration::from_secs(5);
 
-/// How to reach a store server, and whether to be it.
+/// How to reach a store server, and whether to host it.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct TcpStoreOptions {
-    /// Name or address of the server. If this process hosts it: the address it listens on, unless `bind` says otherwise.
+    /// Name or address of the server. For the hosting process: the address to listen on, unless `bind` is
+    /// set.
     pub host: String,
-    /// Port of the server; 0 is for hosting only and picks one.
+    /// Port of the server. 0 picks a free port; only for the hosting process.
     pub port: u16,
     /// Host the server in this process.
     pub is_server: bool,
-    /// How many clients there will be, the host's own included.
+    /// The number of clients, including the host's own.
     pub world_size: Option<usize>,
-    /// Count this client in, and, if hosting, wait until `world_size` clients have come.
+    /// Count this client, and, if hosting, wait until `world_size` clients have joined.
     pub wait_workers: bool,
-    /// For connecting, and for every operation that is given no other.
+    /// The limit for connecting, and the default for every operation.
     pub timeout: Duration,
-    /// Share one server among all stores of this process that host on the same port and ask for it.
+    /// Share one server among all stores of this process that host on the same port and set this option.
     pub multi_tenant: bool,
     /// Hosting: listen on this socket instead of binding one.
     pub listener: Option<TcpListener>,
@@ -148,7 +150,7 @@ impl TcpStoreOptions {
 /// ```
 /// use tenfold_store::{StoreExt, TcpStore, TcpStoreOptions};
 ///
-/// // Rank 0 hosts; port 0 picks a free one, which the others must be told.
+/// // Rank 0 hosts; port 0 picks a free one, which the other ranks need to know.
 /// let host = TcpStore::open(TcpStoreOptions::new("127.0.0.1", 0).is_server(true))?;
 /// let other = TcpStore::connect("127.0.0.1", host.port())?;
 /// other.set("who", "me")?;
@@ -167,13 +169,13 @@ pub struct TcpStore {
     server: Option<Arc<Server>>,
 }
 
-/// The connection, or who has it.
+/// The connection, or the thread that has it.
 #[derive(Debug)]
 struct Seat {
     link: Option<Link>,
-    /// What the thread that has the connection is doing, and since when.
+    /// What the thread that has the connection is doing, and for how long.
     taken_by: Option<(String, Deadline)>,
-    /// A connection must not be shared with a forked child: replies would go to either.
+    /// A connection must not be shared with a forked child, because replies could go to either process.
     pid: u32,
     /// Why the last connection was given up.
     lost: Option<String>,
@@ -185,7 +187,7 @@ impl TcpStore {
         TcpStore::open(TcpStoreOptions::new(host, port))
     }
 
-    /// Hosts a server if asked to, connects, and meets the workers if asked to.
+    /// Hosts a server if asked to, connects, and waits for the workers if asked to.
     pub fn open(options: TcpStoreOptions) -> Result<TcpStore> {
         let deadline = Deadline::after(options.timeout);
         let name = format!("{}:{}", options.host, options.port);
@@ -194,19 +196,19 @@ impl TcpStore {
 
     fn try_open(mut options: TcpStoreOptions, deadline: Deadline) -> std::result::Result<TcpStore, Fault> {
         if options.world_size == Some(0) {
-            return Err(Fault::new(ErrorKind::Argument, "a world size of 0 makes no sense")
-                .hint("leave it out if the number of workers is not known"));
+            return Err(Fault::new(ErrorKind::Argument, "invalid world size 0: expected at least 1")
+                .hint("omit the world size if the number of workers is not known"));
         }
         if !options.is_server && (options.listener.is_some() || options.bind.is_some()) {
             return Err(Fault::new(
                 ErrorKind::Argument,
-                "a listening socket or bind address is for the hosting process only",
+                "only the hosting process can have a listening socket or a bind address",
             ));
         }
         let server = if options.is_server { Some(host_server(&mut options)?) } else { None };
         let (dial, port) = match &server {
             None => (options.host.clone(), options.port),
-            // Our own server may listen elsewhere than where others reach it.
+            // Our own server may listen on another address than the one that other ranks connect to.
             Some(server) => (reachable(server), server.address().port()),
         };
         let store = TcpStore {
@@ -246,28 +248,29 @@ impl TcpStore {
         self.server.as_deref()
     }
 
-    /// What the server tells about itself. Only tenfold's does; PyTorch's closes the connection, which is then replaced.
+    /// Returns what the server reports about itself. Only tenfold's server does; PyTorch's closes the
+    /// connection.
     pub fn server_facts(&self) -> Result<Facts> {
         let deadline = Deadline::after(self.timeout());
         let ask = || {
-            let mut link = Link::open(&self.dial, self.port, deadline)?; // its own: the server may hang up on us
+            let mut link = Link::open(&self.dial, self.port, deadline)?; // a separate one: the server may close it
             link.send(&Command::Info);
             link.flush(deadline)?;
             let facts = wire::decode_info(&mut link.replies(deadline)).map_err(|fault| match fault.kind {
                 ErrorKind::Lost => {
-                    Fault::new(ErrorKind::Unsupported, "this server tells nothing about itself")
-                        .hint("tenfold's server does; PyTorch's does not")
+                    Fault::new(ErrorKind::Unsupported, "this server does not report facts about itself")
+                        .hint("use tenfold's server; PyTorch's does not support this")
                 }
                 _ => fault,
             })?;
             serde_json::from_slice(&facts).map_err(|error| {
-                Fault::new(ErrorKind::Protocol, format!("the server's facts cannot be read: {error}"))
+                Fault::new(ErrorKind::Protocol, format!("cannot parse the server's facts: {error}"))
             })
         };
         ask().map_err(|fault| failure("info", &self.name(), deadline, fault))
     }
 
-    /// Time of one round trip.
+    /// Measures one round trip.
     pub fn ping(&self) -> Result<Duration> {
         let deadline = Deadline::after(self.timeout());
         let nonce = std::process::id();
@@ -285,17 +288,18 @@ impl TcpStore {
             .map_err(|fault| failure("ping", &self.name(), deadline, fault))
     }
 
-    /// Counts this client in; the host waits until all have come.
+    /// Counts this client; the host waits until all clients have joined.
     fn meet_workers(&self, world_size: usize, deadline: Deadline) -> std::result::Result<(), Fault> {
         const PAUSE: Duration = Duration::from_millis(10);
         self.raw(Request::Add { key: WORKERS.into(), delta: 1 }, deadline)?;
         let Some(server) = &self.server else { return Ok(()) };
         loop {
-            // The server is ours and answers; so a round is not cut short, and the time is up between rounds.
+            // The server is ours and answers, so a round is never interrupted: the deadline is checked
+            // between rounds.
             let round = Deadline::after(self.timeout().max(CANCEL_GRACE));
             self.raw(Request::Wait { keys: vec![WORKERS.into()] }, round)?;
             let Response::Value(Some(count)) = self.raw(Request::Get { key: WORKERS.into() }, round)? else {
-                return Err(Fault::new(ErrorKind::Protocol, "the count of workers is gone"));
+                return Err(Fault::new(ErrorKind::Protocol, "the counter of workers was deleted"));
             };
             let count = crate::table::parse_number(&count).unwrap_or(0);
             if usize::try_from(count).is_ok_and(|count| count >= world_size) {
@@ -309,7 +313,7 @@ impl TcpStore {
         }
     }
 
-    /// Serves a request whose keys are as the server knows them.
+    /// Serves a request whose keys already have the slash in front.
     fn raw(&self, request: Request<'_>, deadline: Deadline) -> std::result::Result<Response, Fault> {
         let operation = request.operation();
         let count = if let Request::MultiGet { keys } = &request { keys.len() } else { 0 };
@@ -322,7 +326,8 @@ impl TcpStore {
             link.send(&command);
             match operation {
                 Operation::Wait | Operation::Barrier => wait(link, operation, deadline),
-                // The protocol has no answer to these. Tenfold's server answers the ping only if it has not refused the write.
+                // The protocol has no reply to these. Tenfold's server answers the ping only if it has not
+                // refused the write.
                 Operation::Append | Operation::MultiSet | Operation::QueuePush | Operation::Set
                     if link.is_tenfold =>
                 {
@@ -361,7 +366,7 @@ impl TcpStore {
         let mut seat = self.sit_down(deadline)?;
         seat.taken_by = Some((what, deadline));
         let (link, lost) = (seat.link.take(), seat.lost.take());
-        drop(seat); // others must be able to see that it is taken, and give up in time
+        drop(seat); // other threads must see that it is taken, and time out
 
         let link = link.map_or_else(|| self.reconnect(deadline, lost.as_deref()), Ok);
         let (link, result) = match link {
@@ -373,7 +378,7 @@ impl TcpStore {
         };
 
         let mut seat = self.lock();
-        // A call that failed half-way leaves a reply on its way that the next call would take for its own.
+        // A call that failed half-way leaves a reply in transit, which the next call would take for its own.
         seat.link = link.filter(|link| result.is_ok() || link.in_step);
         if seat.link.is_none() {
             seat.lost = lost.or_else(|| result.as_ref().err().map(|fault| fault.message.to_string()));
@@ -389,7 +394,7 @@ impl TcpStore {
         let mut seat = self.lock();
         let pid = std::process::id();
         if seat.pid != pid {
-            // A forked child: whoever had the connection is in the parent.
+            // This is a forked child: the thread that had the connection is in the parent.
             *seat = Seat { link: None, taken_by: None, pid, lost: None };
         }
         while let Some((what, since)) = &seat.taken_by {
@@ -399,8 +404,10 @@ impl TcpStore {
             };
             if left.is_zero() {
                 let busy = show_duration(since.elapsed());
-                let message = format!("another thread has had this client in {what} for {busy}");
-                return Err(Fault::timeout(message).hint("give each thread that waits a clone of the store"));
+                let message = format!("another thread has been using this client in {what} for {busy}");
+                return Err(
+                    Fault::timeout(message).hint("use a clone of the store for each thread that waits")
+                );
             }
             seat = self.seat_free.wait_timeout(seat, left).expect(NO_PANIC).0;
         }
@@ -415,11 +422,11 @@ impl TcpStore {
         let link = Link::open(&self.dial, self.port, deadline.at_most(RECONNECT)).map_err(|fault| {
             let earlier = lost.map_or(String::new(), |lost| format!(" (it was lost earlier: {lost})"));
             Fault::new(ErrorKind::Lost, format!("the store is lost: {}{earlier}", fault.message))
-                .hint("did the server end or crash? its keys are gone with it")
+                .hint("check whether the server has exited; if it has, its keys are lost")
         })?;
         if let Some(lost) = lost {
             tracing::warn!(
-                "connected to the store at {} again after: {lost}; if the server was restarted, its keys are gone",
+                "reconnected to the store at {} after: {lost}; if the server was restarted, its keys are lost",
                 link.peer()
             );
         }
@@ -429,7 +436,7 @@ impl TcpStore {
 
 const NO_PANIC: &str = "nothing panics while holding it";
 
-/// Waits for the answer to a `Wait` or `Barrier` that is queued; cancels it when the time is up.
+/// Waits for the answer to a queued `Wait` or `Barrier`, and cancels it at the deadline.
 fn wait(link: &mut Link, operation: Operation, deadline: Deadline) -> std::result::Result<Response, Fault> {
     link.flush(deadline)?;
     let fault = match wire::decode_response(operation, 0, &mut link.replies(deadline)) {
@@ -445,7 +452,7 @@ fn wait(link: &mut Link, operation: Operation, deadline: Deadline) -> std::resul
             link.in_step = true;
             Err(Fault::timeout(NO_SUCH_KEY).hint(NO_SUCH_KEY_HINT))
         }
-        // It does not even answer that: it is the server that is in trouble, not the key.
+        // It does not answer the cancel either, so the server has a problem, not the key.
         Err(_) => Err(fault),
     }
 }
@@ -484,7 +491,7 @@ impl Store for TcpStore {
         true
     }
 
-    /// A connection of its own to the same server. It does not keep a server alive that this store hosts.
+    /// A separate connection to the same server. It does not keep a server alive that this store hosts.
     fn duplicate(&self) -> std::result::Result<Arc<dyn Store>, Fault> {
         let options = TcpStoreOptions::new(self.dial.clone(), self.port).timeout(self.timeout());
         let deadline = Deadline::after(self.timeout());
@@ -534,7 +541,7 @@ fn reachable(server: &Server) -> String {
     }
 }
 
-/// Evidence for a host whose workers do not come: who is connected and what they wait for.
+/// Evidence for a host whose workers have not joined: which clients are connected and what they wait for.
 fn describe_waiting(facts: &Facts) -> String {
     let others = facts.connections.saturating_sub(1);
     let waiting =
@@ -542,7 +549,7 @@ fn describe_waiting(facts: &Facts) -> String {
     let waiting = waiting.collect::<Vec<_>>().join(", ");
     match waiting.is_empty() {
         true => format!(
-            "{others} other clients are connected; have the missing ones been started with this address?"
+            "{others} other clients are connected; check that the missing ones were started with this address"
         ),
         false => format!("{others} other clients are connected; {waiting}"),
     }

@@ -1,7 +1,7 @@
-//! Small collectives over a store: for control data, before there is anything faster.
+//! Small collectives over a store, for control data while no faster transport exists.
 //!
-//! Key names are those of c10d's StoreCollectives, so that ranks of either kind meet. A rank leaves its mark under
-//! `key/<rank>` before it waits: so a timeout can say *who* did not come, not only how many.
+//! Key names are those of c10d's StoreCollectives, so that both kinds of ranks interoperate. A rank sets
+//! `key/<rank>` before it waits, so that a timeout can name the missing ranks instead of only counting them.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
@@ -30,7 +30,8 @@ pub struct StoreCollectives {
     store: Arc<dyn Store>,
     rank: usize,
     world_size: usize,
-    /// c10d refuses a key that this object used before: the second call would find the first one's values.
+    /// c10d refuses a key that this object has used before, because the second call would read the first
+    /// call's values.
     used: Mutex<HashSet<Vec<u8>>>,
 }
 
@@ -40,19 +41,19 @@ impl StoreCollectives {
         StoreCollectives { store, rank, world_size, used: Mutex::default() }
     }
 
-    /// Waits until every rank has come.
+    /// Waits until every rank has joined.
     pub fn barrier(&self, key: impl AsRef<[u8]>, timeout: Duration) -> Result<()> {
         let call = self.begin("barrier", key.as_ref(), timeout)?;
         call.barrier(true)
     }
 
-    /// Says that this rank has come, and waits for nobody; the last rank to come lets those go that wait.
+    /// Marks this rank as joined without waiting. The last rank to join releases the waiting ranks.
     pub fn arrive(&self, key: impl AsRef<[u8]>, timeout: Duration) -> Result<()> {
         let call = self.begin("barrier", key.as_ref(), timeout)?;
         call.barrier(false)
     }
 
-    /// Gives `data` to every rank that asks with [`StoreCollectives::broadcast_recv`].
+    /// Sends `data` to every rank that calls [`StoreCollectives::broadcast_recv`].
     pub fn broadcast_send(
         &self,
         key: impl AsRef<[u8]>,
@@ -63,13 +64,13 @@ impl StoreCollectives {
         self.store.set(call.key, data)
     }
 
-    /// What the sender gave.
+    /// Receives the data of the sending rank.
     pub fn broadcast_recv(&self, key: impl AsRef<[u8]>, timeout: Duration) -> Result<Value> {
         let call = self.begin("broadcast", key.as_ref(), timeout)?;
         call.collect(vec![call.key.to_vec()]).map(|mut values| values.remove(0))
     }
 
-    /// Gives this rank's `data` to the rank that gathers.
+    /// Sends this rank's `data` to the gathering rank.
     pub fn gather_send(
         &self,
         key: impl AsRef<[u8]>,
@@ -80,7 +81,7 @@ impl StoreCollectives {
         self.store.set(call.of_rank(self.rank), data)
     }
 
-    /// Everybody's data, by rank, this rank's own among them.
+    /// The data of all ranks, by rank, including this one.
     pub fn gather_recv(
         &self,
         key: impl AsRef<[u8]>,
@@ -94,7 +95,7 @@ impl StoreCollectives {
         Ok(values)
     }
 
-    /// Gives each rank its item, and returns this rank's own.
+    /// Sends each rank its item, and returns this rank's own.
     pub fn scatter_send<V: AsRef<[u8]>>(
         &self,
         key: impl AsRef<[u8]>,
@@ -119,7 +120,7 @@ impl StoreCollectives {
         call.collect(vec![call.of_rank(self.rank)]).map(|mut values| values.remove(0))
     }
 
-    /// Everybody's data on every rank, by rank.
+    /// The data of all ranks on every rank, by rank.
     pub fn all_gather(
         &self,
         key: impl AsRef<[u8]>,
@@ -131,7 +132,7 @@ impl StoreCollectives {
         call.collect((0..self.world_size).map(|rank| call.of_rank(rank)).collect())
     }
 
-    /// The sum of everybody's numbers, on every rank.
+    /// The sum of all ranks' numbers, on every rank.
     pub fn all_sum(&self, key: impl AsRef<[u8]>, number: i64, timeout: Duration) -> Result<i64> {
         let call = self.begin("all_sum", key.as_ref(), timeout)?;
         self.store.add(call.key, number)?;
@@ -149,7 +150,7 @@ impl StoreCollectives {
         let fresh = self.used.lock().expect("nothing panics while holding it").insert(key.to_vec());
         if !fresh {
             let fault = Fault::new(ErrorKind::Argument, "this key has been used before")
-                .hint("each call wants a key of its own");
+                .hint("use a different key for each call");
             return Err(call.fails(fault));
         }
         Ok(call)
@@ -204,7 +205,7 @@ impl Collective<'_> {
         store.multi_get(&keys)
     }
 
-    /// Turns a timeout into one that says which ranks have not come.
+    /// Turns a timeout into one that names the missing ranks.
     #[cold]
     fn name_missing(&self, error: Error) -> Error {
         if !error.is_timeout() {
@@ -233,12 +234,12 @@ fn missing_ranks(missing: &[usize], world_size: usize) -> Fault {
     let more =
         if missing.len() > SHOWN { format!(" and {} more", missing.len() - SHOWN) } else { String::new() };
     let come = world_size - missing.len();
-    Fault::timeout(format!("{come} of {world_size} ranks have come; missing ranks: {list}{more}"))
-        .hint("look at the logs of the missing ranks: they have not started, or are stuck before this call")
+    Fault::timeout(format!("{come} of {world_size} ranks have joined; missing ranks: {list}{more}"))
+        .hint("see the logs of the missing ranks: they have not started or have not reached this call")
 }
 
-/// The barrier at the start of a group, over the keys that PyTorch uses for it, and with names: each rank also leaves a
-/// mark of its own, so that the error says which ranks are missing.
+/// The barrier at the start of a group, over the keys that PyTorch uses for it. Each rank also sets a key of
+/// its own, so that the error can name the missing ranks.
 pub fn init_barrier(
     store: &dyn Store,
     group: &str,
@@ -256,7 +257,8 @@ pub fn init_barrier(
     let (mark, last) = (|rank| format!("{key}:rank{rank}"), format!("{key}:last_worker"));
     store.set(mark(rank), "joined")?;
     let come = store.add(&key, 1)?;
-    // PyTorch's own ranks leave no mark, but they count; at or beyond the world size somebody must open the door.
+    // PyTorch's own ranks set no such key, but they count. At or beyond the world size, this rank must
+    // release the others.
     if usize::try_from(come).is_ok_and(|come| come >= world_size) {
         store.set(&last, "1")?;
     }
@@ -335,7 +337,7 @@ mod tests {
             StoreCollectives::new(store, 0, 5).barrier("meet", Duration::from_millis(20)).unwrap_err();
         let text = error.to_string();
         assert!(text.starts_with("store barrier `meet` on rank 0 at this process failed after "), "{text}");
-        assert!(text.contains(": 2 of 5 ranks have come; missing ranks: 1, 3, 4\n  hint: "), "{text}");
+        assert!(text.contains(": 2 of 5 ranks have joined; missing ranks: 1, 3, 4\n  hint: "), "{text}");
         assert!(error.is_timeout());
     }
 
@@ -344,8 +346,8 @@ mod tests {
         let store = HashStore::new();
         init_barrier(&store, "default", 1, 3, Duration::ZERO).unwrap_err();
         let error = init_barrier(&store, "default", 0, 3, Duration::from_millis(20)).unwrap_err();
-        assert!(error.to_string().contains(": 2 of 3 ranks have come; missing ranks: 2\n"), "{error}");
-        init_barrier(&store, "default", 2, 3, Duration::ZERO).expect("the last one opens the door");
+        assert!(error.to_string().contains(": 2 of 3 ranks have joined; missing ranks: 2\n"), "{error}");
+        init_barrier(&store, "default", 2, 3, Duration::ZERO).expect("the last rank releases the others");
     }
 
     #[test]

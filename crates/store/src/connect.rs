@@ -1,7 +1,7 @@
-//! From a name and a port to a connection that has shaken hands.
+//! Connects to a store server by name and port, including the handshake.
 //!
-//! Every address of the name is tried, round after round with growing pauses, until one answers or the time is up.
-//! The error then lists each address with its own reason, because "timed out" helps nobody.
+//! Every address of the name is tried, in rounds with growing pauses, until one answers or the deadline
+//! passes. The error then lists each address with its own reason, because "timed out" alone does not help.
 
 #![expect(clippy::disallowed_methods, reason = "looks up names on a thread that may be left behind")]
 
@@ -17,40 +17,40 @@ use tenfold_memory::NotInherited;
 use crate::wire::{self, Command, ReplySource};
 use tenfold_base::{Deadline, ErrorKind, Fault, show_duration};
 
-/// Pause before the second round; each further one is half as long again.
+/// Pause before the second round; each later pause is 1.5 times as long.
 const PAUSE_FIRST: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
-/// One address may keep the others waiting for this long.
+/// How long one address may delay the others.
 const ATTEMPT: Duration = Duration::from_secs(3);
-/// A server that has accepted may take this long to answer: it may be greeting thousands.
+/// How long a server that has accepted may take to answer: it may be busy with thousands of other clients.
 const GREETING: Duration = Duration::from_secs(30);
-/// A name that cannot be resolved is asked for again for this long, since it may be about to appear.
+/// How long to retry a name that cannot be resolved, since it may be about to appear.
 const RESOLVING: Duration = Duration::from_secs(10);
 
 /// A connection to a server, read and written with a deadline.
 #[derive(Debug)]
 pub(crate) struct Link {
-    /// A forked child that kept a copy would hide from the server that this process has ended.
+    /// A forked child that kept a copy would hide the end of this process from the server.
     stream: NotInherited<TcpStream>,
     peer: SocketAddr,
-    /// Bytes that arrived and were not asked for yet: `input[at..]`.
+    /// Bytes that have arrived but are not consumed yet: `input[at..]`.
     input: Vec<u8>,
     at: usize,
     output: Vec<u8>,
-    /// Something of the answer to the last message has been read.
+    /// Part of the answer to the last message has been read.
     answered: bool,
-    /// The call that failed on this link left no reply on its way.
+    /// The call that failed on this link left no reply in transit.
     pub(crate) in_step: bool,
     /// The server is tenfold's.
     pub(crate) is_tenfold: bool,
 }
 
 impl Link {
-    /// Connects to a store server and makes sure that it is one.
+    /// Connects to a store server and verifies that it is one.
     pub(crate) fn open(host: &str, port: u16, deadline: Deadline) -> Result<Link, Fault> {
         if port == 0 {
-            return Err(Fault::new(ErrorKind::Argument, "port 0 is no port to connect to")
-                .hint("a server that was started with port 0 tells the one it picked"));
+            return Err(Fault::new(ErrorKind::Argument, "cannot connect to port 0")
+                .hint("use the port that the server picked: a server started with port 0 reports it"));
         }
         let mut pause = PAUSE_FIRST;
         let mut reasons: Vec<(String, String)> = Vec::new();
@@ -72,7 +72,8 @@ impl Link {
                 }
             }
             deadline.pause(pause + jitter(pause, round));
-            // Asked after the pause: a last try with no time left would only hide the reason of the one before.
+            // Checked after the pause: a last try with no time left would only hide the reason of the
+            // previous one.
             if deadline.passed() {
                 return Err(nobody_there(&reasons));
             }
@@ -83,7 +84,7 @@ impl Link {
 
     /// One attempt at one address.
     fn greet(address: SocketAddr, deadline: Deadline) -> Result<Link, Fault> {
-        // A limit of zero still allows the one attempt that a server on this machine needs.
+        // A limit of zero still allows the single attempt that a server on this machine needs.
         let limit = deadline.left().unwrap_or(ATTEMPT).clamp(Duration::from_millis(1), ATTEMPT);
         let stream = TcpStream::connect_timeout(&address, limit).map_err(|error| {
             let message = match error.kind() {
@@ -115,14 +116,20 @@ impl Link {
         link.fill(&mut answer, greeting).map_err(|fault| match fault.kind {
             ErrorKind::Timeout => Fault::new(
                 ErrorKind::Connect,
-                format!("accepted, then silent for {}", show_duration(greeting.elapsed())),
+                format!(
+                    "accepted the connection, then sent nothing for {}",
+                    show_duration(greeting.elapsed())
+                ),
             ),
-            _ => Fault::new(ErrorKind::Connect, format!("accepted, then gave up on us ({})", fault.message)),
+            _ => Fault::new(
+                ErrorKind::Connect,
+                format!("accepted the connection, then closed it ({})", fault.message),
+            ),
         })?;
         link.is_tenfold = answer == wire::GREETING_ANSWER.to_le_bytes();
         if !link.is_tenfold && answer != wire::GREETING.to_le_bytes() {
             let message =
-                format!("no store: it answered our greeting with {:?}", answer.escape_ascii().to_string());
+                format!("not a store: it answered the greeting with {:?}", answer.escape_ascii().to_string());
             return Err(Fault::new(ErrorKind::Connect, message));
         }
         Ok(link)
@@ -161,7 +168,7 @@ impl Link {
 
     /// Fills `bytes` with what the server sends.
     pub(crate) fn fill(&mut self, bytes: &mut [u8], deadline: Deadline) -> Result<(), Fault> {
-        const BUFFER: usize = 8 << 10; // any reply but a large value in one read
+        const BUFFER: usize = 8 << 10; // any reply except a large value fits in one read
         let mut filled = 0;
         loop {
             let ready = (self.input.len() - self.at).min(bytes.len() - filled);
@@ -171,7 +178,8 @@ impl Link {
             if filled == bytes.len() {
                 return Ok(());
             }
-            // The clock is asked while waiting; but a server that always has one more byte never makes us wait.
+            // The clock is checked while waiting; but a server that always has one more byte never makes us
+            // wait.
             if self.answered && deadline.passed() {
                 return Err(too_late());
             }
@@ -201,7 +209,7 @@ impl Link {
         }
     }
 
-    /// Sleeps until the socket is ready or the time is up.
+    /// Sleeps until the socket is ready or the deadline passes.
     fn poll(&self, flags: PollFlags, deadline: Deadline) -> Result<(), Fault> {
         let mut descriptors = [PollFd::new(&self.stream, flags)];
         loop {
@@ -235,7 +243,7 @@ impl ReplySource for Replies<'_> {
     }
 }
 
-/// All addresses of a name, looked up by a thread of its own: a resolver may take longer than we have.
+/// All addresses of a name. A separate thread looks them up, because a resolver may exceed our deadline.
 fn resolve(host: &str, port: u16, deadline: Deadline) -> Result<Vec<SocketAddr>, Fault> {
     if let Ok(address) = host.trim_matches(['[', ']']).parse::<IpAddr>() {
         return Ok(vec![SocketAddr::new(address, port)]);
@@ -246,7 +254,7 @@ fn resolve(host: &str, port: u16, deadline: Deadline) -> Result<Vec<SocketAddr>,
         .name("tenfold-resolve".into())
         .spawn(move || {
             let found = (name.as_str(), port).to_socket_addrs().map(Iterator::collect::<Vec<_>>);
-            let _ = answer.send(found); // nobody may be waiting any more
+            let _ = answer.send(found); // the caller may have timed out
         })
         .map_err(|error| Fault::io("cannot start a thread to look up a name", error))?;
     let patience = deadline.left().unwrap_or(RESOLVING).min(RESOLVING);
@@ -274,10 +282,10 @@ fn nobody_there(reasons: &[(String, String)]) -> Fault {
     let list =
         reasons.iter().map(|(address, reason)| format!("{address}: {reason}")).collect::<Vec<_>>().join("; ");
     Fault::new(ErrorKind::Connect, format!("no store answered ({list})"))
-        .hint("is the server started, on this address and port, and does no firewall stand between?")
+        .hint("check that the server is running at this address and that no firewall blocks it")
 }
 
-/// The system's words without its number.
+/// The system's error text without its number.
 fn describe(error: &io::Error) -> String {
     let text = error.to_string();
     let text = text.split(" (os error").next().unwrap_or(&text);
@@ -287,13 +295,13 @@ fn describe(error: &io::Error) -> String {
 
 #[cold]
 fn lost(error: &io::Error) -> Fault {
-    Fault::new(ErrorKind::Lost, format!("the connection is lost: {}", describe(error))).hint(LOST_HINT)
+    Fault::new(ErrorKind::Lost, format!("connection lost: {}", describe(error))).hint(LOST_HINT)
 }
 
 #[cold]
 fn too_late() -> Fault {
     Fault::timeout("the server did not answer in time")
-        .hint("is the server's machine overloaded, frozen, or cut off?")
+        .hint("check whether the server's host is overloaded, frozen or unreachable")
 }
 
 #[cold]
@@ -301,10 +309,10 @@ fn closed() -> Fault {
     Fault::new(ErrorKind::Lost, "the server closed the connection").hint(LOST_HINT)
 }
 
-const LOST_HINT: &str = "did the server end or crash? a server also closes a connection whose request it refuses \
-                         (a limit, or `add` on a value that is no number): see its log";
+const LOST_HINT: &str = "check whether the server has exited; it also closes a connection whose request it refuses \
+                         (over a limit, or `add` on a value that is not a number): see its log";
 
-/// Keeps thousands of clients from knocking in step. Differs by process and round, which is all it has to.
+/// Keeps thousands of clients from retrying in step. The value only has to differ by process and round.
 fn jitter(pause: Duration, round: u32) -> Duration {
     let mixed = (std::process::id() ^ round.wrapping_mul(0x9e37_79b9)).wrapping_mul(0x85eb_ca6b) >> 16;
     pause * (mixed % 256) / 512

@@ -1,9 +1,9 @@
 //! The buffers of one non-blocking connection of the server.
 //!
-//! An idle connection owns almost nothing: input is read into one buffer of the server and kept here only while a
-//! message is incomplete; output is written at once and kept here only while the peer does not read. Long values are
-//! queued by reference, so that a reply of many megabytes costs a pointer. A reply of many values is encoded piece by
-//! piece while the peer reads it, so that it costs a pointer for each value, however long the values are together.
+//! An idle connection owns almost no memory. Input is read into one buffer of the server and kept here only
+//! while a message is incomplete. Output is written immediately and kept here only while the peer does not
+//! read. Long values are queued by reference, so that a reply of many megabytes costs a pointer. A reply of
+//! many values is encoded piece by piece while the peer reads it, so that it costs one pointer per value.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, Read, Write};
@@ -18,49 +18,51 @@ use crate::table::SHARED_VALUE;
 use crate::value::Value;
 use crate::wire::{self, ReplySink, Scan};
 
-/// Bytes written to one client before others have their turn: 100 clients that were sent 16 MB each at once kept
-/// everybody else waiting for 0.7 s.
+/// Bytes written to one client before other clients get their turn: 100 clients that were sent 16 MB each
+/// made all other clients wait for 0.7 s.
 const WRITE_SHARE: usize = 256 << 10;
 
-/// A peer that reads must take this many bytes, or all there are, within the limit for writing: one that takes a byte now and
-/// then holds the rest as one does that takes none.
+/// A reading peer must take this many bytes, or all that are left, within the limit for writing. A peer that
+/// takes a byte now and then holds as much memory as one that takes none.
 pub(crate) const PROGRESS: usize = 16 << 10;
 
 /// One client, as the server sees it.
 #[derive(Debug)]
 pub(crate) struct Connection {
-    /// A forked child that kept a copy would hide from the client that this process has ended.
+    /// A forked child that kept a copy would hide the end of this process from the client.
     pub(crate) stream: NotInherited<TcpStream>,
     pub(crate) peer: SocketAddr,
     pub(crate) since: Instant,
-    /// Has it said the magic words?
+    /// Has it sent the magic words?
     pub(crate) validated: bool,
-    /// The beginning of a message whose rest has not arrived, or whole ones that wait for the peer to read.
+    /// The beginning of a message whose rest has not arrived, or whole messages that wait for the peer to
+    /// read.
     pub(crate) input: Vec<u8>,
     pub(crate) scan: Scan,
-    /// Bytes that `input` must have before it is worth looking at.
+    /// The number of bytes that `input` must have before decoding it can succeed.
     pub(crate) needs: usize,
     pub(crate) message_since: Option<Instant>,
-    /// It waits to be served something dear; whatever else it sends waits too.
+    /// It waits for an expensive request to be served; its later requests wait too.
     pub(crate) in_line: bool,
     /// The socket may have bytes that we have not read.
     pub(crate) readable: bool,
-    /// The socket may take bytes that we have not written: a large reply is written in shares, with others in between.
+    /// The socket may accept bytes that we have not written: a large reply is written in shares, alternating
+    /// with other clients.
     pub(crate) writable: bool,
-    /// The peer will send no more; the end of the stream is still to be read.
+    /// The peer will send nothing more, but the end of the stream has not been read yet.
     pub(crate) peer_is_done: bool,
-    /// The end of the stream was read; the connection stays only for what the peer has still to read.
+    /// The end of the stream was read. The connection stays open only until the peer has read its replies.
     pub(crate) ended: bool,
     pub(crate) output: Output,
     pub(crate) stalled_since: Option<Instant>,
-    /// Bytes that it has taken since then.
+    /// Bytes that the peer has taken since then.
     taken: usize,
-    /// What it asked for last, and when it last sent something.
+    /// Its last request, and when it last sent something.
     pub(crate) last_operation: Option<Operation>,
     pub(crate) last_heard: Instant,
     pub(crate) bytes_in: u64,
     pub(crate) bytes_out: u64,
-    /// What this connection was last counted with in the server's total.
+    /// The bytes of this connection that the server's total includes.
     pub(crate) counted: usize,
 }
 
@@ -96,13 +98,13 @@ impl Connection {
         self.input.capacity() + self.output.held()
     }
 
-    /// Reads once. `Ok(None)`: nothing there. `Ok(Some(0))`: the peer is done.
+    /// Reads once. `Ok(None)`: no bytes available. `Ok(Some(0))`: end of the stream.
     pub(crate) fn read(&mut self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
         loop {
             match self.stream.read(buffer) {
                 Ok(length) => {
-                    // On Linux a read that did not fill the buffer has emptied the socket, and the next byte brings an
-                    // event; but an end that came along with these bytes brings none.
+                    // On Linux, a read that did not fill the buffer has emptied the socket, and the next byte
+                    // causes an event. But an end of the stream that arrived with these bytes causes none.
                     let emptied = cfg!(target_os = "linux") && length < buffer.len();
                     self.readable = !emptied || self.peer_is_done;
                     return Ok(Some(length));
@@ -151,7 +153,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Since when it has kept memory because its peer does not read, or does not finish a message.
+    /// Since when it has held memory because its peer does not read, or does not finish a message.
     pub(crate) fn hoards_since(&self) -> Option<Instant> {
         [self.stalled_since, self.message_since].into_iter().flatten().min()
     }
@@ -166,7 +168,7 @@ pub(crate) struct Output {
     written: usize,
     /// Bytes still to be written.
     length: usize,
-    /// Bytes of memory that the chunks of `queue` hold and nothing else counts.
+    /// Bytes of memory that the chunks of `queue` hold and that are counted nowhere else.
     queued: usize,
 }
 
@@ -184,10 +186,11 @@ enum Chunk {
     },
 }
 
-/// What a queued chunk costs beyond its bytes: its place in the queue, twice for growth, and the allocator's own.
+/// What a queued chunk costs beyond its bytes: its slot in the queue, doubled for growth, and the allocator's
+/// overhead.
 const CHUNK: usize = 2 * size_of::<Chunk>() + 32;
 
-/// A queue that was longer than this is not kept for the next reply.
+/// A queue that has grown beyond this is not kept for the next reply.
 const QUEUE_KEPT: usize = 16;
 
 /// A list of values with more bytes than this is encoded in pieces of about this size.
@@ -203,7 +206,7 @@ impl Chunk {
         }
     }
 
-    /// Bytes of memory that it holds and nothing else counts.
+    /// Bytes of memory that it holds and that are counted nowhere else.
     fn held(&self) -> usize {
         CHUNK
             + match self {
@@ -309,8 +312,8 @@ impl Output {
         self.queue.push_back(chunk);
     }
 
-    /// Makes what is in the tail a chunk, so that another chunk can follow. A copy of just these bytes: a client that does
-    /// not read may have a thousand of them queued; the buffer goes on as the tail.
+    /// Turns the tail into a chunk, so that another chunk can follow. Copies just these bytes, because a
+    /// client that does not read may have a thousand of them queued. The buffer is reused as the tail.
     fn queue_tail(&mut self) {
         if !self.tail.is_empty() {
             self.push_back(Chunk::Owned(self.tail.as_slice().into()));
@@ -319,8 +322,8 @@ impl Output {
     }
 }
 
-/// What a value costs while it waits in a list. Its bytes are counted by the table, also after the key has got another
-/// value or was deleted.
+/// What a value costs while it waits in a list. The table counts its bytes, even after the key has been
+/// overwritten or deleted.
 const LISTED: usize = size_of::<Option<Value>>();
 
 /// The next bytes of a list, up to the first value that is not copied.
@@ -361,7 +364,7 @@ impl ReplySink for Sink<'_> {
             return self.bytes(value);
         }
         self.output.queue_tail();
-        // A value that is in the table too is counted there; one that was popped is now ours alone.
+        // The table counts a value that it still holds; a popped value belongs to this output alone.
         let held = if value.is_shared() { 0 } else { value.len() };
         self.output.push_back(Chunk::Shared { value: value.clone(), held });
         self.output.length += value.len();
@@ -379,7 +382,7 @@ impl ReplySink for Sink<'_> {
     }
 }
 
-/// Buffers that wait for the next reply, so that a busy server allocates none.
+/// Buffers kept for the next reply, so that a busy server allocates none.
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
     buffers: Vec<Vec<u8>>,
@@ -422,9 +425,9 @@ mod tests {
         taken
     }
 
-    /// What it has taken so far is no reason to keep the rest for it for ever.
+    /// Slow progress does not entitle a peer to hold the rest forever.
     #[test]
-    #[expect(clippy::disallowed_methods, reason = "flushing wants to be told the time, whatever it is")]
+    #[expect(clippy::disallowed_methods, reason = "flushing needs a time, any time")]
     fn a_peer_that_takes_a_little_now_and_then_has_stalled() {
         use std::time::Duration;
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -441,7 +444,8 @@ mod tests {
         connection.output.sink(&mut pool).bytes(&vec![7; 1 << 20]);
         connection.flush(&mut pool, start, &mut written).unwrap();
         assert_eq!(connection.stalled_since, Some(start));
-        // It reads until the server has noticed, several times: each is progress, and all are too little.
+        // It reads until the server has noticed, several times. Each read is progress, but all together are
+        // too little.
         let mut taken = 0;
         for seconds in 1.. {
             let (before, now) = (written, start + Duration::from_secs(seconds));

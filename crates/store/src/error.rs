@@ -1,12 +1,12 @@
 //! What can go wrong, and how it reads.
 //!
-//! A store reports a [`Fault`]: what broke. Only `ops` turns it into an [`Error`], because only there the
-//! operation, its keys, the store and the time waited are all known. What happened and what to do about it
-//! are kept apart: the message says the first, [`Error::hint`] the second.
+//! A store reports a [`Fault`]: what failed. Only `ops` turns it into an [`Error`], because only `ops` knows
+//! the operation, its keys, the store and the time waited. The message says what happened, [`Error::hint`]
+//! what to do about it.
 //!
 //! ```text
-//! store get `rank0/addr` from 10.0.0.1:29500 failed after 300.0 s: no such key
-//!   hint: nobody set it in that time; is the rank that should set it alive?
+//! store get `rank0/addr` from 10.0.0.1:29500 failed after 300.0 s: timed out: the key was never set
+//!   hint: check that the rank that sets it is alive and uses the same store and prefix, or raise the timeout
 //! ```
 
 use std::fmt;
@@ -18,14 +18,14 @@ use tenfold_base::{ErrorKind, Fault, show_duration};
 /// The result of a store operation.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Where and when it broke.
+/// Where and when an operation failed.
 #[derive(Clone, Debug)]
 pub struct Scene {
     /// The operation and its keys, such as ``get `rank0/addr` ``.
     pub request: String,
     /// The store, such as `10.0.0.1:29500`.
     pub store: String,
-    /// How long the operation had been under way.
+    /// How long the operation had been running.
     pub elapsed: Duration,
     /// How long it was allowed to take.
     pub limit: Option<Duration>,
@@ -43,12 +43,12 @@ impl Error {
         Error { inner: Arc::new((scene, fault)) }
     }
 
-    /// What kind of thing went wrong.
+    /// The kind of failure.
     pub fn kind(&self) -> ErrorKind {
         self.inner.1.kind
     }
 
-    /// Did it end because the time was up?
+    /// Did it time out?
     pub fn is_timeout(&self) -> bool {
         self.kind() == ErrorKind::Timeout
     }
@@ -58,7 +58,7 @@ impl Error {
         self.inner.1.hint.as_deref()
     }
 
-    /// What broke, without where and without the hint.
+    /// What failed, without where and without the hint.
     pub fn message(&self) -> &str {
         &self.inner.1.message
     }
@@ -68,7 +68,7 @@ impl Error {
         &self.inner.0
     }
 
-    /// What broke, without where.
+    /// What failed, without where.
     pub fn fault(&self) -> &Fault {
         &self.inner.1
     }
@@ -78,7 +78,7 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (scene, fault) = &*self.inner;
         write!(f, "store {} at {} failed", scene.request, scene.store)?;
-        // A time is evidence only if there was one to speak of.
+        // A time is worth showing only if the operation took a while.
         if scene.elapsed >= Duration::from_millis(1) || fault.kind == ErrorKind::Timeout {
             write!(f, " after {}", show_duration(scene.elapsed))?;
         }
@@ -110,10 +110,10 @@ mod tests {
             elapsed: Duration::from_secs(300),
             limit: Some(Duration::from_secs(300)),
         };
-        let error = Error::new(scene, Fault::timeout("no such key").hint("nobody set it"));
+        let error = Error::new(scene, Fault::timeout("no such key").hint("start the rank that sets it"));
         assert_eq!(
             error.to_string(),
-            "store get `rank0/addr` at 10.0.0.1:29500 failed after 300.0 s: no such key\n  hint: nobody set it"
+            "store get `rank0/addr` at 10.0.0.1:29500 failed after 300.0 s: no such key\n  hint: start the rank that sets it"
         );
         assert!(error.is_timeout());
     }

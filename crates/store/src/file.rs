@@ -1,26 +1,27 @@
 //! A store in a file that every rank can see, byte for byte c10d's `FileStore`.
 //!
-//! The file is a log that only grows: `u32 LE key length, key, u32 LE value length, value`, again and again; the
-//! last record of a key wins. User keys are written as `/key`, a deletion as `-/key`, and two counters of the
-//! store's own say how many objects there are (`refcount/`) and how many have gone (`cleanup/`), so that the last
-//! one to leave removes the file. `flock` orders everybody: exclusive to write, shared to read what is new. So
-//! stock PyTorch processes and ours work on one file at the same time.
+//! The file is a log that only grows: `u32 LE key length, key, u32 LE value length, value`, repeated. The
+//! last record of a key wins. User keys are written as `/key`, a deletion as `-/key`. Two counters of the
+//! store itself say how many objects are open (`refcount/`) and how many have left (`cleanup/`), so that the
+//! last one to leave removes the file. `flock` orders all processes: exclusive to write, shared to read what
+//! is new. So stock PyTorch processes and ours can use one file at the same time.
 //!
-//! What makes it safe: a write first reads the log to its end under the exclusive lock, so it knows that the end is
-//! whole; then it adds all its records in one system call, and takes them back if that fails. Half a record at the end,
-//! found under a lock, is therefore what a writer left that was killed (c10d's needs four calls a record). Readers pass over it,
-//! and the next writer, who has the exclusive lock, cuts it off. Nothing else is ever repaired: what does not begin
-//! as a store's file does, or goes on as no store writes, may be somebody's thesis, and is left as it is.
+//! Why this is safe: a write first reads the log to its end under the exclusive lock, so it knows that the
+//! end is whole. Then it adds all its records in one system call, and takes them back if that fails. Half a
+//! record at the end, found under a lock, is therefore the rest of a killed writer (c10d's needs four calls
+//! per record). Readers skip it, and the next writer, which has the exclusive lock, cuts it off. Nothing else
+//! is ever repaired: a file that does not begin as a store's file, or has records that no store writes, may
+//! be a user's document. It is left unchanged.
 //!
-//! Every call opens the file anew, as c10d does. A descriptor that stays open would share its lock with forked
-//! children, and the lock would keep nobody out; opening also makes NFS look at the server. One descriptor does
-//! stay open, but is never locked: while it lives, no other file can get this one's inode number, so a file that
-//! was removed or replaced is always noticed.
+//! Every call opens the file again, as c10d does. A descriptor that stays open would share its lock with
+//! forked children, and the lock would exclude no one. Opening also makes NFS ask the server. One descriptor
+//! stays open, but is never locked: while it is open, no other file can get this one's inode number, so a
+//! removed or replaced file is always noticed.
 //!
-//! Nothing is forced to disk: the file is for ranks that run now. What a crash of the machine leaves of it is of no use.
+//! Nothing is forced to disk: the file is for ranks that run now. After a crash of the machine it is useless.
 //!
-//! In a folder in which every user may create files, such as /tmp, another user's file is refused: whoever creates the file
-//! first could otherwise choose what all ranks read in it.
+//! In a folder in which every user may create files, such as /tmp, another user's file is refused. Otherwise
+//! the user who creates the file first could choose what all ranks read in it.
 //!
 //! Not here: waiting for what `get` reads, a barrier by counting (`ops` has both), queues (c10d's file has none).
 
@@ -68,19 +69,19 @@ pub struct FileStore {
     /// Keeps the inode number taken; see above.
     anchor: File,
     replica: Mutex<Replica>,
-    /// The process that was counted in, and alone is to be counted out.
+    /// The process that was counted in, and that alone must be counted out.
     process: u32,
 }
 
 /// How to open a [`FileStore`].
 #[derive(Clone, Debug)]
 pub struct FileStoreOptions {
-    /// How many ranks will open the file: when as many have left and nobody is there, it is removed. Without it, the
-    /// file stays.
+    /// How many ranks will open the file: when this many have left and none is left in it, the file is
+    /// removed. Without it, the file stays.
     pub world_size: Option<usize>,
     /// How long an operation may take.
     pub timeout: Duration,
-    /// Take a file that looks left over from an earlier run for this run's, as c10d does.
+    /// Accept a file that looks left over from an earlier run, as c10d does.
     pub accept_stale: bool,
 }
 
@@ -90,15 +91,16 @@ impl Default for FileStoreOptions {
     }
 }
 
-/// A lock is held for microseconds. So even a call that has no time at all waits this long for one, lest `wait` with
-/// a zero timeout fail for a key that is there, only because some rank is just writing another. With three PyTorch
-/// processes adding without pause on two cores, our slowest of 1000 adds took 66 ms.
+/// A lock is held for microseconds. So even a call without any time left waits this long for one. Otherwise
+/// `wait` with a zero timeout could fail for a key that exists, only because another rank is writing at that
+/// moment. With three PyTorch processes adding without pause on two cores, our slowest of 1000 adds took 66
+/// ms.
 const LOCK_PATIENCE: Duration = Duration::from_millis(100);
 const LOCK_PAUSE_MIN: Duration = Duration::from_micros(50); // an undisturbed add takes 22 us in all
 const LOCK_PAUSE_MAX: Duration = Duration::from_micros(500); // at 2 ms the slowest 1 % of those adds took 15 to 26 ms, so 9 ms
 
-/// How long leaving may take, whatever the store's timeout: a program that ends should end, but a rank that is not
-/// counted out leaves the file behind.
+/// How long leaving may take, whatever the store's timeout: a program that exits should exit soon, but a rank
+/// that is not counted out leaves the file behind.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl FileStore {
@@ -107,7 +109,7 @@ impl FileStore {
         FileStore::open_with(path, FileStoreOptions { world_size, ..FileStoreOptions::default() })
     }
 
-    /// As [`FileStore::open`], with every choice.
+    /// As [`FileStore::open`], with all options.
     pub fn open_with(path: impl AsRef<Path>, options: FileStoreOptions) -> Result<FileStore, Error> {
         let deadline = Deadline::after(options.timeout);
         let given = path.as_ref();
@@ -127,12 +129,13 @@ impl FileStore {
         let locked = loop {
             let locked =
                 Locked::new(open_or_create(&path)?, FlockOperation::NonBlockingLockExclusive, deadline)?;
-            // Before we had the lock, the last rank of an earlier group may have removed what we opened.
+            // Before we got the lock, the last rank of an earlier group may have removed the file that we
+            // opened.
             if place(&path, &locked.file)? == Place::Here {
                 break locked;
             }
             if deadline.passed() {
-                return Err(Fault::timeout("others kept removing the file"));
+                return Err(Fault::timeout("other processes kept removing the file"));
             }
         };
         let mut replica = Replica::default();
@@ -160,8 +163,8 @@ impl FileStore {
     fn read<T>(&self, deadline: Deadline, look: impl FnOnce(&Replica) -> T) -> Result<T, Fault> {
         let file = self.open_to_read(deadline)?;
         {
-            // A log of the length we know has nothing new, and finding that out needs no lock: so ranks that wait do
-            // not keep out the one that writes what they wait for.
+            // If the log has the length we know, it has nothing new, and no lock is needed to see that. So
+            // waiting ranks do not block the rank that writes what they wait for.
             let replica = self.replica();
             if length(&file)? == replica.offset {
                 return Ok(look(&replica));
@@ -173,20 +176,20 @@ impl FileStore {
         Ok(look(&replica))
     }
 
-    /// Decides what to write from the present state, and writes it, with nobody in between.
+    /// Decides what to write from the present state, and writes it, all under one lock.
     fn write<T>(
         &self,
         deadline: Deadline,
         decide: impl FnOnce(&Replica, &mut Draft) -> Result<T, Fault>,
     ) -> Result<T, Fault> {
-        // No O_CREAT here: a new file would not be the one that this object and its peers are in.
+        // No O_CREAT: a new file would not be the one that this object and its peers use.
         let file = match OpenOptions::new().read(true).write(true).open(&self.path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(gone(Place::Removed)),
             Err(error) => return Err(Fault::io("cannot open the file to write", error)),
         };
         let locked = Locked::new(file, FlockOperation::NonBlockingLockExclusive, deadline)?;
-        // What was opened is ours, and still is what others open.
+        // The opened file is ours, and it is still the one that other processes open.
         if identity(&locked.file)? != identity(&self.anchor)? {
             return Err(gone(Place::Replaced));
         }
@@ -202,7 +205,7 @@ impl FileStore {
         Ok(answer)
     }
 
-    /// Opens the file; one that is not there may come back (a slow file server, a folder moved and moved back).
+    /// Opens the file. A missing file may reappear (a slow file server, a folder moved and moved back).
     fn open_to_read(&self, deadline: Deadline) -> Result<File, Fault> {
         let mut pause = POLL_MIN;
         loop {
@@ -222,7 +225,7 @@ impl FileStore {
     fn wait(&self, mut missing: Vec<Bytes<'_>>, deadline: Deadline) -> Result<Response, Fault> {
         let mut pause = POLL_MIN;
         loop {
-            // Asked before looking, so that the last look is never earlier than the end of the time.
+            // Checked before reading, so that the last read is never earlier than the deadline.
             let last = deadline.passed();
             self.read(deadline, |replica| missing.retain(|key| !replica.values.contains_key(&**key)))?;
             if missing.is_empty() {
@@ -236,10 +239,10 @@ impl FileStore {
         }
     }
 
-    /// Taken only by those who already have the file's lock, or need none; never while waiting for it. So a thread
-    /// with little time is not held up by one with much.
+    /// Taken only by threads that already have the file's lock, or need none; never while waiting for it. So
+    /// a thread with a short deadline does not wait for one with a long deadline.
     fn replica(&self) -> MutexGuard<'_, Replica> {
-        // A panic cannot leave a replica half changed: its offset moves with each record.
+        // A panic cannot leave a replica half changed: its offset advances with each record.
         self.replica.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -250,8 +253,8 @@ impl FileStore {
                 (replica.cleanup().saturating_add(1), replica.refcount().saturating_sub(1));
             let all_came =
                 self.world_size.is_some_and(|world| i64::try_from(world).is_ok_and(|world| cleanup >= world));
-            // Under the lock, so that a rank that opens the file just now sees that it is gone. Where it cannot be
-            // removed, leaving is still counted.
+            // Under the lock, so that a rank that opens the file at this moment sees that it was removed. If
+            // it cannot be removed, leaving is still counted.
             if refcount == 0 && all_came && fs::remove_file(&self.path).is_ok() {
                 return Ok(());
             }
@@ -339,7 +342,7 @@ impl Store for FileStore {
         true
     }
 
-    /// Another object on the same file, counted as one. It starts from what this one has read already.
+    /// Another object on the same file, counted separately. It starts from what this one has read already.
     fn duplicate(&self) -> Result<Arc<dyn Store>, Fault> {
         let anchor = second_descriptor(&self.anchor)?;
         let replica = self.write(Deadline::after(self.timeout()), |replica, draft| {
@@ -365,11 +368,14 @@ impl Drop for FileStore {
         }
         match self.leave() {
             Ok(()) => {}
-            // Somebody cleaned up the folder first, as test suites do.
+            // Another process cleaned up the folder first, as test suites do.
             Err(fault) if fault.kind == ErrorKind::Lost => {}
             Err(fault) => {
                 let path = self.path.display();
-                tracing::warn!("file store {path} stays: this rank could not leave it: {}", fault.message);
+                tracing::warn!(
+                    "file store {path} is not removed: this rank could not leave it: {}",
+                    fault.message
+                );
             }
         }
     }

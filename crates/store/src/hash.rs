@@ -40,12 +40,13 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     table: Table,
-    /// Answers to waits, for the threads that sleep until theirs is there.
+    /// Answers to waits, for the threads that sleep until theirs arrives.
     answers: HashMap<ClientId, Response>,
 }
 
 thread_local! {
-    /// A thread is a client: an item pushed for one that then asks for something else goes to the next in line.
+    /// Each thread is a client: an item pushed for one that then asks for something else goes to the next
+    /// waiting client.
     static THREAD: ClientId = {
         static THREADS: AtomicUsize = AtomicUsize::new(0);
         ClientId(THREADS.fetch_add(1, Ordering::Relaxed))
@@ -67,7 +68,7 @@ impl HashStore {
         }
     }
 
-    /// Who waits for what, since when; the longest first.
+    /// Which client waits for which keys, and since when; the longest wait first.
     pub fn waiters(&self) -> Vec<Waiter> {
         self.lock().table.waiters()
     }
@@ -123,7 +124,7 @@ impl Store for HashStore {
 }
 
 impl HashStore {
-    /// Returns the caller's own reply and wakes the threads that the others are for.
+    /// Returns the caller's own reply and wakes the threads that the other replies are for.
     fn hand_out(&self, state: &mut State, client: ClientId, replies: Replies) -> Option<Response> {
         let mut own = None;
         for (receiver, response) in replies {
@@ -137,7 +138,7 @@ impl HashStore {
         own
     }
 
-    /// Sleeps until somebody's write has ended this client's wait.
+    /// Sleeps until another client's write has ended this client's wait.
     fn sleep(
         &self,
         mut state: MutexGuard<'_, State>,

@@ -1,4 +1,4 @@
-//! Listening sockets: on the address asked for, and nowhere else.
+//! Listening sockets: only on the requested address.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
@@ -10,13 +10,13 @@ use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 /// How many connections may wait to be accepted; the kernel cuts it to its own limit.
 const BACKLOG: i32 = 16 << 10;
 
-/// A client whose host died without a word is noticed within `TIME + 3 × INTERVAL`.
+/// A client whose host died without closing the connection is noticed within `TIME + 3 × INTERVAL`.
 const KEEPALIVE_TIME: Duration = Duration::from_secs(20);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEPALIVE_RETRIES: u32 = 3;
 
-/// Listens on every address of `host` and nowhere else; port 0 picks one that is free on all of them. The sockets do not
-/// block. A taken port is an error that names the process which holds it.
+/// Listens on every address of `host` and on no other; port 0 picks one that is free on all of them. The
+/// sockets do not block. If the port is taken, the error names the process that holds it.
 pub fn listen(host: &str, port: u16) -> Result<Vec<TcpListener>, Fault> {
     let mut addresses: Vec<SocketAddr> = (host, port)
         .to_socket_addrs()
@@ -25,7 +25,7 @@ pub fn listen(host: &str, port: u16) -> Result<Vec<TcpListener>, Fault> {
                 .hint("give an address of this machine, or 0.0.0.0 for all of them")
         })?
         .collect();
-    addresses.sort_unstable_by_key(|address| address.is_ipv6()); // the v4 address is the one people print
+    addresses.sort_unstable_by_key(|address| address.is_ipv6()); // the IPv4 address is the one that users expect to see
     addresses.dedup();
     const TRIES: usize = 16; // a port picked on one address may be taken on the other
     for attempt in 1.. {
@@ -61,9 +61,9 @@ fn listen_on_all(addresses: &[SocketAddr]) -> Result<Vec<TcpListener>, (SocketAd
 
 fn listen_on(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
-    socket.set_reuse_address(true)?; // a restarted server need not wait for old connections to fade
+    socket.set_reuse_address(true)?; // a restarted server need not wait for old connections to expire
     if let SocketAddr::V6(v6) = address {
-        socket.set_only_v6(!v6.ip().is_unspecified())?; // `::` means every address, as everywhere
+        socket.set_only_v6(!v6.ip().is_unspecified())?; // `::` means every address, as is usual
     }
     socket.bind(&address.into())?;
     adopt(socket.into())
@@ -78,14 +78,15 @@ pub(crate) fn adopt(listener: TcpListener) -> io::Result<TcpListener> {
     Ok(listener)
 }
 
-/// No delay, keepalive, and no pacing within a machine. Linux hands a listener's options to what it accepts.
+/// No delay, keepalive, and no pacing within a machine. On Linux, accepted connections inherit the listener's
+/// options.
 pub(crate) fn set_options(socket: &SockRef<'_>, address: SocketAddr) -> io::Result<()> {
     socket.set_tcp_nodelay(true)?;
-    // Where BBR is the default it paces even loopback: 1 MiB to a client took 380 µs, 245 µs with cubic. Between hosts
-    // the choice stays with whoever set the machine up.
+    // Where BBR is the default, it paces even loopback: 1 MiB to a client took 380 µs, 245 µs with cubic.
+    // Between hosts, the machine's setting is kept.
     #[cfg(target_os = "linux")]
     if is_private(address.ip()) {
-        let _ = socket.set_tcp_congestion(b"cubic"); // a kernel without it is as good
+        let _ = socket.set_tcp_congestion(b"cubic"); // not essential: the kernel may not have it
     }
     let keepalive = TcpKeepalive::new()
         .with_time(KEEPALIVE_TIME)
@@ -113,16 +114,17 @@ fn bind_fault(address: SocketAddr, error: io::Error) -> Fault {
         .kind_is(ErrorKind::Connect);
     match error.kind() {
         io::ErrorKind::AddrNotAvailable => {
-            fault.hint("that is no address of this machine; give one that is, or 0.0.0.0 for all")
+            fault.hint("use an address of this machine, or 0.0.0.0 for all of them")
         }
         io::ErrorKind::PermissionDenied => {
-            fault.hint("ports below 1024 need a privilege; choose a higher one")
+            fault.hint("choose a port above 1023: lower ones need a privilege")
         }
         _ => fault,
     }
 }
 
-/// Which process listens on `port`, where the system tells: Linux, and processes that we may look at.
+/// The process that listens on `port`, if it can be determined: only on Linux, and only for processes that we
+/// may inspect.
 fn port_holder(port: u16) -> Option<String> {
     const LISTENING: &str = "0A";
     let inodes: Vec<String> = ["/proc/net/tcp", "/proc/net/tcp6"]
@@ -211,7 +213,7 @@ mod tests {
 
     #[test]
     fn a_foreign_address_and_an_unknown_name_are_clear_errors() {
-        let fault = listen("192.0.2.1", 0).unwrap_err(); // TEST-NET-1, nobody's; binding sends nothing
+        let fault = listen("192.0.2.1", 0).unwrap_err(); // TEST-NET-1, not assigned; binding sends nothing
         assert!(fault.message.starts_with("cannot listen on 192.0.2.1:0: "), "{}", fault.message);
         let fault = listen("no such host", 0).unwrap_err();
         assert!(fault.message.starts_with("cannot listen on `no such host`: "), "{}", fault.message);

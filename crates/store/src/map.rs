@@ -1,10 +1,11 @@
-//! A map from bytes that can be walked a little at a time.
+//! A map from bytes that can be walked in small steps.
 //!
-//! `std`'s map cannot go on where a walk stopped. This one has numbered places: a walk looks at some, remembers the
-//! number, and comes back after others have read and written. A key stays in its place until the map makes room for more
-//! keys; [`Map::moves`] counts these, so that a walk knows that its number means nothing any more.
+//! `std`'s map cannot resume an interrupted walk. This one has numbered places: a walk looks at some of them,
+//! remembers the number, and resumes after other clients have read and written. A key stays in its place
+//! until the map grows. [`Map::moves`] counts these growths, so that a walk knows that its number has become
+//! invalid.
 //!
-//! Every key has the second of its last write with it.
+//! Every key carries the second of its last write.
 
 use foldhash::fast::RandomState;
 use hashbrown::HashTable;
@@ -24,8 +25,8 @@ pub(crate) struct Slot<T> {
 // What a key costs in memory: see `ENTRY` in `table`.
 const _: () = assert!(size_of::<Slot<Value>>() == 56);
 
-/// Tables that the map consists of. A table that is full moves all its keys to a larger one, and everybody waits: with four
-/// million keys in one table that took 0.4 to 2 s.
+/// The number of tables that the map consists of. A full table moves all its keys to a larger one, and all
+/// clients wait: with four million keys in one table, that took 0.4 to 2 s.
 const TABLES: usize = 128;
 
 #[derive(Debug)]
@@ -50,7 +51,7 @@ impl<T> Default for Map<T> {
     }
 }
 
-/// Which table has keys with this hash. A table looks at the lowest bits and at the seven highest.
+/// Which table has keys with this hash. A table uses the lowest bits and the seven highest.
 #[inline]
 fn table_of(hash: u64) -> usize {
     (hash >> 32) as usize % TABLES
@@ -73,14 +74,14 @@ impl<T> Map<T> {
         self.get(key).is_some()
     }
 
-    /// Adds a key that is not there.
+    /// Adds a key that does not exist.
     pub(crate) fn insert(&mut self, key: &[u8], held: T, written: u32) {
         let hash = self.hasher.hash_one(key);
         let rehash = |slot: &Slot<T>| self.hasher.hash_one(&*slot.key);
         let table = &mut self.tables[table_of(hash)];
         let is_full = table.len() == table.capacity();
         if is_full {
-            // Now rather than inside of the insertion, so that it is known.
+            // Grow now rather than inside the insertion, so that the move is counted.
             table.reserve(1, rehash);
         }
         let slot = Slot { key: key.into(), held, written };
@@ -91,7 +92,7 @@ impl<T> Map<T> {
         }
     }
 
-    /// Removes a key; its name as it was held, and what was under it.
+    /// Removes a key; returns its stored name and its value.
     pub(crate) fn remove(&mut self, key: &[u8]) -> Option<(Value, T)> {
         let hash = self.hasher.hash_one(key);
         let entry = self.tables[table_of(hash)].find_entry(hash, |slot| *slot.key == *key).ok()?;
@@ -119,7 +120,7 @@ impl<T> Map<T> {
         self.starts[TABLES]
     }
 
-    /// What is at a place; most often nothing, if the map was larger once.
+    /// What is at a place; usually nothing, if the map was larger before.
     #[inline]
     pub(crate) fn place(&self, number: usize) -> Option<&Slot<T>> {
         let after = self.starts.partition_point(|start| *start <= number);
@@ -132,7 +133,7 @@ impl<T> Map<T> {
         self.moves
     }
 
-    /// A table has grown, and the places of those after it have other numbers.
+    /// A table has grown, and the places of the tables after it have other numbers.
     #[cold]
     fn number_places(&mut self) {
         let mut next = 0;
@@ -151,7 +152,7 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::HashMap;
 
-    /// Who waits while a table grows waits for a small part of all keys.
+    /// A client that waits while a table grows waits for a small part of all keys.
     #[test]
     fn keys_are_spread_over_all_tables() {
         let mut map = Map::default();

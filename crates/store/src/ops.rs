@@ -1,11 +1,11 @@
 //! c10d's operations on top of one call.
 //!
-//! [`Store`] is what one implements: a single method that serves a [`Request`]. [`StoreExt`] is what one calls: every
-//! operation of c10d, for any store. It is here that a [`Fault`] becomes an [`Error`], because it is here that the
-//! operation, the keys, the store and the time waited are known.
+//! [`Store`] is what a store implements: a single method that serves a [`Request`]. [`StoreExt`] is what
+//! users call: every operation of c10d, for any store. A [`Fault`] becomes an [`Error`] here, because the
+//! operation, the keys, the store and the time waited are known here.
 //!
-//! A store that does not know a request answers [`Fault::unsupported`]; where c10d has a way around (append by
-//! compare_set, waiting by asking again, a barrier by counting), that way is taken.
+//! A store that does not support a request answers [`Fault::unsupported`]. If c10d has a fallback (append by
+//! compare_set, waiting by polling, a barrier by counting), the fallback is used.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::request::{Bytes, Request, Response, show_keys};
 use crate::value::Value;
 use tenfold_base::{Deadline, ErrorKind, Fault};
 
-/// How long an operation may take unless told otherwise; c10d's own.
+/// The default limit of an operation; c10d's own.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Something that keeps values under keys for all ranks of a job.
@@ -52,15 +52,17 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 /// # Ok::<(), tenfold_store::Error>(())
 /// ```
 pub trait Store: Send + Sync {
-    /// Serves one request. Only `Wait` and `Barrier` take until `deadline`; the others answer from what is there.
+    /// Serves one request. Only `Wait` and `Barrier` may take until `deadline`; the others answer from the
+    /// present state.
     fn call(&self, request: Request<'_>, deadline: Deadline) -> std::result::Result<Response, Fault>;
 
-    /// How it is called in error messages, such as `10.0.0.1:29500`.
+    /// Its name in error messages, such as `10.0.0.1:29500`.
     fn name(&self) -> String {
         "a store of this program".into()
     }
 
-    /// Where its server is, for a store on the network. A store that wraps another has the address of that one.
+    /// The address of the server, for a store on the network. A store that wraps another has the address of
+    /// that one.
     fn address(&self) -> Option<SocketAddr> {
         None
     }
@@ -70,7 +72,7 @@ pub trait Store: Send + Sync {
         DEFAULT_TIMEOUT
     }
 
-    /// Changes how long an operation may take; true if this store lets itself be told.
+    /// Changes how long an operation may take; true if this store supports that.
     fn set_timeout(&self, _timeout: Duration) -> bool {
         false
     }
@@ -137,7 +139,8 @@ pub trait StoreExt: Store {
             call.wait()?;
             match call.ask(Request::Get { key: key.into() })? {
                 Response::Value(Some(value)) => return Ok(value),
-                // Deleted in between, or a queue of that name: there may yet be a key, so ask again, at ease.
+                // Deleted in between, or a queue of that name: a key may still appear, so ask again after a
+                // pause.
                 Response::Value(None) if call.deadline.passed() => return Err(call.timed_out()),
                 Response::Value(None) => call.deadline.pause(POLL_MAX),
                 other => return Err(call.surprise(other)),
@@ -153,7 +156,7 @@ pub trait StoreExt: Store {
 
     /// Writes `desired` if the value is `expected`, or if the key is missing and `expected` is empty.
     ///
-    /// Returns what the key holds now; for a missing key and an expectation that was not empty, `expected`.
+    /// Returns what the key holds now. If the key is missing and `expected` is not empty, returns `expected`.
     fn compare_set(
         &self,
         key: impl AsRef<[u8]>,
@@ -170,7 +173,7 @@ pub trait StoreExt: Store {
         }
     }
 
-    /// Are all keys there? Never waits. A queue with something in it counts as a key.
+    /// Whether all keys exist. Never waits. A queue that is not empty counts as a key.
     fn check<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<bool> {
         let call = Op::new(self, "check", keys.iter().map(AsRef::as_ref));
         match call.ask(Request::Check { keys: call.keys() })? {
@@ -216,8 +219,9 @@ pub trait StoreExt: Store {
             Ok(Response::Values(values)) if values.len() == keys.len() => values
                 .into_iter()
                 .map(|value| {
-                    value
-                        .ok_or_else(|| call.fails(Fault::new(ErrorKind::Lost, "a key was deleted meanwhile")))
+                    value.ok_or_else(|| {
+                        call.fails(Fault::new(ErrorKind::Lost, "a key was deleted during the operation"))
+                    })
                 })
                 .collect(),
             Ok(other) => Err(call.surprise(other)),
@@ -228,7 +232,7 @@ pub trait StoreExt: Store {
         }
     }
 
-    /// Writes several keys: with an extended store all at once, otherwise one by one.
+    /// Writes several keys: all in one step if the store is extended, otherwise one by one.
     fn multi_set<K: AsRef<[u8]>, V: AsRef<[u8]>>(&self, keys: &[K], values: &[V]) -> Result<()> {
         let call = Op::new(self, "multi_set", keys.iter().map(AsRef::as_ref));
         if keys.len() != values.len() {
@@ -263,7 +267,7 @@ pub trait StoreExt: Store {
         }
     }
 
-    /// Removes a key; was it there?
+    /// Removes a key; returns whether it existed.
     fn delete_key(&self, key: impl AsRef<[u8]>) -> Result<bool> {
         let key = key.as_ref();
         let call = Op::new(self, "delete_key", [key]);
@@ -281,8 +285,8 @@ pub trait StoreExt: Store {
 
     /// Takes the oldest item of a queue, waiting for one up to the timeout.
     ///
-    /// As in c10d it can still find the queue empty ([`ErrorKind::QueueEmpty`]): somebody who does not wait took the
-    /// item first, or a key of the same name ended the waiting.
+    /// As in c10d it can still find the queue empty ([`ErrorKind::QueueEmpty`]): a client that does not wait
+    /// took the item first, or a key of the same name ended the wait.
     fn queue_pop(&self, key: impl AsRef<[u8]>) -> Result<Value> {
         let key = key.as_ref();
         let call = Op::new(self, "queue_pop", [key]);
@@ -301,8 +305,8 @@ pub trait StoreExt: Store {
         Op::new(self, "queue_len", [key]).number(Request::QueueLen { key: key.into() })
     }
 
-    /// Waits until `world_size` clients have come to the barrier `key`, up to the store's timeout. The key is used
-    /// up: coming again passes at once.
+    /// Waits until `world_size` clients have joined the barrier `key`, up to the store's timeout. The key is
+    /// used up: joining again returns immediately.
     fn barrier(&self, key: impl AsRef<[u8]>, world_size: usize) -> Result<()> {
         self.barrier_for(key, world_size, self.timeout())
     }
@@ -328,8 +332,8 @@ pub trait StoreExt: Store {
         Op::with_timeout(self, "barrier", [part("/last_member").as_slice()], left).wait()
     }
 
-    /// Another handle on the same data that can be used while this one waits: c10d's `clone`. A TCP store opens a
-    /// connection of its own.
+    /// Another handle on the same data that can be used while this one waits: c10d's `clone`. A TCP store
+    /// opens another connection.
     fn try_clone(&self) -> Result<Arc<dyn Store>> {
         let call = Op::new(self, "clone", []);
         self.duplicate().map_err(|fault| call.fails(fault))
@@ -341,7 +345,7 @@ impl<S: Store + ?Sized> StoreExt for S {}
 pub(crate) const POLL_MIN: Duration = Duration::from_millis(1);
 pub(crate) const POLL_MAX: Duration = Duration::from_millis(10); // c10d's own interval where it polls
 
-/// One operation under way: everything an error needs to say.
+/// One operation in progress, with everything that an error message needs.
 struct Op<'a, S: ?Sized> {
     store: &'a S,
     name: &'static str,
@@ -401,7 +405,7 @@ impl<'a, S: Store + ?Sized> Op<'a, S> {
             Err(error) if error.kind() == ErrorKind::Unsupported => {}
             Err(error) => return Err(error),
         }
-        // A store that cannot wait is asked again and again, less and less often.
+        // A store that cannot wait is polled, less and less often.
         let mut pause = POLL_MIN;
         loop {
             match self.ask(Request::Check { keys: self.keys() })? {
@@ -423,7 +427,7 @@ impl<'a, S: Store + ?Sized> Op<'a, S> {
     fn surprise(&self, response: Response) -> Error {
         self.fails(Fault::new(
             ErrorKind::Protocol,
-            format!("the store gave an answer of the wrong kind: {response:?}"),
+            format!("unexpected response type from the store: {response:?}"),
         ))
     }
 
@@ -439,11 +443,11 @@ impl<'a, S: Store + ?Sized> Op<'a, S> {
     }
 }
 
-pub(crate) const NO_SUCH_KEY: &str = "not there when the time was up";
+pub(crate) const NO_SUCH_KEY: &str = "timed out: the key was never set";
 pub(crate) const NO_SUCH_KEY_HINT: &str =
-    "is the rank that should set it alive, and does it use the same store and prefix? else raise the timeout";
+    "check that the rank that sets it is alive and uses the same store and prefix, or raise the timeout";
 
-/// An error of something that is no operation of a store: opening one, serving one.
+/// An error that does not belong to an operation of a store: opening one, serving one.
 #[cold]
 pub(crate) fn failure(what: &str, store: &str, deadline: Deadline, fault: Fault) -> Error {
     let (elapsed, limit) = (deadline.elapsed(), deadline.limit());

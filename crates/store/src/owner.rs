@@ -1,10 +1,11 @@
 //! Which user a socket of this machine belongs to.
 //!
-//! Loopback is private to a machine, not to a user: every local user can connect to 127.0.0.1. The kernel knows the user of
-//! the other end and tells it by the four numbers of a connection (NETLINK_SOCK_DIAG, no privileges needed). So PyTorch's own
-//! clients, which cannot show a secret, are told from those of other users.
+//! Loopback is private to a machine, not to a user: every local user can connect to 127.0.0.1. The kernel
+//! knows the user of the peer's socket and reports it for the four numbers of a connection
+//! (NETLINK_SOCK_DIAG, no privileges needed). This distinguishes PyTorch's own clients, which cannot present
+//! a secret, from those of other users.
 //!
-//! Not known where the kernel has no `inet_diag`, and of a connection whose other end is closed already.
+//! The owner is unknown if the kernel has no `inet_diag`, or if the peer has already closed the connection.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -16,12 +17,12 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 pub struct Owner {
     /// The user's number.
     pub user: u32,
-    /// Older kernels tell that a socket belongs to root if its process has closed it.
+    /// Older kernels report root as the owner of a socket that its process has closed.
     is_open: bool,
 }
 
 impl Owner {
-    /// Is it this process's user, or root, whom nothing keeps out anyway?
+    /// Whether it is this process's user, or root, which nothing keeps out anyway.
     pub fn is_trusted(self) -> bool {
         self.user == rustix::process::geteuid().as_raw() || self.user == 0 && self.is_open
     }
@@ -42,7 +43,7 @@ pub fn of_listener(own: SocketAddr) -> Option<Owner> {
     ask(own, SocketAddr::new(nobody, 0))
 }
 
-/// As the kernel has it: an IPv4 address is one, also where it came to a socket for IPv6.
+/// As the kernel stores it: an IPv4 address stays one, even if it arrived at an IPv6 socket.
 fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
@@ -57,7 +58,7 @@ const AF_INET6: u8 = 10;
 const IPPROTO_TCP: u8 = 6;
 const ESTABLISHED: u8 = 1;
 const LISTEN: u8 = 10;
-/// Where the state and the user are in an answer.
+/// Offsets of the state and the user in an answer.
 const STATE: usize = HEADER + 1;
 const USER: usize = HEADER + 64;
 const ANSWER: usize = HEADER + 72;
@@ -73,7 +74,7 @@ fn ask(own: SocketAddr, other: SocketAddr) -> Option<Owner> {
     rustix::net::sendto(&socket, &request(own, other), SendFlags::empty(), &SocketAddrNetlink::new(0, 0))
         .ok()?;
     let mut answer = [0; 1024];
-    // The kernel has answered when the request was sent; if it has not, nothing is known.
+    // The kernel answers while it handles the request; if there is no answer, the owner is unknown.
     let (length, _) = rustix::net::recv(&socket, &mut answer, RecvFlags::DONTWAIT).ok()?;
     read(&answer[..length])
 }
@@ -90,12 +91,12 @@ fn request(own: SocketAddr, other: SocketAddr) -> [u8; REQUEST] {
     put(&NLM_F_REQUEST.to_ne_bytes());
     put(&[0; 8]); // number and port of the asker
     put(&[if own.is_ipv4() { AF_INET } else { AF_INET6 }, IPPROTO_TCP, 0, 0]);
-    put(&u32::MAX.to_ne_bytes()); // in whatever state
+    put(&u32::MAX.to_ne_bytes()); // in any state
     put(&own.port().to_be_bytes());
     put(&other.port().to_be_bytes());
     put(&octets(own.ip()));
     put(&octets(other.ip()));
-    put(&[0; 4]); // on whatever interface
+    put(&[0; 4]); // on any interface
     put(&[0xff; 8]); // no cookie
     bytes
 }

@@ -40,7 +40,7 @@ impl PrefixStore {
         &self.prefix[..self.prefix.len() - 1]
     }
 
-    /// The store that it is a part of.
+    /// The store that this one is a part of.
     pub fn underlying_store(&self) -> &Arc<dyn Store> {
         &self.inner
     }
@@ -48,7 +48,8 @@ impl PrefixStore {
 
 impl Store for PrefixStore {
     fn call(&self, request: Request<'_>, deadline: Deadline) -> Result<Response, Fault> {
-        // As in c10d a barrier under a prefix is made of ordinary keys, so that any store below will do.
+        // As in c10d, a barrier under a prefix consists of ordinary keys, so that it works on any store
+        // below.
         if let Request::Barrier { .. } = request {
             return Err(Fault::unsupported("barrier of its own"));
         }

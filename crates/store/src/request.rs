@@ -1,18 +1,18 @@
 //! Every store operation as a value.
 //!
-//! A `Request` is what a store is asked, a `Response` what it answers. Because an operation is a value, a
-//! prefix is one function over it ([`Request::with_prefix`]), a wire format is two (`wire`), and a store that
-//! a user writes is one `match`.
+//! A `Request` is what a client asks of a store, a `Response` what the store answers. Because an operation is
+//! a value, a prefix is one function over it ([`Request::with_prefix`]), a wire format is two (`wire`), and a
+//! user's own store is one `match`.
 //!
-//! Only `Wait` and `Barrier` may take time; everything else answers from the present state. What c10d calls
-//! `get` is therefore two requests, `Wait` then `Get`, exactly as on the wire; `ops` puts them together.
+//! Only `Wait` and `Barrier` may take time; all others answer from the present state. What c10d calls `get`
+//! is therefore two requests, `Wait` then `Get`, exactly as on the wire. `ops` combines them.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
 use crate::value::Value;
 
-/// A key or value on its way in: borrowed from a socket's buffer or the caller wherever possible.
+/// A key or value of a request: borrowed from a socket's buffer or the caller wherever possible.
 pub type Bytes<'a> = Cow<'a, [u8]>;
 
 /// One operation on a store.
@@ -26,7 +26,7 @@ pub enum Request<'a> {
     Add { key: Bytes<'a>, delta: i64 },
     /// Arrives at a barrier and waits until `world` clients have arrived.
     Barrier { key: Bytes<'a>, world: i64 },
-    /// Are all keys there?
+    /// Whether all keys exist.
     Check { keys: Vec<Bytes<'a>> },
     /// Writes `desired` if the value is `expected`, or if the key is missing and `expected` is empty.
     CompareSet { key: Bytes<'a>, expected: Bytes<'a>, desired: Bytes<'a> },
@@ -38,7 +38,7 @@ pub enum Request<'a> {
     ListKeys,
     /// Reads several keys without waiting for them.
     MultiGet { keys: Vec<Bytes<'a>> },
-    /// Writes several keys at once: all of them or none.
+    /// Writes several keys in one step: all of them or none.
     MultiSet { pairs: Vec<(Bytes<'a>, Bytes<'a>)> },
     /// Counts the keys.
     NumKeys,
@@ -50,7 +50,7 @@ pub enum Request<'a> {
     QueuePush { key: Bytes<'a>, value: Bytes<'a> },
     /// Writes a key.
     Set { key: Bytes<'a>, value: Bytes<'a> },
-    /// Waits until every key has been there, as a key or as a queue with something in it.
+    /// Waits until every key has existed, as a key or as a queue that is not empty.
     Wait { keys: Vec<Bytes<'a>> },
 }
 
@@ -58,9 +58,9 @@ pub enum Request<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Response {
-    /// Done, nothing to tell: `Append`, `MultiSet`, `QueuePush`, `Set`.
+    /// Done, without a result: `Append`, `MultiSet`, `QueuePush`, `Set`.
     Done,
-    /// `Delete`: was it there?
+    /// `Delete`: whether the key existed.
     Deleted(bool),
     /// `ListKeys`.
     Keys(Vec<Value>),
@@ -68,17 +68,17 @@ pub enum Response {
     Number(i64),
     /// `QueuePop`: the item and how many there were before it was taken.
     Popped(Option<(Value, usize)>),
-    /// `Check`: are they all there?
+    /// `Check`: whether all keys exist.
     Present(bool),
-    /// `Wait`, `Barrier`: the waiting is over.
+    /// `Wait`, `Barrier`: the wait has ended.
     Ready,
-    /// `CompareSet`, `Get`; nothing if the store knows that there is no such key.
+    /// `CompareSet`, `Get`; nothing if the store knows that the key does not exist.
     Value(Option<Value>),
     /// `MultiGet`, in the order asked.
     Values(Vec<Option<Value>>),
 }
 
-/// The kind of a request, for counters and texts.
+/// The kind of a request, for counters and messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
     /// [`Request::Append`].
@@ -136,7 +136,7 @@ impl Operation {
         Operation::Wait,
     ];
 
-    /// Its name, as users call it.
+    /// Its name in c10d's interface.
     pub fn name(self) -> &'static str {
         match self {
             Operation::Append => "append",
@@ -182,7 +182,7 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// The same request on keys that begin with `prefix`. This is all there is to a prefix store.
+    /// The same request on keys that begin with `prefix`. A prefix store consists of nothing else.
     #[must_use]
     pub fn with_prefix(mut self, prefix: &[u8]) -> Self {
         self.for_each_key(|key| {
@@ -194,7 +194,7 @@ impl<'a> Request<'a> {
         self
     }
 
-    /// The keys it names, for texts and tests.
+    /// The keys it names, for messages and tests.
     pub fn keys(&self) -> Vec<&[u8]> {
         match self {
             Request::Append { key, .. }
@@ -248,7 +248,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// Keys as a person can read them: the first few in backticks, unprintable bytes escaped, long ones cut.
+/// Keys in readable form: the first few in backticks, unprintable bytes escaped, long ones cut.
 pub fn show_keys<K: AsRef<[u8]>>(keys: &[K]) -> String {
     const SHOWN: usize = 4; // what fits on a line
     const LENGTH: usize = 80;

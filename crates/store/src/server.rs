@@ -1,10 +1,10 @@
-//! The store server, from outside: what it may be told, what it tells, how it starts and ends.
+//! The public interface of the store server: options, facts, start and end.
 //!
-//! No client can harm another. Whatever it sends or does not send, reads or does not read, costs it its own connection
-//! and bounded memory: see [`Limits`]. The reason goes to the log and a counter; the protocol has no way to tell the
-//! client.
+//! No client can harm another. Whatever a client sends or does not send, reads or does not read, costs only
+//! its own connection and bounded memory: see [`Limits`]. The reason goes to the log and a counter, because
+//! the protocol has no way to tell the client.
 //!
-//! Not here: the work (`server/turns`), what requests mean (`table`), what bytes mean (`wire`).
+//! Not here: the event loop (`server/turns`), what requests mean (`table`), what bytes mean (`wire`).
 
 #![expect(clippy::disallowed_methods, reason = "owns the server's thread")]
 
@@ -38,39 +38,39 @@ use turns::{Loop, WAKE};
 pub use roll::{ClientFacts, Clients};
 pub use slow::SlowOperation;
 
-/// How long somebody who looks at the server waits for an answer.
+/// How long a caller that inspects the server waits for an answer.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
-/// The same for facts, which are told at once by any server that is alive.
+/// The same for facts, which any server that is alive returns immediately.
 const FACTS_MAX: Duration = Duration::from_secs(10);
 
-/// What one server may be made to hold and to wait for. Each refusal closes the connection that caused it, with a line
-/// in the log and a counter in [`Facts::closed`].
+/// Limits on what a server holds and how long it waits. Each refusal closes the connection that caused it,
+/// with a line in the log and a counter in [`Facts::closed`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
     /// Parts of one message.
     pub message: MessageLimits,
-    /// What the table holds; its bytes are also the limit for table and connections together.
+    /// What the table may hold; its bytes are also the limit for table and connections together.
     pub table: TableLimits,
-    /// Clients at a time; more are closed as they come.
+    /// Clients at a time; further ones are closed when they connect.
     pub connections: usize,
-    /// Clients at a time from one address other than loopback (of IPv6 from one network of 64 bits), so that no one host
-    /// takes all places.
+    /// Clients at a time from one address other than loopback (for IPv6, from one /64 network), so that no
+    /// single host takes all connections.
     pub connections_per_address: usize,
-    /// Serve clients on this machine's loopback that belong to other users, too. Root's always are.
+    /// Also serve clients on this machine's loopback that belong to other users. Root's are always served.
     pub other_users: bool,
     /// Unsent bytes of one connection beyond which its requests are not served until it reads.
     pub output: usize,
-    /// From connecting to the magic words.
+    /// Time from connecting to the magic words.
     pub handshake_timeout: Duration,
-    /// From the first byte of a message to its last.
+    /// Time from the first byte of a message to its last.
     pub message_timeout: Duration,
-    /// Without the peer taking a single byte of what it asked for.
+    /// Time in which the peer does not take a single byte of what it asked for.
     pub write_timeout: Duration,
 }
 
 impl Limits {
-    /// At most so many connections, of which one address may have seven eighths.
+    /// At most this many connections, of which one address may have seven eighths.
     #[must_use]
     pub fn with_connections(mut self, connections: usize) -> Self {
         self.connections = connections;
@@ -103,7 +103,7 @@ pub struct ServerOptions {
     pub host: String,
     /// 0 picks a free one.
     pub port: u16,
-    /// A socket that is bound already; `host` is then not used, and `port` must be 0 or the socket's.
+    /// A socket that is bound already. Then `host` is ignored, and `port` must be 0 or the socket's.
     pub listener: Option<TcpListener>,
     /// What clients may make it hold.
     pub limits: Limits,
@@ -143,26 +143,26 @@ pub enum Closed {
     Full,
     /// The first message was not the magic words.
     Handshake,
-    /// The magic words did not come in time.
+    /// The magic words did not arrive in time.
     HandshakeTimeout,
     /// Table and buffers together are at the memory limit.
     Memory,
     /// A started message was not finished in time.
     MessageTimeout,
-    /// `add` or `barrier` on a value that is no number.
+    /// `add` or `barrier` on a value that is not a number.
     NotANumber,
     /// A length over its limit.
     TooLong,
-    /// No such opcode.
+    /// Unknown opcode.
     UnknownOpcode,
-    /// It came from this machine and belongs to another user.
+    /// The client is on this machine and belongs to another user.
     User,
     /// The client did not read what it asked for.
     WriteTimeout,
 }
 
-/// What a server can tell about itself. As JSON it is what INFO is answered with on the wire: fields are only ever added,
-/// and those that an older server does not tell are zero.
+/// What a server reports about itself. As JSON it is the answer to INFO on the wire: fields are only ever
+/// added, and fields that an older server does not send are zero.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]
@@ -179,7 +179,7 @@ pub struct Facts {
     pub accepted: u64,
     /// Connections that the server closed, by reason.
     pub closed: BTreeMap<Closed, u64>,
-    /// Operations served since the start, by name; those that were never asked for are left out.
+    /// Operations served since the start, by name; operations never requested are omitted.
     pub operations: BTreeMap<String, u64>,
     /// Bytes received since the start.
     pub bytes_in: u64,
@@ -195,15 +195,16 @@ pub struct Facts {
     pub queue_items_max: usize,
     /// Bytes of keys, values, queues and waiters.
     pub table_bytes: usize,
-    /// Bytes of half messages and unsent replies.
+    /// Bytes of incomplete messages and unsent replies.
     pub buffer_bytes: usize,
     /// The limit of bytes.
     pub memory_max: usize,
     /// Clients that wait.
     pub waiters_count: usize,
-    /// How long the one who waits longest has waited; zero if nobody waits.
+    /// How long the longest wait has lasted; zero if no client waits.
     pub oldest_wait_seconds: f64,
-    /// Who waits for what, since when: the longest first, at most [`Facts::WAITERS_MAX`].
+    /// Which client waits for which keys, and since when: the longest wait first, at most
+    /// [`Facts::WAITERS_MAX`].
     pub waiters: Vec<WaiterFacts>,
 }
 
@@ -220,7 +221,7 @@ pub struct WaiterFacts {
     pub peer: String,
     /// What it waits in.
     pub operation: String,
-    /// The first few keys that are missing, as a person can read them.
+    /// The first few missing keys, in readable form.
     pub keys: String,
     /// How many keys are missing.
     pub keys_count: usize,
@@ -228,7 +229,7 @@ pub struct WaiterFacts {
     pub seconds: f64,
 }
 
-/// A running server. Dropping it ends it.
+/// A running server. Dropping it stops it.
 ///
 /// ```
 /// use tenfold_store::{Server, ServerOptions, StoreExt, TcpStore};
@@ -259,7 +260,7 @@ enum Order {
 }
 
 impl Server {
-    /// Binds, listens, and serves on a thread of its own.
+    /// Binds, listens, and serves on a separate thread.
     pub fn start(options: ServerOptions) -> crate::Result<Server> {
         let name = format!("{}:{}", options.host, options.port);
         let start = crate::Deadline::never();
@@ -273,7 +274,7 @@ impl Server {
         };
         let addresses = listeners.iter().map(TcpListener::local_addr).collect::<io::Result<Vec<_>>>();
         let addresses =
-            addresses.map_err(|error| Fault::io("cannot tell the address of a listening socket", error))?;
+            addresses.map_err(|error| Fault::io("cannot read the address of a listening socket", error))?;
         let build = || -> io::Result<(Loop, Arc<Waker>, mpsc::Sender<Order>)> {
             let poll = Poll::new()?;
             let waker = Arc::new(Waker::new(poll.registry(), WAKE)?);
@@ -301,79 +302,82 @@ impl Server {
         &self.addresses
     }
 
-    /// Can nobody but this machine reach it?
+    /// Whether only this machine can reach it.
     pub fn is_private(&self) -> bool {
         self.addresses.iter().all(|address| listen::is_private(address.ip()))
     }
 
-    /// What it can tell about itself now; all zero after the end.
+    /// What it reports about itself now; all zero after it has stopped.
     pub fn facts(&self) -> Facts {
         self.facts_with(Facts::WAITERS_MAX)
     }
 
-    /// The same with no more than `waiters` waiters listed one by one, which is most of the work: each takes the server
-    /// about as long as a request.
+    /// The same with at most `waiters` waiters listed. Listing them is most of the work: each takes the
+    /// server about as long as a request.
     pub fn facts_with(&self, waiters: usize) -> Facts {
         self.ask(FACTS_MAX, |answer| Order::Tell { waiters, answer }).unwrap_or_default()
     }
 
-    /// Who is connected: the most recently active first, at most `limit` and [`Clients::LIMIT_MAX`]. Nothing if the
-    /// server has ended, or is too busy to answer within two seconds.
+    /// The connected clients: the most recently active first, at most `limit` and [`Clients::LIMIT_MAX`].
+    /// Nothing if the server has stopped, or is too busy to answer within two seconds.
     pub fn clients(&self, limit: usize) -> Option<Clients> {
         let limit = limit.min(Clients::LIMIT_MAX);
         self.ask(ANSWER_MAX, |answer| Order::Clients { limit, answer }).map(Rolled::show)
     }
 
-    /// The slowest operations of the last five to ten minutes, the slowest first. Empty as `clients` is.
+    /// The slowest operations of the last five to ten minutes, the slowest first. Empty in the same cases as
+    /// `clients`.
     pub fn slowest(&self) -> Vec<SlowOperation> {
         self.ask(ANSWER_MAX, Order::Slowest).unwrap_or_default()
     }
 
-    /// Keys under a prefix. Nothing as `clients`, or if it takes longer than two seconds: with millions of keys and busy
-    /// clients, or with many prefixes asked for at once. It is then made all the same, and there for the next who asks.
+    /// Keys under a prefix. Nothing in the same cases as `clients`, or if it takes longer than two seconds:
+    /// with millions of keys and busy clients, or with many prefixes requested at the same time. The survey
+    /// still completes and is ready for the next request.
     pub fn survey(&self, prefix: &[u8]) -> Option<Survey> {
         self.survey_within(prefix, ANSWER_MAX)
     }
 
-    /// As [`Server::survey`], for those who can wait longer or less long.
+    /// As [`Server::survey`], with another limit.
     pub fn survey_within(&self, prefix: &[u8], patience: Duration) -> Option<Survey> {
         let surveyed = self.ask(patience, |answer| Order::Survey { prefix: prefix.into(), answer })?;
         Some(surveyed.show(prefix))
     }
 
-    /// The value of a key; nothing if there is none, or as `clients`.
+    /// The value of a key; nothing if it does not exist, or in the same cases as `clients`.
     pub fn value(&self, key: &[u8]) -> Option<Value> {
         self.values(vec![key.into()])?.pop().flatten()
     }
 
-    /// The values of keys, as they are at one moment; nothing as `clients`.
+    /// The values of keys, all of the same moment; nothing in the same cases as `clients`.
     pub fn values(&self, keys: Vec<Value>) -> Option<Vec<Option<Value>>> {
         self.ask(ANSWER_MAX, |answer| Order::Values { keys, answer })
     }
 
-    /// Removes all keys and queues that do not begin with `prefix`, as if they had never been; how many, or nothing if
-    /// the server did not do it within `patience`. Clients are served meanwhile, and what they write may be removed too. For whoever hosts a store that others use one after another.
+    /// Removes all keys and queues that do not begin with `prefix`, as if they had never existed. Returns how
+    /// many, or nothing if the server did not finish within `patience`. Clients are served meanwhile, and
+    /// what they write may be removed too. For a host whose store serves one job after another.
     pub fn forget_all_but(&self, prefix: &[u8], patience: Duration) -> Option<usize> {
         self.ask(patience, |answer| Order::Forget { all_but: prefix.into(), answer })
     }
 
-    /// Asks the loop something and waits for the answer, for a while.
+    /// Sends the loop a question and waits for the answer, up to a limit.
     fn ask<T>(&self, patience: Duration, order: impl FnOnce(mpsc::Sender<T>) -> Order) -> Option<T> {
         let (answer, answers) = mpsc::channel();
         let asked = self.orders.send(order(answer)).is_ok() && self.waker.wake().is_ok();
         if asked { answers.recv_timeout(patience).ok() } else { None }
     }
 
-    /// Accepts nobody new, serves those that are there until they have left or `grace` has passed, answers what has
-    /// arrived, and ends.
+    /// Accepts no new clients, serves the connected ones until they have left or `grace` has passed, answers
+    /// what has arrived, and stops.
     pub fn shutdown(&self, grace: Duration) {
         let Some(thread) = self.thread.lock().expect("nothing panics while holding it").take() else {
             return;
         };
         if self.orders.send(Order::Stop { grace }).is_ok() {
-            let _ = self.waker.wake(); // fails only if the loop is gone, and then so is the wish
+            let _ = self.waker.wake(); // fails only if the loop has ended already
         }
-        let _ = thread.join(); // a panic there was printed there
+        let _ = thread.join(); // a panic has already been printed
     }
 }
 
@@ -385,11 +389,11 @@ impl Drop for Server {
 
 fn adopt_listener(listener: TcpListener, port: u16) -> Result<TcpListener, Fault> {
     let bound =
-        listener.local_addr().map_err(|error| Fault::io("the listening socket given is unusable", error))?;
+        listener.local_addr().map_err(|error| Fault::io("the given listening socket is unusable", error))?;
     if port != 0 && bound.port() != port {
         return Err(Fault::new(
             ErrorKind::Argument,
-            format!("the listening socket given is bound to port {}, expected port {port}", bound.port()),
+            format!("the given listening socket is bound to port {}, expected port {port}", bound.port()),
         ));
     }
     listen::adopt(listener).map_err(|error| Fault::io(format!("cannot listen on {bound}"), error))

@@ -1,14 +1,16 @@
 //! What is in the store: keys under a prefix, grouped by what follows up to the next `/`.
 //!
-//! There may be millions of keys and one thread that serves everybody, so a survey is a [`Walk`] in short steps with
-//! others' requests in between. What is written meanwhile is seen or not. Should the map move everything to make room
-//! (see `map`), the walk starts over, a few times; after that it goes on, may count a key twice or not at all, and says
-//! so. What it gathers is bounded however many keys there are, and is made readable by the thread that asked.
+//! There may be millions of keys, and one thread serves all clients, so a survey is a [`Walk`] in short steps
+//! with requests of clients in between. It may or may not see what is written meanwhile. If the map moves all
+//! keys to grow (see `map`), the walk starts over, a few times. After that it continues, may count a key
+//! twice or not at all, and reports that. What it gathers is bounded however many keys there are. The thread
+//! that asked makes it readable.
 //!
-//! A group that has all its keys deeper down is shown with the whole way that they share: `/worker/attempt_0/`.
-//! Clients put a `/` in front of every key; at the root it belongs to the first name, or there would be one group `/`.
+//! If all keys of a group are deeper down, the group is shown with the whole path that they share:
+//! `/worker/attempt_0/`. Clients put a `/` in front of every key. At the root it belongs to the first name,
+//! or there would be one group `/`.
 //!
-//! Not here: when steps are made, and how long an answer is good (`server/surveys`).
+//! Not here: when steps are made, and how long an answer stays valid (`server/surveys`).
 
 use std::collections::BinaryHeap;
 use std::fmt::Write as _;
@@ -34,7 +36,7 @@ pub struct Survey {
     /// The prefix's bytes, if `prefix` had to be changed to be readable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prefix_hex: Option<String>,
-    /// Values and queues under the prefix, listed below or not.
+    /// Values and queues under the prefix, whether listed below or not.
     pub keys: u64,
     /// Bytes of their values and items.
     pub bytes: u64,
@@ -44,13 +46,13 @@ pub struct Survey {
     pub groups: Vec<SurveyGroup>,
     /// Keys that have no further `/`, by name, at most [`Survey::ENTRIES_MAX`].
     pub entries: Vec<SurveyEntry>,
-    /// Are there more groups or keys than those listed?
+    /// Whether there are more groups or keys than those listed.
     pub truncated: bool,
-    /// The store grew so much meanwhile that keys may have been counted twice or not at all.
+    /// The store grew so much during the survey that keys may have been counted twice or not at all.
     pub approximate: bool,
-    /// How old this is: a survey that took the server long is not repeated at once.
+    /// How old this is: a survey that took the server long is not repeated immediately.
     pub seconds_ago: f64,
-    /// What it took of the server's time, and in how many steps between requests.
+    /// How much of the server's time it took, and in how many steps between requests.
     pub cost_microseconds: u64,
     /// In how many steps between requests it was made.
     pub cost_steps: u64,
@@ -63,7 +65,7 @@ impl Survey {
     pub const ENTRIES_MAX: usize = 500;
 }
 
-/// Keys that begin alike.
+/// Keys with a common beginning.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]
@@ -104,7 +106,7 @@ pub struct SurveyEntry {
     pub items: Option<u64>,
 }
 
-/// What is under a key. There may be a value and a queue of the same name.
+/// What is under a key. A value and a queue may have the same name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -116,24 +118,24 @@ pub enum KeyKind {
     Queue,
 }
 
-/// Groups that are told apart; keys of others are only counted. More than are listed, so that those listed are the
-/// largest unless there are very many.
+/// Groups that are counted separately; keys of further groups are only counted in the total. More than are
+/// listed, so that those listed are the largest unless there are very many.
 const GROUPS_KEPT: usize = 2048;
-/// How often a walk starts over when the map has moved.
+/// How often a walk starts over after the map has moved its keys.
 const RESTARTS_MAX: u32 = 3;
 
 /// Work of one step, in [`PLACE`]s: some 0.1 ms.
 pub(crate) const STEP: usize = 16 << 10;
-/// A look at a place with nothing in it.
+/// The cost of looking at an empty place.
 const PLACE: usize = 1;
-/// A look at a key, beyond its bytes; it may not be in the cache.
+/// The cost of looking at a key, beyond its bytes; it may not be in the cache.
 const KEY: usize = 16;
 /// Bytes of a key that are compared and searched for the work of one [`PLACE`].
 const BYTES: usize = 8;
 
 // ── walking ────────────────────────────────────────────────────────────────────────────────────────────
 
-/// A survey that has not been through all of the table.
+/// A survey that has not seen the whole table yet.
 #[derive(Debug)]
 pub(crate) struct Walk {
     prefix: Value,
@@ -154,7 +156,7 @@ impl Walk {
         &self.prefix
     }
 
-    /// Looks at what `work` allows, at least one place; true when everything has been looked at.
+    /// Looks at as much as `work` allows, at least one place; true when everything has been seen.
     pub(crate) fn step(&mut self, table: &Table, work: usize) -> bool {
         self.tally.steps += 1;
         self.notice_moves(table);
@@ -191,7 +193,7 @@ impl Walk {
         (self.in_queues, self.at) = (false, 0);
     }
 
-    /// Goes on through one map; true at its end.
+    /// Continues through one map; true at its end.
     fn look<T>(&mut self, map: &Map<T>, left: &mut usize, see: impl Fn(&Slot<T>) -> Sight) -> bool {
         while self.at < map.places() {
             if *left == 0 {
@@ -330,7 +332,8 @@ impl Tally {
     }
 }
 
-/// How much of `key` is the name of its group, the `/` at its end included; nothing if it is a key of the prefix itself.
+/// How much of `key` is the name of its group, including the `/` at its end; nothing if it is a key of the
+/// prefix itself.
 fn group_of(prefix: &[u8], key: &[u8]) -> Option<usize> {
     let start = if prefix.is_empty() && key.first() == Some(&b'/') { 1 } else { prefix.len() };
     key[start..].iter().position(|&byte| byte == b'/').map(|slash| start + slash + 1)
@@ -338,11 +341,12 @@ fn group_of(prefix: &[u8], key: &[u8]) -> Option<usize> {
 
 // ── making it readable ─────────────────────────────────────────────────────────────────────────────────
 
-/// Bytes of keys that are listed in full; a store with many keys of 8 KiB would make an answer of many megabytes.
+/// Bytes of keys that are listed in full; otherwise a store with many keys of 8 KiB would make an answer of
+/// many megabytes.
 const LISTED_BYTES_MAX: usize = 256 << 10;
 
 impl Tally {
-    /// The survey as told at second `now` of the table's time. Not for the server's thread: it takes a while.
+    /// The survey as of second `now` of the table's time. Not for the server's thread: it takes a while.
     pub(crate) fn show(&self, prefix: &[u8], now: u32) -> Survey {
         let age = |written: u32| u64::from(now.saturating_sub(written));
         let mut groups: Vec<&Group> = self.groups.iter().collect();
@@ -407,7 +411,7 @@ impl Tally {
 }
 
 impl Group {
-    /// What all its keys share, up to the last `/` of it.
+    /// What all its keys share, up to its last `/`.
     fn shown(&self) -> &[u8] {
         let common = &self.sample[..self.common];
         let end = common.iter().rposition(|&byte| byte == b'/').map_or(self.name, |slash| slash + 1);
@@ -415,7 +419,8 @@ impl Group {
     }
 }
 
-/// Bytes as text that does no harm on a page or a terminal, and as hexadecimal digits if the text is not the bytes.
+/// Bytes as text that is safe on a page or a terminal, and as hexadecimal digits if the text differs from the
+/// bytes.
 pub(crate) fn readable(bytes: &[u8]) -> (String, Option<String>) {
     if let Ok(text) = str::from_utf8(bytes)
         && !text.chars().any(char::is_control)
@@ -437,5 +442,5 @@ pub(crate) fn readable(bytes: &[u8]) -> (String, Option<String>) {
 }
 
 #[cfg(test)]
-#[expect(clippy::disallowed_methods, reason = "a table wants to be told the time, whatever it is")]
+#[expect(clippy::disallowed_methods, reason = "a table needs a time, any time")]
 mod tests;

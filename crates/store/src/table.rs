@@ -1,17 +1,18 @@
-//! The map, the queues, and who waits for what.
+//! The map, the queues, and the waits of clients.
 //!
-//! `Table` is the whole meaning of a store with nothing around it: no socket, no thread, no lock, no clock (the
-//! time is handed in). A request goes in, the replies it causes come out: one to the client that asked, and one
-//! to each parked client whose wait it ended. So the server, the in-process store, and a test that runs random
-//! programs all share one behaviour.
+//! `Table` is the whole semantics of a store with nothing around it: no socket, no thread, no lock, no clock
+//! (the time is passed in). A request goes in, and the replies that it causes come out: one to the client
+//! that asked, and one to each parked client whose wait it ended. So the server, the in-process store, and a
+//! test that runs random programs all share one behaviour.
 //!
-//! How waiting works: a wait registers its client under every key that is missing and counts them. A write to a
-//! key takes that key off the count of everybody registered under it; a count of zero ends the wait. A key that
-//! was seen is not looked at again: deleting it does not prolong the wait. This is c10d's rule. What is not
-//! c10d's: nobody is woken for a key that is not there, a `MultiSet` happens at once or not at all, and an item
+//! How waiting works: a wait registers its client under every missing key and counts these keys. A write to a
+//! key decrements the count of every client registered under it; a count of zero ends the wait. A key that
+//! was seen is not checked again: deleting it does not prolong the wait. This is c10d's rule. Unlike c10d: no
+//! client is woken for a key that does not exist, a `MultiSet` is one step (all or nothing), and an item
 //! pushed for a client that then dies is offered to the next one.
 //!
-//! Not here: bytes on the wire (`wire`), timeouts (`server` and `hash` cancel waits), limits of single messages.
+//! Not here: bytes on the wire (`wire`), timeouts (`server` and `hash` cancel waits), limits of single
+//! messages.
 
 mod forgetting;
 mod number;
@@ -33,20 +34,20 @@ use tenfold_base::{ErrorKind, Fault};
 pub(crate) use self::forgetting::Forgetting;
 pub(crate) use self::number::parse_number;
 
-/// Who asks. The owner of the table hands these out and may use them again after [`Table::forget`].
+/// Identifies a client. The owner of the table assigns these and may reuse them after [`Table::forget`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClientId(pub usize);
 
-/// What one key, queue item or registration costs beyond its bytes: a slot in a hash table (57 bytes, 130 right after it
-/// has grown), and for what is longer than 22 bytes the reference counts and the allocator's own. On the safe side: 300,000
-/// keys of 17 bytes with values of 16 take 100 bytes each in all (131 at worst) and are counted as 225; keys of 40 with
-/// values of 100 take 292 (322) and are counted as 332.
+/// What one key, queue item or registration costs beyond its bytes: a slot in a hash table (57 bytes, 130
+/// right after it has grown), and for anything longer than 22 bytes the reference counts and the allocator's
+/// overhead. An upper bound: 300,000 keys of 17 bytes with values of 16 take 100 bytes each in all (131 at
+/// worst) and are counted as 225; keys of 40 with values of 100 take 292 (322) and are counted as 332.
 const ENTRY: usize = 192;
 
 /// Values at least this long are shared by replies instead of copied; below it a copy is cheaper than a chunk.
 pub(crate) const SHARED_VALUE: usize = 16 * 1024;
 
-/// How much a table may hold. Beyond a limit writes are refused and reads go on.
+/// How much a table may hold. Beyond a limit, writes are refused and reads still work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TableLimits {
@@ -64,24 +65,24 @@ impl Default for TableLimits {
     }
 }
 
-/// Why a table did not do what it was asked; nothing was changed.
+/// Why a table refused a request; nothing was changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "each variant says what its fields are")]
 pub enum Refusal {
-    /// The client waits already; a connection carries one wait at a time.
+    /// The client is already waiting; a connection carries one wait at a time.
     AlreadyWaiting,
     /// A limit is reached.
     Full { what: &'static str, limit: usize },
-    /// `Add` or `Barrier` on a value that is no 64-bit number.
+    /// `Add` or `Barrier` on a value that is not a 64-bit number.
     NotANumber { key: Value },
 }
 
 impl From<Refusal> for Fault {
     fn from(refusal: Refusal) -> Fault {
         match refusal {
-            Refusal::AlreadyWaiting => Fault::new(ErrorKind::Protocol, "this client waits already")
-                .hint("a connection carries one wait at a time: clone the store"),
+            Refusal::AlreadyWaiting => Fault::new(ErrorKind::Protocol, "this client is already waiting")
+                .hint("clone the store: a connection carries one wait at a time"),
             Refusal::Full { what, limit } => {
                 Fault::new(ErrorKind::Limit, format!("the store is full: its limit is {limit} {what}"))
                     .hint("delete keys that are no longer needed, or raise the limit")
@@ -89,13 +90,13 @@ impl From<Refusal> for Fault {
             Refusal::NotANumber { key } => {
                 let key = show_keys(&[key]);
                 Fault::new(ErrorKind::NotANumber, format!("the value of {key} is not a 64-bit number"))
-                    .hint("counters are decimal text; something else was set under this key")
+                    .hint("use another key: counters are decimal text, and this key holds something else")
             }
         }
     }
 }
 
-/// Who waits for what, since when: for error texts and the dashboard.
+/// One wait: its client, its missing keys, and since when; for error messages and the dashboard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waiter {
     /// The client.
@@ -116,27 +117,27 @@ pub struct Table {
     map: Map<Value>,
     /// No queue in here is empty.
     queues: Map<Queue>,
-    /// Clients registered under a key by the tickets of their waits, so that the oldest is first and each is found at
-    /// once. None in here is empty.
+    /// Clients registered under a key by the tickets of their waits, so that the oldest is first and each is
+    /// found quickly. No list in here is empty.
     waiting: HashMap<Value, BTreeMap<u64, ClientId>>,
     /// The ticket of the next wait.
     next_ticket: u64,
     waits: HashMap<ClientId, Wait>,
-    /// Clients woken by a push that have not come back for the item.
+    /// Clients woken by a push that have not fetched the item yet.
     promised: HashMap<ClientId, Value>,
-    /// Values that were replaced while a reply still held them: they take memory until it is sent.
+    /// Values that were replaced while a reply still held them: they take memory until the reply is sent.
     retired: Vec<Value>,
     /// Their bytes.
     retired_bytes: usize,
     limits: TableLimits,
     bytes: usize,
     queue_items: usize,
-    /// What writes are dated with.
+    /// The time that writes are stamped with.
     seconds: u32,
     dice: Dice,
 }
 
-/// Random numbers that tell nothing about the map's own.
+/// Random numbers that reveal nothing about the map's own.
 #[derive(Debug)]
 struct Dice(u64);
 
@@ -147,7 +148,7 @@ impl Default for Dice {
 }
 
 impl Dice {
-    /// As SplitMix64 has it; the remainder is uneven by less than one in 2⁴⁰ for any list that fits a memory.
+    /// As in SplitMix64; the remainder is uneven by less than one in 2⁴⁰ for any list that fits in memory.
     fn below(&mut self, end: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -156,7 +157,7 @@ impl Dice {
     }
 }
 
-/// A queue and what its items weigh together.
+/// A queue and the total size of its items.
 #[derive(Debug)]
 pub(crate) struct Queue {
     pub(crate) items: VecDeque<Value>,
@@ -172,14 +173,15 @@ impl Table {
         Table { limits, ..Table::default() }
     }
 
-    /// What writes are dated with from now on: seconds since whenever the owner likes. A store whose owner never says has
-    /// keys without an age.
+    /// Sets the time that writes are stamped with from now on, in seconds since any moment that the owner
+    /// chooses. If the owner never sets it, keys have no age.
     #[inline]
     pub fn set_seconds(&mut self, seconds: u32) {
         self.seconds = seconds;
     }
 
-    /// Applies `request`; appends every reply it causes. A `Wait` or `Barrier` that must wait causes none yet.
+    /// Applies `request` and appends every reply it causes. A `Wait` or `Barrier` that has to wait causes
+    /// none yet.
     pub fn apply(
         &mut self,
         client: ClientId,
@@ -251,12 +253,13 @@ impl Table {
         self.end_wait(client).is_some()
     }
 
-    /// The client is gone: drops what it waited for, and offers an item meant for it to the next in line.
+    /// The client has left: drops what it waited for, and offers an item meant for it to the next waiting
+    /// client.
     pub fn forget(&mut self, client: ClientId, replies: &mut Replies) {
         self.cancel(client, replies);
     }
 
-    /// Is there such a key, or a queue of that name with something in it?
+    /// Whether the key exists, or a queue of that name that is not empty.
     pub fn has(&self, key: &[u8]) -> bool {
         self.map.contains(key) || (!self.queues.is_empty() && self.queues.contains(key))
     }
@@ -266,7 +269,7 @@ impl Table {
         self.map.len()
     }
 
-    /// Bytes held, overhead and values that only a reply still holds included.
+    /// Bytes held, including overhead and values that only a reply still holds.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -281,7 +284,7 @@ impl Table {
         self.map.get(key).cloned()
     }
 
-    /// The map, for those who walk it.
+    /// The map, for walks.
     pub(crate) fn values(&self) -> &Map<Value> {
         &self.map
     }
@@ -291,12 +294,12 @@ impl Table {
         (self.map.moves(), self.queues.moves())
     }
 
-    /// The queues, for those who walk them.
+    /// The queues, for walks.
     pub(crate) fn queues(&self) -> &Map<Queue> {
         &self.queues
     }
 
-    /// What writes are dated with now.
+    /// The time that writes are stamped with now.
     pub(crate) fn seconds(&self) -> u32 {
         self.seconds
     }
@@ -309,7 +312,7 @@ impl Table {
         Ok(())
     }
 
-    /// Puts a value in place and wakes nobody.
+    /// Stores a value without waking any client.
     fn store(&mut self, key: &[u8], value: &[u8]) -> Result<(), Refusal> {
         let Some(slot) = self.map.get_mut(key) else {
             if self.map.len() >= self.limits.keys {
@@ -322,14 +325,14 @@ impl Table {
             return Ok(());
         };
         let old = &mut slot.held;
-        // Counters and flags are rewritten where they are; a few bytes more must still be within the limit.
+        // Counters and flags are overwritten in place; a few extra bytes must still be within the limit.
         let others = self.bytes - old.len();
         if others + value.len() <= self.limits.bytes && old.rewrite(value) {
             slot.written = self.seconds;
             self.bytes = others + value.len();
             return Ok(());
         }
-        // What a reply still holds stays in memory beside what takes its place.
+        // A value that a reply still holds stays in memory beside its replacement.
         let gone = if is_held(old) { 0 } else { old.len() };
         self.make_room(value.len().saturating_sub(gone))?;
         let slot = self.map.get_mut(key).expect("it was there above");
@@ -340,8 +343,8 @@ impl Table {
         Ok(())
     }
 
-    /// Adds to the end of a value and wakes nobody. A long value is not copied: it may have grown to a large part of all
-    /// memory, and a copy would double that and keep everybody waiting.
+    /// Appends to a value without waking any client. A long value is not copied: it may use a large part of
+    /// all memory, and a copy would double that and make all clients wait.
     fn append(&mut self, key: &[u8], more: &[u8]) -> Result<(), Refusal> {
         let Some(slot) = self.map.get_mut(key) else { return self.store(key, more) };
         let length = slot.held.len() + more.len();
@@ -355,7 +358,7 @@ impl Table {
             self.bytes += more.len();
             return Ok(());
         }
-        // What a reply still holds stays in memory beside what takes its place.
+        // A value that a reply still holds stays in memory beside its replacement.
         let gone = if is_held(&slot.held) { 0 } else { slot.held.len() };
         self.make_room(length - gone)?;
         let slot = self.map.get_mut(key).expect("it was there above");
@@ -368,7 +371,7 @@ impl Table {
     }
 
     fn multi_set(&mut self, pairs: &[(Bytes<'_>, Bytes<'_>)], replies: &mut Replies) -> Result<(), Refusal> {
-        // The worst case is checked first, so that nothing is written if not everything can be.
+        // The worst case is checked first, so that nothing is written unless everything can be.
         if self.map.len() + pairs.len() > self.limits.keys {
             let fresh = pairs.iter().filter(|(key, _)| !self.map.contains(key)).count();
             if self.map.len() + fresh > self.limits.keys {
@@ -408,8 +411,8 @@ impl Table {
         true
     }
 
-    /// All keys, in an order that says nothing about where the map has them: who knew that could find keys that are slow to
-    /// look up.
+    /// All keys, in an order that does not reveal where the map has them: a client that knew this could find
+    /// keys that are slow to look up.
     fn list_keys(&mut self) -> Vec<Value> {
         let mut keys: Vec<Value> = self.map.iter().map(|slot| slot.key.clone()).collect();
         for end in (1..keys.len()).rev() {
@@ -418,7 +421,7 @@ impl Table {
         keys
     }
 
-    /// Adds to a counter, with one look into the map: counters are the busiest keys there are.
+    /// Adds to a counter with a single look-up: counters are the busiest keys.
     fn count(&mut self, key: &[u8], delta: i64) -> Result<i64, Refusal> {
         let Some(slot) = self.map.get_mut(key) else {
             self.store(key, Decimal::new(delta).text())?;
@@ -432,7 +435,7 @@ impl Table {
             slot.written = self.seconds;
             self.bytes = others + sum.text().len();
         } else {
-            self.store(key, sum.text())?; // at the limit, or no counter but text that begins with a number
+            self.store(key, sum.text())?; // at the limit, or not a counter but text that begins with a number
         }
         Ok(sum.number)
     }
@@ -505,7 +508,8 @@ impl Table {
         Err(Refusal::Full { what: "bytes", limit: self.limits.bytes })
     }
 
-    /// A value that nobody will ask for again: gone at once, or when the last reply that holds it is sent.
+    /// A value that no client can ask for again: freed immediately, or when the last reply that holds it is
+    /// sent.
     fn release(&mut self, value: Value) {
         if is_held(&value) {
             self.retired_bytes += value.len();
@@ -538,5 +542,5 @@ fn is_held(value: &Value) -> bool {
 }
 
 #[cfg(test)]
-#[expect(clippy::disallowed_methods, reason = "a table wants to be told the time, whatever it is")]
+#[expect(clippy::disallowed_methods, reason = "a table needs a time, any time")]
 mod tests;

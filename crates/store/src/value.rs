@@ -1,8 +1,8 @@
 //! Bytes that a store keeps: a key, a value, an item of a queue.
 //!
-//! Most are short: counters, flags, addresses, names of keys. Those lie where the table's slot is, so that finding,
-//! comparing and answering one touches no other memory and allocates nothing. Long ones are shared: a reply of many
-//! megabytes is a pointer.
+//! Most are short: counters, flags, addresses, names of keys. Those are stored inside the table's slot, so
+//! that finding, comparing and answering one touches no other memory and allocates nothing. Long ones are
+//! shared: a reply of many megabytes is a pointer.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -10,7 +10,7 @@ use std::hash::{Hash, Hasher};
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// What fits beside the length into the room that the long form takes anyway.
+/// What fits beside the length into the space that the long form needs anyway.
 const SHORT: usize = 22;
 
 /// Immutable bytes, cheap to clone. Dereferences to `[u8]`.
@@ -32,14 +32,15 @@ enum Form {
         bytes: [u8; SHORT],
     },
     Long(Arc<[u8]>),
-    /// Long and appended to: the next bytes are added without a copy of the whole, as long as nobody else holds it.
+    /// Long and appended to: the next bytes are added without copying the whole, as long as there is no other
+    /// reference.
     Grown(Arc<Vec<u8>>),
 }
 
 const _: () = assert!(size_of::<Value>() == 24);
 
 impl Value {
-    /// Overwrites the bytes where they are; false if they are shared, or of another length.
+    /// Overwrites the bytes in place; false if they are shared or of another length.
     #[inline]
     pub(crate) fn rewrite(&mut self, new: &[u8]) -> bool {
         match &mut self.0 {
@@ -65,7 +66,7 @@ impl Value {
         }
     }
 
-    /// Adds bytes at the end where they are; false if the value is shared, or was never appended to.
+    /// Adds bytes at the end in place; false if the value is shared, or was never appended to.
     pub(crate) fn extend(&mut self, more: &[u8]) -> bool {
         let Form::Grown(bytes) = &mut self.0 else { return false };
         let Some(bytes) = Arc::get_mut(bytes) else { return false };
@@ -76,7 +77,7 @@ impl Value {
         true
     }
 
-    /// A value with `more` at its end, to which still more can be added without a copy.
+    /// A value with `more` at its end, which can grow further without a copy.
     pub(crate) fn grown(&self, more: &[u8]) -> Value {
         let length = self.len() + more.len();
         let mut bytes = Vec::with_capacity(length + spare(length));
@@ -85,7 +86,7 @@ impl Value {
         Value(Form::Grown(Arc::new(bytes)))
     }
 
-    /// Does somebody else hold the same memory?
+    /// Whether another reference to the same memory exists.
     pub(crate) fn is_shared(&self) -> bool {
         match &self.0 {
             Form::Short { .. } => false,
@@ -95,8 +96,8 @@ impl Value {
     }
 }
 
-/// Room for what may be appended next, so that many short pieces do not move a long value each time. It is not counted:
-/// the system gives memory to pages that are written to.
+/// Spare capacity for later appends, so that many short pieces do not move a long value each time. It is not
+/// counted, because the system only provides memory for pages that are written to.
 fn spare(length: usize) -> usize {
     (length / 16).min(1 << 20)
 }
@@ -150,7 +151,7 @@ impl From<Vec<u8>> for Value {
     }
 }
 
-// As a key of a map it is looked up by plain bytes: equality, order and hash must be those of the bytes.
+// As a key of a map, look-ups use plain bytes: equality, order and hash must be those of the bytes.
 
 impl Borrow<[u8]> for Value {
     #[inline]

@@ -1,12 +1,13 @@
-//! c10d's TCPStore bytes, both ways.
+//! Encodes and decodes c10d's TCPStore protocol.
 //!
 //! A message is an opcode and its arguments, back to back: no length of the whole, no request number, no checksum.
 //! Integers are little-endian; a string is its length as `u64` and its bytes; a list is its count and its items.
 //! There is no error reply: a server that will not serve a message closes the connection. `docs/store-wire.md` has
 //! the whole protocol.
 //!
-//! Decoding does not copy, allocates nothing that has not arrived, and looks at each byte at most twice however
-//! the message was cut: [`Scan`] remembers how far a list had been checked when its bytes ran out.
+//! Decoding does not copy, allocates nothing for bytes that have not arrived, and reads each byte at most
+//! twice however the message was split: [`Scan`] remembers how far a list had been checked when its bytes ran
+//! out.
 //!
 //! Not here: sockets, and what the messages mean.
 
@@ -16,13 +17,13 @@ use crate::request::{Bytes, Operation, Request, Response};
 use crate::value::Value;
 use tenfold_base::{ErrorKind, Fault};
 
-/// What a client says first, so that a server can tell it from a stray browser.
+/// What a client sends first, so that a server can distinguish it from a stray browser.
 pub const MAGIC: u32 = 0x3C85_F7CE;
 
-/// The nonce of a tenfold client's first ping. PyTorch's clients send their process id, which is never this large; other
-/// servers send it back.
+/// The nonce of a tenfold client's first ping. PyTorch's clients send their process id, which is never this
+/// large. Other servers send the nonce back unchanged.
 pub const GREETING: u32 = 0xF01D_7E4F;
-/// What tenfold's server answers to that: this client may have its writes confirmed.
+/// The answer of tenfold's server to that ping: this client can have its writes confirmed.
 pub const GREETING_ANSWER: u32 = 0x4F7E_1DF0;
 
 const VALIDATE: u8 = 0;
@@ -44,7 +45,7 @@ const QUEUE_POP: u8 = 15;
 const QUEUE_LEN: u8 = 16;
 const LIST_KEYS: u8 = 17;
 const BARRIER: u8 = 18;
-/// Tenfold's own, from 128 on where c10d has nothing: the server's facts as JSON.
+/// Tenfold's own opcodes start at 128, where c10d has none: the server's facts as JSON.
 const INFO: u8 = 0x81;
 
 const READY: u8 = 0;
@@ -87,11 +88,11 @@ pub enum Command<'a> {
     Call(Request<'a>),
 }
 
-/// Why bytes are no message of ours.
+/// Why bytes are not a valid message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "each variant says what its fields are")]
 pub enum Malformed {
-    /// No such opcode.
+    /// Unknown opcode.
     Opcode(u8),
     /// A part is larger than its limit.
     TooLong { what: &'static str, length: u64, limit: usize },
@@ -108,25 +109,26 @@ impl std::fmt::Display for Malformed {
     }
 }
 
-/// What came of trying to decode.
+/// The result of an attempt to decode.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Decoded<'a> {
-    /// A whole message, and how many bytes it took.
+    /// A whole message, and its length in bytes.
     Whole(Command<'a>, usize),
-    /// The message cannot be whole before this many bytes are there.
+    /// The message is not whole before this many bytes have arrived.
     Needs(usize),
 }
 
-/// How far a cut message had been checked. Starts empty; belongs to one message.
+/// How far an incomplete message has been checked. Starts empty; belongs to one message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Scan {
-    /// Everything before this is complete and within the limits.
+    /// Everything before this offset is complete and within the limits.
     checked: usize,
-    /// Strings of the list still to come, once its count is known.
+    /// Strings of the list that are still missing, once its count is known.
     strings_left: u64,
 }
 
-/// Decodes the message at the start of `bytes`. Call again with the same `scan` and more bytes if it is not whole.
+/// Decodes the message at the start of `bytes`. If it is not whole, call again with the same `scan` and more
+/// bytes.
 pub fn decode<'a>(
     bytes: &'a [u8],
     limits: &MessageLimits,
@@ -154,7 +156,7 @@ pub fn decode<'a>(
     }
 }
 
-/// Goes on checking a list where it was left; the bytes it needs if it is still not whole.
+/// Continues to check a list; returns the bytes it needs if it is still not whole.
 fn check_strings(bytes: &[u8], limits: &MessageLimits, scan: &mut Scan) -> Result<Option<usize>, Malformed> {
     let pairs = bytes[0] == MULTI_SET;
     while scan.strings_left > 0 {
@@ -196,7 +198,7 @@ fn check(what: &'static str, length: u64, limit: usize) -> Result<usize, Malform
 
 enum Stop {
     Malformed(Malformed),
-    /// The message needs this many bytes at the least.
+    /// The message needs at least this many bytes.
     Short {
         needs: usize,
     },
@@ -299,7 +301,8 @@ impl<'a> Cursor<'a, '_> {
         let count = self.length()?;
         let count = self.limits.check_count(count)?;
         let from = self.at;
-        // Each string takes eight bytes at the least: a count alone cannot make us allocate more than has arrived.
+        // Each string takes at least eight bytes, so a count alone cannot make us allocate more than has
+        // arrived.
         let room = (self.bytes.len() - from) / 8;
         let mut items = Vec::with_capacity(count.min(room));
         for _ in 0..count {
@@ -386,7 +389,7 @@ fn put_keys(out: &mut Vec<u8>, opcode: u8, keys: &[Bytes<'_>]) {
 
 // ── what a server writes ───────────────────────────────────────────────────────────────────────────────────
 
-/// Where a server's replies go: short things are copied, long values may be taken by reference.
+/// Where a server's replies go: short values are copied, long ones may be taken by reference.
 pub trait ReplySink {
     /// Adds bytes, copied.
     fn bytes(&mut self, bytes: &[u8]);
@@ -443,7 +446,7 @@ pub fn encode_cancelled(out: &mut impl ReplySink) {
     out.bytes(&[CANCELLED]);
 }
 
-/// A missing key is an empty value on the wire, as PyTorch's libuv server answers it.
+/// A missing key is an empty value on the wire, as in PyTorch's libuv server.
 #[inline]
 pub(crate) fn put_value(out: &mut impl ReplySink, value: Option<&Value>) {
     match value {
@@ -462,16 +465,16 @@ pub(crate) fn value_length(value: Option<&Value>) -> usize {
 
 // ── what a client reads ────────────────────────────────────────────────────────────────────────────────────
 
-/// The longest value a client believes a server about: values may grow by `append` beyond what one request may
-/// carry, but 1 TB read from a stranger's socket is no value.
+/// The longest value that a client accepts from a server. Values may grow by `append` beyond what one request
+/// may carry, but a length of 1 TB is certainly wrong.
 pub const REPLY_VALUE_MAX: u64 = 1 << 30;
 
-/// The most keys a client believes a server about.
+/// The most keys that a client accepts from a server.
 pub const REPLY_KEYS_MAX: i64 = 1 << 26;
 
 /// Where a client's replies come from.
 pub trait ReplySource {
-    /// Fills `bytes`, or says why it could not.
+    /// Fills `bytes`, or returns why it could not.
     fn fill(&mut self, bytes: &mut [u8]) -> Result<(), Fault>;
 }
 
@@ -550,8 +553,8 @@ pub fn decode_info(source: &mut impl ReplySource) -> Result<Value, Fault> {
 }
 
 fn unexpected(expected: &str, got: u8) -> Fault {
-    Fault::new(ErrorKind::Protocol, format!("the server answered {got} where {expected} belongs"))
-        .hint("is another program listening on that port?")
+    Fault::new(ErrorKind::Protocol, format!("the server answered {got}, expected {expected}"))
+        .hint("check whether another program listens on that port")
 }
 
 fn read_byte(source: &mut impl ReplySource) -> Result<u8, Fault> {
@@ -574,7 +577,7 @@ fn read_value(source: &mut impl ReplySource) -> Result<Value, Fault> {
             ErrorKind::Protocol,
             format!("the server announces a value of {length} bytes"),
         )
-        .hint("is another program listening on that port?"));
+        .hint("check whether another program listens on that port"));
     }
     let length = length as usize;
     let mut value = vec![0; length.min(STEP)];

@@ -1,7 +1,7 @@
 //! Our client against PyTorch's own servers, libuv and legacy: the whole conformance suite, and a crowd.
 //!
-//! Needs a Python with PyTorch 2.15 in TENFOLD_TORCH_PYTHON; `./test` sets that up. Without it nextest leaves this file
-//! out (see `.config/nextest.toml`), and says so.
+//! Needs a Python with PyTorch 2.15 in TENFOLD_TORCH_PYTHON; `./test` sets that up. Without it, nextest skips
+//! this file (see `.config/nextest.toml`), and says so.
 
 #[path = "conformance/suite.rs"]
 mod suite;
@@ -15,7 +15,7 @@ use std::time::Duration;
 use suite::{Subject, promises};
 use tenfold_store::{ErrorKind, Store, StoreExt, TcpStore};
 
-/// A Python process that hosts as many of PyTorch's servers as it is asked for. They end with it.
+/// A Python process that hosts as many of PyTorch's servers as requested. They end with it.
 struct Torch {
     process: Child,
     orders: ChildStdin,
@@ -49,7 +49,7 @@ impl Torch {
         Torch { process, orders, ports }
     }
 
-    /// The port of a server of its own.
+    /// The port of a new server.
     fn server(&mut self) -> u16 {
         writeln!(self.orders, "one more").expect("the process lives");
         let mut line = String::new();
@@ -153,7 +153,7 @@ fn a_frozen_server_of_pytorch_costs_our_client_its_timeout_and_no_more() {
 }
 
 #[test]
-fn a_server_without_queues_is_named_as_a_reason() {
+fn a_server_without_queues_is_reported_as_the_reason() {
     let mut torch = Torch::start("legacy");
     let store = client(torch.server());
     let error = store.queue_len("q").expect_err("it has none");
@@ -163,7 +163,7 @@ fn a_server_without_queues_is_named_as_a_reason() {
 }
 
 #[test]
-fn a_server_that_tells_nothing_about_itself_is_no_error_of_the_store() {
+fn a_server_without_facts_does_not_break_the_store() {
     let mut torch = Torch::start("libuv");
     let store = TcpStore::connect("127.0.0.1", torch.server()).expect("PyTorch's server answers");
     assert_eq!(store.server_facts().expect_err("PyTorch's server has none").kind(), ErrorKind::Unsupported);

@@ -57,7 +57,7 @@ fn prefix_over_tcp() -> Subject {
     under_prefix(tcp())
 }
 
-/// A store as a user would write it: one method and the basics; everything else is made of these.
+/// A store as a user would write it: one method and the basics. Everything else is derived from these.
 fn user_written() -> Subject {
     #[derive(Clone, Default)]
     struct Mine {

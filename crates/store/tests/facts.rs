@@ -1,4 +1,4 @@
-//! What a running server tells those who look at it, and that its clients do not notice.
+//! What a running server reports to its observers, while its clients notice nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -39,13 +39,13 @@ fn fill(store: &TcpStore, count: usize) {
     written(store);
 }
 
-/// A write has no reply; one that came before a question was served before it.
+/// A write has no reply; one that was sent before a request is served before it.
 fn written(store: &TcpStore) {
     store.num_keys().expect("it answers");
 }
 
 #[test]
-fn a_server_tells_its_keys_by_prefix() {
+fn a_server_reports_its_keys_by_prefix() {
     let (server, store) = start();
     store.set("worker/attempt_0/a", "12345").unwrap();
     store.set("worker/attempt_0/b", "1").unwrap();
@@ -91,15 +91,15 @@ fn clients_are_served_while_many_keys_are_surveyed() {
             })
             .collect();
         until("all are at work", || server.facts().operations.get("add").is_some_and(|adds| *adds >= 3));
-        // Whoever waits for the survey is not who is served: the server has one thread.
+        // The thread that waits for the survey is not the one that serves: the server has one thread.
         let survey = server.survey_within(b"", Duration::from_secs(60));
-        is_over.store(true, Ordering::Relaxed); // before anything can fail: they would go on for ever
+        is_over.store(true, Ordering::Relaxed); // before anything can fail, or they would never stop
         let survey = survey.unwrap();
         let served: i64 = clients.into_iter().map(|client| client.join().unwrap()).sum();
         assert!((KEYS as u64..KEYS as u64 + 4).contains(&survey.keys), "{survey:?}");
         assert_eq!(survey.groups.len(), 1);
         assert_eq!((survey.groups[0].prefix.as_str(), survey.groups[0].keys), ("/many/", KEYS as u64));
-        // A step looks at 1,024 keys at most, and requests that have come are served before the next.
+        // A step looks at 1,024 keys at most, and requests that have arrived are served before the next.
         assert!(survey.cost_steps >= KEYS as u64 / 1024, "{} steps", survey.cost_steps);
         served
     });
@@ -108,7 +108,7 @@ fn clients_are_served_while_many_keys_are_surveyed() {
 }
 
 #[test]
-fn many_prefixes_asked_for_at_once_are_all_answered() {
+fn many_concurrent_surveys_are_all_answered() {
     let (server, store) = start();
     fill(&store, 20_000);
     std::thread::scope(|scope| {
@@ -199,7 +199,7 @@ fn operations_that_can_be_slow_are_timed_and_others_are_not() {
 }
 
 #[test]
-fn values_are_told_to_the_process_that_holds_the_server() {
+fn the_hosting_process_can_read_values() {
     let (server, store) = start();
     store.set("k", "v").unwrap();
     store.set("long", vec![7; 100_000]).unwrap();
@@ -214,7 +214,7 @@ fn values_are_told_to_the_process_that_holds_the_server() {
 }
 
 #[test]
-fn a_server_that_has_ended_tells_nothing_and_nobody_hangs() {
+fn a_stopped_server_reports_nothing_and_no_call_hangs() {
     let (server, store) = start();
     fill(&store, 10_000);
     server.shutdown(Duration::ZERO);
@@ -226,7 +226,7 @@ fn a_server_that_has_ended_tells_nothing_and_nobody_hangs() {
 }
 
 #[test]
-fn facts_name_the_limits_and_are_read_by_those_who_know_more_or_fewer_fields() {
+fn facts_include_the_limits_and_tolerate_unknown_and_missing_fields() {
     let (server, store) = start();
     let facts = server.facts();
     assert_eq!((facts.keys_max, facts.queue_items_max), (4 << 20, 1 << 20));

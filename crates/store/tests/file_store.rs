@@ -1,7 +1,7 @@
-//! The file store as its users see it: bytes on disk, several objects, threads and processes, and files that are
-//! damaged, full, removed, or somebody else's.
+//! The file store as its users see it: bytes on disk, several objects, threads and processes, and files that
+//! are damaged, full, removed, or owned by another user.
 
-#![expect(clippy::disallowed_methods, reason = "a test measures that a failure comes quickly")]
+#![expect(clippy::disallowed_methods, reason = "a test measures that a failure is reported quickly")]
 #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise, in its helpers too")]
 
 use std::fs::{self, File, OpenOptions};
@@ -39,10 +39,10 @@ fn names(mut keys: Vec<Value>) -> Vec<String> {
     keys.iter().map(|key| String::from_utf8_lossy(key).into_owned()).collect()
 }
 
-/// Far less than any timeout here, and far more than something takes that does not wait, even on a busy machine.
+/// Far less than any timeout here, and far more than a call that does not wait takes, even on a busy machine.
 const AT_ONCE: Duration = Duration::from_secs(20);
 
-/// The kind and text of the error that opening gives, which must come at once.
+/// The kind and text of the error that opening returns, which must be immediate.
 fn refusal(path: &Path, world_size: Option<usize>) -> (ErrorKind, String) {
     let start = Instant::now();
     let error = FileStore::open(path, world_size).unwrap_err();
@@ -52,9 +52,9 @@ fn refusal(path: &Path, world_size: Option<usize>) -> (ErrorKind, String) {
 
 // ── the format ─────────────────────────────────────────────────────────────────────────────────────────────
 
-/// In /tmp another user can create the file first, and with it choose what all ranks read.
+/// In /tmp another user can create the file first, and so choose what all ranks read.
 #[test]
-fn a_file_of_another_user_in_a_folder_for_everybody_is_refused() {
+fn a_file_of_another_user_in_a_shared_folder_is_refused() {
     use std::os::unix::fs::PermissionsExt as _;
     const NOBODY: u32 = 65534;
     let folder = tempfile::tempdir().unwrap();
@@ -72,7 +72,7 @@ fn a_file_of_another_user_in_a_folder_for_everybody_is_refused() {
         error.to_string().contains("the file belongs to user 65534, this process runs as user 0"),
         "{error}"
     );
-    // Who may create files in it was chosen.
+    // The owner of this folder has chosen who may create files in it.
     set_mode(0o770);
     drop(FileStore::open(&path, Some(1)).unwrap());
     assert!(!path.exists());
@@ -154,7 +154,7 @@ fn keys_are_listed_by_their_names_and_counted_as_pytorch_counts() {
 }
 
 #[test]
-fn adding_to_what_is_no_number_is_refused_and_changes_nothing() {
+fn adding_to_a_value_that_is_not_a_number_is_refused_and_changes_nothing() {
     let (_folder, path) = folder();
     let store = open(&path);
     store.multi_set(&["word", "empty"], &["blue", ""]).unwrap();
@@ -180,7 +180,7 @@ fn there_are_no_queues_but_there_is_a_barrier() {
     assert_eq!(&*store.get("b/num_members").unwrap(), b"3");
 }
 
-// ── several at once ────────────────────────────────────────────────────────────────────────────────────────
+// ── several objects, threads and processes ─────────────────────────────────────────────────────────────────
 
 const ADDS: i64 = 200;
 
@@ -210,7 +210,7 @@ fn objects_and_threads_that_add_at_once_lose_nothing() {
 
 const CHILD_PATH: &str = "TENFOLD_TEST_FILE_STORE";
 
-/// Not a test of its own: what the processes of the next one do.
+/// Not a test itself: what the processes of the next one do.
 #[test]
 fn a_child_process_adds() {
     let Ok(path) = std::env::var(CHILD_PATH) else { return };
@@ -264,7 +264,7 @@ fn one_object_can_wait_in_one_thread_and_write_in_another() {
 }
 
 #[test]
-fn a_wait_ends_when_its_time_is_up_and_not_before() {
+fn a_wait_ends_at_its_deadline_and_not_before() {
     let (_folder, path) = folder();
     let store = open(&path);
     for limit in [Duration::ZERO, Duration::from_millis(120)] {
@@ -281,7 +281,7 @@ fn a_wait_ends_when_its_time_is_up_and_not_before() {
 }
 
 #[test]
-fn a_lock_that_somebody_keeps_is_waited_for_until_the_time_is_up() {
+fn a_held_lock_is_waited_for_until_the_deadline() {
     let (_folder, path) = folder();
     let store = open(&path);
     store.set("k", "v").unwrap();
@@ -303,9 +303,9 @@ fn a_lock_that_somebody_keeps_is_waited_for_until_the_time_is_up() {
 
 // ── damage ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-/// Of whoever was killed while it wrote: the lock shows that nobody is writing it.
+/// Left by a process that was killed while writing: the lock shows that no process is writing it now.
 #[test]
-fn half_a_record_is_passed_over_by_readers_and_cut_off_by_the_next_writer_at_every_cut() {
+fn half_a_record_is_skipped_by_readers_and_cut_off_by_the_next_writer() {
     let (_folder, path) = folder();
     let torn = record("/key", "value");
     for cut in 1..torn.len() {
@@ -331,9 +331,9 @@ fn half_a_record_is_passed_over_by_readers_and_cut_off_by_the_next_writer_at_eve
     }
 }
 
-/// What no store begins to write was not left by one.
+/// Bytes that do not look like the beginning of a record were not left by a store.
 #[test]
-fn a_damaged_end_that_no_store_left_is_an_error_for_everybody() {
+fn a_damaged_end_that_no_store_left_is_an_error_for_all_ranks() {
     let (_folder, path) = folder();
     for tail in [&b"Chapter 1"[..], b"\x05\0\0\0key", &[0; 7], &[0xff; 9]] {
         let earlier = FileStore::open(&path, Some(1)).unwrap();
@@ -355,7 +355,7 @@ fn a_damaged_end_that_no_store_left_is_an_error_for_everybody() {
             earlier.list_keys().unwrap_err(),
         ] {
             assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
-            assert!(error.hint().unwrap().contains("another program wrote to the file"), "{error}");
+            assert!(error.hint().unwrap().contains("another program wrote to it"), "{error}");
         }
         drop(earlier);
         assert!(start.elapsed() < AT_ONCE);
@@ -397,14 +397,14 @@ fn the_other_ranks_go_on_when_one_is_killed_in_the_middle_of_a_write() {
 }
 
 #[test]
-fn files_of_another_kind_are_refused_and_left_as_they_are() {
+fn files_of_another_kind_are_refused_and_left_unchanged() {
     let (_folder, path) = folder();
     let thesis = "Chapter 1\n\nIt was a dark and stormy night.\n".repeat(1000).into_bytes();
     for content in [thesis, vec![0xff; 4096], vec![0; 4096], b"x".to_vec(), log(&[("key", "value")])] {
         fs::write(&path, &content).unwrap();
         let (kind, text) = refusal(&path, Some(2));
         assert_eq!(kind, ErrorKind::Corrupt);
-        assert!(text.contains("is the path right? it was left as it is"), "{text}");
+        assert!(text.contains("it was left unchanged"), "{text}");
         assert_eq!(fs::read(&path).unwrap(), content);
     }
 }
@@ -428,7 +428,7 @@ fn a_file_that_shrank_is_an_error() {
 }
 
 #[test]
-fn a_removed_file_is_not_written_anew_and_not_waited_for_beyond_the_time() {
+fn a_removed_file_is_not_recreated_and_not_waited_for_beyond_the_deadline() {
     let (_folder, path) = folder();
     let store = open(&path);
     store.set("k", "v").unwrap();
@@ -445,7 +445,7 @@ fn a_removed_file_is_not_written_anew_and_not_waited_for_beyond_the_time() {
     assert_eq!((error.kind(), error.message()), (ErrorKind::Lost, removed));
     assert!(!path.exists());
 
-    // Another store at the same path is not ours, even where file systems use inode numbers again at once.
+    // Another store at the same path is not ours, even on file systems that reuse inode numbers immediately.
     let other = open(&path);
     let replaced = "the file was replaced by another after this store was opened";
     for error in [store.set("k", "w").unwrap_err(), store.get("k").unwrap_err()] {
@@ -457,11 +457,11 @@ fn a_removed_file_is_not_written_anew_and_not_waited_for_beyond_the_time() {
 }
 
 #[test]
-fn a_path_that_cannot_be_is_an_error_at_once() {
+fn an_impossible_path_is_an_immediate_error() {
     let (folder, path) = folder();
     let (kind, text) = refusal(&path.join("under/nothing"), None);
     assert_eq!(kind, ErrorKind::Io);
-    assert!(text.contains("its folder does not exist"), "{text}");
+    assert!(text.contains("create its folder"), "{text}");
     let (kind, text) = refusal(folder.path(), None);
     assert_eq!(kind, ErrorKind::Io);
     assert!(text.contains("name a file in that folder"), "{text}");
@@ -472,7 +472,7 @@ fn a_path_that_cannot_be_is_an_error_at_once() {
 
 // ── a full disk ────────────────────────────────────────────────────────────────────────────────────────────
 
-/// A file system of 64 kB that goes away with the test.
+/// A file system of 64 kB that is unmounted after the test.
 struct SmallDisk(TempDir);
 
 impl SmallDisk {
@@ -512,7 +512,7 @@ fn a_full_disk_is_an_error_that_loses_and_tears_nothing() {
     assert_eq!(error.kind(), ErrorKind::Io);
     assert!(error.to_string().contains("No space left on device"), "{error}");
     assert!(error.to_string().contains(&path.display().to_string()), "{error}");
-    assert!(error.hint().unwrap().contains("make room"), "{error}");
+    assert!(error.hint().unwrap().contains("free some disk space"), "{error}");
     assert!(stored > 50);
     let length = fs::metadata(&path).unwrap().len();
     assert_eq!(store.multi_set(&["big", "bigger"], &[&value, &value]).unwrap_err().kind(), ErrorKind::Io);
@@ -535,18 +535,18 @@ fn the_last_of_all_ranks_removes_the_file() {
     let (_folder, path) = folder();
     let first = FileStore::open(&path, Some(2)).unwrap();
     drop(first);
-    assert!(path.exists(), "the second rank has not come yet");
+    assert!(path.exists(), "the second rank has not joined yet");
     let second = FileStore::open(&path, Some(2)).unwrap();
     let clone = second.try_clone().unwrap();
     drop(second);
-    assert!(path.exists(), "a clone is still there");
+    assert!(path.exists(), "a clone is still open");
     clone.set("k", "v").unwrap();
     drop(clone);
     assert!(!path.exists());
 }
 
 #[test]
-fn ranks_that_come_while_the_last_one_leaves_find_a_file_that_stays() {
+fn ranks_that_join_while_the_last_one_leaves_find_a_file_that_stays() {
     let (_folder, path) = folder();
     thread::scope(|scope| {
         for _ in 0..4 {
@@ -604,16 +604,17 @@ fn a_full_file_from_before_this_process_is_left_over_from_an_earlier_run() {
         error.message(),
         format!("left over from an earlier run: 2 of 2 ranks had joined, 2 keys, last written {ago} s ago")
     );
-    let hint = "remove it or use another path; if it is this run's, open it with `accept_stale`";
+    let hint = "remove it or use another path; if it belongs to this run, open it with `accept_stale`";
     assert_eq!(error.hint(), Some(hint));
     assert_eq!(fs::read(&path).unwrap(), stale);
 
     drop(
-        FileStore::open(&path, Some(3)).expect("one rank has not come yet, however long ago the others did"),
+        FileStore::open(&path, Some(3))
+            .expect("one rank has not joined yet, however long ago the others did"),
     );
     drop(FileStore::open(&path, Some(2)).expect("written a moment ago: clones count too"));
     grow_old();
-    drop(FileStore::open(&path, None).expect("without a world size nobody can tell"));
+    drop(FileStore::open(&path, None).expect("without a world size it cannot be detected"));
     grow_old();
     let options = FileStoreOptions { world_size: Some(2), accept_stale: true, ..FileStoreOptions::default() };
     FileStore::open_with(&path, options).unwrap();

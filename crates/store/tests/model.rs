@@ -1,11 +1,12 @@
 //! Random programs of many clients against the table and against a model of it.
 //!
-//! The model is written from the protocol's text and as plainly as can be: lists that are searched from one end to the
-//! other, and for each waiting client the keys it wants and those it has seen. It shares nothing with the table but
-//! the words of requests and replies. After each step every reply to every client must be the same, and what the
-//! table tells about itself must fit the model.
+//! The model is written from the protocol's text and as simply as possible: lists that are searched from one
+//! end to the other, and for each waiting client the keys it wants and those it has seen. It shares nothing
+//! with the table except the types of requests and replies. After each step every reply to every client must
+//! be the same, and what the table reports about itself must fit the model.
 //!
-//! A failure prints the shortest program that proptest finds, one step a line. `PROPTEST_CASES=100000` for a long run.
+//! A failure prints the shortest program that proptest finds, one step per line. `PROPTEST_CASES=100000` for
+//! a long run.
 
 #![expect(clippy::disallowed_methods, reason = "one instant to count the table's time from")]
 
@@ -19,7 +20,7 @@ use tenfold_store::{Bytes, ClientId, Operation, Refusal, Replies, Request, Respo
 
 // ── programs ───────────────────────────────────────────────────────────────────────────────────────────────
 
-/// One step of a program: as short to read as it can be, because people will.
+/// One step of a program. Its debug form is short, because people read it after a failure.
 #[derive(Clone, Debug)]
 enum Step {
     Add(Key, i64),
@@ -45,7 +46,7 @@ enum Step {
 type Key = &'static str;
 type Text = &'static str;
 
-/// Who takes the step.
+/// The client that takes the step.
 type Turn = (usize, Step);
 
 fn key() -> impl Strategy<Value = Key> {
@@ -96,7 +97,7 @@ fn bytes(text: &'static str) -> Bytes<'static> {
     text.as_bytes().into()
 }
 
-/// The step as the table hears it; nothing for those that are no requests.
+/// The step as a request to the table; nothing for steps that are not requests.
 fn request(step: &Step) -> Option<Request<'static>> {
     let all = |keys: &[Key]| keys.iter().map(|key| bytes(key)).collect();
     Some(match step {
@@ -147,9 +148,9 @@ struct Model {
     map: BTreeMap<Key, Vec<u8>>,
     /// All items of all queues, oldest first.
     items: Vec<(Key, Text)>,
-    /// Who waits, the oldest first.
+    /// Waiting clients, the oldest first.
     parked: Vec<Parked>,
-    /// Clients that a push has woken and that have not been heard of since, with the queue.
+    /// Clients that a push has woken and that have not sent a request since, with the queue.
     invited: Vec<(usize, Key)>,
     time: usize,
     replies: Vec<(usize, Response)>,
@@ -245,7 +246,8 @@ impl Model {
         Ok(())
     }
 
-    /// A client that was invited to a queue and comes for anything else has declined: the next one is invited.
+    /// A client that was offered an item and sends any other request has declined: the item is offered to the
+    /// next one.
     fn hear_from(&mut self, client: usize, step: &Step) {
         let Some(index) = self.invited.iter().position(|(invited, _)| *invited == client) else { return };
         let (_, queue) = self.invited.remove(index);
@@ -284,7 +286,7 @@ impl Model {
         self.parked.push(Parked { client, at_barrier, wants, seen: BTreeSet::new(), since });
     }
 
-    /// Everybody who waits sees that the key is there.
+    /// All waiting clients see that the key exists.
     fn show_to_all(&mut self, key: Key) {
         for parked in &mut self.parked {
             parked.seen.insert(key);
@@ -292,7 +294,7 @@ impl Model {
         self.release();
     }
 
-    /// One after another sees that the queue has something, until that ends somebody's wait.
+    /// One client after another sees that the queue is not empty, until that ends a client's wait.
     fn show_until_one_comes(&mut self, key: Key) {
         for index in 0..self.parked.len() {
             if !self.parked[index].misses().contains(&key) {
@@ -307,7 +309,7 @@ impl Model {
         self.release();
     }
 
-    /// Answers those who have seen all they want.
+    /// Answers the clients that have seen all their keys.
     fn release(&mut self) {
         for parked in self.parked.clone() {
             if parked.misses().is_empty() {
@@ -336,7 +338,7 @@ impl Pair {
         Pair { table: Table::new(limits), model: Model::default(), limits, start: Instant::now() }
     }
 
-    /// Takes one step with both; true if it was refused for lack of room.
+    /// Takes one step with both; true if it was refused because a limit was reached.
     fn step(&mut self, client: usize, step: &Step) -> bool {
         let mut replies = Replies::new();
         let (id, now) = (ClientId(client), self.start + Duration::from_secs(self.model.time as u64 + 1));
@@ -353,7 +355,7 @@ impl Pair {
         };
         let refused = matches!(result, Err(Refusal::Full { .. }));
         if refused {
-            // A client that declined an item is heard before it is refused; nothing else may have changed.
+            // A client that declined an item is handled before it is refused; nothing else may have changed.
             self.model.time += 1;
             self.model.hear_from(client, step);
         } else {
@@ -367,7 +369,7 @@ impl Pair {
         refused
     }
 
-    /// What the table tells about itself.
+    /// What the table reports about itself.
     fn compare(&mut self) {
         let Pair { table, model, limits, .. } = self;
         assert_eq!(table.keys(), model.map.len());
@@ -401,7 +403,7 @@ impl Pair {
         assert_eq!(table.waiters_count(), model.parked.len());
     }
 
-    /// Asks for every key and queue there is.
+    /// Reads every key and queue.
     fn compare_contents(&mut self) {
         let passer_by = 99;
         for key in ["a", "b", "c", "q", "r"] {
@@ -411,7 +413,7 @@ impl Pair {
         self.step(passer_by, &Step::ListKeys);
     }
 
-    /// Everybody leaves and everything is taken away.
+    /// All clients leave and everything is deleted.
     fn tidy_up(&mut self) {
         for client in 0..6 {
             self.step(client, &Step::Forget);
@@ -427,7 +429,7 @@ impl Pair {
     }
 }
 
-/// The order among clients is nobody's business; the order of one client's replies is.
+/// The order among clients does not matter; the order of one client's replies does.
 fn by_client(replies: Vec<(usize, Response)>) -> BTreeMap<usize, Vec<Response>> {
     let mut sorted = BTreeMap::<_, Vec<_>>::new();
     for (client, mut reply) in replies {
@@ -440,7 +442,7 @@ fn by_client(replies: Vec<(usize, Response)>) -> BTreeMap<usize, Vec<Response>> 
 }
 
 fn cases() -> ProptestConfig {
-    // What a failure found belongs into a test of its own, not into a file of seeds.
+    // A failing program becomes a test of its own, not an entry in a file of seeds.
     ProptestConfig {
         failure_persistence: None,
         max_shrink_iters: 20_000,

@@ -16,7 +16,7 @@ use tenfold_store::{
 };
 use transcript::{Entry, GUARD, Transcript, hex, play_server};
 
-/// Recordings that our server does not follow, and why its own way is the right one.
+/// Recordings that our server does not follow, and why its own behaviour is right.
 const NOT_OUR_SERVER: &[(&str, &str)] = &[
     (
         "get_vs_failed_compare_set.libuv",
@@ -43,7 +43,7 @@ const NOT_OUR_SERVER: &[(&str, &str)] = &[
     ("raw_wrong_magic_big_endian.libuv", "the same"),
 ];
 
-/// Recordings in which no client of ours has a part.
+/// Recordings in which our client has no part.
 const NOT_OUR_CLIENT: &[(&str, &str)] = &[
     ("queue_client_refuses_on_legacy", "our client has no switch that makes it refuse queues"),
     (
@@ -80,7 +80,7 @@ fn our_server_answers_every_recorded_client_byte_for_byte() {
         all.iter().partition(|transcript| exceptions.contains(transcript.name.as_str()));
     assert_eq!(others.len(), exceptions.len(), "an exception names no transcript");
     check_all(&ours, |transcript| replay_to_server(transcript, GUARD));
-    // An exception that is none any more should go from the list.
+    // An exception that no longer applies must be removed from the list.
     check_all(&others, |transcript| match replay_to_server(transcript, Duration::from_secs(2)) {
         Ok(()) => Err("is listed as an exception, but our server follows it".into()),
         Err(_) => Ok(()),
@@ -104,13 +104,14 @@ fn our_client_says_what_the_recorded_clients_said_byte_for_byte() {
 
 // ── the server's side ──────────────────────────────────────────────────────────────────────────────────────
 
-/// Says the recorded client's part to a fresh server and demands the recorded answers, each of them within `patience`.
+/// Sends the recorded client's part to a fresh server and requires the recorded answers, each of them within
+/// `patience`.
 fn replay_to_server(transcript: &Transcript, patience: Duration) -> Result<(), String> {
     let server = Server::start(ServerOptions::new("127.0.0.1", 0)).unwrap();
     let mut streams: BTreeMap<usize, TcpStream> = BTreeMap::new();
     let mut closed = BTreeSet::new();
     let (mut sent, mut received) = (0, 0);
-    // In the one recording that ends with the server's death, what follows is not a server's business.
+    // In the one recording that ends with the server's death, what follows does not concern a server.
     let entries = transcript
         .entries
         .iter()
@@ -145,7 +146,7 @@ fn replay_to_server(transcript: &Transcript, patience: Duration) -> Result<(), S
                 closed.insert(connection);
             }
             (false, false) => {
-                // Nothing may come that is not recorded, and so the server must not have said more.
+                // The server must not send anything that is not recorded.
                 received += entry.bytes.len() as u64;
                 let mut got = vec![0; entry.bytes.len()];
                 stream
@@ -169,7 +170,7 @@ fn replay_to_server(transcript: &Transcript, patience: Duration) -> Result<(), S
     }
 }
 
-/// Order between connections matters: the next one speaks when the server has heard the last one.
+/// Order between connections matters: the next one sends when the server has received from the last one.
 fn wait_until_seen(server: &Server, sent: u64) {
     let start = Instant::now();
     loop {
@@ -231,7 +232,7 @@ fn make_calls(transcript: &Transcript, port: u16) -> Result<(), String> {
     let mut stores: HashMap<String, Arc<dyn Store>> = HashMap::new();
     for line in &transcript.python {
         if line == "<server destroyed>" {
-            return Ok(()); // what PyTorch's client says to a dead server is no model
+            return Ok(()); // what PyTorch's client sends to a dead server is not a reference
         }
         make_call(line, port, &mut stores).map_err(|error| format!("{line}: {error}"))?;
     }
@@ -280,7 +281,7 @@ fn make_call(line: &str, port: u16, stores: &mut HashMap<String, Arc<dyn Store>>
 
 type Special = fn(&HashMap<String, Arc<dyn Store>>, u16) -> tenfold_store::Result<()>;
 
-/// Calls of PyTorch's Python layer, said in the store operations that it makes of them.
+/// Calls of PyTorch's Python layer, as the store operations that they consist of.
 const SPECIAL: &[(&str, Special)] = &[
     ("b = C10dRendezvousBackend", |stores, _| {
         stores["c"]
@@ -369,15 +370,15 @@ enum Argument {
 
 impl Argument {
     fn bytes(&self) -> &[u8] {
-        let Argument::Bytes(bytes) = self else { panic!("{self:?} is no string") };
+        let Argument::Bytes(bytes) = self else { panic!("{self:?} is not a string") };
         bytes
     }
     fn number(&self) -> i64 {
-        let Argument::Number(number) = self else { panic!("{self:?} is no number") };
+        let Argument::Number(number) = self else { panic!("{self:?} is not a number") };
         *number
     }
     fn list(&self) -> Vec<&[u8]> {
-        let Argument::List(items) = self else { panic!("{self:?} is no list") };
+        let Argument::List(items) = self else { panic!("{self:?} is not a list") };
         items.iter().map(Argument::bytes).collect()
     }
 }
@@ -493,7 +494,7 @@ impl Reader<'_> {
         let mut bytes = Vec::new();
         while self.text[0] != quote {
             if self.take("...(2002 chars)") {
-                // The one value that the recording cuts short.
+                // The only value that the recording truncates.
                 return Argument::Bytes(vec![b'x'; 2000]);
             }
             let (byte, length) = match self.text {

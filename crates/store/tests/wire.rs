@@ -1,4 +1,5 @@
-//! The wire format by itself: whatever is written is read back, however it is cut and whatever lengths it claims.
+//! The wire format by itself: what is written is read back, however it is split and whatever lengths it
+//! claims.
 
 use std::borrow::Cow;
 
@@ -58,7 +59,7 @@ fn encoded(command: &Command<'_>) -> Vec<u8> {
     bytes
 }
 
-/// One command of each kind, as `proptest` would not promise.
+/// One command of each kind, which `proptest` does not guarantee.
 fn every_command() -> Vec<Command<'static>> {
     let key = || Bytes::from(b"key".as_slice());
     let value = || Bytes::from(b"value".as_slice());
@@ -86,7 +87,8 @@ fn every_command() -> Vec<Command<'static>> {
     others.into_iter().chain(calls.into_iter().map(Command::Call)).collect()
 }
 
-/// Receives a stream in pieces as a server does: keeps what is not whole, and looks again when there is enough.
+/// Receives a stream in pieces as a server does: keeps an incomplete message, and decodes again when there is
+/// enough.
 struct Receiver {
     limits: MessageLimits,
     input: Vec<u8>,
@@ -106,7 +108,8 @@ impl Receiver {
         }
     }
 
-    /// `patient`: looks only when as many bytes are there as the last look said. Otherwise at each piece.
+    /// `patient`: decodes only when as many bytes have arrived as the last attempt asked for. Otherwise after
+    /// each piece.
     fn receive(&mut self, piece: &[u8], patient: bool) {
         self.input.extend_from_slice(piece);
         while !self.input.is_empty() && (!patient || self.input.len() >= self.needs) {
@@ -241,7 +244,7 @@ fn every_command_is_read_back_and_each_beginning_of_it_needs_more() {
 }
 
 #[test]
-fn every_opcode_that_is_none_is_refused() {
+fn every_unknown_opcode_is_refused() {
     let limits = MessageLimits::default();
     for opcode in (19..=0xff).filter(|opcode| *opcode != 0x81) {
         let bytes = [opcode];
@@ -265,7 +268,7 @@ enum Field {
     Value,
 }
 
-/// Where the length fields of a message are.
+/// The offsets of a message's length fields.
 fn fields(bytes: &[u8]) -> Vec<(usize, Field)> {
     use Field::{Count, Key, Value};
     let string =
@@ -301,7 +304,7 @@ fn a_length_over_its_limit_is_refused_when_it_is_read_and_one_within_waits_for_t
                 };
                 let limit = limit as u64;
                 for length in [0, 1, limit, limit + 1, 1 << 31, 1 << 32, 1 << 63, u64::MAX - 7, u64::MAX] {
-                    // Ends with the length field: not a byte of what it announces is there.
+                    // Ends with the length field: not a byte of what it announces has arrived.
                     let mut start = bytes[..at + 8].to_vec();
                     start[at..].copy_from_slice(&length.to_le_bytes());
                     let decoded = wire::decode(&start, &limits, &mut Scan::default());
@@ -323,7 +326,7 @@ fn a_length_over_its_limit_is_refused_when_it_is_read_and_one_within_waits_for_t
 }
 
 #[test]
-fn a_length_that_is_wrong_in_the_midst_of_a_message_never_panics() {
+fn a_wrong_length_inside_a_message_never_panics() {
     let limits = small_limits();
     for command in every_command() {
         let bytes = encoded(&command);
@@ -362,7 +365,7 @@ fn a_request_is_refused_at_the_string_that_makes_it_too_long() {
 
 // ── replies ────────────────────────────────────────────────────────────────────────────────────────────────
 
-/// A server that has said these bytes and no more. Remembers the largest piece it was asked for.
+/// A server that has sent these bytes and no more. Remembers the largest piece it was asked for.
 struct Said<'a> {
     bytes: &'a [u8],
     largest: usize,
@@ -466,7 +469,7 @@ proptest! {
 }
 
 #[test]
-fn a_server_that_announces_too_much_is_not_believed() {
+fn absurd_lengths_from_a_server_are_refused() {
     for (operation, count) in [
         (Operation::Get, 0),
         (Operation::CompareSet, 0),
@@ -499,7 +502,7 @@ fn a_server_that_announces_too_much_is_not_believed() {
 }
 
 #[test]
-fn a_cancelled_wait_is_told_from_one_whose_answer_crossed_the_cancel() {
+fn a_cancelled_wait_differs_from_one_whose_answer_crossed_the_cancel() {
     let mut cancelled = Vec::new();
     wire::encode_cancelled(&mut cancelled);
     assert_eq!(wire::decode_cancelled(&mut said(&cancelled)).expect("whole"), Cancelled::InTime);

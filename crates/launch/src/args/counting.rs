@@ -1,6 +1,6 @@
-//! How many ranks `--nproc-per-node` asks for: processors and NVIDIA devices.
+//! The number of ranks that `--nproc-per-node` asks for: processors and NVIDIA devices.
 
-/// Ranks of one node; a limit on typing errors.
+/// Ranks of one node; a limit against typing errors.
 const RANKS_MAX: usize = 1024;
 
 pub(super) fn count_ranks(text: &str) -> Result<usize, String> {
@@ -44,8 +44,8 @@ fn devices() -> usize {
     std::env::var("CUDA_VISIBLE_DEVICES").map_or(present, |list| visible(&list, present))
 }
 
-/// How many devices CUDA_VISIBLE_DEVICES leaves, read as CUDA and PyTorch do: numbers, or names that all begin alike; the first that
-/// is none ends the list, and one that is there twice empties it.
+/// How many devices CUDA_VISIBLE_DEVICES leaves, read as CUDA and PyTorch do: numbers, or names with the same
+/// prefix. The first invalid entry ends the list, and a duplicate empties it.
 fn visible(list: &str, present: usize) -> usize {
     let kind = ["GPU-", "MIG-"].into_iter().find(|kind| list.trim_start().starts_with(kind));
     let mut seen = Vec::new();
@@ -60,7 +60,7 @@ fn visible(list: &str, present: usize) -> usize {
         }
         seen.push(device);
     }
-    if kind == Some("MIG-") && present > 0 { seen.len() } else { seen.len().min(present) } // one device has several parts
+    if kind == Some("MIG-") && present > 0 { seen.len() } else { seen.len().min(present) } // one device has several MIG instances
 }
 
 /// NVIDIA devices of this machine, without asking NVIDIA's library.

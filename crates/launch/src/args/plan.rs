@@ -1,4 +1,4 @@
-//! What the flags mean together.
+//! The combined meaning of the flags.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use tenfold_dashboard as dashboard;
 
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How nodes meet.
+/// How nodes find each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Meeting {
     /// One node; the store's port is picked.
@@ -27,12 +27,12 @@ pub(crate) enum Meeting {
     },
 }
 
-/// How the program is to be understood.
+/// How to run the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A `.py` file under Python, anything else as it is.
+    /// A `.py` file under Python, anything else directly.
     ByName,
-    /// As it is.
+    /// Directly.
     Plain,
     /// A Python module.
     Module,
@@ -53,13 +53,13 @@ pub(crate) struct LaunchPlan {
     pub(crate) max_restarts: u64,
     pub(crate) shutdown_timeout: Duration,
     pub(crate) signals: Vec<i32>,
-    /// As it was typed, which is what torchrun tells ranks.
+    /// As it was typed, which is what torchrun passes to ranks.
     pub(crate) signals_named: String,
     pub(crate) role: String,
     pub(crate) binding: Option<Binding>,
     pub(crate) virtual_local_rank: bool,
     pub(crate) local_address: Option<String>,
-    /// A store on loopback serves other users, too.
+    /// Whether a store on loopback also serves other users.
     pub(crate) other_users: bool,
     pub(crate) kind: Kind,
     pub(crate) python: Option<PathBuf>,
@@ -70,9 +70,9 @@ pub(crate) struct LaunchPlan {
     pub(crate) worker_server: Option<String>,
     /// `--log-line-prefix-template`
     pub(crate) template: Option<String>,
-    /// What was typed and has no effect.
+    /// Options that were given and have no effect.
     pub(crate) warnings: Vec<String>,
-    /// Somebody named a place to meet, or there are several nodes.
+    /// The user named an endpoint, or there are several nodes.
     pub(crate) tells_where: bool,
 }
 
@@ -179,7 +179,8 @@ impl Args {
                 self.nnodes.min, self.nnodes.max
             ));
         }
-        // torchrun takes such a node for node 0. If no node is given a rank, all of them are, and wait for each other.
+        // torchrun takes such a node for node 0. If no node is given a rank, every node would be node 0 and
+        // wait for the others.
         if self.nnodes.max > 1 && self.node_rank.is_none() && !self.rdzv_endpoint.is_empty() {
             let nodes = self.nnodes.max;
             return Err(format!(
@@ -220,7 +221,7 @@ impl Args {
     }
 }
 
-/// What is set for torchrun's agent and not read here, a line each.
+/// Variables for torchrun's agent that tenfold does not read, one line each.
 fn ignored_variables(value: impl Fn(&str) -> Option<String>) -> Vec<String> {
     const IGNORED: [(&str, &str); 4] = [
         ("TORCHELASTIC_ENABLE_FILE_TIMER", "tenfold does not watch timers of ranks"),
@@ -268,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nodes_meet_follows_torchruns_rules() {
+    fn the_endpoint_follows_torchruns_rules() {
         assert_eq!(meeting(""), Meeting::Alone);
         assert_eq!(meeting("--nnodes 1:1 --node-rank 0"), Meeting::Alone);
         let at = |host, port, node_rank| Meeting::Static { endpoint: endpoint(host, port), node_rank };
@@ -285,14 +286,14 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_meant_is_told_with_what_to_type() {
+    fn invalid_arguments_are_reported_with_what_to_type() {
         let says = |words| plan(words).unwrap_err();
         assert_eq!(
             says("--nnodes 1:2"),
             "--nnodes 1:2: a range of nodes needs an elastic rendezvous\n  hint: add --rdzv-backend \
              c10d, or give one number"
         );
-        // Without a rank each of them would be node 0, host a store, and wait for the other.
+        // Without a rank, each of them would be node 0, host a store, and wait for the other.
         assert_eq!(
             says("--nnodes 2 --rdzv-endpoint b:7"),
             "--nnodes 2 --rdzv-endpoint b:7: cannot tell which of the 2 nodes this is\n  hint: add --rdzv-backend c10d \
@@ -344,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_flag_is_told_with_the_nearest_one_in_either_spelling() {
+    fn an_unknown_flag_is_reported_with_the_nearest_one_in_either_spelling() {
         for (typed, meant) in [
             ("--nproc-per-nod", "--nproc-per-node"),
             ("--nproc_pernode", "--nproc_per_node"),
@@ -376,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_the_program_is_its_own() {
+    fn arguments_after_the_program_belong_to_it() {
         let words = ["run", "-n", "2", "train.py", "-n", "7", "--standalone", "--", "-x"];
         let plan = Cli::try_parse_from(words).unwrap().args.plan().unwrap();
         assert_eq!(plan.ranks, 2);
@@ -384,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn what_torchruns_agent_would_read_and_tenfold_does_not_is_told() {
+    fn variables_that_only_torchruns_agent_reads_are_reported() {
         let warned = |name: &'static str, value: &'static str| {
             ignored_variables(|asked| (asked == name).then(|| value.into()))
         };

@@ -32,18 +32,18 @@ impl FromStr for Nodes {
     }
 }
 
-/// What `--rdzv-conf` says.
+/// The settings of `--rdzv-conf`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Settings {
-    /// For enough nodes to come.
+    /// How long to wait for enough nodes to join.
     pub(crate) join_timeout: Duration,
     /// From enough nodes to the start without more.
     pub(crate) last_call: Duration,
     pub(crate) beat_interval: Duration,
     pub(crate) beats_missed_max: u32,
-    /// One operation on the store.
+    /// The limit of one operation on the store.
     pub(crate) read_timeout: Duration,
-    /// Whether this node hosts the store; found out if not said.
+    /// Whether this node hosts the store; detected if not given.
     pub(crate) is_host: Option<bool>,
 }
 
@@ -60,7 +60,7 @@ impl Default for Settings {
     }
 }
 
-/// The keys of `--rdzv-conf`; some mean nothing here but are in people's scripts.
+/// The keys of `--rdzv-conf`; some have no effect here but are used in existing scripts.
 const KEYS: [&str; 11] = [
     "join_timeout",
     "last_call_timeout",
@@ -87,7 +87,7 @@ impl FromStr for Settings {
             let (key, value) = (key.trim(), value.trim());
             let time = || parse_duration(value).map_err(|error| format!("{key}: {error}"));
             match key {
-                "join_timeout" | "timeout" => settings.join_timeout = time()?, // `timeout` is what static calls it
+                "join_timeout" | "timeout" => settings.join_timeout = time()?, // the static back end calls it `timeout`
                 "last_call_timeout" => settings.last_call = time()?,
                 "keep_alive_interval" => settings.beat_interval = time()?.max(Duration::from_millis(100)),
                 "read_timeout" => settings.read_timeout = time()?,
@@ -101,7 +101,7 @@ impl FromStr for Settings {
                     }
                 }
                 "is_host" => settings.is_host = Some(parse_truth(key, value)?),
-                _ if KEYS.contains(&key) => {} // nothing here takes so long, or can collide
+                _ if KEYS.contains(&key) => {} // not needed here: nothing takes so long or can collide
                 _ => {
                     let near =
                         nearest(key, &KEYS).map_or(String::new(), |near| format!("; did you mean `{near}`?"));
@@ -113,7 +113,7 @@ impl FromStr for Settings {
     }
 }
 
-/// As torchrun reads it.
+/// Parsed as in torchrun.
 fn parse_truth(key: &str, value: &str) -> Result<bool, String> {
     match value.to_ascii_lowercase().as_str() {
         "1" | "true" | "t" | "yes" | "y" => Ok(true),
@@ -129,7 +129,7 @@ pub(crate) fn nearest<'a>(typed: &str, known: &[&'a str]) -> Option<&'a str> {
     (distance <= word.len() / 3).then_some(word)
 }
 
-/// Where nodes meet.
+/// The address at which nodes find each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Endpoint {
     pub(crate) host: String,
@@ -148,7 +148,7 @@ impl fmt::Display for Endpoint {
 }
 
 impl Endpoint {
-    /// `host`, `host:7`, `10.0.0.1:7`, `[::1]:7`; torchrun also takes an address of the new kind without a port.
+    /// `host`, `host:7`, `10.0.0.1:7`, `[::1]:7`; torchrun also accepts an IPv6 address without a port.
     pub(crate) fn parse(text: &str, default_port: u16) -> Result<Endpoint, String> {
         let text = text.trim();
         let bad =

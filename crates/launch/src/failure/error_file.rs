@@ -1,4 +1,4 @@
-//! The file in which a Python program that uses torch's `record` leaves its exception.
+//! The file in which a Python program that uses torch's `record` stores its exception.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -7,15 +7,15 @@ use std::time::SystemTime;
 
 use serde_json::Value;
 
-/// A traceback is a few KiB; what is longer is not read.
+/// A traceback is a few KiB; longer files are not read.
 const ERROR_FILE_MAX: u64 = 256 << 10;
 
-/// What a Python program that uses `record` leaves of its exception.
+/// The exception that a Python program stored with `record`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ErrorFile {
     pub(crate) message: String,
     pub(crate) traceback: Option<String>,
-    /// In seconds since 1970: of ranks that failed together, the smallest tells the first.
+    /// In seconds since 1970: among ranks that failed together, the smallest is the first.
     pub(crate) timestamp: Option<u64>,
     /// When the file was last written.
     pub(crate) modified: Option<SystemTime>,

@@ -1,4 +1,4 @@
-//! Was a process killed for lack of memory? The counters of the control group tell.
+//! Detects whether a process was killed for lack of memory, by the counters of the control group.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use tenfold_console::show_size;
 
 use super::sayings::Cause;
 
-/// Notices that the kernel kills processes of our control group for lack of memory.
+/// Detects that the kernel has killed processes of our control group for lack of memory.
 #[derive(Debug)]
 pub(crate) struct MemoryWatch {
     group: Option<Group>,
@@ -18,11 +18,11 @@ pub(crate) struct MemoryWatch {
 struct Group {
     /// Has a line `oom_kill N`.
     counter: PathBuf,
-    /// Of the group and those that it is in; the smallest holds.
+    /// Of the group and its parents; the smallest one applies.
     limits: Vec<PathBuf>,
 }
 
-/// There were some since the watch began.
+/// There were kills since the watch began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MemoryKills {
     /// In bytes, if the control group has one.
@@ -30,9 +30,9 @@ pub(crate) struct MemoryKills {
 }
 
 impl MemoryWatch {
-    /// Of the control group that this process is in; ranks are, too.
+    /// Watches the control group of this process; ranks are in it too.
     pub(crate) fn begin() -> Self {
-        let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default(); // else nobody tells
+        let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default(); // without it no group is watched
         MemoryWatch::at(&groups, Path::new("/sys/fs/cgroup"))
     }
 
@@ -42,7 +42,7 @@ impl MemoryWatch {
         MemoryWatch { group, kills }
     }
 
-    /// If the kernel has killed somebody since.
+    /// Present if the kernel has killed a process since.
     pub(crate) fn kills(&self) -> Option<MemoryKills> {
         let group = self.group.as_ref()?;
         (group.kills()? > self.kills).then(|| MemoryKills { limit: group.limit() })
@@ -80,7 +80,7 @@ impl Group {
     }
 
     fn limit(&self) -> Option<u64> {
-        const NO_LIMIT: u64 = 1 << 60; // version 1 has a huge number for none, version 2 the word `max`
+        const NO_LIMIT: u64 = 1 << 60; // no limit is a huge number in version 1, and `max` in version 2
         let limits = self.limits.iter().filter_map(|path| fs::read_to_string(path).ok()?.trim().parse().ok());
         limits.min().filter(|&limit| limit < NO_LIMIT)
     }

@@ -17,7 +17,7 @@ pub(super) fn cause(words: &str, hint: &str) -> Option<Cause> {
     Some(Cause { words: words.into(), hint: (!hint.is_empty()).then(|| hint.into()) })
 }
 
-/// Something that programs say when they fail, in any case of letters, and what it means.
+/// Something that programs print when they fail, in upper or lower case, and what it means.
 pub(super) struct Saying {
     patterns: &'static [&'static str],
     means: Means,
@@ -31,7 +31,7 @@ enum Means {
     ModuleMissing,
 }
 
-/// Narrow ones first.
+/// Specific ones first.
 pub(super) const SAYINGS: &[Saying] = &[
     Saying { patterns: &["address already in use", "eaddrinuse"], means: Means::PortTaken },
     Saying { patterns: &["no module named "], means: Means::ModuleMissing },
@@ -102,7 +102,7 @@ fn port_in(line: &str) -> Option<u16> {
     places
         .filter_map(|behind| {
             let digits = behind.len() - behind.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-            behind[..digits].parse().ok().filter(|&port: &u16| port > 99) // less is a time or a line
+            behind[..digits].parse().ok().filter(|&port: &u16| port > 99) // a smaller number is a time or a line number
         })
         .next()
 }
@@ -127,7 +127,7 @@ fn module_missing(line: &str, program: &str) -> (String, String) {
     )
 }
 
-/// What a signal says about a rank that nobody here sent it to.
+/// What a signal means for a rank, if this launcher did not send it.
 pub(super) fn meaning(signal: i32) -> Option<Cause> {
     match signal {
         SIGKILL => cause(

@@ -1,4 +1,4 @@
-//! Where the launcher writes what it reads from one stream of a rank, and what happens when it cannot.
+//! Writes what the launcher reads from one stream of a rank, and handles files that cannot be written.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
@@ -22,7 +22,7 @@ pub(super) fn add(incomplete: &Incomplete, path: &Path) -> usize {
     incomplete.len()
 }
 
-/// In the system's words, without its number.
+/// The system's error text, without its number.
 pub(super) fn describe(error: &io::Error) -> String {
     let text = error.to_string();
     text.split_once(" (os error").map_or(text.clone(), |(words, _)| words.to_string())
@@ -59,7 +59,7 @@ impl Copies {
         Copies { file: None, filter: None, on_console }
     }
 
-    /// Writes the files; notes for people if something is lost from now on.
+    /// Writes the files; returns notes for the user if output is lost from now on.
     pub(crate) fn write(&mut self, bytes: &[u8], prefix: &[u8], rank: usize) -> Vec<String> {
         let mut notes = Vec::new();
         let fate = if self.on_console { "goes to the console only" } else { "is lost" };
@@ -95,13 +95,14 @@ pub(crate) struct LogFile {
 
 impl LogFile {
     pub(super) fn open(path: PathBuf, incomplete: &Incomplete) -> Result<Self, String> {
-        // Ranks share the filtered ones, and a rank may share its own with what it starts: all of them append.
+        // Ranks share the filtered files, and a rank may share its own with processes that it starts: all of
+        // them append.
         let file = OpenOptions::new().create(true).append(true).open(&path);
         let file = file.map_err(|error| format!("cannot write {}: {}", path.display(), describe(&error)))?;
         Ok(LogFile { path, file, lost: false, incomplete: incomplete.clone() })
     }
 
-    /// Says the first time why it cannot, unless others have said so often enough.
+    /// Returns the reason the first time, unless other files have already reported it often enough.
     fn write(&mut self, bytes: &[u8]) -> Option<String> {
         if self.lost {
             return None;

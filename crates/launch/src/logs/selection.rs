@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::output::Stream;
 
-/// A choice of a rank's streams, as torchrun's flags tell it: 0 none, 1 standard output, 2 standard error, 3 both.
+/// A choice of a rank's streams, in the form of torchrun's flags: 0 none, 1 standard output, 2 standard
+/// error, 3 both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Streams {
     pub(super) output: bool,
@@ -87,7 +88,7 @@ fn parse_rank(text: &str) -> Option<usize> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }
 
-/// `apple,orange`: the value of `--duplicate-stdout-filters`; two commas are one that belongs to a word.
+/// `apple,orange`: the value of `--duplicate-stdout-filters`; two commas stand for one inside a word.
 pub(crate) fn parse_words(text: &str) -> Vec<String> {
     let (mut words, mut word, mut characters) = (Vec::new(), String::new(), text.chars().peekable());
     while let Some(character) = characters.next() {

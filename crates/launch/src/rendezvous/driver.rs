@@ -1,11 +1,12 @@
-//! The rendezvous at work: two threads between a store and a launcher.
+//! The running rendezvous: two threads between a store and a launcher.
 //!
-//! The *agent* does everything: it takes the launcher's orders, beats, listens to the others' beats, decides, writes. It
-//! sleeps in one channel. The *watcher* only waits, with a connection of its own, for the key `version/<n>` that appears
-//! with the next state, and puts that state into the agent's channel.
+//! The *agent* does everything: it takes the launcher's orders, writes beats, reads other nodes' beats,
+//! decides, and writes the state. It sleeps in one channel. The *watcher* only waits, on a separate
+//! connection, for the key `version/<n>` that appears with the next state, and sends that state to the
+//! agent's channel.
 //!
-//! A wake-up may get lost, since who writes a state may die before it has written the key that tells of it. So the agent
-//! also reads the state with every beat.
+//! A wake-up may get lost, because a node that writes a state may die before it writes the key that announces
+//! it. So the agent also reads the state with every beat.
 
 #![expect(clippy::disallowed_methods, reason = "owns the threads of the rendezvous, and its clock")]
 
@@ -22,22 +23,23 @@ use super::member::Member;
 use super::state::State;
 use super::{Event, NodeInfo, Order, Settings};
 
-/// How many `version/<n>` keys are left in the store: who is that far behind finds the state by its next beat.
+/// How many `version/<n>` keys are left in the store: a node that is further behind finds the state with its
+/// next beat.
 const VERSIONS_KEPT: u64 = 64;
-/// Jobs that have ended whose keys are left in the store, for the dashboard; those of the older ones are removed.
+/// Finished jobs whose keys are left in the store, for the dashboard; the keys of older ones are removed.
 const RUNS_KEPT: usize = 32;
-/// Jobs that are removed at a time: who begins a job does not wait for long.
+/// Jobs that are removed at a time, so that a starting job does not wait for long.
 const RUNS_REMOVED: usize = 32;
-/// How long who drops a rendezvous waits for its last words to be written.
+/// How long dropping a rendezvous waits for its last writes.
 const LAST_WORDS: Duration = Duration::from_secs(2);
-/// Bytes of one node's beat; what its ranks do is left out rather than more.
+/// Bytes of one node's beat; if it would be longer, what its ranks do is omitted.
 const BEAT_MAX: usize = 1 << 20;
-/// From a request that failed to the next one.
+/// The pause after a failed request.
 const RETRY: Duration = Duration::from_millis(100);
-/// From one beat to the next if there is something new about ranks: sooner than life demands.
+/// From one beat to the next if there is something new about ranks: sooner than the usual interval.
 const NEWS: Duration = Duration::from_secs(1);
 
-/// A node's part in a job. Dropping it without [`Order::Leave`] looks to the others like death.
+/// A node's part in a job. Dropping it without [`Order::Leave`] looks like death to the other nodes.
 pub(crate) struct Rendezvous {
     inbox: Sender<Message>,
     /// Closed when the agent has ended.
@@ -102,8 +104,8 @@ impl Rendezvous {
         let _is_over = self.inbox.send(Message::Order(order));
     }
 
-    /// After [`Event::Over`]: waits until all other nodes know that the job is over, or are dead. Who hosts the store
-    /// must not close it earlier. False if the time was up before.
+    /// After [`Event::Over`]: waits until all other nodes know that the job is over, or are dead. A node that
+    /// hosts the store must not close it earlier. False if the wait timed out.
     pub(crate) fn settle(&self, patience: Duration) -> bool {
         self.ended.recv_timeout(patience) == Err(RecvTimeoutError::Disconnected)
     }
@@ -134,16 +136,16 @@ impl Keys {
     }
 }
 
-/// A store that is asked again while there is hope.
+/// A store whose requests are repeated as long as they may still succeed.
 struct Line {
     store: Arc<dyn Store>,
     /// For one request.
     patience: Duration,
-    /// For a store that cannot be reached.
+    /// The limit for a store that cannot be reached.
     lost_after: Duration,
-    /// For one that can, but does not answer.
+    /// The limit for one that can be reached, but does not answer.
     slow_after: Duration,
-    /// Since when nothing has succeeded.
+    /// Since when no request has succeeded.
     broken: Option<Instant>,
 }
 
@@ -151,7 +153,7 @@ struct Line {
 enum Trouble {
     /// Ask again.
     Passing,
-    /// The store is of no use any more: the error's text.
+    /// The store cannot be used any more: the error's text.
     Final(String),
 }
 
@@ -221,14 +223,14 @@ struct Watcher {
 }
 
 impl Watcher {
-    /// Until the agent has ended, or the store is lost: the agent will notice that by itself.
+    /// Until the agent has ended, or the store is lost: the agent notices that by itself.
     fn run(mut self) {
         let (mut version, mut is_woken) = (0, false);
         loop {
             let known = version;
             match self.line.get(&self.keys.state()) {
                 Ok(Some(state)) => {
-                    // One that cannot be read is for the agent to complain about.
+                    // The agent reports a state that cannot be parsed.
                     version = State::from_text(&state).map_or(version, |state| state.version);
                     if self.inbox.send(Message::State(state)).is_err() {
                         return;
@@ -237,7 +239,7 @@ impl Watcher {
                 Ok(None) | Err(Trouble::Passing) => {}
                 Err(Trouble::Final(_)) => return,
             }
-            // Woken without news: the store is in trouble, or somebody left a key there.
+            // Woken without a new state: the store has a problem, or another program left a key there.
             if is_woken && version == known {
                 std::thread::park_timeout(RETRY);
             }
@@ -257,12 +259,12 @@ impl Watcher {
 struct Beat<'a> {
     beat: u64,
     node: &'a NodeInfo,
-    /// How long it may be silent: for the dashboard, which knows no settings.
+    /// How long it may be unresponsive: for the dashboard, which does not know the settings.
     silence_max_seconds: f64,
     ranks: &'a serde_json::Value,
 }
 
-/// What of it others need.
+/// The part of it that other nodes need.
 #[derive(Deserialize)]
 struct Heard {
     beat: u64,
@@ -279,7 +281,7 @@ struct Agent {
     current: Option<(Value, State)>,
     beat: u64,
     beat_last: Duration,
-    /// The launcher said something about ranks since the last beat.
+    /// The launcher reported something about ranks since the last beat.
     has_news: bool,
     status: serde_json::Value,
     started: Instant,
@@ -306,7 +308,7 @@ impl Agent {
             if self.has_news {
                 beat_at = beat_at.min(self.beat_last + NEWS);
             }
-            // Who ends without a word is done; who has something to say has a little time for it.
+            // A node that ends with nothing to write is done; otherwise it has a little time for it.
             let has_words = self.member.is_leaving() || self.member.is_over();
             if end_at.is_some_and(|end_at| !has_words || self.now() >= end_at) {
                 return Ok(());
@@ -329,10 +331,10 @@ impl Agent {
             decision.events.into_iter().for_each(events);
             wake = decision.wake;
             if let Some(next) = decision.write {
-                wake = Some(now); // decide again, after a look at the messages
+                wake = Some(now); // decide again, after reading the messages
                 match self.write(&next) {
                     Ok(()) => {}
-                    // Did it happen? The beat reads the state.
+                    // Was it written? The beat reads the state.
                     Err(Trouble::Passing) => (beat_at, wake) = (self.now() + RETRY, None),
                     Err(trouble) => return Err(trouble),
                 }
@@ -342,11 +344,11 @@ impl Agent {
         }
     }
 
-    /// Sleeps until `until` or the first message, then takes all that are there.
+    /// Sleeps until `until` or the first message, then takes all messages.
     fn take_messages(&mut self, until: Duration, end_at: &mut Option<Duration>) -> Result<(), Trouble> {
         let mut wait = until.saturating_sub(self.now());
         let mut newest = None;
-        // A rendezvous that is gone has said `End`; the watcher's end alone leaves that sender.
+        // A dropped rendezvous has sent `End`; if only the watcher ends, that sender is left.
         while let Ok(message) = self.messages.recv_timeout(wait) {
             wait = Duration::ZERO;
             match message {
@@ -358,7 +360,7 @@ impl Agent {
         }
         if let Some(text) = newest {
             let state = self.parse(&text)?;
-            // It was read by another connection, perhaps before our last look.
+            // Another connection read it, perhaps before our last read.
             if self.current.as_ref().is_none_or(|(_, current)| current.version < state.version) {
                 self.current = Some((text, state));
             }
@@ -370,14 +372,14 @@ impl Agent {
         State::from_text(text).map_err(|what| {
             let key = self.keys.state();
             Trouble::Final(format!(
-                "the key `{key}` of the store at {} holds no state of a job: {what}\n  \
-                 hint: does something else use that key? another version of tenfold? take another run id",
+                "the key `{key}` of the store at {} does not hold the state of a job: {what}\n  \
+                 hint: use another run id, or check whether another program or another version of tenfold uses that key",
                 self.line.store.name()
             ))
         })
     }
 
-    /// Writes this node's beat, and reads the state and the others'.
+    /// Writes this node's beat, and reads the state and the other nodes' beats.
     fn beat(&mut self) -> Result<(), Trouble> {
         self.beat += 1;
         (self.beat_last, self.has_news) = (self.now(), false);
@@ -392,7 +394,7 @@ impl Agent {
         }
         self.line.set(&self.keys.node(&self.node.id), &value)?;
 
-        let now = self.now(); // before the reading: what comes out of it is not older
+        let now = self.now(); // before reading, so that what is read is not older
         let ids = self.current.as_ref().map_or(Vec::new(), |(_, state)| self.member.listens_to(state));
         let mut names = vec![self.keys.state()];
         names.extend(ids.iter().map(|id| self.keys.node(id)));
@@ -415,7 +417,7 @@ impl Agent {
         }
     }
 
-    /// Takes what is in the store for the present state. If nobody told of it, the one who wrote it could not.
+    /// Takes what is in the store for the present state. If no key announces it, its writer could not.
     fn adopt(&mut self, text: Option<Value>) -> Result<(), Trouble> {
         let known = self.current.as_ref().map_or(0, |(_, state)| state.version);
         let Some(text) = text else {
@@ -427,12 +429,13 @@ impl Agent {
         let is_created = known == 0 && version == 1 && state.ids().next() == Some(&self.node.id);
         self.current = Some((text, state));
         if is_created {
-            self.list_run(); // by us: the answer was lost
+            self.list_run(); // written by us: the answer was lost
         }
         if version > known { self.line.set(&self.keys.version(version), b"1") } else { Ok(()) }
     }
 
-    /// Proposes a state in place of the present one, and takes what is there afterwards for the present one.
+    /// Proposes a state in place of the present one, and takes what is in the store afterwards for the
+    /// present one.
     fn write(&mut self, next: &State) -> Result<(), Trouble> {
         let text = next.to_text().map_err(|what| {
             Trouble::Final(format!(
@@ -451,7 +454,7 @@ impl Agent {
             return Err(self.line.wrong_answer());
         };
         if *found != *text {
-            // What was expected comes back if the key is gone.
+            // If the key was deleted, the expected value is returned.
             let gone = *found == *expected;
             let found = if gone { self.line.get(&key)? } else { Some(found) };
             return self.adopt(found);
@@ -463,7 +466,7 @@ impl Agent {
         }
         match before {
             None => self.list_run(),
-            // Those that were taken out do not beat any more, or will again.
+            // Removed nodes do not beat any more, or will join again.
             Some((_, before)) => {
                 for id in before.ids().filter(|id| next.ids().all(|next| next != *id)) {
                     self.forget(&self.keys.node(id))?;
@@ -477,7 +480,7 @@ impl Agent {
         self.line.ask(Request::Delete { key: key.as_bytes().into() }).map(|_| ())
     }
 
-    /// For the dashboard; a store that cannot append is good enough without.
+    /// For the dashboard; a store that cannot append works without it.
     fn list_run(&mut self) {
         let line = format!("{}\n", self.settings.run_id);
         let request = Request::Append { key: RUNS.as_bytes().into(), value: line.as_bytes().into() };
@@ -486,8 +489,8 @@ impl Agent {
         }
     }
 
-    /// A server may outlive thousands of jobs. Those that began long ago and are over for all their nodes are removed with all
-    /// their keys; one that is not over, or whose nodes all died, stays.
+    /// A server may outlive thousands of jobs. Jobs that began long ago and are over for all their nodes are
+    /// removed with all their keys. A job that is not over, or whose nodes all died, stays.
     fn forget_old_runs(&mut self) -> Result<(), Trouble> {
         let Some(list) = self.line.get(RUNS)? else { return Ok(()) };
         let text = String::from_utf8_lossy(&list).into_owned();
@@ -509,7 +512,7 @@ impl Agent {
         let is_kept = |(index, run): &(usize, &&str)| *index >= old || !removed.contains(run);
         let kept: String =
             lines.iter().enumerate().filter(is_kept).map(|(_, run)| format!("{run}\n")).collect();
-        // If another job was listed meanwhile, the next one to begin finds these gone.
+        // If another job was listed meanwhile, the next one to begin finds these removed.
         let (expected, desired) = ((&*list).into(), kept.as_bytes().into());
         self.line.ask(Request::CompareSet { key: RUNS.as_bytes().into(), expected, desired }).map(|_| ())
     }
@@ -522,7 +525,8 @@ impl Agent {
         if !state.is_settled() {
             return Ok(false);
         }
-        // The state last: who does not get that far leaves the job listed, and the next one goes on.
+        // The state last: if this node does not get that far, the job stays listed, and the next one
+        // continues.
         for id in state.ids() {
             self.forget(&keys.node(id))?;
         }

@@ -1,8 +1,8 @@
-//! What one node makes of the state: what it tells its launcher, and what it proposes.
+//! The decisions of one node: what it sends to its launcher, and what it proposes.
 //!
-//! [`Member::decide`] looks at the state as it was read, and at what this node knows of itself and of the others' beats.
-//! The launcher is told only what the state in the store says, never what was merely proposed. All proposals of one look
-//! go out as one new state.
+//! [`Member::decide`] takes the state as it was read, and what this node knows of itself and of other nodes'
+//! beats. The launcher only gets what the state in the store says, never what was merely proposed. All
+//! proposals of one decision are written as one new state.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,19 +10,20 @@ use std::time::Duration;
 use super::state::{Phase, Place, Seat, State};
 use super::{Assignment, Event, JobFailure, NodeInfo, Order, Outcome, Settings};
 
-/// How many others one node listens to; in a large job those that follow it, round and round.
+/// How many other nodes one node listens to; in a large job those that follow it, in a circle.
 const HEARD_MAX: usize = 32;
 
-/// What is to be done now.
+/// What to do now.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Decision {
-    /// To be told to the launcher first.
+    /// To be sent to the launcher first.
     pub(super) events: Vec<Event>,
-    /// To be written in place of the state that was looked at, and of nothing else. Then decide again.
+    /// To be written in place of the state that was read, and of no other. Then decide again.
     pub(super) write: Option<State>,
-    /// Decide again at this time at the latest; in any case when the state changed or the others' beats were read.
+    /// Decide again at this time at the latest; in any case when the state has changed or other nodes' beats
+    /// were read.
     pub(super) wake: Option<Duration>,
-    /// Nothing is left to do: the job is over, and everybody knows.
+    /// Nothing is left to do: the job is over, and all nodes know.
     pub(super) finished: bool,
 }
 
@@ -38,10 +39,10 @@ pub(super) struct Member {
     settings: Settings,
     node: NodeInfo,
     others: BTreeMap<String, Silence>,
-    /// The job that this node was seen in, and the last version of its state.
+    /// The job in which this node was seen, and the last version of its state.
     job: Option<u64>,
     version: u64,
-    /// The round that the launcher was told to start and not yet to stop.
+    /// The round that the launcher was asked to start and not yet to stop.
     started: Option<u64>,
     /// The round whose ranks may still run.
     ranks: Option<u64>,
@@ -49,30 +50,30 @@ pub(super) struct Member {
     failed: Option<JobFailure>,
     done: Option<u64>,
     leaving: Option<Leaving>,
-    /// What to say if this node, having waited in vain, finds that it is out.
+    /// The message if this node finds that it was removed, after it timed out.
     timed_out: Option<String>,
     /// When the first round first had enough nodes.
     enough_since: Option<Duration>,
     /// The round that cannot start, and since when.
     waits_since: Option<(u64, Duration)>,
     note: String,
-    /// The launcher was told that the job is over.
+    /// The launcher knows that the job is over.
     over: bool,
 }
 
 #[derive(Debug)]
 struct Leaving {
-    /// For the others.
+    /// For the other nodes.
     why: String,
     /// For this launcher.
     text: String,
 }
 
-/// What was heard of another node.
+/// What is known of another node's beat.
 #[derive(Debug)]
 struct Silence {
     beat: Option<u64>,
-    /// It was heard to move while we listened.
+    /// The beat has changed since we started to listen.
     moved: bool,
     silent: Duration,
     read: Duration,
@@ -100,17 +101,17 @@ impl Member {
         }
     }
 
-    /// Has the launcher been told that the job is over?
+    /// Whether the launcher knows that the job is over.
     pub(super) fn is_over(&self) -> bool {
         self.over
     }
 
-    /// Must something be written before this node may go?
+    /// Must something be written before this node may leave?
     pub(super) fn is_leaving(&self) -> bool {
         self.leaving.is_some()
     }
 
-    /// What the launcher says. What it says of a round that has passed is dropped.
+    /// Handles an order of the launcher. Orders about a past round are dropped.
     pub(super) fn obey(&mut self, order: Order) {
         match order {
             Order::Stopped { round } if self.ranks == Some(round) => self.ranks = None,
@@ -131,7 +132,7 @@ impl Member {
         }
     }
 
-    /// Whose beats to read before the next decision.
+    /// The nodes whose beats to read before the next decision.
     pub(super) fn listens_to(&self, state: &State) -> Vec<String> {
         let ids: Vec<&str> = state.ids().collect();
         let own = ids.iter().position(|&id| id == self.node.id);
@@ -141,7 +142,7 @@ impl Member {
             }
             None => ids.iter().take(HEARD_MAX).map(|&id| id.into()).collect(),
         };
-        // Whoever is in our way must be known to be alive, or dead.
+        // A node that blocks us must be known to be alive, or dead.
         if own.is_none()
             && let Some((_, Some(id))) = state.objection(&self.settings, &self.node)
             && !heard.iter().any(|heard| heard == id)
@@ -151,8 +152,8 @@ impl Member {
         heard
     }
 
-    /// The beat of another node as it was read at `now`. A reader that was frozen itself must not count that time: from
-    /// one reading to the next, no more than an interval is held against anybody.
+    /// The beat of another node as it was read at `now`. A reader that was frozen itself must not count that
+    /// time: from one reading to the next, at most one interval counts against a node.
     pub(super) fn hear(&mut self, id: &str, beat: Option<u64>, now: Duration) {
         let fresh = Silence { beat, moved: false, silent: Duration::ZERO, read: now };
         let other = self.others.entry(id.into()).or_insert(fresh);
@@ -235,7 +236,7 @@ impl Member {
         decision
     }
 
-    /// The job is over. Its nodes take note; a newcomer waits until all have, and begins another.
+    /// The job is over. Its nodes acknowledge that; a newcomer waits until all have, and begins another.
     fn decide_over(&mut self, state: &State) -> Decision {
         let mut next = state.clone();
         let unaware = state.members.iter().filter(|seat| !seat.ready).map(|seat| &seat.node);
@@ -275,7 +276,7 @@ impl Member {
             if next != *state {
                 return Decision { write: Some(next), ..Decision::default() };
             }
-            // It is out; or it was done, and nobody waits for it.
+            // It was removed; or it was done, and no node waits for it.
             let (text, why) = (leaving.text.clone(), leaving.why.clone());
             return Decision::last(self.end(Outcome::Closed(text), &why));
         }
@@ -289,7 +290,7 @@ impl Member {
         let silence = self.settings.silence_max().as_secs_f64();
         for node in state.nodes().filter(|node| self.is_dead(&node.id)) {
             if next.phase == Phase::Over {
-                break; // who is missing there has not taken note of it
+                break; // a missing node has not acknowledged it
             }
             next.remove(&node.id, &format!("node {} sent no heartbeat for {silence} s", node.host));
         }
@@ -326,12 +327,12 @@ impl Member {
         Some(Event::Start(Assignment { job, round, restarts_used, node_rank: *node_rank, nodes }))
     }
 
-    /// No rank runs, and the launcher has been told of every end.
+    /// No rank runs, and the launcher knows of every end.
     fn is_idle(&self) -> bool {
         self.started.is_none() && self.ranks.is_none()
     }
 
-    /// What this node has to say about itself goes into `next`; or why it cannot take part.
+    /// Puts what this node has to report about itself into `next`; or returns why it cannot take part.
     fn speak(&self, state: &State, place: Place<'_>, next: &mut State) -> Result<(), String> {
         match place {
             Place::Absent if self.is_idle() => {
@@ -340,7 +341,7 @@ impl Member {
                 }
                 match state.objection(&self.settings, &self.node) {
                     None => next.join(&self.node),
-                    // What dead nodes left behind is no reason: it will be cleared away.
+                    // What dead nodes left behind is not a reason: it will be removed.
                     Some((text, who)) => {
                         if state.ids().any(|id| who.is_none_or(|who| who == id) && self.is_alive(id)) {
                             return Err(text);
@@ -364,7 +365,7 @@ impl Member {
         Ok(())
     }
 
-    /// What is wrong with this node, whoever else is there.
+    /// What is wrong with this node, whatever other nodes there are.
     fn own_objection(&self) -> Option<String> {
         let (rank, min, max) = (self.node.fixed_rank?, self.settings.nodes_min, self.settings.nodes_max);
         if min != max {
@@ -377,7 +378,7 @@ impl Member {
         })
     }
 
-    /// Begins a round whose time has come, and does not wait for ever for one whose time does not come.
+    /// Begins a round that is due, and does not wait forever for one that never gets ready.
     fn time(
         &mut self,
         state: &State,
@@ -410,7 +411,7 @@ impl Member {
         let until = since.saturating_add(self.settings.join_timeout);
         decision.wake = Some(until);
         if now >= until {
-            // Perhaps the one that was missing comes at this moment: this is told only if it is what the store says.
+            // The missing node may join at this moment: this is reported only if the store says so.
             self.timed_out = Some(self.describe_wait(state));
             *next = state.clone();
             next.remove(&self.node.id, &format!("node {} left: it had waited too long", self.node.host));
@@ -434,7 +435,7 @@ impl Member {
         )
     }
 
-    /// One line about what is waited for, if that is something new.
+    /// One line about what is waited for, if that has changed.
     fn explain(&mut self, state: &State) -> Option<Event> {
         let (count, min, max) = (state.members.len(), state.nodes_min, state.nodes_max);
         let note = match state.place(&self.node.id) {
@@ -465,7 +466,7 @@ impl Member {
     /// The last events.
     fn end(&mut self, outcome: Outcome, reason: &str) -> Vec<Event> {
         let mut events = Vec::new();
-        // One that was given up may see the others succeed.
+        // A node that was removed may see the others succeed.
         if let Some(round) = self.started.take()
             && (outcome != Outcome::Success || self.ranks.is_some())
         {
@@ -480,7 +481,7 @@ impl Member {
     }
 }
 
-/// Hosts for people, not too many of them.
+/// Hosts for the user, not too many of them.
 fn hosts<'a>(nodes: impl Iterator<Item = &'a NodeInfo>) -> String {
     const SHOWN_MAX: usize = 16;
     let mut names: Vec<&str> = nodes.map(|node| node.host.as_str()).collect();

@@ -1,11 +1,13 @@
 //! Many members against one store, under random schedules.
 //!
-//! A seed makes a job of up to a dozen nodes whose clocks run at different speeds. For a while anything may happen: nodes
-//! come, die, freeze and thaw, leave; ranks fail or are done; a node is slow between reading, deciding and writing;
-//! answers get lost; orders are said twice. Then it becomes quiet: a round must start, or the job be over, and in the end
-//! everybody alive must have been told how it ended. What must always hold is checked at every write and every event.
+//! A seed makes a job of up to a dozen nodes whose clocks run at different speeds. For a while anything may
+//! happen: nodes join, die, freeze and thaw, leave; ranks fail or are done; a node is slow between reading,
+//! deciding and writing; answers get lost; orders are repeated. Then there are no more faults: a round must
+//! start, or the job be over, and in the end all live nodes must know how it ended. The invariants are
+//! checked at every write and every event.
 //!
-//! `TENFOLD_RENDEZVOUS_SEED=17` runs one seed and tells what happens; `TENFOLD_RENDEZVOUS_SEEDS=200000` runs many.
+//! `TENFOLD_RENDEZVOUS_SEED=17` runs one seed and prints what happens; `TENFOLD_RENDEZVOUS_SEEDS=200000` runs
+//! many.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
@@ -16,9 +18,9 @@ use super::state::{Phase, Place, State};
 use super::{Event, Order, Outcome, Settings, scenarios};
 
 const SEEDS: u64 = 5_000;
-/// Of the quiet part, for each of its two halves; far more than all timeouts together.
+/// The length of the quiet part, for each of its two halves; far more than all timeouts together.
 const PATIENCE: Duration = Duration::from_secs(600);
-/// After so long without faults every death has been noticed.
+/// After this long without faults every death has been noticed.
 const CALM: Duration = Duration::from_secs(60);
 
 #[test]
@@ -59,7 +61,7 @@ fn under_random_schedules_nodes_agree_on_every_round_and_never_get_stuck() {
     }
 }
 
-/// What must have been seen often.
+/// Situations that must have occurred often.
 const SIGHTS: [&str; 17] = [
     "answer lost",
     "below min",
@@ -80,7 +82,7 @@ const SIGHTS: [&str; 17] = [
     "timed out",
 ];
 
-/// SplitMix64, as good as any for this.
+/// SplitMix64, good enough for this.
 struct Random(u64);
 
 impl Random {
@@ -106,19 +108,19 @@ struct World {
     seed: u64,
     random: Random,
     trace: bool,
-    /// The time of nobody.
+    /// The true time, which no node sees.
     now: Duration,
     quiet_since: Option<Duration>,
-    /// Ranks end well as soon as they run.
+    /// Ranks succeed as soon as they run.
     finishing: bool,
     settings: Settings,
     is_static: bool,
     state: Option<Rc<State>>,
     beats: BTreeMap<String, u64>,
     nodes: Vec<Node>,
-    /// Who was in a round, in order; by job and round.
+    /// The nodes of a round, in order; by job and round.
     rounds: BTreeMap<(u64, u64), Vec<String>>,
-    /// The last rank of those who are in the state.
+    /// The last rank of the nodes in the state.
     ranks: BTreeMap<String, usize>,
     counts: BTreeMap<&'static str, u64>,
 }
@@ -137,9 +139,9 @@ struct Node {
     writing: Option<(Option<Rc<State>>, State)>,
     orders: VecDeque<Order>,
     orders_past: Vec<Order>,
-    /// Told to start and not to stop.
+    /// Asked to start and not to stop.
     open: Option<u64>,
-    /// Ranks that run, and will be stopped without being told to.
+    /// Ranks that run, and will stop without being asked to.
     running: Option<u64>,
     stopping: bool,
     leaving: bool,
@@ -230,7 +232,7 @@ impl World {
         self.become_quiet();
         self.run_until("a round runs", World::is_running_well);
         self.finishing = true;
-        self.run_until("all are told", |world| world.nodes.iter().all(|node| !node.is_up()));
+        self.run_until("all know", |world| world.nodes.iter().all(|node| !node.is_up()));
         std::mem::take(&mut self.counts)
     }
 
@@ -266,7 +268,7 @@ impl World {
         });
     }
 
-    /// Something goes wrong, or somebody comes or goes.
+    /// Something goes wrong, or a node joins or leaves.
     fn trouble(&mut self) {
         let at = self.random.pick(self.nodes.len());
         let kind = self.random.below(10);
@@ -346,14 +348,14 @@ impl World {
         }
     }
 
-    /// What was said once is said again, perhaps much later.
+    /// An order is repeated, perhaps much later.
     fn repeat_order(&mut self, at: usize) {
         let length = self.nodes[at].orders_past.len();
         if length > 0 {
             let which = self.random.pick(length);
             let node = &mut self.nodes[at];
             let order = node.orders_past[which].clone();
-            // What the launcher will only say is not said yet: its queue keeps the order.
+            // Orders that are still in the launcher's queue are not repeated: the queue keeps their order.
             if length - which > node.orders.len() {
                 node.member.obey(order);
                 self.count("said twice");
@@ -411,7 +413,7 @@ impl World {
         self.nodes[at].has_read = true;
     }
 
-    /// What may be written over what.
+    /// Which state may replace which.
     fn check_write(&mut self, at: usize, next: &State) {
         let writer = self.nodes[at].id.clone();
         if next.version % 8 == 1 || next.phase == Phase::Over {
@@ -426,7 +428,7 @@ impl World {
         assert!(next.restarts_used <= next.max_restarts, "no more restarts than there may be");
         if next.job != state.job {
             assert_eq!((next.job, next.round), (state.job + 1, 0));
-            assert!(state.is_settled(), "nobody is disturbed by the next job");
+            assert!(state.is_settled(), "the next job disturbs no node");
             self.ranks.clear();
             self.count("next job");
             return;
@@ -475,7 +477,7 @@ impl World {
         {
             let world = &self.rounds[&(state.job, state.round)];
             let done = next.members.iter().filter(|seat| seat.done).count();
-            assert_eq!(done, world.len(), "success is everybody's");
+            assert_eq!(done, world.len(), "a job succeeds only if all nodes are done");
         }
     }
 
@@ -495,7 +497,7 @@ impl World {
     }
 
     fn event(&mut self, at: usize, view: Option<&State>, event: Event) {
-        log!(self, "{} is told {}", self.nodes[at].id, show_event(&event));
+        log!(self, "{} gets {}", self.nodes[at].id, show_event(&event));
         if let Event::Stop { reason, .. } = &event {
             if reason.contains("gave this node up") {
                 self.count("gave up");
@@ -553,7 +555,7 @@ impl World {
         }
     }
 
-    /// Everybody does what there is to do, and nothing goes wrong, until it is so.
+    /// All nodes do what there is to do, and nothing goes wrong, until the condition holds.
     fn run_until(&mut self, what: &str, is_so: impl Fn(&World) -> bool) {
         let until = self.now + PATIENCE;
         while !is_so(self) {
@@ -582,7 +584,7 @@ impl World {
         }
     }
 
-    /// Everybody alive takes part, as far as there is room; or the job is over.
+    /// All live nodes take part, as far as the limit allows; or the job is over.
     fn is_running_well(&self) -> bool {
         let up: Vec<&Node> = self.nodes.iter().filter(|node| node.is_up()).collect();
         let Some(state) = self.state.as_ref().filter(|_| !up.is_empty()) else { return true };
@@ -593,7 +595,7 @@ impl World {
         let takes_part = |node: &&Node| match state.place(&node.id) {
             Place::Member(_) => node.open == Some(state.round),
             Place::Spare => true,
-            // The fixed rank that it wants may be held by one that is done.
+            // The fixed rank that it wants may be held by a node that is done.
             Place::Absent => has_done,
         };
         state.phase == Phase::Running && is_full && !has_dead && up.iter().all(takes_part)

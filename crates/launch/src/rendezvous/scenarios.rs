@@ -27,7 +27,7 @@ pub(super) fn failure(round: u64, host: &str, rank: usize) -> JobFailure {
     JobFailure { round, node_rank: rank, host, rank, summary, text }
 }
 
-/// Members around one state, which look at it in turn; nothing is lost or late.
+/// Members around one state, which read it in turn; nothing is lost or late.
 struct Job {
     settings: Settings,
     state: Option<State>,
@@ -42,7 +42,7 @@ impl Job {
         Job { settings, state: None, members: Vec::new(), told: Vec::new(), now: Duration::ZERO, beats: 0 }
     }
 
-    /// With nodes `a`, `b`… that have looked.
+    /// With nodes `a`, `b`… that have read the state.
     fn of(nodes: usize, settings: Settings) -> Job {
         let mut job = Job::new(settings);
         for _ in 0..nodes {
@@ -67,7 +67,7 @@ impl Job {
         self.told.push(Vec::new());
     }
 
-    /// Everybody looks and writes until there is nothing to change.
+    /// All members read and write until there is nothing to change.
     fn turn(&mut self) {
         for at in (0..self.members.len()).cycle() {
             if self.members.iter().flatten().count() == 0 || !self.look(at) && !self.anybody_looks() {
@@ -80,7 +80,7 @@ impl Job {
         (0..self.members.len()).any(|at| self.look(at))
     }
 
-    /// One member looks; did it change something?
+    /// One member decides; returns whether it changed something.
     fn look(&mut self, at: usize) -> bool {
         let Some(member) = &mut self.members[at] else { return false };
         let decision = member.decide(self.state.as_ref(), self.now);
@@ -118,7 +118,7 @@ impl Job {
         self.members[at] = None;
     }
 
-    /// One interval passes: the living beat, and all listen.
+    /// One interval passes: live nodes beat, and all listen.
     fn interval(&mut self) {
         self.now += self.settings.beat_interval;
         self.beats += 1;
@@ -137,7 +137,7 @@ impl Job {
         (0..count).for_each(|_| self.interval());
     }
 
-    /// What a node was told since the last time, without notes.
+    /// The events of a node since the last call, without notes.
     fn told(&mut self, at: usize) -> Vec<String> {
         let mut told = std::mem::take(&mut self.told[at]);
         told.retain(|text| !text.starts_with("note"));
@@ -149,7 +149,7 @@ impl Job {
     }
 
     fn state(&self) -> &State {
-        self.state.as_ref().expect("somebody came")
+        self.state.as_ref().expect("a node has joined")
     }
 }
 
@@ -177,7 +177,7 @@ fn show(event: &Event) -> String {
 }
 
 #[test]
-fn the_first_round_starts_at_once_when_all_are_there() {
+fn the_first_round_starts_immediately_when_all_nodes_have_joined() {
     let mut job = Job::of(2, settings(1, 2));
     assert_eq!(job.told(0), ["start 0 as 0 of a b"]);
     assert_eq!(job.told(1), ["start 0 as 1 of a b"]);
@@ -202,7 +202,7 @@ fn with_enough_nodes_the_first_round_starts_after_the_last_call() {
 }
 
 #[test]
-fn when_everybody_is_done_the_job_is_a_success() {
+fn when_all_nodes_are_done_the_job_succeeds() {
     let mut job = Job::of(2, settings(2, 2));
     job.done(0, 0);
     assert_eq!(job.state().phase, Phase::Running);
@@ -236,7 +236,7 @@ fn of_several_failures_in_a_round_the_first_counts() {
 }
 
 #[test]
-fn what_is_said_of_a_round_that_has_passed_is_ignored() {
+fn orders_about_a_past_round_are_ignored() {
     let mut job = Job::of(1, settings(1, 1));
     job.fails(0, 0);
     job.stopped(0, 0);
@@ -248,7 +248,7 @@ fn what_is_said_of_a_round_that_has_passed_is_ignored() {
 }
 
 #[test]
-fn a_failure_without_restarts_left_is_told_to_everybody() {
+fn a_failure_without_restarts_left_is_reported_to_all_nodes() {
     let mut job = Job::of(3, Settings { max_restarts: 0, ..settings(2, 2) });
     job.fails(0, 0);
     let end = ["stop 0: rank 0 on node a failed: exit code 3", "failed: exit code 3 on a"];
@@ -259,7 +259,7 @@ fn a_failure_without_restarts_left_is_told_to_everybody() {
 }
 
 #[test]
-fn what_is_told_of_a_failure_is_cut_to_size() {
+fn a_failure_report_is_cut_to_size() {
     let mut job = Job::of(1, settings(1, 1));
     let long = JobFailure { text: "ä".repeat(FAILURE_TEXT_MAX), ..failure(0, "a", 0) };
     job.say(0, Order::Failed { round: 0, failure: long });
@@ -267,7 +267,7 @@ fn what_is_told_of_a_failure_is_cut_to_size() {
 }
 
 #[test]
-fn after_a_failure_those_that_were_done_run_again() {
+fn after_a_failure_nodes_that_were_done_run_again() {
     let mut job = Job::of(2, settings(2, 2));
     job.done(0, 0);
     job.fails(1, 0);
@@ -307,7 +307,7 @@ fn a_newcomer_does_not_disturb_a_job_that_is_about_to_end() {
 }
 
 #[test]
-fn without_room_a_newcomer_is_a_spare_until_somebody_leaves() {
+fn without_room_a_newcomer_is_a_spare_until_a_node_leaves() {
     let mut job = Job::of(3, settings(2, 2));
     assert_eq!(job.notes(2), ["2 nodes have joined already; this node waits as a spare"]);
     job.leaves(0);
@@ -361,7 +361,7 @@ fn leaving_below_the_least_number_without_restarts_closes_the_job() {
 }
 
 #[test]
-fn a_node_that_leaves_when_it_is_done_disturbs_nobody() {
+fn a_node_that_leaves_when_it_is_done_disturbs_no_other() {
     let mut job = Job::of(2, settings(2, 2));
     job.done(0, 0);
     job.leaves(0);
@@ -407,7 +407,7 @@ fn a_dead_node_that_was_done_is_not_missed() {
 }
 
 #[test]
-fn who_was_frozen_itself_does_not_take_the_others_for_dead() {
+fn a_node_that_was_frozen_does_not_declare_others_dead() {
     let mut member = Member::new(settings(2, 2), node("a"));
     let mut state = State::new(&settings(2, 2), &node("a"));
     state.join(&node("b"));
@@ -419,7 +419,7 @@ fn who_was_frozen_itself_does_not_take_the_others_for_dead() {
 }
 
 #[test]
-fn a_node_that_was_given_up_stops_its_ranks_and_joins_again() {
+fn a_removed_node_stops_its_ranks_and_joins_again() {
     let mut job = Job::of(2, settings(1, 2));
     job.interval();
     let frozen = job.members[1].take();
@@ -437,7 +437,7 @@ fn a_node_that_was_given_up_stops_its_ranks_and_joins_again() {
 }
 
 #[test]
-fn too_few_nodes_wait_for_the_join_timeout_and_say_who_came() {
+fn too_few_nodes_wait_for_the_join_timeout_and_report_which_have_joined() {
     let mut job = Job::of(2, settings(3, 3));
     job.now += Duration::from_secs(599);
     job.turn();
@@ -450,14 +450,14 @@ fn too_few_nodes_wait_for_the_join_timeout_and_say_who_came() {
 }
 
 #[test]
-fn who_gives_up_at_the_moment_when_the_missing_node_comes_goes_on() {
+fn a_node_that_times_out_while_the_missing_node_joins_continues() {
     let mut member = Member::new(settings(2, 2), node("a"));
     let mut state = State::new(&settings(2, 2), &node("a"));
     member.decide(Some(&state), Duration::ZERO);
     let late = Duration::from_secs(600);
     let proposal = member.decide(Some(&state), late);
     assert_eq!((proposal.events, proposal.write.unwrap().members.len()), (Vec::new(), 0));
-    // The other was quicker.
+    // The other node was quicker.
     state.join(&node("b"));
     state.begin();
     state.version += 1;
@@ -493,7 +493,7 @@ fn different_settings_are_an_error_for_the_later_node_as_soon_as_another_is_know
 }
 
 #[test]
-fn settings_that_dead_nodes_left_behind_are_no_error() {
+fn settings_of_dead_nodes_are_not_an_error() {
     let mut job = Job::of(1, settings(2, 2));
     job.dies(0);
     job.join_as(node("b"), settings(1, 1));
@@ -510,7 +510,7 @@ fn fixed_ranks_are_as_they_were_given() {
 }
 
 #[test]
-fn the_second_node_with_a_fixed_rank_is_told_who_has_it() {
+fn the_second_node_with_a_fixed_rank_learns_which_node_has_it() {
     let mut job = Job::new(settings(2, 2));
     job.join_fixed(0);
     job.join_fixed(0);
@@ -538,7 +538,7 @@ fn a_node_that_was_launched_again_takes_its_fixed_rank_when_the_dead_one_is_noti
 }
 
 #[test]
-fn fixed_ranks_that_cannot_be_are_errors() {
+fn invalid_fixed_ranks_are_errors() {
     let mut job = Job::new(settings(2, 2));
     job.join_fixed(2);
     job.turn();
@@ -567,7 +567,7 @@ fn a_newcomer_waits_until_all_know_that_the_job_before_is_over() {
     let mut job = Job::of(2, settings(2, 2));
     let unaware = job.members[1].take();
     job.done(0, 0);
-    // The other's last word, then it is slow to look.
+    // The other node has acknowledged, then it is slow to read.
     let mut over = job.state().clone();
     over.done("b", 0);
     over.version += 1;
@@ -603,7 +603,7 @@ fn a_newcomer_does_not_wait_for_the_dead_of_the_job_before() {
 }
 
 #[test]
-fn a_node_that_slept_through_the_end_into_the_next_job_is_told_so() {
+fn a_node_that_slept_into_the_next_job_learns_that() {
     let mut job = Job::of(2, settings(1, 2));
     let frozen = job.members[1].take();
     job.intervals(5);
@@ -643,7 +643,7 @@ fn a_proposal_whose_answer_was_lost_is_not_made_twice() {
 }
 
 #[test]
-fn a_node_listens_to_a_bounded_number_of_others_and_somebody_to_each() {
+fn a_node_listens_to_a_bounded_number_of_others_and_some_node_to_each() {
     let mut state = State::new(&settings(1, 100), &node("0"));
     (1..100).for_each(|number| state.join(&node(&number.to_string())));
     let mut heard: Vec<String> = Vec::new();
@@ -673,7 +673,7 @@ fn four_thousand_nodes_fit_into_a_state() {
     for number in 1..NODES_MAX {
         state.spares.push(info(number));
     }
-    state.join(&info(NODES_MAX)); // one too many, which takes the others along
+    state.join(&info(NODES_MAX)); // one too many, and the whole state is refused
     assert_eq!(
         State::from_text(&state.to_text().unwrap()).unwrap_err(),
         "it is inconsistent: too many nodes"
@@ -700,7 +700,7 @@ fn a_state_reads_as_the_dashboard_knows_it_and_fields_of_later_versions_are_igno
 }
 
 #[test]
-fn a_state_that_makes_no_sense_is_refused_with_the_reason() {
+fn an_invalid_state_is_refused_with_the_reason() {
     let mut good = State::new(&settings(1, 2), &node("a"));
     good.join(&node("b"));
     good.begin();

@@ -1,9 +1,9 @@
 //! What the nodes agree on, and the ways in which it may change.
 //!
-//! A round is joined, runs, and is followed by the next one, until the job is over. While `joining`, `round` is the one
-//! that will start; a member is `ready` when none of its ranks run. While `running`, a member is `done` when all its
-//! ranks have ended well. When `over`, a member is `ready` when it has taken note of the end: only after all have may
-//! somebody begin another job under the same run id.
+//! A round is joined, runs, and is followed by the next one, until the job is over. While `joining`, `round`
+//! is the one that will start; a member is `ready` when none of its ranks run. While `running`, a member is
+//! `done` when all its ranks have succeeded. When `over`, a member is `ready` when it has acknowledged the
+//! end: only after all have may a node begin another job under the same run id.
 //!
 //! Every change can be made twice without harm, and does nothing where it does not apply.
 
@@ -27,9 +27,9 @@ pub(super) struct State {
     pub(super) nodes_max: usize,
     pub(super) max_restarts: u64,
     pub(super) restarts_used: u64,
-    /// While a round runs by node rank, newcomers at the end.
+    /// By node rank while a round runs, newcomers at the end.
     pub(super) members: Vec<Seat>,
-    /// Those for whom there is no room, in the order in which they came.
+    /// Nodes beyond the maximum, in the order in which they joined.
     pub(super) spares: Vec<NodeInfo>,
     /// The last failure of a rank.
     pub(super) failure: Option<JobFailure>,
@@ -63,7 +63,7 @@ pub(super) struct Seat {
     pub(super) done: bool,
 }
 
-/// Where a node is in a state.
+/// The role of a node in a state.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Place<'a> {
     Member(&'a Seat),
@@ -72,7 +72,7 @@ pub(super) enum Place<'a> {
 }
 
 impl State {
-    /// Of a job that so far has one node.
+    /// The state of a job that has one node so far.
     pub(super) fn new(settings: &Settings, node: &NodeInfo) -> State {
         let mut state = State {
             version: 1,
@@ -98,7 +98,7 @@ impl State {
         State { version: self.version, job: self.job + 1, ..State::new(settings, node) }
     }
 
-    /// Reads what the store holds; what is wrong with it otherwise.
+    /// Parses what the store holds; the error says what is wrong with it.
     pub(super) fn from_text(text: &[u8]) -> Result<State, String> {
         if text.len() > TEXT_MAX {
             return Err(format!("it is {} bytes long, the limit is {TEXT_MAX}", text.len()));
@@ -116,7 +116,7 @@ impl State {
         }
     }
 
-    /// What everything here relies on.
+    /// The invariants that everything here relies on.
     fn check(&self) -> Result<(), &'static str> {
         let mut ids: Vec<&str> = self.ids().collect();
         let count = ids.len();
@@ -157,7 +157,7 @@ impl State {
         facts.iter().find(|(holds, _)| !holds).map_or(Ok(()), |(_, what)| Err(what))
     }
 
-    /// Everybody, members first.
+    /// All nodes, members first.
     pub(super) fn ids(&self) -> impl Iterator<Item = &str> {
         self.nodes().map(|node| node.id.as_str())
     }
@@ -177,7 +177,7 @@ impl State {
         self.members.iter_mut().find(|seat| seat.node.id == id)
     }
 
-    /// Why this node cannot join, and, if one is to blame, the id of the node that is in its way.
+    /// Why this node cannot join, and, if another node blocks it, the id of that node.
     pub(super) fn objection(&self, settings: &Settings, node: &NodeInfo) -> Option<(String, Option<&str>)> {
         let theirs = (self.nodes_min, self.nodes_max, self.max_restarts);
         let ours = (settings.nodes_min, settings.nodes_max, settings.max_restarts);
@@ -221,7 +221,7 @@ impl State {
         ))
     }
 
-    /// A newcomer, or one that was given up and is back. Where there is room the next round is opened for it, unless
+    /// A newcomer, or a removed node that is back. If there is room, the next round is opened for it, unless
     /// some nodes are done: then the job is about to end.
     pub(super) fn join(&mut self, node: &NodeInfo) {
         if self.phase == Phase::Over || self.place(&node.id) != Place::Absent {
@@ -246,7 +246,7 @@ impl State {
         self.members.extend(seats);
     }
 
-    /// Ends the round that runs, and opens the next.
+    /// Ends the running round, and opens the next.
     fn reopen(&mut self, reason: String) {
         self.round += 1;
         self.phase = Phase::Joining;
@@ -257,7 +257,7 @@ impl State {
         self.promote();
     }
 
-    /// A member has no ranks that run.
+    /// A member has no running ranks.
     pub(super) fn ready(&mut self, id: &str) {
         if self.phase == Phase::Joining
             && let Some(seat) = self.seat(id)
@@ -266,14 +266,14 @@ impl State {
         }
     }
 
-    /// Are enough members there, and all of them ready?
+    /// Whether enough members have joined, and all of them are ready.
     pub(super) fn can_begin(&self) -> bool {
         self.phase == Phase::Joining
             && self.members.len() >= self.nodes_min
             && self.members.iter().all(|seat| seat.ready)
     }
 
-    /// Begins the round. Who had a rank that is still there keeps it; the others fill the gaps in order.
+    /// Begins the round. Nodes keep their ranks if these are still valid; the others fill the gaps in order.
     pub(super) fn begin(&mut self) {
         if !self.can_begin() {
             return;
@@ -312,7 +312,7 @@ impl State {
         left
     }
 
-    /// All ranks of a member ended well.
+    /// All ranks of a member succeeded.
     pub(super) fn done(&mut self, id: &str, round: u64) {
         if self.phase != Phase::Running || self.round != round {
             return;
@@ -325,7 +325,7 @@ impl State {
         }
     }
 
-    /// A node leaves or is dead. A round cannot go on without a member, unless that one is done.
+    /// A node leaves or is dead. A round cannot continue without a member, unless that one is done.
     pub(super) fn remove(&mut self, id: &str, why: &str) {
         self.spares.retain(|node| node.id != id);
         let Some(at) = self.members.iter().position(|seat| seat.node.id == id) else { return };
@@ -369,7 +369,7 @@ impl State {
         })
     }
 
-    /// A node has taken note that the job is over.
+    /// A node has acknowledged that the job is over.
     pub(super) fn acknowledge(&mut self, id: &str) {
         if self.phase == Phase::Over {
             self.spares.retain(|node| node.id != id);
@@ -379,7 +379,7 @@ impl State {
         }
     }
 
-    /// Over, and everybody knows.
+    /// Over, and all nodes know.
     pub(super) fn is_settled(&self) -> bool {
         self.phase == Phase::Over && self.spares.is_empty() && self.members.iter().all(|seat| seat.ready)
     }

@@ -1,9 +1,10 @@
 use super::*;
 use crate::StoreExt;
 
-/// A hosting client talks to its own server, where nobody can listen; so its half is made to talk to a recording.
+/// A hosting client talks to its own server, which a test cannot observe, so this test connects its client
+/// part to a recording.
 #[test]
-fn a_host_that_waits_for_workers_says_what_the_recorded_one_said() {
+fn a_host_that_waits_for_workers_sends_the_recorded_bytes() {
     let recordings = transcript::Transcript::load_all();
     let mut replayed = 0;
     for recording in
@@ -27,7 +28,7 @@ fn a_host_that_waits_for_workers_says_what_the_recorded_one_said() {
 }
 
 #[test]
-fn a_host_whose_workers_do_not_come_says_how_many_did_and_who_is_there() {
+fn a_host_with_missing_workers_reports_how_many_joined_and_which_are_connected() {
     let options = TcpStoreOptions::new("127.0.0.1", 0)
         .is_server(true)
         .world_size(3)
@@ -39,7 +40,7 @@ fn a_host_whose_workers_do_not_come_says_how_many_did_and_who_is_there() {
 }
 
 #[test]
-fn a_thread_that_cannot_have_the_connection_in_time_is_told_who_has_it() {
+fn a_thread_that_times_out_on_the_connection_learns_what_holds_it() {
     let host = TcpStore::open(TcpStoreOptions::new("127.0.0.1", 0).is_server(true)).unwrap();
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| host.wait(&["late"]));
@@ -48,7 +49,7 @@ fn a_thread_that_cannot_have_the_connection_in_time_is_told_who_has_it() {
         }
         let error = host.wait_for(&["other"], Duration::from_millis(20)).unwrap_err();
         let text = error.to_string();
-        assert!(text.contains("another thread has had this client in wait `/late` for "), "{text}");
+        assert!(text.contains("another thread has been using this client in wait `/late` for "), "{text}");
         host.try_clone().unwrap().set("late", "").unwrap();
         waiting.join().unwrap().unwrap();
     });
@@ -87,14 +88,14 @@ fn a_socket_that_is_bound_already_is_adopted_if_its_port_is_right() {
 }
 
 #[test]
-fn wrong_arguments_say_what_is_wrong() {
+fn invalid_arguments_are_explained() {
     let wrong = |options: TcpStoreOptions| TcpStore::open(options).unwrap_err();
     let error = wrong(TcpStoreOptions::new("127.0.0.1", 0).is_server(true).world_size(0));
-    assert!(error.to_string().contains("a world size of 0 makes no sense"), "{error}");
+    assert!(error.to_string().contains("invalid world size 0"), "{error}");
     let error = wrong(TcpStoreOptions::new("127.0.0.1", 0));
-    assert!(error.to_string().contains("port 0 is no port to connect to"), "{error}");
+    assert!(error.to_string().contains("cannot connect to port 0"), "{error}");
     let error = wrong(TcpStoreOptions::new("127.0.0.1", 5).bind("0.0.0.0"));
-    assert!(error.to_string().contains("for the hosting process only"), "{error}");
+    assert!(error.to_string().contains("only the hosting process can have"), "{error}");
 }
 
 #[test]
@@ -115,7 +116,7 @@ fn ipv6_works_where_the_machine_has_it() {
     client.set("k", "v").unwrap();
     assert_eq!(&*host.get("k").unwrap(), b"v");
     assert_eq!(host.name(), format!("[::1]:{}", host.port()));
-    // A name with both kinds of address is reached whichever the server listens on.
+    // A name with both kinds of address is reached, whichever the server listens on.
     let by_name =
         TcpStore::open(TcpStoreOptions::new("localhost", host.port()).timeout(Duration::from_millis(300)));
     if let Ok(by_name) = by_name {

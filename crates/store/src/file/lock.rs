@@ -1,4 +1,4 @@
-//! The file itself: who may open it, its lock, and whether it is still the one at its path.
+//! The file itself: who may open it, its lock, and whether it still exists at its path.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -18,7 +18,7 @@ pub(super) struct Locked {
 }
 
 impl Locked {
-    /// Asks again and again, because `flock` that waits by itself knows no deadline.
+    /// Polls, because a blocking `flock` has no deadline.
     pub(super) fn new(file: File, how: FlockOperation, deadline: Deadline) -> Result<Self, Fault> {
         let patience = match deadline.left() {
             Some(left) if left < LOCK_PATIENCE => Deadline::after(LOCK_PATIENCE),
@@ -35,9 +35,8 @@ impl Locked {
                 }
                 Err(Errno::WOULDBLOCK) => patience.pause(pause),
                 Err(error) => {
-                    return Err(Fault::io("cannot lock the file", error.into()).hint(
-                        "the file system must have `flock`; put the file elsewhere, or use a TCP store",
-                    ));
+                    return Err(Fault::io("cannot lock the file", error.into())
+                        .hint("put the file on a file system that supports `flock`, or use a TCP store"));
                 }
             }
             pause = (pause * 2).min(LOCK_PAUSE_MAX);
@@ -47,7 +46,8 @@ impl Locked {
 
 impl Drop for Locked {
     fn drop(&mut self) {
-        // Closing is not enough: a child that another thread forked meanwhile holds the same lock, until told.
+        // Closing is not enough: a child forked by another thread holds the same lock until it is released
+        // explicitly.
         let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
     }
 }
@@ -55,7 +55,7 @@ impl Drop for Locked {
 #[cold]
 pub(super) fn lock_timeout(held: Duration) -> Fault {
     Fault::timeout(format!("another process held the file's lock for {}", show_duration(held))).hint(
-        "a store holds it for microseconds: `lslocks` shows who; it is stopped, or its file system hangs, or it is \
+        "find the process with `lslocks`: a store holds the lock for microseconds, unless it is stopped, its file system hangs, or it is \
          stock PyTorch at a torn record",
     )
 }
@@ -64,7 +64,8 @@ pub(super) fn lock_timeout(held: Duration) -> Fault {
 pub(super) fn open_or_create(path: &Path) -> Result<File, Fault> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).mode(0o644);
-    // First without creating: in folders such as /tmp, Linux lets nobody open another user's file with O_CREAT.
+    // First without creating: in folders such as /tmp, Linux does not let a process open another user's file
+    // with O_CREAT.
     let file = match options.open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => options.create(true).open(path),
         result => result,
@@ -73,24 +74,22 @@ pub(super) fn open_or_create(path: &Path) -> Result<File, Fault> {
         let kind = error.kind();
         let fault = Fault::io("cannot open or create the file", error);
         match kind {
-            io::ErrorKind::NotFound => {
-                fault.hint("its folder does not exist: create it before any rank starts")
-            }
+            io::ErrorKind::NotFound => fault.hint("create its folder before any rank starts"),
             io::ErrorKind::IsADirectory => fault.hint("name a file in that folder"),
-            io::ErrorKind::PermissionDenied => fault.hint("every rank must be able to read and write it"),
+            io::ErrorKind::PermissionDenied => fault.hint("make it readable and writable for every rank"),
             _ => fault,
         }
     })?;
     let metadata = file.metadata().map_err(|error| Fault::io("cannot examine the file", error))?;
     if !metadata.is_file() {
-        return Err(Fault::new(ErrorKind::Argument, "this is a device or a pipe, not a file"));
+        return Err(Fault::new(ErrorKind::Argument, "not a regular file, but a device or a pipe"));
     }
     check_owner(path, &metadata)?;
     Ok(file)
 }
 
-/// The rule of Linux's `protected_regular`, also where it is off, and for the file that exists, which is opened without
-/// O_CREAT above and so escapes it.
+/// The rule of Linux's `protected_regular`, also on systems where it is off, and also for an existing file,
+/// which is opened without O_CREAT above and so is exempt from it.
 pub(super) fn check_owner(path: &Path, file: &fs::Metadata) -> Result<(), Fault> {
     const STICKY: u32 = 0o1000;
     const WRITABLE_BY_OTHERS: u32 = 0o022;
@@ -138,7 +137,7 @@ pub(super) fn gone(place: Place) -> Fault {
         Place::Here | Place::Removed => "the file was removed after this store was opened",
     };
     Fault::new(ErrorKind::Lost, message)
-        .hint("did a clean-up remove it, or a rank leave with a smaller world size? each run needs a path of its own")
+        .hint("use a new path for each run, and check that no clean-up removed the file and that all ranks use the same world size")
 }
 
 pub(super) fn identity(file: &File) -> Result<(u64, u64), Fault> {
@@ -147,7 +146,7 @@ pub(super) fn identity(file: &File) -> Result<(u64, u64), Fault> {
 }
 
 pub(super) fn second_descriptor(file: &File) -> Result<File, Fault> {
-    file.try_clone().map_err(|error| Fault::io("no descriptor for another object", error))
+    file.try_clone().map_err(|error| Fault::io("cannot duplicate the file's descriptor", error))
 }
 
 pub(super) fn length(file: &File) -> Result<u64, Fault> {

@@ -1,4 +1,4 @@
-//! The log in the file: records, what was read of them so far, and what is wrong with them.
+//! The log in the file: its records, how far they have been read, and how they can be damaged.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -20,7 +20,7 @@ pub(super) const USER: u8 = b'/';
 
 pub(super) const DELETED: u8 = b'-';
 
-/// What is done about half a record at the end.
+/// What to do about half a record at the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tail {
     /// By readers.
@@ -29,7 +29,7 @@ pub(super) enum Tail {
     Cut,
 }
 
-/// What the log says, up to an offset.
+/// The contents of the log, up to an offset.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Replica {
     pub(super) values: HashMap<Value, Value>,
@@ -49,24 +49,25 @@ impl Replica {
         self.refcount.unwrap_or(0)
     }
 
-    /// Objects that have gone.
+    /// Objects that have left.
     pub(super) fn cleanup(&self) -> i64 {
         self.cleanup.unwrap_or(0)
     }
 
-    /// As c10d counts: with the store's own two.
+    /// As c10d counts: including the store's own two.
     pub(super) fn num_keys(&self) -> i64 {
         let own = usize::from(self.refcount.is_some()) + usize::from(self.cleanup.is_some());
         i64::try_from(self.values.len() + own).expect("a count of things in memory fits 63 bits")
     }
 
-    /// Reads what was added since. The caller has a lock on `file`, so nobody is in the middle of a record.
+    /// Reads what was added since. The caller has a lock on `file`, so no process is in the middle of a
+    /// record.
     pub(super) fn catch_up(&mut self, mut file: &File, tail: Tail) -> Result<(), Fault> {
         let length = length(file)?;
         if length < self.offset {
             let message = format!("the file shrank from {} to {length} bytes", self.offset);
             return Err(Fault::new(ErrorKind::Corrupt, message)
-                .hint("something else writes to it; each run needs a path of its own"));
+                .hint("use a new path for each run, and check whether another program writes to the file"));
         }
         if length == self.offset {
             return Ok(());
@@ -96,8 +97,8 @@ impl Replica {
         Ok(())
     }
 
-    /// Is what follows the last whole record the beginning of one that a store was writing? Only after a record: a file
-    /// without one need not be a store's at all.
+    /// Whether the bytes after the last whole record are the beginning of a record that a store was writing.
+    /// Only after a record: a file without one may not be a store's at all.
     #[cold]
     pub(super) fn is_unfinished(&self, file: &File, end: u64) -> Result<bool, Fault> {
         const LOOKED_AT: u64 = 64;
@@ -112,11 +113,11 @@ impl Replica {
         let (length, offset) = (end - self.offset, self.offset);
         file.set_len(offset).map_err(|error| {
             let what =
-                format!("cannot remove the {length} bytes at offset {offset} that a killed process left");
+                format!("cannot remove the {length} bytes at offset {offset} left by a killed process");
             Fault::io(what, error)
         })?;
         tracing::warn!(
-            "removed {length} bytes at the end of a store's file: a process was killed while it wrote"
+            "removed {length} bytes at the end of a store's file: a process was killed while writing"
         );
         Ok(())
     }
@@ -132,7 +133,8 @@ impl Replica {
         Ok(())
     }
 
-    /// Adds the draft to the end of the log: all of it or nothing. The caller has the exclusive lock and caught up.
+    /// Appends the draft to the log: all of it or nothing. The caller has the exclusive lock and has read the
+    /// log to its end.
     pub(super) fn commit(&mut self, file: &File, draft: &Draft) -> Result<(), Fault> {
         if draft.log.is_empty() {
             return Ok(());
@@ -144,18 +146,19 @@ impl Replica {
         self.replay(draft.log.as_slice(), end).map_err(|damage| damage.at(self.offset))
     }
 
-    /// A write failed: what it left is surely ours, since we have the exclusive lock and the log ended here.
+    /// A write failed: what it left is certainly ours, since we have the exclusive lock and the log ended
+    /// here.
     #[cold]
     pub(super) fn take_back(&self, file: &File, draft: &Draft, error: io::Error) -> Fault {
         let kind = error.kind();
         let mut what = format!("cannot add {} bytes at offset {}", draft.log.len(), self.offset);
         if let Err(error) = file.set_len(self.offset) {
-            what = format!("{what}, nor take back what was added of them ({error})");
+            what = format!("{what}, or remove the part that was written ({error})");
         }
         let fault = Fault::io(what, error);
         match kind {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
-                fault.hint("make room and try again; all that was stored before is still there")
+                fault.hint("free some disk space and try again; everything stored before is intact")
             }
             _ => fault,
         }
@@ -204,7 +207,7 @@ pub(super) fn is_of_a_store(key: &[u8]) -> bool {
     matches!(key, REFCOUNT | CLEANUP | [USER, ..] | [DELETED, USER, ..])
 }
 
-/// Are these the first bytes of a record that a store would write?
+/// Could these be the first bytes of a record that a store writes?
 pub(super) fn could_be_a_record(bytes: &[u8]) -> bool {
     let Some((length, rest)) = bytes.split_first_chunk() else { return true };
     let length = u32::from_le_bytes(*length) as usize;
@@ -218,7 +221,7 @@ pub(super) fn could_be_a_record(bytes: &[u8]) -> bool {
     }
 }
 
-/// Why a record cannot be one.
+/// Why a record is invalid.
 #[derive(Debug)]
 pub(super) enum Damage {
     /// It ends too early: `part` needs more than is left.
@@ -229,7 +232,7 @@ pub(super) enum Damage {
     },
     /// No store writes such a key.
     Alien(Vec<u8>),
-    /// One of the store's own counters is no number.
+    /// One of the store's own counters is not a number.
     Count(&'static [u8], Vec<u8>),
     Unreadable(io::Error),
 }
@@ -253,9 +256,9 @@ impl Damage {
             Damage::Unreadable(_) => "the file shrank while it was read".into(),
         };
         let hint = match offset {
-            0 => "no store has written this file, or only begun to: is the path right? it was left as it is",
+            0 => "check the path: no store has completed a record in this file; it was left unchanged",
             _ => {
-                "another program wrote to the file, or the disk is damaged: end the job, remove the file, start again"
+                "stop the job, remove the file and start again: another program wrote to it, or the disk is damaged"
             }
         };
         Fault::new(ErrorKind::Corrupt, format!("the file is damaged at offset {offset}: {what}")).hint(hint)
@@ -267,7 +270,7 @@ pub(super) fn cannot_read(error: io::Error) -> Fault {
     Fault::io("cannot read the file", error)
 }
 
-/// Reads a length and as many bytes, all of which must be within `left`; nothing is allocated that is not there.
+/// Reads a length and as many bytes, all of which must be within `left`; allocates nothing beyond that.
 pub(super) fn read_string(
     log: &mut impl Read,
     left: &mut u64,

@@ -1,4 +1,4 @@
-//! How many connections each host has, so that no one host takes all places.
+//! How many connections each host has, so that no single host takes all of them.
 
 use std::collections::hash_map::Entry;
 use std::net::{IpAddr, SocketAddr};
@@ -17,7 +17,7 @@ impl Callers {
         Callers { count: HashMap::default(), limit }
     }
 
-    /// Counts a connection in; false if its host has as many as one may have.
+    /// Counts a new connection; false if its host already has the maximum.
     pub(super) fn admit(&mut self, peer: SocketAddr) -> bool {
         let Some(host) = host(peer) else { return true };
         let count = self.count.entry(host).or_default();
@@ -26,7 +26,7 @@ impl Callers {
         admits
     }
 
-    /// Counts a connection out that was admitted.
+    /// Stops counting a connection that was admitted.
     pub(super) fn forget(&mut self, peer: SocketAddr) {
         let Some(host) = host(peer) else { return };
         if let Entry::Occupied(mut count) = self.count.entry(host) {
@@ -38,8 +38,8 @@ impl Callers {
     }
 }
 
-/// Whose connections are counted together. A host with IPv6 can have any address of its network. This machine itself is not
-/// counted: a job on one machine needs all places.
+/// The key under which connections are counted together. A host with IPv6 can have any address of its
+/// network. This machine itself is not counted: a job on one machine may need all connections.
 fn host(peer: SocketAddr) -> Option<IpAddr> {
     match peer.ip().to_canonical() {
         address if address.is_loopback() => None,

@@ -1,16 +1,17 @@
-//! Requests that cost far more than their bytes, and when they are served.
+//! Schedules expensive requests: those that cost far more than their bytes.
 //!
-//! One byte asks for all facts, or for a list of all keys. Such a request is served at once if none of the others waits and
-//! the round has time left for it; otherwise its client waits in line, and its later requests with it. So all dear requests
-//! of a round together take a [`SHARE`] and one request more, however many clients ask, and each has its turn.
+//! One byte asks for all facts, or for a list of all keys. Such a request is served immediately if no other
+//! one waits and the round has time left for it. Otherwise its client waits in line, and so do its later
+//! requests. So all expensive requests of a round together take a [`SHARE`] and one request more, however
+//! many clients ask, and each gets its turn.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// What dear requests may take of one round.
+/// How much of one round expensive requests may take.
 const SHARE: Duration = Duration::from_millis(1);
 
-/// Who waits to be served something dear.
+/// The connections that wait for an expensive request.
 #[derive(Debug, Default)]
 pub(super) struct Dear {
     /// Slots of connections, each at most once.
@@ -19,7 +20,7 @@ pub(super) struct Dear {
     spent: Duration,
     /// The connection that was called from the line.
     called: Option<usize>,
-    /// All are served now: the server ends.
+    /// All are served now, because the server stops.
     is_open: bool,
 }
 
@@ -29,23 +30,24 @@ impl Dear {
         self.spent = Duration::ZERO;
     }
 
-    /// May this connection be served something dear now? If not, it has to [`Dear::wait`].
+    /// Whether this connection may be served an expensive request now. If not, it has to [`Dear::wait`].
     pub(super) fn allows(&self, slot: usize) -> bool {
         let is_next = self.called == Some(slot) || self.line.is_empty();
         self.is_open || is_next && self.spent <= SHARE
     }
 
-    /// Puts a connection in line that is not in it.
+    /// Appends a connection to the line, if it is not in it.
     pub(super) fn wait(&mut self, slot: usize) {
         self.line.push_back(slot);
     }
 
-    /// Something dear was done.
+    /// An expensive request was served.
     pub(super) fn note(&mut self, took: Duration) {
         self.spent += took;
     }
 
-    /// Calls the next connection in line, if there is time left; it has its turn until [`Dear::call`] is called again.
+    /// Calls the next connection in line, if there is time left. Its turn lasts until the next
+    /// [`Dear::call`].
     pub(super) fn call(&mut self) -> Option<usize> {
         self.called = if self.spent <= SHARE { self.line.pop_front() } else { None };
         self.called
@@ -69,7 +71,8 @@ mod tests {
 
     const LONG: Duration = Duration::from_millis(2);
 
-    /// A round in which `askers` ask in that order, unless they are in line, and each request takes `took`; who was served.
+    /// A round in which `askers` ask in that order, unless they are in line, and each request takes `took`.
+    /// Returns those that were served.
     fn round(dear: &mut Dear, askers: &[usize], took: Duration) -> Vec<usize> {
         let mut served = Vec::new();
         let mut ask = |dear: &mut Dear, slot| {
@@ -97,7 +100,7 @@ mod tests {
         let mut dear = Dear::default();
         assert_eq!(round(&mut dear, &[1, 2, 3], LONG), [1]);
         assert!(dear.is_pending());
-        // Who asks again and again stands behind those who have waited.
+        // A client that asks again and again gets its turn after those that have waited.
         assert_eq!(round(&mut dear, &[1, 2, 3], LONG), [2]);
         assert_eq!(round(&mut dear, &[1, 2, 3], LONG), [3]);
         assert_eq!(round(&mut dear, &[], LONG), [1]);

@@ -1,7 +1,7 @@
-//! Who is connected: the server's list of clients, gone through a little at a time.
+//! The server's list of connected clients, built in small steps.
 //!
-//! Thousands of connections lie all over the memory, so looking at each takes a while: a step looks at some, and clients
-//! have their turns in between. Only the most recently active are remembered.
+//! Thousands of connections are scattered over memory, so visiting all of them takes a while: a step visits
+//! some, and clients get their turns in between. Only the most recently active are kept.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -15,7 +15,7 @@ use crate::connection::Connection;
 use crate::request::Operation;
 use crate::table::{ClientId, Table};
 
-/// Who is connected.
+/// The connected clients.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]
@@ -40,9 +40,9 @@ pub struct ClientFacts {
     pub peer: String,
     /// How long it has been connected.
     pub connected_seconds: f64,
-    /// Nothing if it has asked for none yet.
+    /// Nothing if it has not sent a request yet.
     pub last_operation: Option<String>,
-    /// Since it last sent something.
+    /// Time since it last sent something.
     pub idle_seconds: f64,
     /// Bytes received from it.
     pub bytes_in: u64,
@@ -61,11 +61,11 @@ pub(super) struct Roll {
     limit: usize,
     answer: mpsc::Sender<Rolled>,
     next: usize,
-    /// The least recently active of the best first, to make room for a better one.
+    /// The least recently active of the kept ones first, to replace it by a more recent one.
     best: BinaryHeap<Reverse<Seen>>,
 }
 
-/// What is seen of a connection. Ordered by when it was last heard.
+/// The state of one connection, ordered by when it last sent something.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Seen {
     last_heard: Instant,
@@ -78,7 +78,7 @@ struct Seen {
     waits: bool,
 }
 
-/// What an asker gets: to be made readable by its own thread.
+/// The result for the thread that asked, which makes it readable.
 #[derive(Debug)]
 pub(super) struct Rolled {
     count: usize,
@@ -91,7 +91,7 @@ impl Roll {
         Roll { limit, answer, next: 0, best: BinaryHeap::new() }
     }
 
-    /// Looks at some more connections; true when all have been looked at.
+    /// Visits some more connections; true when all have been visited.
     pub(super) fn step(&mut self, connections: &[Option<Box<Connection>>], table: &Table) -> bool {
         for (slot, connection) in connections.iter().enumerate().skip(self.next).take(STEP) {
             let Some(connection) = connection else { continue };
@@ -118,7 +118,7 @@ impl Roll {
     }
 
     pub(super) fn answer(self, count: usize, now: Instant) {
-        let _ = self.answer.send(Rolled { count, best: self.best, now }); // an asker that left is fine
+        let _ = self.answer.send(Rolled { count, best: self.best, now }); // the asker may have timed out
     }
 }
 

@@ -1,7 +1,7 @@
 //! The slowest operations of the last minutes.
 //!
-//! Only what can be slow is timed: see `Weight` in `turns`. Two lists, one of this spell and one of the spell before it,
-//! so that what is shown is between one and two spells old.
+//! Only requests that can be slow are timed: see `Weight` in `turns`. There are two lists, one for the
+//! current period and one for the period before it, so the result covers between one and two periods.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use crate::survey::readable;
 pub struct SlowOperation {
     /// Its name.
     pub operation: String,
-    /// The first key, as a person can read it, cut to 100 characters; empty if it names none.
+    /// The first key in readable form, cut to 100 characters; empty if it names none.
     pub key: String,
     /// How many keys it names.
     pub keys_count: usize,
@@ -41,7 +41,8 @@ const SPELL: Duration = Duration::from_secs(300);
 const KEY_BYTES: usize = 400;
 const KEY_CHARACTERS: usize = 100;
 
-/// What is known before it is done. Nothing is allocated for it: most are quick after all.
+/// What is known before the operation runs. It allocates nothing, because most operations turn out to be
+/// quick.
 #[derive(Debug)]
 pub(super) struct Suspect {
     operation: &'static str,
@@ -78,7 +79,7 @@ pub(super) struct Slowest {
     now: Vec<Culprit>,
     before: Vec<Culprit>,
     since: Instant,
-    /// What does not take longer than this is none of the slowest.
+    /// An operation that takes at most this long is not one of the slowest.
     bar: Duration,
 }
 
@@ -145,7 +146,7 @@ impl Culprit {
 }
 
 #[cfg(test)]
-#[expect(clippy::disallowed_methods, reason = "a list wants to be told the time, whatever it is")]
+#[expect(clippy::disallowed_methods, reason = "a list needs a time, any time")]
 mod tests {
     use super::*;
 

@@ -1,9 +1,10 @@
-//! When the server surveys its keys (see `survey`), and for how long an answer is good.
+//! When the server surveys its keys (see `survey`), and how long an answer stays valid.
 //!
-//! Everybody who asks for the same prefix gets the same answer, and one that took the server `t` is given for 100 `t`
-//! before it is made again: who looks costs about a hundredth of the server, however many look. While a survey is made,
-//! a step of it is followed by nine times as long without one, unless nobody wanted anything meanwhile. Where turns take
-//! long, because there are thousands of clients, several steps are made after each: else a survey would never end.
+//! All requests for the same prefix get the same answer. An answer that took the server `t` is reused for 100
+//! `t`, so surveys take about a hundredth of the server's time, however many clients ask. While a survey is
+//! being made, a step is followed by nine times as long without one, unless the server was idle meanwhile. If
+//! turns take long, because there are thousands of clients, several steps are made after each turn. Otherwise
+//! a survey would never finish.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, mpsc};
@@ -13,23 +14,23 @@ use crate::survey::{STEP, Survey, Tally, Walk};
 use crate::table::Table;
 use crate::value::Value;
 
-/// An answer is good for this many times what it took.
+/// An answer is valid for this many times what it took.
 const GOOD_FOR: u32 = 100;
-/// After a step that took `t` others have this many `t`, if they want them.
+/// After a step that took `t`, clients have this many `t`, if they need them.
 const REST: u32 = 9;
-/// What a long turn of others allows at most, as time after which one step would be due: a tenth of it goes into steps.
+/// The most time that a long turn of clients counts towards the next steps: a tenth of it goes into steps.
 const CREDIT: Duration = Duration::from_millis(10);
-/// Prefixes that are being surveyed or wait for it; who asks for one more is told nothing.
+/// Prefixes that are being surveyed or are waiting for it. A request for one more gets no answer.
 const WAITING_MAX: usize = 16;
-/// Who waits for the same answer.
+/// Requests that wait for the same answer.
 const ASKERS_MAX: usize = 64;
-/// Answers kept, and for how long at most.
+/// How many answers are kept, and for how long at most.
 const KEPT_MAX: usize = 16;
 const KEPT_FOR: Duration = Duration::from_secs(300);
-/// A survey that takes longer than this is given as it last was, while a new one is made.
+/// If a survey takes longer than this, the previous answer is returned while a new one is made.
 const PATIENCE: Duration = Duration::from_millis(20);
 
-/// What an asker gets: to be made readable by its own thread.
+/// The result for the thread that asked, which makes it readable.
 #[derive(Clone, Debug)]
 pub(super) struct Surveyed {
     tally: Arc<Tally>,
@@ -70,12 +71,12 @@ pub(super) struct Surveys {
     pending: VecDeque<Pending>,
     /// The newest last.
     done: VecDeque<Done>,
-    /// When the next step may be made though others want something.
+    /// When the next step may be made although clients want something.
     next: Option<Instant>,
 }
 
 impl Surveys {
-    /// Answers now or later; drops `asker` if there is no answer to be had.
+    /// Answers now or later; drops `asker` if no answer can be given.
     pub(super) fn ask(&mut self, prefix: Value, asker: mpsc::Sender<Surveyed>, table: &Table, now: Instant) {
         let mut askers = vec![asker];
         if let Some(done) = self.done.iter().find(|done| done.prefix == prefix) {
@@ -103,7 +104,7 @@ impl Surveys {
         !self.pending.is_empty()
     }
 
-    /// May it be made now? `is_idle`: nobody wanted anything of the server.
+    /// May it be made now? `is_idle`: no client wanted anything from the server.
     pub(super) fn is_due(&self, is_idle: bool, now: Instant) -> bool {
         self.is_pending() && (is_idle || self.next.is_none_or(|at| at <= now))
     }
@@ -116,7 +117,7 @@ impl Surveys {
         let end = clock();
         let took = end.duration_since(start);
         pending.cost += took;
-        // Time that others had beyond what they were due counts for the steps that follow, but no more than a little.
+        // Time that clients had beyond their due counts for the following steps, up to a small limit.
         let earliest = start.checked_sub(CREDIT).unwrap_or(start);
         let from = self.next.map_or(start, |next| next.max(earliest));
         self.next = Some((from + took * (REST + 1)).min(end + took * REST));
@@ -129,7 +130,7 @@ impl Surveys {
         }
     }
 
-    /// Forgets what is too old.
+    /// Removes answers that are too old.
     pub(super) fn tidy(&mut self, now: Instant) {
         self.done.retain(|done| now.duration_since(done.at) < KEPT_FOR);
     }
@@ -149,13 +150,13 @@ impl Done {
             let age = now.duration_since(self.at);
             let answer =
                 Surveyed { tally: Arc::clone(&self.tally), cost: self.cost, age, seconds: table.seconds() };
-            let _ = asker.send(answer); // one that left is fine
+            let _ = asker.send(answer); // the asker may have timed out
         }
     }
 }
 
 #[cfg(test)]
-#[expect(clippy::disallowed_methods, reason = "surveys want to be told the time, whatever it is")]
+#[expect(clippy::disallowed_methods, reason = "surveys need a time, any time")]
 mod tests {
     use super::*;
     use crate::request::Request;
@@ -173,7 +174,7 @@ mod tests {
         table
     }
 
-    /// Surveys of one table, in a world where a look at the clock takes a while.
+    /// Surveys of one table, in a test world where reading the clock takes a while.
     struct World {
         surveys: Surveys,
         table: Table,
@@ -204,7 +205,7 @@ mod tests {
                 now.set(at + self.step);
                 at
             });
-            now.set(now.get() - self.step); // the look after the step is not part of it
+            now.set(now.get() - self.step); // reading the clock after the step is not part of it
         }
 
         fn steps(&mut self) -> usize {
@@ -246,7 +247,7 @@ mod tests {
 
         world.pass(KEPT_FOR);
         let third = world.ask("");
-        assert_eq!(ages(&third), [], "too old to be told");
+        assert_eq!(ages(&third), [], "too old to be returned");
         world.surveys.tidy(world.now.get());
         assert!(world.surveys.done.is_empty());
     }

@@ -1,13 +1,13 @@
-//! The server's loop: clients take turns.
+//! The server's event loop: clients take turns.
 //!
-//! A turn: bytes are read, every whole message among them is applied to the table, the replies (to the client whose
-//! turn it is, and to parked ones whose wait ended) are encoded into each connection's output, and what can be written
-//! is written. There is no lock and no task: a waiting client is an entry in the table. A turn is short: one read, or
-//! one request that costs more than its bytes.
+//! In a turn, bytes are read, and every whole message among them is applied to the table. The replies (to the
+//! client whose turn it is, and to parked ones whose wait ended) are encoded into each connection's output,
+//! and written as far as the sockets accept them. There is no lock and no task: a waiting client is an entry
+//! in the table. A turn is short: one read, or one expensive request.
 //!
 //! Not here: what requests mean (`table`), what bytes mean (`wire`), how buffers work (`connection`).
 
-#![expect(clippy::disallowed_methods, reason = "the edge: reads the clock once a round")]
+#![expect(clippy::disallowed_methods, reason = "the outermost layer: reads the clock once a round")]
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -35,19 +35,20 @@ use crate::table::{ClientId, Forgetting, Refusal, Replies, SHARED_VALUE, Table};
 use crate::wire::{self, Command, Decoded, Malformed};
 use tenfold_base::Fault;
 
-/// What wakes the loop for an order.
+/// The token that wakes the loop for an order.
 pub(super) const WAKE: Token = Token(usize::MAX);
 /// Listeners' tokens count down from here.
 const LISTENERS: usize = usize::MAX - 1;
 const LISTENERS_MAX: usize = 64;
 
-/// One read of a connection, and so the most work one client gets before the next one has its turn.
+/// Bytes of one read of a connection, and so the most work that one client gets before the next one's turn.
 const READ: usize = 64 << 10;
-/// Reads in a row for a message that is longer than one: its bytes cost little until it is whole.
+/// Reads in a row for a message that is longer than one read: its bytes cost little until it is whole.
 const READS_OF_LONG_MESSAGE: usize = 16;
-/// Connections accepted before clients that are here already have their turn again.
+/// Connections accepted before connected clients get their turn again.
 const ACCEPTS: usize = 128;
-/// Messages served in one turn: a read holds thousands of the shortest, which together take longer than others should wait.
+/// Messages served in one turn: one read holds thousands of the shortest, which together would make others
+/// wait too long.
 const MESSAGES: usize = 512;
 /// What a connection may hold even if the server is at its memory limit: a reply's buffer.
 const HELD_LIGHT: usize = 4 << 10;
@@ -55,15 +56,16 @@ const HELD_LIGHT: usize = 4 << 10;
 const INPUT_KEPT: usize = 256;
 /// A request with more keys than this is timed.
 const KEYS_LIGHT: usize = 16;
-/// A message shorter than this has neither more keys than that nor a long value: most are never looked at again.
+/// A message shorter than this has neither more keys than that nor a long value, so most messages need no
+/// further check.
 const LIGHT: usize = (KEYS_LIGHT + 1) * size_of::<u64>();
-/// Who may wait to be told who is connected.
+/// How many requests for the list of clients may be pending.
 const ROLLS_MAX: usize = 8;
-/// How often deadlines are looked at, unless a limit is shorter than that.
+/// How often deadlines are checked, unless a limit is shorter than that.
 const TICK: Duration = Duration::from_secs(1);
-/// How long accepting rests when there are no descriptors.
+/// How long accepting pauses when no descriptors are left.
 const ACCEPT_REST: Duration = Duration::from_millis(50);
-/// Log lines a second about closed connections; more are counted and summed up.
+/// Log lines per second about closed connections; further ones are counted and summed up.
 const LOG_LINES: u32 = 10;
 
 pub(super) struct Loop {
@@ -80,30 +82,30 @@ pub(super) struct Loop {
     callers: Callers,
     pool: Pool,
     replies: Replies,
-    /// Connections that got a reply through somebody else's request.
+    /// Connections that got a reply through another client's request.
     woken: Vec<usize>,
-    /// Connections that had more to say than one turn allows.
+    /// Connections that have more to send than one turn allows.
     again: Vec<usize>,
     accept_again: Option<Instant>,
-    /// Given up to accept and close one connection when there are no descriptors left.
+    /// A spare descriptor, closed to accept and close one connection when no descriptors are left.
     spare: Option<std::fs::File>,
     buffered: usize,
     now: Instant,
     started: Instant,
-    /// When the table's time is next counted on.
+    /// When the table's time is next advanced.
     next_second: Instant,
     stop_at: Option<Instant>,
     counters: Counters,
     log: LogBudget,
     slowest: Slowest,
-    /// Clients that wait to be served something dear.
+    /// Clients that wait for an expensive request.
     dear: Dear,
-    /// What is being done and may take long.
+    /// What is in progress and may take long.
     watch: Option<Watch>,
     surveys: Surveys,
-    /// Who wants to know who is connected.
+    /// Pending requests for the list of clients.
     rolls: VecDeque<Roll>,
-    /// Keys that are being removed, and who waits for that.
+    /// Keys that are being removed, and the requests that wait for it.
     forgetting: VecDeque<(Forgetting, mpsc::Sender<usize>)>,
 }
 
@@ -122,15 +124,15 @@ struct Watch {
     start: Instant,
     /// Its bytes.
     length: usize,
-    /// Bytes that its client had not taken before.
+    /// Unsent bytes that its client had before it.
     unsent: usize,
 }
 
-/// Why a connection ends.
+/// Why a connection is closed.
 enum End {
-    /// It left, or the network took it.
+    /// The client left, or the network failed.
     Left,
-    /// The server will not have it any longer.
+    /// The server closes it.
     Refused(Closed, String),
 }
 
@@ -218,7 +220,7 @@ impl Loop {
             }
             let mut again = std::mem::take(&mut self.again);
             again.sort_unstable();
-            again.dedup(); // reading and writing may both want another turn; it is one turn all the same
+            again.dedup(); // reading and writing may both ask for another turn, but it is a single one
             for slot in again {
                 self.serve(slot, &mut buffer);
             }
@@ -228,7 +230,7 @@ impl Loop {
                 }
                 self.serve(slot, &mut buffer);
             }
-            self.flush_woken(); // also those who were woken because somebody else's connection broke
+            self.flush_woken(); // also clients that were woken because another connection broke
             if self.accept_again.is_some_and(|at| at <= self.now) {
                 self.accept();
             }
@@ -249,7 +251,7 @@ impl Loop {
         }
     }
 
-    /// How long there is nothing to do unless something happens.
+    /// How long the loop may sleep if nothing happens.
     fn patience(&self, next_tick: Instant) -> Option<Duration> {
         if !self.again.is_empty()
             || self.dear.is_pending()
@@ -274,7 +276,7 @@ impl Loop {
     }
 
     fn serve(&mut self, slot: usize, buffer: &mut [u8]) {
-        // Taken out of the list while it has its turn, so that replies to others can be written meanwhile.
+        // Taken out of the list during its turn, so that replies to other clients can be written meanwhile.
         let may_ask = |connection: &mut Option<Box<Connection>>| connection.take_if(|asks| !asks.in_line);
         let Some(connection) = self.connections.get_mut(slot).and_then(may_ask) else { return };
         let mut turn = Turn { connection, slot, messages: MESSAGES };
@@ -293,7 +295,7 @@ impl Loop {
         for _ in 0..READS_OF_LONG_MESSAGE {
             let must_read = turn.connection.output.len() > self.limits.output;
             if must_read || turn.connection.in_line || turn.messages == 0 {
-                break; // before it may ask for more, it must read, or others have their turn
+                break; // it must read first, or it is another client's turn
             }
             if turn.has_whole_input() {
                 let input = std::mem::take(&mut turn.connection.input);
@@ -348,7 +350,7 @@ impl Loop {
         turn.connection.needs = 0;
         while at < bytes.len() && turn.messages > 0 && turn.connection.output.len() <= self.limits.output {
             if !turn.connection.validated && bytes[at] != 0 {
-                return Err(refuse(Closed::Handshake, format!("it began with byte {:#04x}", bytes[at])));
+                return Err(refuse(Closed::Handshake, format!("the first byte was {:#04x}", bytes[at])));
             }
             match wire::decode(&bytes[at..], &self.limits.message, &mut turn.connection.scan) {
                 Ok(Decoded::Whole(command, length)) => {
@@ -383,7 +385,7 @@ impl Loop {
         Ok(at)
     }
 
-    /// Looks at the clock if what follows may take long.
+    /// Reads the clock if what follows may take long.
     #[cold]
     fn watch(&mut self, turn: &Turn, command: &Command<'_>, length: usize) -> bool {
         if !is_dear(command) && !is_heavy(command) {
@@ -423,12 +425,14 @@ impl Loop {
                 applied.map_err(|refusal| match &refusal {
                     Refusal::AlreadyWaiting => refuse(Closed::AlreadyWaiting, Fault::from(refusal).message),
                     Refusal::Full { .. } => refuse(Closed::Full, Fault::from(refusal).message),
-                    // Keys and values are the job's own business and stay out of the log.
+                    // Keys and values belong to the job and stay out of the log.
                     Refusal::NotANumber { key } => {
                         let length = key.len();
                         refuse(
                             Closed::NotANumber,
-                            format!("it counted on a value that is no number (key of {length} bytes)"),
+                            format!(
+                                "ADD or BARRIER failed: the value is not a number (key of {length} bytes)"
+                            ),
                         )
                     }
                 })
@@ -451,7 +455,9 @@ impl Loop {
             Command::Validate { magic } if !turn.connection.validated => {
                 Err(refuse(Closed::Handshake, format!("wrong magic number {magic:#010x}")))
             }
-            Command::Validate { .. } => Err(refuse(Closed::UnknownOpcode, "it said hello twice".into())),
+            Command::Validate { .. } => {
+                Err(refuse(Closed::UnknownOpcode, "it sent the handshake twice".into()))
+            }
             Command::Info => {
                 let facts =
                     serde_json::to_vec(&self.facts(Facts::WAITERS_MAX)).expect("facts are plain data");
@@ -462,7 +468,7 @@ impl Loop {
         }
     }
 
-    /// Hands out the replies that piled up: to the connection whose turn it is, and to others.
+    /// Delivers the accumulated replies: to the connection whose turn it is, and to others.
     #[inline]
     fn deliver(&mut self, turn: Option<&mut Turn>) {
         let mut own = turn;
@@ -500,7 +506,7 @@ impl Loop {
     }
 
     fn close(&mut self, mut turn: Turn, end: End) {
-        // Replies to requests before the one that was refused are still owed.
+        // Replies to requests before the refused one must still be sent.
         if matches!(end, End::Refused(..)) {
             let _ = turn.connection.flush(&mut self.pool, self.now, &mut self.counters.bytes_out);
         }
@@ -516,7 +522,7 @@ impl Loop {
         }
     }
 
-    /// Writes what a connection's peer will take; a peer that has caught up may ask again.
+    /// Writes what a connection's peer accepts; a peer that has caught up may send requests again.
     fn flush(&mut self, slot: usize) {
         let unsent = |connection: &mut Option<Box<Connection>>| {
             connection.take_if(|connection| !connection.output.is_empty())
@@ -542,16 +548,16 @@ impl Loop {
     // ── the server's own business ──────────────────────────────────────────────────────────────────────
 }
 
-/// A connection that has its turn.
+/// A connection during its turn.
 struct Turn {
     connection: Box<Connection>,
     slot: usize,
-    /// Messages that it may still have served.
+    /// How many more messages it may have served.
     messages: usize,
 }
 
 impl Turn {
-    /// Is there input that was kept and is worth looking at?
+    /// Is there stored input that is worth decoding?
     fn has_whole_input(&self) -> bool {
         !self.connection.input.is_empty() && self.connection.input.len() >= self.connection.needs
     }
@@ -566,12 +572,12 @@ impl Turn {
     }
 }
 
-/// Can it cost far more than the bytes it came in? All others cost about as much as their bytes, or as the reply.
+/// Whether it can cost far more than its bytes. All others cost about as much as their bytes or their reply.
 fn is_dear(command: &Command<'_>) -> bool {
     matches!(command, Command::Info | Command::Call(Request::Append { .. } | Request::ListKeys))
 }
 
-/// Has it so many bytes or keys that it may take a while?
+/// Whether it has so many bytes or keys that it may take a while.
 fn is_heavy(command: &Command<'_>) -> bool {
     let Command::Call(request) = command else { return false };
     let is_long = |bytes: &[u8]| bytes.len() >= SHARED_VALUE;

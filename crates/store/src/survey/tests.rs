@@ -34,7 +34,7 @@ fn table_of(keys: &[&str]) -> Table {
     table
 }
 
-/// Surveys in steps of `work`, with something done after each.
+/// Surveys in steps of `work`, and calls `between` after each.
 fn survey_while(
     table: &mut Table,
     prefix: &[u8],
@@ -63,7 +63,7 @@ fn entries(survey: &Survey) -> Vec<&str> {
 // ── groups ─────────────────────────────────────────────────────────────────────────────────────────────
 
 #[test]
-fn keys_of_a_pytorch_job_are_grouped_so_that_one_finds_ones_way() {
+fn keys_of_a_pytorch_job_are_grouped_by_prefix() {
     let mut table = table_of(&[
         "init/",
         "/worker/attempt_0/default_pg/0//cpu//0/1",
@@ -156,7 +156,7 @@ fn sizes_are_those_of_values_and_ages_those_of_the_last_write() {
 }
 
 #[test]
-fn keys_that_are_no_text_are_shown_and_given_as_bytes_too() {
+fn keys_that_are_not_text_are_also_given_as_bytes() {
     let mut table = table();
     for key in [b"\xff\x00/a".as_slice(), b"plain \xc3\xbc", b"\x1b[2J"] {
         set(&mut table, key, b"");
@@ -201,8 +201,8 @@ fn very_long_keys_do_not_make_an_answer_of_many_megabytes() {
 }
 
 #[test]
-fn a_step_looks_at_no_more_than_it_may_however_long_keys_are() {
-    // Counted, not timed: what was looked at is what the tally has.
+fn a_step_stays_within_its_work_however_long_keys_are() {
+    // Counted, not timed: the tally shows how many keys were looked at.
     for (length, most) in [(5, STEP / KEY + 1), (8000, STEP / (KEY + 1000) + 1)] {
         let mut table = table();
         for number in 0..2500 {
@@ -225,7 +225,7 @@ fn a_step_looks_at_no_more_than_it_may_however_long_keys_are() {
 }
 
 #[test]
-fn places_with_nothing_in_them_take_little_of_a_step() {
+fn empty_places_cost_little() {
     let mut table = table();
     for number in 0..100_000 {
         set(&mut table, format!("{number}").as_bytes(), b"v");
@@ -257,7 +257,7 @@ fn a_table_that_never_stops_growing_gets_a_survey_that_says_so() {
     let mut table = table_of(&["a", "b", "c", "d", "e", "f", "g", "h"]);
     let mut next = 8;
     let survey = survey_while(&mut table, b"", 4 * KEY, |table| {
-        // Faster than the walk: it could run after the end for ever.
+        // Faster than the walk: without a bound, it could chase the end forever.
         for _ in 0..if next < 100_000 { 1000 } else { 0 } {
             set(table, format!("{next}").as_bytes(), b"v");
             next += 1;
@@ -272,7 +272,7 @@ fn a_table_that_never_stops_growing_gets_a_survey_that_says_so() {
 /// Keys and bytes of a group.
 type Totals = (u64, u64);
 
-/// The same by the book: every key at once, with nothing clever.
+/// The reference: every key in one pass, without any optimization.
 fn naive(keys: &BTreeMap<Vec<u8>, Vec<u8>>, prefix: &[u8]) -> (BTreeMap<Vec<u8>, Totals>, Vec<Vec<u8>>) {
     let mut groups: BTreeMap<Vec<u8>, Vec<&Vec<u8>>> = BTreeMap::new();
     let mut entries = Vec::new();
@@ -288,7 +288,7 @@ fn naive(keys: &BTreeMap<Vec<u8>, Vec<u8>>, prefix: &[u8]) -> (BTreeMap<Vec<u8>,
         }
     }
     let joined = groups.into_iter().map(|(mut name, members)| {
-        // Goes down as long as all members go the same way.
+        // Descends as long as all members share the next name.
         loop {
             let way = |key: &Vec<u8>| {
                 let end = key[name.len()..].iter().position(|&byte| byte == b'/')?;
@@ -311,7 +311,7 @@ fn arbitrary_key() -> impl Strategy<Value = Vec<u8>> {
 
 proptest! {
     #[test]
-    fn a_survey_in_any_steps_is_what_one_finds_by_looking_at_every_key(
+    fn a_survey_in_any_steps_equals_the_reference(
         keys in prop::collection::btree_map(arbitrary_key(), prop::collection::vec(any::<u8>(), 0..30), 0..60),
         prefix in prop_oneof![Just(vec![]), prop::collection::vec(prop::sample::select(b"ab/".to_vec()), 0..4)],
         work in 1_usize..400,
@@ -338,7 +338,7 @@ proptest! {
     }
 
     #[test]
-    fn with_writes_in_between_totals_stay_between_what_stayed_and_what_was_ever_there(
+    fn with_concurrent_writes_totals_stay_within_bounds(
         staying in prop::collection::btree_set(arbitrary_key(), 0..40),
         changes in prop::collection::vec((arbitrary_key(), any::<bool>(), any::<bool>()), 0..200),
         work in 1_usize..200,

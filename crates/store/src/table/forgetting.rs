@@ -1,16 +1,16 @@
-//! Forgetting all keys of a prefix, a few at a time.
+//! Removes the keys outside a prefix, in small steps.
 
 use super::Table;
 use crate::value::Value;
 
-/// Removes every key and queue that does not begin with a prefix, a little at a time: there may be millions. Who waits goes
-/// on waiting.
+/// Removes every key and queue that does not begin with a prefix, in small steps, because there may be
+/// millions. Waiting clients continue to wait.
 #[derive(Debug)]
 pub(crate) struct Forgetting {
     pub(super) all_but: Value,
     pub(super) next: usize,
     pub(super) next_queue: usize,
-    /// What the walk's numbers belong to.
+    /// The state of the maps that the walk's numbers belong to.
     pub(super) moves: (u64, u64),
     pub(super) count: usize,
 }
@@ -28,10 +28,10 @@ impl Forgetting {
         self.count
     }
 
-    /// Removes some; true when no other is left.
+    /// Removes some; true when none is left.
     pub(crate) fn step(&mut self, table: &mut Table) -> bool {
         if self.moves != table.moves() {
-            (self.next, self.next_queue, self.moves) = (0, 0, table.moves()); // clients have written meanwhile
+            (self.next, self.next_queue, self.moves) = (0, 0, table.moves()); // the maps have moved since the last step
         }
         let is_other = |key: &&Value| !key.starts_with(&self.all_but);
         let places = self.next..table.map.places().min(self.next + Self::STEP);
@@ -50,7 +50,7 @@ impl Forgetting {
         }
         self.count += keys.len() + queues.len();
         drop(keys);
-        table.sweep(); // the list held their names
+        table.sweep(); // the list of keys held their names
         self.next >= table.map.places() && self.next_queue >= table.queues.places()
     }
 }

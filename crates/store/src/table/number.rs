@@ -1,4 +1,4 @@
-//! Numbers as the protocol has them: decimal text.
+//! Numbers in the protocol's form: decimal text.
 
 pub(super) fn as_number(count: usize) -> i64 {
     i64::try_from(count).expect("a count of things in memory fits 63 bits")
@@ -36,8 +36,8 @@ impl Decimal {
     }
 }
 
-/// A counter's text as C's `strtoll` reads it, since that is what c10d does: white space and a sign may lead, junk
-/// may follow.
+/// Parses a counter's text as C's `strtoll` does, because c10d uses it: white space and a sign may come
+/// first, and any text may follow.
 pub(crate) fn parse_number(text: &[u8]) -> Option<i64> {
     let spaces = text.iter().take_while(|byte| matches!(byte, b' ' | b'\t'..=b'\r')).count();
     let text = &text[spaces..];

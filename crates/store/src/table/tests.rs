@@ -9,7 +9,7 @@ const ALICE: ClientId = ClientId(1);
 const BOB: ClientId = ClientId(2);
 const CAROL: ClientId = ClientId(3);
 
-/// What a bare `get` of a missing key is answered.
+/// The answer to a bare `get` of a missing key.
 const NONE: Response = Response::Value(None);
 
 fn table() -> Table {
@@ -46,14 +46,14 @@ fn keys<'a>(keys: &[&'a str]) -> Vec<Bytes<'a>> {
     keys.iter().map(|key| bytes(key)).collect()
 }
 
-/// What the tests below say, in words as short as the store's own.
+/// Short forms of requests and replies, for the tests below.
 impl Table {
     fn ask(&mut self, client: ClientId, request: Request<'_>) -> Result<Replies, Refusal> {
         let mut replies = Replies::new();
         self.apply(client, request, Instant::now(), &mut replies).map(|()| replies)
     }
 
-    /// Asks as somebody who never waits; returns the reply to that one, and those to others.
+    /// Sends a request as a client that never waits; returns its reply and the replies to other clients.
     fn tell(&mut self, request: Request<'_>) -> (Response, Replies) {
         let passer_by = ClientId(0);
         let mut replies = self.ask(passer_by, request).expect("not refused");
@@ -62,7 +62,7 @@ impl Table {
         (own, replies)
     }
 
-    /// Asks as somebody who never waits; nobody else must notice.
+    /// Sends a request as a client that never waits; no other client may get a reply.
     fn one(&mut self, request: Request<'_>) -> Response {
         let (own, others) = self.tell(request);
         assert_eq!(others, []);
@@ -138,7 +138,7 @@ impl Table {
         replies
     }
 
-    /// Everything a client could find out, to show that a refusal changed nothing.
+    /// Everything that a client can observe, to show that a refusal changed nothing.
     fn picture(&self) -> impl PartialEq + std::fmt::Debug + use<> {
         let mut map: Vec<_> =
             self.map.iter().map(|slot| (slot.key.clone(), slot.held.clone(), slot.written)).collect();
@@ -157,7 +157,7 @@ impl Table {
 // ── ages ───────────────────────────────────────────────────────────────────────────────────────────
 
 #[test]
-fn every_write_is_dated_and_nothing_else() {
+fn only_writes_are_stamped_with_a_time() {
     let age_of = |table: &Table, key: &str| {
         let values = table.map.iter().map(|slot| (&slot.key, slot.written));
         let queues = table.queues.iter().map(|slot| (&slot.key, slot.written));
@@ -251,7 +251,7 @@ fn several_keys_are_read_and_written_in_the_order_asked() {
 }
 
 #[test]
-fn checking_wants_all_keys_and_counts_a_queue_with_something_in_it() {
+fn check_requires_all_keys_and_accepts_a_queue_that_is_not_empty() {
     let mut table = table();
     table.set("k", "");
     table.push_of("q", "item");
@@ -286,7 +286,7 @@ fn keys_are_counted_and_listed_and_queues_are_not() {
 
 #[test]
 fn compare_set_answers_and_wakes_in_its_four_cases() {
-    // (there before, expected, reply, there after, are those who wait woken)
+    // (value before, expected, reply, value after, whether waiting clients are woken)
     for (before, expected, reply, after, wakes) in [
         (None, "", "new", some("new"), true),
         (None, "old", "old", NONE, false),
@@ -296,7 +296,7 @@ fn compare_set_answers_and_wakes_in_its_four_cases() {
         (Some("other"), "", "other", some("other"), false),
     ] {
         let mut table = table();
-        table.barrier(ALICE, "k", 9).expect("not refused"); // waits for a write, be the key there or not
+        table.barrier(ALICE, "k", 9).expect("not refused"); // waits for a write, whether the key exists or not
         table.remove("k");
         if let Some(before) = before {
             table.store(b"k", before.as_bytes()).expect("there is room");
@@ -354,7 +354,7 @@ fn numbers_are_read_as_strtoll_reads_them() {
 }
 
 #[test]
-fn a_sum_wraps_and_what_is_no_number_stays_as_it_is() {
+fn a_sum_wraps_and_a_value_that_is_not_a_number_is_unchanged() {
     let mut table = table();
     table.set("n", "9223372036854775807");
     assert_eq!(table.add("n", 1), Number(i64::MIN));
@@ -374,7 +374,7 @@ fn a_sum_wraps_and_what_is_no_number_stays_as_it_is() {
 // ── waiting ────────────────────────────────────────────────────────────────────────────────────────
 
 #[test]
-fn waiting_for_what_is_there_is_over_at_once() {
+fn waiting_for_existing_keys_returns_immediately() {
     let mut table = table();
     assert_eq!(table.wait(ALICE, &[]), Ok(vec![(ALICE, Ready)]));
     table.set("k", "1");
@@ -414,7 +414,7 @@ fn a_wait_is_over_with_its_last_key_and_a_key_listed_twice_counts_once() {
 }
 
 #[test]
-fn a_write_wakes_everybody_who_waits_for_it_and_the_oldest_first() {
+fn a_write_wakes_all_clients_that_wait_for_it_the_oldest_first() {
     let mut table = table();
     table.waits(BOB, &["k"]);
     table.waits(ALICE, &["k"]);
@@ -476,7 +476,7 @@ fn a_cancelled_wait_and_a_forgotten_client_are_never_woken() {
 }
 
 #[test]
-fn those_who_wait_are_listed_with_what_they_miss_and_the_longest_first() {
+fn waits_are_listed_with_their_missing_keys_the_longest_first() {
     let mut table = table();
     let start = Instant::now();
     let mut wait = |client, names: &[&str], seconds| {
@@ -540,7 +540,7 @@ fn a_client_woken_by_a_push_is_not_woken_by_the_next_for_something_unrelated() {
 }
 
 #[test]
-fn a_wait_for_a_filled_queue_and_a_missing_key_is_over_when_the_key_comes() {
+fn a_wait_for_a_filled_queue_and_a_missing_key_ends_when_the_key_is_set() {
     let mut table = table();
     table.push_of("q", "1");
     table.waits(ALICE, &["q", "k"]);
@@ -549,7 +549,7 @@ fn a_wait_for_a_filled_queue_and_a_missing_key_is_over_when_the_key_comes() {
 }
 
 #[test]
-fn an_item_for_a_client_that_does_not_come_for_it_is_offered_to_the_next() {
+fn an_item_for_a_client_that_does_not_fetch_it_is_offered_to_the_next() {
     type Leave = fn(&mut Table) -> Replies;
     let leaves: [(&str, Leave); 6] = [
         ("dies", |table| table.forgets(ALICE)),
@@ -578,7 +578,7 @@ fn an_item_for_a_client_that_does_not_come_for_it_is_offered_to_the_next() {
 }
 
 #[test]
-fn an_item_is_passed_on_until_somebody_takes_it() {
+fn an_item_is_passed_on_until_a_client_takes_it() {
     let mut table = table();
     for client in [ALICE, BOB, CAROL] {
         table.waits(client, &["q"]);
@@ -592,7 +592,7 @@ fn an_item_is_passed_on_until_somebody_takes_it() {
 }
 
 #[test]
-fn nobody_is_offered_an_item_that_somebody_else_took() {
+fn an_item_that_was_taken_is_offered_to_no_other_client() {
     let mut table = table();
     table.waits(ALICE, &["q"]);
     table.waits(BOB, &["q"]);
@@ -603,7 +603,7 @@ fn nobody_is_offered_an_item_that_somebody_else_took() {
 }
 
 #[test]
-fn a_client_that_comes_for_its_item_wakes_nobody_else() {
+fn a_client_that_fetches_its_item_wakes_no_other_client() {
     let mut table = table();
     table.waits(ALICE, &["q"]);
     table.waits(BOB, &["q"]);
@@ -628,7 +628,7 @@ fn a_barrier_opens_with_its_last_arrival_and_stays_open() {
 }
 
 #[test]
-fn an_arrival_that_gave_up_stays_counted() {
+fn an_arrival_that_timed_out_stays_counted() {
     let mut table = table();
     assert_eq!(table.barrier(ALICE, "b", 2), Ok(vec![]));
     assert_eq!(table.cancels(ALICE), (true, vec![]));
@@ -636,7 +636,7 @@ fn an_arrival_that_gave_up_stays_counted() {
 }
 
 #[test]
-fn a_barrier_of_nobody_is_open() {
+fn a_barrier_of_zero_clients_is_open() {
     for world in [1, 0, -1, i64::MIN] {
         let mut table = table();
         assert_eq!(table.barrier(ALICE, "b", world), Ok(vec![(ALICE, Ready)]));
@@ -648,14 +648,14 @@ fn a_barrier_of_nobody_is_open() {
 fn any_other_write_opens_a_barrier_and_a_failed_compare_set_does_not() {
     let mut table = table();
     assert_eq!(table.barrier(ALICE, "b", 9), Ok(vec![]));
-    assert_eq!(table.barrier(BOB, "b", 9), Ok(vec![])); // an arrival alone wakes nobody
+    assert_eq!(table.barrier(BOB, "b", 9), Ok(vec![])); // an arrival alone wakes no client
     assert_eq!(table.compare_set_of("b", "7", "9"), (some("2"), vec![]));
     assert_eq!(table.remove("b"), Deleted(true));
     assert_eq!(table.set("b", "x"), [(ALICE, Ready), (BOB, Ready)]);
 }
 
 #[test]
-fn a_barrier_shows_who_waits_at_it() {
+fn a_barrier_lists_its_waiting_clients() {
     let mut table = table();
     table.barrier(ALICE, "b", 2).expect("not refused");
     let [waiter] = &table.waiters()[..] else { panic!("one waits") };
@@ -722,7 +722,7 @@ fn a_table_at_its_limit_of_bytes_refuses_to_grow_and_is_left_as_it_was() {
 }
 
 #[test]
-fn queues_hold_so_many_items_together_and_no_more() {
+fn queues_share_one_limit_of_items() {
     let mut table = limited(|limits| limits.queue_items = 2);
     table.push_of("q", "1");
     table.push_of("r", "2");
@@ -737,7 +737,7 @@ fn queues_hold_so_many_items_together_and_no_more() {
 }
 
 #[test]
-fn memory_is_counted_back_to_nothing() {
+fn the_byte_count_returns_to_zero() {
     let mut table = table();
     assert_eq!(table.bytes(), 0);
     table.set("a", "value");
@@ -770,7 +770,7 @@ fn memory_is_counted_back_to_nothing() {
 }
 
 #[test]
-fn a_value_counts_until_the_last_reply_that_holds_it_is_gone() {
+fn a_value_counts_until_the_last_reply_that_holds_it_is_sent() {
     let mut table = table();
     let long = "x".repeat(SHARED_VALUE);
     table.set("k", &long);
@@ -801,7 +801,7 @@ fn a_value_counts_until_the_last_reply_that_holds_it_is_gone() {
 
 /// A value that takes most of the memory there is can still be added to: it is not copied.
 #[test]
-fn a_long_value_is_appended_to_where_it_is() {
+fn a_long_value_is_appended_to_in_place() {
     let mut table = table();
     let long = "x".repeat(SHARED_VALUE);
     let append = || Request::Append { key: bytes("k"), value: bytes("yz") };
@@ -812,7 +812,7 @@ fn a_long_value_is_appended_to_where_it_is() {
     table.ask(ALICE, append()).unwrap();
     assert_eq!(table.value(b"k").unwrap().as_ptr(), place);
     assert_eq!(table.bytes(), before + 2);
-    // What a reply holds does not change under it.
+    // A value that a reply holds does not change.
     let reply = table.get("k");
     table.ask(ALICE, append()).unwrap();
     assert_eq!(table.get("k"), Response::Value(Some(format!("{long}yzyzyz").as_str().into())));
@@ -824,7 +824,7 @@ fn a_long_value_is_appended_to_where_it_is() {
 }
 
 #[test]
-fn a_name_counts_until_the_last_list_that_holds_it_is_gone() {
+fn a_name_counts_until_the_last_list_that_holds_it_is_dropped() {
     let mut table = table();
     let name = "n".repeat(100);
     table.set(&name, "v");
@@ -837,7 +837,7 @@ fn a_name_counts_until_the_last_list_that_holds_it_is_gone() {
 }
 
 #[test]
-fn values_that_only_replies_hold_give_way_when_room_is_needed() {
+fn values_that_only_replies_hold_are_swept_when_memory_is_needed() {
     let mut table = limited(|limits| limits.bytes = 3 * SHARED_VALUE);
     let long = "x".repeat(SHARED_VALUE);
     let mut replies = Vec::new();
@@ -877,7 +877,7 @@ fn a_value_that_a_reply_still_holds_leaves_no_room_for_its_successor() {
 }
 
 #[test]
-fn what_a_host_forgets_is_gone_and_costs_nothing_and_waiters_still_wait() {
+fn keys_that_a_host_removes_cost_nothing_and_waiters_still_wait() {
     let mut table = Table::new(TableLimits::default());
     let (now, mut replies) = (Instant::now(), Replies::new());
     let mut apply = |table: &mut Table, client, request| {
@@ -905,7 +905,7 @@ fn forget_all_but(table: &mut Table, prefix: &[u8]) -> (usize, usize) {
 }
 
 #[test]
-fn a_host_forgets_many_keys_in_steps_also_while_clients_write() {
+fn a_host_removes_many_keys_in_steps_while_clients_write() {
     let mut table = Table::new(TableLimits::default());
     let (now, mut replies) = (Instant::now(), Replies::new());
     let mut set = |table: &mut Table, key: String| {
@@ -918,16 +918,16 @@ fn a_host_forgets_many_keys_in_steps_also_while_clients_write() {
     (0..20_000).for_each(|index| set(&mut table, format!("/key/{index}")));
     let mut forgetting = Forgetting::new(&table, b"/tenfold/"[..].into());
     assert!(!forgetting.step(&mut table));
-    // So many that the map makes room and has all keys in other places.
+    // So many that the map grows and moves all keys to other places.
     (0..40_000).for_each(|index| set(&mut table, format!("/later/{index}")));
     while !forgetting.step(&mut table) {}
     assert_eq!((forgetting.count(), table.keys(), table.bytes()), (60_000, 1, kept));
     assert_eq!(forget_all_but(&mut table, b"").0, 0);
 }
 
-/// Who sees where the map has its keys can find keys that are slow to look up.
+/// A client that sees where the map has its keys can find keys that are slow to look up.
 #[test]
-fn a_list_of_keys_says_nothing_about_their_places() {
+fn a_list_of_keys_does_not_reveal_their_places() {
     let mut table = Table::new(TableLimits::default());
     let now = Instant::now();
     for index in 0..1000 {

@@ -1,4 +1,5 @@
-//! Clients that wait: for keys, for items of a queue, in a barrier; who is woken, and what a woken client is promised.
+//! Waiting clients: for keys, for items of a queue, in a barrier. Which client is woken, and what it is
+//! promised.
 
 use std::collections::hash_map::Entry;
 use std::time::Instant;
@@ -14,9 +15,10 @@ pub(super) struct Wait {
     pub(super) missing: Vec<Value>,
     /// How many of them have not been seen since.
     pub(super) left: usize,
-    /// Its place among those who wait for the same key.
+    /// Its position among the clients that wait for the same key.
     pub(super) ticket: u64,
-    /// What it is charged for until it ends: `missing` keeps the names of keys that came and went meanwhile.
+    /// What it is charged for until it ends: `missing` keeps the names of keys that were set and deleted
+    /// meanwhile.
     pub(super) bytes: usize,
     pub(super) since: Instant,
     pub(super) operation: Operation,
@@ -28,7 +30,7 @@ impl Table {
         self.waits.contains_key(&client)
     }
 
-    /// Since when the one who waits longest has waited.
+    /// Since when the longest wait has lasted.
     pub(crate) fn oldest_wait(&self) -> Option<Instant> {
         self.waits.values().map(|wait| wait.since).min()
     }
@@ -38,15 +40,16 @@ impl Table {
         self.waits.len()
     }
 
-    /// Who waits for what, since when; the longest first.
+    /// Which client waits for which keys, and since when; the longest wait first.
     pub fn waiters(&self) -> Vec<Waiter> {
         self.oldest_waiters(usize::MAX)
     }
 
-    /// As [`Table::waiters`], but no more than `count`: describing one can take long.
+    /// As [`Table::waiters`], but at most `count`: describing one can take long.
     pub fn oldest_waiters(&self, count: usize) -> Vec<Waiter> {
         const KEYS_SHOWN: usize = 8;
-        // A wait may have seen most of its 100,000 keys: no more than this many are looked at for all waits together.
+        // A wait may have seen most of its 100,000 keys, so at most this many are checked for all waits
+        // together.
         const KEYS_LOOKED_AT: usize = 16 << 10;
         let mut looks = KEYS_LOOKED_AT;
         let mut missing_of = |wait: &Wait| {
@@ -119,7 +122,7 @@ impl Table {
         Ok(())
     }
 
-    /// Counts the client in; true if the barrier is complete.
+    /// Counts the client; true if the barrier is complete.
     pub(super) fn arrive(
         &mut self,
         client: ClientId,
@@ -137,9 +140,10 @@ impl Table {
             self.write(key, text.as_bytes(), replies)?;
             return Ok(true);
         }
-        // Registered before it is counted, so that one for whom there is no room is not counted.
+        // Registered before it is counted, so that a client that is refused for lack of memory is not
+        // counted.
         self.register(client, vec![key.into()], now, Operation::Barrier)?;
-        // Not `write`: an arrival wakes nobody until the last one.
+        // Not `write`: an arrival wakes no client until the last one.
         if let Err(refusal) = self.store(key, text.as_bytes()) {
             self.end_wait(client);
             return Err(refusal);
@@ -147,7 +151,7 @@ impl Table {
         Ok(false)
     }
 
-    /// `key` is there now: takes it off everybody's list and ends the waits that have nothing left.
+    /// `key` exists now: takes it off all lists and ends the waits that have no missing keys left.
     pub(super) fn wake_all(&mut self, key: &[u8], replies: &mut Replies) {
         if self.waiting.is_empty() {
             return; // the common case of a busy store costs one comparison
@@ -158,7 +162,7 @@ impl Table {
         }
     }
 
-    /// A queue got one item: ends the oldest wait that has nothing else left, so that one popper comes.
+    /// A queue got one item: ends the oldest wait that has no other missing keys, so that one client pops it.
     pub(super) fn wake_one(&mut self, key: &[u8], replies: &mut Replies) {
         while let Some(clients) = self.waiting.get_mut(key) {
             let (_, client) = clients.pop_first().expect("no list of waiting clients is empty");
@@ -175,7 +179,7 @@ impl Table {
         }
     }
 
-    /// The client has seen a key it waited for; true if that ends its wait.
+    /// The client has seen a key that it waited for; true if that ends its wait.
     pub(super) fn saw(&mut self, client: ClientId, replies: &mut Replies) -> bool {
         let Entry::Occupied(mut entry) = self.waits.entry(client) else {
             unreachable!("a client registered under a key waits")
@@ -193,7 +197,7 @@ impl Table {
         let wait = self.waits.remove(&client)?;
         self.bytes -= wait.bytes;
         for key in &wait.missing {
-            // A key that was seen may have a list again, of others.
+            // A key that was seen may have a list again, for other clients.
             let Some(clients) = self.waiting.get_mut(key) else { continue };
             clients.remove(&wait.ticket);
             if clients.is_empty() {
@@ -203,7 +207,7 @@ impl Table {
         Some(wait)
     }
 
-    /// A client that was woken by a push comes back: for the item, or for something else.
+    /// A client that was woken by a push sends a request: for the item, or for something else.
     pub(super) fn settle_promise(&mut self, client: ClientId, request: &Request<'_>, replies: &mut Replies) {
         match (self.promised.get(&client), request) {
             (Some(queue), Request::QueuePop { key }) if **queue == **key => {
@@ -220,7 +224,7 @@ impl Table {
         Some(queue)
     }
 
-    /// Offers what was pushed for this client to the next one in line, if it is still there.
+    /// Offers what was pushed for this client to the next waiting one, if the item is still in the queue.
     pub(super) fn pass_promise_on(&mut self, client: ClientId, replies: &mut Replies) {
         if let Some(queue) = self.take_promise(client)
             && self.queues.contains(&queue)

@@ -1,5 +1,5 @@
-//! What every store does. Each function is one promise; `conformance.rs` and `against_torch.rs` run them all for every
-//! implementation.
+//! What every store does. Each function tests one promise; `conformance.rs` and `against_torch.rs` run all of
+//! them for every implementation.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use tenfold_store::{ErrorKind, Store, StoreExt, Value};
 
-/// One store under test: how to get a handle of one's own on its data, and what it has beyond the basics.
+/// One store under test: how to get another handle on its data, and what it supports beyond the basics.
 pub(crate) struct Subject {
     pub(crate) open: Box<dyn Fn() -> Arc<dyn Store> + Sync>,
     pub(crate) queues: bool,
-    /// Does a value that cannot be counted on cost the client its connection?
+    /// Does `add` on a value that is not a number cost the client its connection?
     pub(crate) says_not_a_number: bool,
     /// Are waiters woken by every write? PyTorch's legacy server forgets compare_set.
     pub(crate) wakes_on_compare_set: bool,
@@ -35,7 +35,7 @@ fn texts(values: &[Value]) -> Vec<String> {
     values.iter().map(|value| String::from_utf8_lossy(value).into_owned()).collect()
 }
 
-/// Hands the names of all promises to another macro.
+/// Passes the names of all promises to another macro.
 macro_rules! promises {
     ($macro:ident! $($argument:ident)?) => {
         $macro! { $($argument)? :
@@ -174,7 +174,7 @@ pub(crate) fn a_wait_that_times_out_names_the_keys_and_leaves_the_store_usable(s
         assert!(error.is_timeout(), "{error}");
         let text = error.to_string();
         assert!(text.starts_with("store wait `never`, `ever` at "), "{text}");
-        assert!(text.contains("not there when the time was up\n  hint: "), "{text}");
+        assert!(text.contains("timed out: the key was never set\n  hint: "), "{text}");
         assert!(error.scene().elapsed >= timeout);
     }
     store.set("k", "v").unwrap();
@@ -240,7 +240,7 @@ pub(crate) fn keys_are_counted_and_listed(subject: &Subject) {
 pub(crate) fn queues_are_first_in_first_out(subject: &Subject) {
     let (one, other) = (subject.open(), subject.open());
     if !subject.queues {
-        return; // each such store has a test of how it says so
+        return; // each such store has a test of its error
     }
     assert_eq!(one.queue_len("q").unwrap(), 0);
     assert_eq!(one.try_queue_pop("q").unwrap_err().kind(), ErrorKind::QueueEmpty);
@@ -257,7 +257,8 @@ pub(crate) fn queues_are_first_in_first_out(subject: &Subject) {
     assert_eq!(&*one.get("q").unwrap(), b"key", "a queue and a key may share a name");
 }
 
-/// A pop is a wait and a taking, as c10d's is: between the two somebody else may be quicker, and then it is tried again.
+/// A pop is a wait and then a take, as in c10d. Another client may take the item in between; then the pop is
+/// retried.
 fn pop_in_the_end(store: &impl StoreExt) -> Value {
     loop {
         match store.queue_pop("q") {
@@ -297,7 +298,7 @@ pub(crate) fn everybody_meets_at_a_barrier(subject: &Subject) {
                 scope.spawn(move || {
                     store.add(format!("come/{round}"), 1).unwrap();
                     store.barrier(format!("meet/{round}"), 4).unwrap();
-                    // Nobody passes before everybody has come.
+                    // No client passes before all have joined.
                     assert_eq!(store.add(format!("come/{round}"), 0).unwrap(), 4);
                 });
             }

@@ -1,6 +1,6 @@
 //! What attack tests need: bytes by hand, a socket that sends them, and a well-behaved client that watches.
 //!
-//! Messages are put together here and not by `tenfold_store::wire`, so that a mistake there cannot hide itself.
+//! Messages are built here and not by `tenfold_store::wire`, so that a mistake there cannot hide itself.
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
 #![allow(
@@ -74,7 +74,7 @@ impl Raw {
         Raw(stream)
     }
 
-    /// A connection that has said hello.
+    /// A connection after the handshake.
     pub fn greeted(server: SocketAddr) -> Raw {
         let mut raw = Raw::connect(server);
         raw.send(&HELLO);
@@ -85,7 +85,7 @@ impl Raw {
         self.0.write_all(bytes).expect("the server takes it");
     }
 
-    /// Sends to a server that may hang up meanwhile; how many bytes went out.
+    /// Sends to a server that may close the connection meanwhile; returns how many bytes were sent.
     pub fn try_send(&mut self, bytes: &[u8]) -> usize {
         let mut sent = 0;
         while sent < bytes.len() {
@@ -97,7 +97,7 @@ impl Raw {
         sent
     }
 
-    /// Sends without ever waiting, as long as the server takes something within `patience`.
+    /// Sends without ever blocking, as long as the server takes something within `patience`.
     pub fn stuff(&mut self, bytes: &[u8], patience: Duration) -> usize {
         self.0.set_write_timeout(Some(patience)).unwrap();
         self.try_send(bytes)
@@ -122,7 +122,7 @@ impl Raw {
         assert_eq!(self.read(), [1, 2, 3, 4]);
     }
 
-    /// What comes first: some bytes, or nothing if the server closes.
+    /// What arrives first: some bytes, or nothing if the server closes.
     pub fn answer_or_end(&mut self) -> Vec<u8> {
         let mut buffer = vec![0; 64];
         let length = self.0.read(&mut buffer).unwrap_or(0);
@@ -130,7 +130,7 @@ impl Raw {
         buffer
     }
 
-    /// Reads until the server closes; returns what came before that.
+    /// Reads until the server closes; returns the bytes before that.
     pub fn until_closed(&mut self) -> Vec<u8> {
         let (mut all, mut buffer) = (Vec::new(), vec![0; 64 << 10]);
         loop {
@@ -150,7 +150,7 @@ impl Raw {
 pub fn until(what: &str, mut seen: impl FnMut() -> bool) {
     let start = Instant::now();
     while !seen() {
-        assert!(start.elapsed() < HANG, "waited in vain until {what}");
+        assert!(start.elapsed() < HANG, "timed out waiting until {what}");
         std::thread::park_timeout(Duration::from_millis(2));
     }
 }
@@ -160,7 +160,8 @@ pub fn client(server: SocketAddr, timeout: Duration) -> TcpStore {
     TcpStore::open(options).expect("a well-behaved client is let in")
 }
 
-/// A well-behaved client at work on a thread of its own: checks every answer and notes its longest wait for one.
+/// A well-behaved client at work on a thread of its own: checks every answer and records its longest wait for
+/// one.
 pub struct Bystander {
     stop: mpsc::Sender<()>,
     thread: Option<JoinHandle<(u32, Duration)>>,
@@ -188,7 +189,8 @@ impl Bystander {
         Bystander { stop, thread: Some(thread) }
     }
 
-    /// Ends the watch and prints what it saw. The longest stall is for the reader: a busy machine makes its own.
+    /// Ends the watch and prints what it saw. The longest stall is only information: a busy machine causes
+    /// stalls too.
     pub fn report(mut self, attack: &str) -> Duration {
         self.stop.send(()).expect("the bystander is still there: no answer was wrong");
         let (rounds, longest) =

@@ -1,11 +1,11 @@
-//! Is there an order of all operations, one at a time, that gives everybody the answers they got?
+//! Checks whether some sequential order of all operations explains the answers that all clients got.
 //!
-//! The search of Wing and Gong with the memory of Lowe ("Testing for linearizability", 2017): take any operation that
-//! no other one preceded, apply it to the object, go on; go back when an answer does not fit; never look twice at the
-//! same set of done operations with the same state of the object.
+//! The search of Wing and Gong with the memory of Lowe ("Testing for linearizability", 2017): take any
+//! operation that no other one preceded, apply it to the object, and continue. Backtrack when an answer does
+//! not fit. Never visit the same set of done operations with the same state of the object twice.
 //!
-//! Stricter than linearizability in one point: the operations of one connection happen in the order they were sent,
-//! also if they were under way together. So the set of done operations is one number per connection.
+//! Stricter than linearizability in one point: the operations of one connection happen in the order they were
+//! sent, even if they were in flight together. So the set of done operations is one number per connection.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::fmt;
@@ -90,7 +90,7 @@ impl Object {
     }
 }
 
-/// How far the best order came.
+/// How far the best order got.
 #[derive(Debug)]
 pub(crate) struct Violation {
     done: usize,
@@ -143,7 +143,7 @@ fn show(debug: &str) -> String {
 /// States kept before giving up, a hundred megabytes of them. Histories of these tests need a few for each operation.
 const MEMORY: usize = 4_000_000;
 
-/// A state that was looked at, as 128 bits: two different ones with the same bits would be a reason to play.
+/// A visited state as 128 bits: a collision of two different states is practically impossible.
 fn fingerprint(done: &[usize], object: &Object) -> (u64, u64) {
     let hash = |salt: u8| {
         let mut hasher = DefaultHasher::new();
@@ -153,7 +153,7 @@ fn fingerprint(done: &[usize], object: &Object) -> (u64, u64) {
     (hash(1), hash(2))
 }
 
-/// One operation of an order, and how things were before it.
+/// One operation of an order, and the state before it.
 struct Step {
     session: usize,
     before: Object,
@@ -162,7 +162,7 @@ struct Step {
 
 /// Looks for an order of these connections' operations. The operations of each are in the order they were sent.
 pub(crate) fn check(sessions: &[Vec<Call>]) -> Result<(), Violation> {
-    // Reads that nobody got an answer to say nothing.
+    // Reads without an answer carry no information.
     let matters = |call: &&Call| call.returned != NEVER || !is_read(&call.request);
     let sessions: Vec<Vec<Call>> =
         sessions.iter().map(|session| session.iter().filter(matters).cloned().collect()).collect();
@@ -182,7 +182,7 @@ pub(crate) fn check(sessions: &[Vec<Call>]) -> Result<(), Violation> {
         }
         let is_new = known.insert(fingerprint(&done, &object));
         let mut untried = if is_new { candidates(sessions, &done) } else { Vec::new() };
-        // Forward with the first that fits, or back to the last choice.
+        // Forward with the first operation that fits, or back to the last choice.
         loop {
             if let Some(session) = untried.pop() {
                 let call = &sessions[session][done[session]];
@@ -219,7 +219,7 @@ fn answered(sessions: &[Vec<Call>], done: &[usize]) -> bool {
     next.all(|call| call.returned == NEVER)
 }
 
-/// Connections whose next operation may be the next of all: none that is not done was over before it began.
+/// Connections whose next operation may be the next of all: no pending operation returned before it began.
 /// The one that returned first comes last, to be tried first.
 fn candidates(sessions: &[Vec<Call>], done: &[usize]) -> Vec<usize> {
     let next = || {
@@ -298,7 +298,7 @@ mod tests {
     fn a_stale_read_is_found() {
         assert!(!fits(&[vec![write(0, 1, "a"), write(2, 3, "b")], vec![read(4, 5, "a")]]));
         assert!(fits(&[vec![write(0, 1, "a"), write(2, 6, "b")], vec![read(4, 5, "a")]]));
-        // New, then old again, while the write is under way.
+        // New, then old again, while the write is in progress.
         let writes = || vec![write(0, 1, "a"), write(2, 20, "b")];
         assert!(!fits(&[writes(), vec![read(4, 5, "b")], vec![read(6, 7, "a")]]));
         assert!(fits(&[writes(), vec![read(4, 5, "a")], vec![read(6, 7, "b")]]));
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_never_answered_may_have_happened_late_or_not_at_all_but_not_twice() {
+    fn an_unanswered_operation_may_happen_late_or_never_but_not_twice() {
         let lost = || vec![pending(0, set("a"))];
         assert!(fits(&[lost(), vec![read(1, 2, ""), read(3, 4, "")]]));
         assert!(fits(&[lost(), vec![read(1, 2, ""), read(3, 4, "a")]]));

@@ -1,4 +1,4 @@
-//! Clients that do random operations and write down what they saw.
+//! Clients that do random operations and record what they saw.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -22,10 +22,10 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Run {
     pub(crate) seed: u64,
-    /// At least so many, by all clients together.
+    /// At least this many, by all clients together.
     pub(crate) operations: u64,
-    /// Are connections cut as well? Some thirty in a run of any length: an operation without an answer may happen at
-    /// any time to come, and hundreds of them make checking take ages.
+    /// Whether connections are cut as well. Some thirty in a run of any length: an operation without an
+    /// answer may happen at any later time, and hundreds of them make checking very slow.
     pub(crate) cuts: bool,
 }
 
@@ -36,7 +36,7 @@ enum Style {
     Library,
     /// Each message in pieces.
     Pieces,
-    /// Several messages under way, together in pieces.
+    /// Several messages in flight, together in pieces.
     Pipeline,
 }
 
@@ -95,7 +95,7 @@ struct Shared {
     answers: AtomicU64,
 }
 
-/// Splitmix64: ten lines, and the same on every machine.
+/// Splitmix64: short, and the same on every machine.
 #[derive(Clone, Debug)]
 pub(crate) struct Random(pub(crate) u64);
 
@@ -124,9 +124,9 @@ struct Client<'a> {
     serial: u64,
     /// Values to expect in `compare_set`.
     last_seen: HashMap<Vec<u8>, Vec<u8>>,
-    /// Of the connection that is open.
+    /// The open connection's.
     calls: Vec<Call>,
-    /// Of those that were closed.
+    /// Those of closed connections.
     sessions: Vec<Vec<Call>>,
 }
 
@@ -138,7 +138,7 @@ pub(crate) fn object_of(request: &Request<'_>) -> String {
     if key.starts_with("both") { "both".into() } else { key }
 }
 
-/// Long values as something short that is different if they are.
+/// Long values as a short form that differs if they do.
 fn brief(value: &[u8]) -> Vec<u8> {
     if value.len() <= 64 {
         return value.into();
@@ -150,7 +150,7 @@ fn brief(value: &[u8]) -> Vec<u8> {
 }
 
 impl Client<'_> {
-    /// A value that nobody else writes.
+    /// A value that no other client writes.
     fn unique(&mut self) -> Vec<u8> {
         self.serial += 1;
         format!("{}.{};", self.name, self.serial).into_bytes()
@@ -234,7 +234,8 @@ impl Client<'_> {
 
     fn about_queue(&mut self) -> Request<'static> {
         let (key, value) = (self.key("queue"), self.unique());
-        // More pops than pushes: in a long queue it shows late which of two pushes was first, and checking takes ages.
+        // More pops than pushes: in a long queue it takes long until the order of two pushes shows, and
+        // checking is slow.
         match self.random.below(10) {
             0..=2 => Request::QueuePush { key, value: value.into() },
             3 => Request::QueueLen { key },
@@ -251,7 +252,7 @@ impl Client<'_> {
         self.shared.start.elapsed().as_nanos() as u64
     }
 
-    /// Writes down that this is about to be asked.
+    /// Records that this request is about to be sent.
     fn asks(&mut self, request: &Request<'static>) {
         let mut request = request.clone();
         match &mut request {
@@ -265,7 +266,7 @@ impl Client<'_> {
         self.calls.push(Call { request, response: None, invoked, returned: NEVER });
     }
 
-    /// Writes down the answer to the call at `index`, which proves that all earlier ones are done.
+    /// Records the answer to the call at `index`, which proves that all earlier ones are done.
     fn hears(&mut self, index: usize, mut response: Response) {
         let request = &self.calls[index].request;
         if let Response::Value(Some(value)) = &mut response {
@@ -379,7 +380,8 @@ impl Client<'_> {
         }
     }
 
-    /// Sends these, the last one perhaps in part, and leaves without waiting for answers; perhaps amid a wait.
+    /// Sends these, the last one perhaps in part, and disconnects without waiting for answers, perhaps during
+    /// a wait.
     fn vanish(&mut self, mut socket: Socket, mut requests: Vec<Request<'static>>) {
         let mut bytes = Vec::new();
         if self.random.one_in(2) {
@@ -393,7 +395,8 @@ impl Client<'_> {
             encode(request, &mut bytes);
         }
         if let Some(half) = half {
-            // Not written down: a part of a message must have no effect, and its value would be found if it had.
+            // Not recorded: a part of a message must have no effect, and its value would be noticed if it had
+            // one.
             let mut message = Vec::new();
             encode(&half, &mut message);
             bytes.extend_from_slice(&message[..self.random.below(message.len())]);
@@ -402,7 +405,7 @@ impl Client<'_> {
         match self.random.below(3) {
             0 => drop(socket.0.shutdown(Shutdown::Both)),
             1 => {
-                // All it has sent is served before the end of its stream is seen.
+                // All that it has sent is served before the end of its stream is seen.
                 socket.0.shutdown(Shutdown::Write).expect("it is connected");
                 socket.0.read_to_end(&mut Vec::new()).expect("the server closes too");
             }
@@ -411,12 +414,12 @@ impl Client<'_> {
         self.closes();
     }
 
-    /// Writes in pieces, some of them with others' operations in between.
+    /// Writes in pieces, some of them with other clients' operations in between.
     fn send(&mut self, socket: &mut Socket, bytes: &[u8]) {
         let mut rest = bytes;
         let mut pieces = self.random.below(6);
         while pieces > 0 && rest.len() > 1 {
-            // Near the front more often: that is where the opcode and the lengths are.
+            // Near the start more often: that is where the opcode and the lengths are.
             let bound = if self.random.one_in(2) { rest.len().min(12) } else { rest.len() };
             let (piece, later) = rest.split_at(1 + self.random.below(bound - 1));
             socket.0.write_all(piece).expect("the server reads");
@@ -426,10 +429,10 @@ impl Client<'_> {
         socket.0.write_all(rest).expect("the server reads");
     }
 
-    /// A moment, so that the server sees the piece by itself; now and then for much longer.
+    /// Yields for a moment, so that the server sees the piece by itself; occasionally for much longer.
     fn let_others_go_first(&mut self) {
         let frozen = self.random.one_in(50);
-        let (more, yields) = if frozen { (20, 300) } else { (1, 4) }; // not for ever: they may all be here
+        let (more, yields) = if frozen { (20, 300) } else { (1, 4) }; // bounded: all clients may be here
         let answers = || self.shared.answers.load(Ordering::Relaxed);
         let enough = answers() + more;
         for _ in 0..yields {

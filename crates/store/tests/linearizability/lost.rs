@@ -1,4 +1,4 @@
-//! Nothing is lost and nothing comes twice, by counting: adds, queue items, wake-ups.
+//! Counts adds, queue items and wake-ups: none is lost and none is duplicated.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -49,7 +49,7 @@ fn six_thousand_items_are_popped_once_each_and_in_order() {
                         let (pusher, serial) = text.split_once('.').expect("two numbers");
                         popped.push((pusher.parse().expect("a number"), serial.parse().expect("a number")));
                     }
-                    // As in c10d: two may see the same item, and one of them is late.
+                    // As in c10d: two clients may see the same item, and one of them is late.
                     Err(error) => assert_eq!(error.kind(), ErrorKind::QueueEmpty, "{error}"),
                 }
             }
@@ -85,8 +85,8 @@ fn six_thousand_items_are_popped_once_each_and_in_order() {
     assert_eq!((facts.table_bytes, facts.queue_items, facts.waiters_count), (0, 0, 0));
 }
 
-/// Two hundred rounds of twelve waiting clients. In half of them all wait before the write comes; in the others
-/// the write and the waits race.
+/// Two hundred rounds of twelve waiting clients. In half of them all wait before the write; in the others the
+/// write and the waits race.
 #[test]
 fn of_two_thousand_four_hundred_wake_ups_none_is_lost() {
     const WAITERS: usize = 12;
@@ -115,7 +115,7 @@ fn of_two_thousand_four_hundred_wake_ups_none_is_lost() {
             if all_wait {
                 let until = Instant::now() + PATIENCE;
                 while server.facts().waiters_count < WAITERS {
-                    assert!(Instant::now() < until, "round {round}: not everybody came to wait");
+                    assert!(Instant::now() < until, "round {round}: not all clients are waiting");
                     std::thread::yield_now();
                 }
             }
@@ -128,11 +128,11 @@ fn of_two_thousand_four_hundred_wake_ups_none_is_lost() {
                 _ => store.multi_set(&[&a, &b], &["1", "1"]).expect("set"),
             }
             if all_wait && round % 4 == 0 {
-                // All have seen it: taking it away again does not prolong their wait.
+                // All have seen it: deleting it does not prolong their wait.
                 assert!(store.delete_key(&a).expect("asked"), "round {round}");
             }
             store.set(&b, "2").expect("set");
-            store.ping().expect("answered"); // whoever waits from here on waits for the next round
+            store.ping().expect("answered"); // a client that waits from here on waits for the next round
         }
         (0..ROUNDS).for_each(|round| wait_until_woken(&store, round, WAITERS));
     });
@@ -142,7 +142,7 @@ fn of_two_thousand_four_hundred_wake_ups_none_is_lost() {
 fn wait_until_woken(store: &TcpStore, round: usize, waiters: usize) {
     let until = Instant::now() + PATIENCE;
     while store.add(format!("woken{round}"), 0).expect("counted") < waiters as i64 {
-        assert!(Instant::now() < until, "round {round}: somebody sleeps on");
+        assert!(Instant::now() < until, "round {round}: a client is still asleep");
         std::thread::yield_now();
     }
 }

@@ -1,13 +1,14 @@
-//! A real server under many clients at once: is what they saw explained by one operation at a time?
+//! Many clients use a real server concurrently: does some sequential order explain what they saw?
 //!
-//! Eight clients do random operations on a few keys: some through [`TcpStore`](tenfold_store::TcpStore), some over raw
-//! sockets with each message sent in pieces, some with several requests under way. In every other run connections are
-//! cut as well, in the midst of messages and of waits. Each operation is recorded with the time before it was sent and
-//! the time after its answer; then the history of each key is checked (`checker`).
+//! Eight clients do random operations on a few keys: some through [`TcpStore`](tenfold_store::TcpStore), some
+//! over raw sockets with each message sent in pieces, some with several requests in flight. In every other
+//! run connections are cut as well, in the middle of messages and of waits. Each operation is recorded with
+//! the time before it was sent and the time after its answer; then the history of each key is checked
+//! (`checker`).
 //!
-//! A run is named by its seed: it decides who asks what in which order and where messages are cut; only how the clients
-//! interleave is the machine's doing. A failing seed prints how to run it again. The long run, as a goal of its own
-//! (S13), is
+//! A run is identified by its seed: it decides which client sends what in which order and where messages are
+//! cut. Only the interleaving of the clients depends on the machine. A failing seed prints how to run it
+//! again. The long run, a separate goal (S13), is
 //!
 //! ```text
 //! TENFOLD_LINEARIZABILITY_SEEDS=10 TENFOLD_LINEARIZABILITY_OPS=17000 \
@@ -32,7 +33,7 @@ fn setting(name: &str, default: u64) -> u64 {
     let name = format!("TENFOLD_LINEARIZABILITY_{name}");
     match std::env::var(&name) {
         Err(_) => default,
-        Ok(text) => text.parse().unwrap_or_else(|_| panic!("{name} is {text:?}, which is no number")),
+        Ok(text) => text.parse().unwrap_or_else(|_| panic!("{name} is {text:?}, which is not a number")),
     }
 }
 
@@ -56,7 +57,7 @@ fn histories_are_linearizable_however_messages_and_connections_are_cut() {
     }
 }
 
-/// What is linearizable object by object is linearizable as a whole, and much faster to check.
+/// A history that is linearizable object by object is linearizable as a whole, and much faster to check.
 fn by_object(sessions: Vec<Vec<Call>>) -> BTreeMap<String, Vec<Vec<Call>>> {
     let mut objects = BTreeMap::<String, Vec<Vec<Call>>>::new();
     let count = sessions.len();

@@ -41,7 +41,7 @@ impl Transcript {
         let own_nonce = std::process::id().to_le_bytes();
         let entry = |entry: &Json| {
             let mut bytes = unhex(entry["hex"].as_str().unwrap());
-            // The number of a ping is the process's id: ours, where the recording has another.
+            // The number in a ping is the process's id: ours, where the recording has another.
             let is_ping = entry["op"] == "PING" || (entry["dir"] == "s2c" && bytes == nonce);
             if is_ping && !name.starts_with("raw_") {
                 let at = bytes.len() - nonce.len();
@@ -87,7 +87,7 @@ impl Transcript {
     }
 }
 
-/// Plays the server of a recording: says its bytes when they are due, and demands the client's to the letter.
+/// Plays the server of a recording: sends its bytes when they are due, and requires the client's exact bytes.
 pub(crate) fn play_server(transcript: &Transcript, listener: &TcpListener) -> Result<(), String> {
     std::thread::scope(|scope| {
         let mut parts = Vec::new();
@@ -99,7 +99,8 @@ pub(crate) fn play_server(transcript: &Transcript, listener: &TcpListener) -> Re
     })
 }
 
-/// Our client's first ping has a nonce of its own, by which it tells our server from PyTorch's. PyTorch's sends it back.
+/// Our client's first ping has a special nonce, which distinguishes our server from PyTorch's. PyTorch's
+/// sends it back.
 fn as_our_client_says_it<'a>(entries: impl Iterator<Item = &'a Entry>) -> Vec<Entry> {
     const GREETING: [u8; 4] = 0xF01D_7E4F_u32.to_le_bytes();
     let mut entries: Vec<Entry> = entries.cloned().collect();
@@ -132,7 +133,7 @@ fn play_connection(transcript: &Transcript, connection: usize, mut stream: TcpSt
             (false, true) => return Ok(()),
         }
     }
-    // Nothing but the end may follow.
+    // Nothing except the end may follow.
     let mut rest = Vec::new();
     stream
         .read_to_end(&mut rest)

@@ -38,7 +38,7 @@ impl Node {
         }
     }
 
-    /// Expects to be stopped, and obeys.
+    /// Expects a stop, and confirms it.
     fn stop(&self) -> String {
         match self.event() {
             Event::Stop { round, reason } => {
@@ -57,7 +57,7 @@ impl Node {
 fn settings(nodes_min: usize, nodes_max: usize) -> Settings {
     Settings {
         beat_interval: Duration::from_millis(40),
-        beats_missed_max: 250, // nobody is missed who only waits for a busy core
+        beats_missed_max: 250, // a node that only waits for a busy core is not declared dead
         ..scenarios::settings(nodes_min, nodes_max)
     }
 }
@@ -162,7 +162,7 @@ fn a_node_that_leaves_is_answered_and_the_others_go_on() {
         assert_eq!(nodes[1].stop(), "node a left: SIGTERM");
         let start = nodes[1].start();
         assert_eq!((start.round, hosts(&start)), (1, vec!["b"]));
-        // Also when nobody waits for the answer.
+        // Also if no caller waits for the answer.
         nodes[1].rendezvous.tell(Order::Leave { reason: "SIGINT".into() });
         let [_, b] = nodes;
         drop(b.rendezvous);
@@ -206,7 +206,7 @@ fn what_a_rank_does_goes_out_with_the_beat() {
 }
 
 #[test]
-fn a_store_that_is_gone_for_good_ends_the_job_with_an_error_that_names_it() {
+fn a_lost_store_ends_the_job_with_an_error_that_names_it() {
     let server = Server::start(ServerOptions::new("127.0.0.1", 0)).unwrap();
     let address = server.address();
     let store: Arc<dyn Store> = Arc::new(TcpStore::connect("127.0.0.1", address.port()).unwrap());
@@ -226,9 +226,9 @@ fn a_key_that_holds_something_else_is_named_in_the_error() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
     store.set("tenfold/run/job/state", "hello").unwrap();
     let node = Node::join(&store, &settings(1, 1), "a");
-    let text = "the key `tenfold/run/job/state` of the store at this process holds no state of a job: \
+    let text = "the key `tenfold/run/job/state` of the store at this process does not hold the state of a job: \
                 expected value at line 1 column 1\n  \
-                hint: does something else use that key? another version of tenfold? take another run id";
+                hint: use another run id, or check whether another program or another version of tenfold uses that key";
     assert_eq!(node.event(), Event::Over(Outcome::Closed(text.into())));
 }
 
@@ -256,7 +256,7 @@ struct Lossy {
 
 impl Store for Lossy {
     fn call(&self, request: Request<'_>, deadline: Deadline) -> Result<Response, Fault> {
-        let lost = || Err(Fault::new(ErrorKind::Lost, "the connection is gone"));
+        let lost = || Err(Fault::new(ErrorKind::Lost, "the connection is lost"));
         match self.calls.fetch_add(1, Ordering::Relaxed) % 10 {
             4 => lost(),
             9 => self.store.call(request, deadline).and_then(|_| lost()),
@@ -286,7 +286,7 @@ fn requests_and_answers_that_get_lost_change_nothing() {
     nodes.iter().for_each(|node| assert_eq!(node.event(), Event::Over(Outcome::Success)));
 }
 
-/// Answers nothing until it is let go.
+/// Answers nothing until it is released.
 struct Stuck(Arc<(Mutex<bool>, Condvar)>);
 
 impl Store for Stuck {
@@ -315,11 +315,11 @@ fn a_store_that_does_not_answer_does_not_keep_a_rendezvous_from_being_dropped() 
 }
 
 #[test]
-fn a_state_that_nobody_tells_of_is_found_with_the_next_beat() {
+fn a_state_that_was_not_announced_is_found_with_the_next_beat() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
     let node = Node::join(&store, &Settings { last_call: Duration::ZERO, ..settings(1, 2) }, "a");
     node.start();
-    // One that dies as soon as it has written the state.
+    // A node that dies as soon as it has written the state.
     let text = store.get("tenfold/run/job/state").unwrap();
     let mut state = State::from_text(&text).unwrap();
     state.join(&scenarios::node("z"));
@@ -338,7 +338,7 @@ fn many_nodes_find_each_other() {
     let server = Server::start(ServerOptions::new("127.0.0.1", 0)).unwrap();
     let store: Arc<dyn Store> = Arc::new(TcpStore::connect("127.0.0.1", server.address().port()).unwrap());
     let count = 40;
-    // Nobody is missed, however long forty threads have to share a busy core.
+    // No node is declared dead, however long forty threads have to share a busy core.
     let settings = Settings { beats_missed_max: 1000, ..settings(count, count) };
     let nodes: Vec<Node> = (0..count).map(|at| Node::join(&store, &settings, &format!("n{at}"))).collect();
     let mut ranks: Vec<usize> = nodes.iter().map(|node| node.start().node_rank).collect();
@@ -350,7 +350,7 @@ fn many_nodes_find_each_other() {
 }
 
 #[test]
-fn settings_that_cannot_work_are_an_error_at_once() {
+fn invalid_settings_are_an_immediate_error() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
     let error = Rendezvous::join(store, settings(2, 1), scenarios::node("a"), |_| {}).unwrap_err();
     assert_eq!(error.to_string(), "invalid number of nodes, 2 to 1: expected 1 to 4096, the smaller first");

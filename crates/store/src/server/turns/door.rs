@@ -1,4 +1,4 @@
-//! Who gets in: accepting connections, and turning them away.
+//! Accepts connections, or refuses them.
 
 use std::io;
 use std::net::SocketAddr;
@@ -25,8 +25,8 @@ impl Loop {
                         self.turn_away(index, &error);
                         break;
                     }
-                    // The peer changed its mind between connecting and being accepted.
-                    Err(error) => tracing::debug!(%error, "a connection was gone before it was accepted"),
+                    // The peer closed the connection before it was accepted.
+                    Err(error) => tracing::debug!(%error, "a connection was closed before it was accepted"),
                 }
             }
         }
@@ -35,11 +35,7 @@ impl Loop {
     pub(super) fn admit(&mut self, mut stream: mio::net::TcpStream, peer: SocketAddr) {
         self.counters.accepted += 1;
         if self.count >= self.limits.connections {
-            return self.note(
-                Closed::Connections,
-                Some(peer),
-                "there are as many connections as the limit allows",
-            );
+            return self.note(Closed::Connections, Some(peer), "the limit of connections is reached");
         }
         if !self.limits.other_users
             && peer.ip().to_canonical().is_loopback()
@@ -49,7 +45,7 @@ impl Loop {
             return self.note(Closed::User, Some(peer), &reason);
         }
         if !self.callers.admit(peer) {
-            let reason = "its address has as many connections as the limit allows one address";
+            let reason = "the limit of connections from one address is reached";
             return self.note(Closed::Connections, Some(peer), reason);
         }
         #[cfg(not(target_os = "linux"))] // Linux hands the listener's options on
@@ -70,7 +66,7 @@ impl Loop {
         self.connections[slot] = Some(Box::new(Connection::new(stream, peer, self.now)));
     }
 
-    /// No descriptor is left: lets the next client know by closing it, and rests.
+    /// No descriptor is left: closes the next client's connection, so that it notices, and pauses.
     pub(super) fn turn_away(&mut self, index: usize, error: &io::Error) {
         self.accept_again = Some(self.now + ACCEPT_REST);
         drop(self.spare.take());
@@ -80,13 +76,13 @@ impl Loop {
     }
 }
 
-/// The user of a client on this machine, if it is not one whose clients are served.
+/// The user of a client on this machine, if that user's clients are not served.
 pub(super) fn stranger(stream: &mio::net::TcpStream, peer: SocketAddr) -> Option<u32> {
     let owner = crate::owner::of_connection(peer, stream.local_addr().ok()?)?;
     (!owner.is_trusted()).then_some(owner.user)
 }
 
-/// Out of descriptors or memory, as opposed to a connection that went away.
+/// Out of descriptors or memory, as opposed to a problem of one connection.
 pub(super) fn is_exhaustion(error: &io::Error) -> bool {
     use rustix::io::Errno;
     let errno = Errno::from_io_error(error);

@@ -1,4 +1,4 @@
-//! What the server says about itself: its facts, and log lines of which there are not too many.
+//! What the server reports about itself: its facts, and a limited number of log lines.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -60,12 +60,12 @@ impl Loop {
     pub(super) fn peer_of(&self, client: ClientId) -> String {
         match self.connections.get(client.0).and_then(Option::as_ref) {
             Some(connection) => connection.peer.to_string(),
-            None => "the client that asks".into(), // it has its turn and is out of the list
+            None => "the client that asks".into(), // it is not in the list during its turn
         }
     }
 }
 
-/// A log that strangers can fill is a weapon: a few lines a second, then a count.
+/// Clients must not be able to fill the log: a few lines per second, then a count.
 #[derive(Debug)]
 pub(super) struct LogBudget {
     pub(super) left: u32,
@@ -87,7 +87,7 @@ impl LogBudget {
         true
     }
 
-    /// A new second, new lines; and one about those that were swallowed.
+    /// Starts a new second, and returns a line about those that were suppressed.
     pub(super) fn renew(&mut self, now: Instant) -> Option<String> {
         if now.duration_since(self.renewed) < Duration::from_secs(1) {
             return None;
@@ -96,6 +96,6 @@ impl LogBudget {
         self.left = LOG_LINES;
         let suppressed = std::mem::take(&mut self.suppressed);
         (suppressed > 0)
-            .then(|| format!("store server closed {suppressed} more connections for such reasons"))
+            .then(|| format!("store server closed {suppressed} more connections for similar reasons"))
     }
 }

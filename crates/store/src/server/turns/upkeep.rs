@@ -1,4 +1,4 @@
-//! What is done between the turns of clients: orders, clocks, memory, connections that take too long.
+//! What is done between the turns of clients: orders, clocks, memory limits, connections that take too long.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ impl Loop {
         connection.counted = held;
     }
 
-    /// A store that is full still answers: buffers may go an eighth beyond what it may hold.
+    /// A full store still answers: buffers may take an eighth more than the store's limit.
     pub(super) fn memory_max(&self) -> usize {
         self.limits.table.bytes + self.limits.table.bytes / 8
     }
@@ -26,8 +26,8 @@ impl Loop {
         self.table.bytes() + self.buffered > self.memory_max()
     }
 
-    /// Closes connections until memory is within its limit: first those that have hoarded for longest, and not the one that
-    /// happens to ask now, which grows in `slot`.
+    /// Closes connections until memory is within its limit: first those that have held memory for the longest
+    /// time, but not the one whose turn it is, which grows in `slot`.
     #[cold]
     pub(super) fn relieve(&mut self, slot: usize) {
         while self.is_over_memory() {
@@ -39,7 +39,7 @@ impl Loop {
             let hoarders = all.filter_map(|(slot, connection)| Some((hoards(connection.as_deref()?)?, slot)));
             let worst = hoarders.min().map_or(slot, |(_, slot)| slot);
             let Some(connection) = self.connections[worst].take_if(|worst| worst.counted > HELD_LIGHT) else {
-                return; // what is held is the table's, or little by each
+                return; // the table holds the memory, or each connection holds little
             };
             let (held, limit) = (connection.counted, self.memory_max());
             let reason =
@@ -67,7 +67,7 @@ impl Loop {
     pub(super) fn obey(&mut self) {
         while let Ok(order) = self.inbox.try_recv() {
             match order {
-                // An asker that left is fine, here and below.
+                // The asker may have timed out, here and below.
                 Order::Tell { waiters, answer } => drop(answer.send(self.facts(waiters))),
                 Order::Values { keys, answer } => {
                     drop(answer.send(keys.iter().map(|key| self.table.value(key)).collect()));
@@ -92,7 +92,7 @@ impl Loop {
         }
     }
 
-    /// A little of what those who look at the server want to know; then clients have their turns again.
+    /// Does a small part of pending reports about the server; then clients get their turns again.
     #[cold]
     pub(super) fn look_around(&mut self, is_idle: bool) {
         if let Some(roll) = self.rolls.front_mut()
@@ -105,9 +105,10 @@ impl Loop {
             && forgetting.step(&mut self.table)
             && let Some((forgetting, answer)) = self.forgetting.pop_front()
         {
-            let _ = answer.send(forgetting.count()); // an asker that left is fine
+            let _ = answer.send(forgetting.count()); // the asker may have timed out
         }
-        // Where nobody waits one step is enough: the loop comes back at once, and looks for clients before.
+        // If no client waits, one step is enough: the loop continues immediately, and checks for clients
+        // first.
         while self.surveys.is_due(is_idle, self.now) {
             self.surveys.step(&self.table, Instant::now);
             if is_idle {
@@ -116,7 +117,7 @@ impl Loop {
         }
     }
 
-    /// Tells the table how many seconds have passed.
+    /// Sets the table's time.
     #[cold]
     pub(super) fn count_seconds(&mut self) {
         let seconds = self.now.duration_since(self.started).as_secs();
@@ -124,7 +125,7 @@ impl Loop {
         self.table.set_seconds(seconds as u32); // 136 years
     }
 
-    /// What has arrived is answered before the end, as far as the sockets take it.
+    /// Answers what has arrived before the end, as far as the sockets accept it.
     pub(super) fn last_words(&mut self, buffer: &mut [u8]) {
         self.dear.open();
         for slot in 0..self.connections.len() {
@@ -144,7 +145,10 @@ pub(super) fn overdue(connection: &Connection, limits: &Limits, now: Instant) ->
     let over = |since: Instant, limit: Duration| now.duration_since(since) >= limit;
     if !connection.validated && over(connection.since, limits.handshake_timeout) {
         let limit = show_duration(limits.handshake_timeout);
-        return Some(refuse(Closed::HandshakeTimeout, format!("it did not say hello within {limit}")));
+        return Some(refuse(
+            Closed::HandshakeTimeout,
+            format!("it did not send the handshake within {limit}"),
+        ));
     }
     if connection.message_since.is_some_and(|since| over(since, limits.message_timeout))
         && connection.output.is_empty()
@@ -161,7 +165,7 @@ pub(super) fn overdue(connection: &Connection, limits: &Limits, now: Instant) ->
         let (unsent, limit) = (connection.output.len(), show_duration(limits.write_timeout));
         return Some(refuse(
             Closed::WriteTimeout,
-            format!("it took fewer than {PROGRESS} of the {unsent} bytes it asked for in {limit}"),
+            format!("it read fewer than {PROGRESS} of the {unsent} bytes it asked for in {limit}"),
         ));
     }
     None
