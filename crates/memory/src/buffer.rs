@@ -406,7 +406,7 @@ impl Buffer {
     /// Its elements.
     ///
     /// # Panics
-    /// If it is lent, or has another dtype.
+    /// If it is lent, has another dtype, or is of bool and has bytes other than 0 and 1.
     #[track_caller]
     pub fn as_slice<T: Element>(&self) -> &[T] {
         let start = self.check::<T>();
@@ -418,7 +418,7 @@ impl Buffer {
     /// Its elements, to be written.
     ///
     /// # Panics
-    /// If it is lent, or has another dtype.
+    /// If it is lent, has another dtype, or is of bool and has bytes other than 0 and 1.
     #[track_caller]
     pub fn as_mut_slice<T: Element>(&mut self) -> &mut [T] {
         let start = self.check::<T>();
@@ -454,6 +454,9 @@ impl Buffer {
     fn check<T: Element>(&self) -> NonNull<T> {
         assert!(!self.is_lent(), "the tensor is lent: wait for its operation");
         assert_eq!(self.dtype, T::DTYPE, "a tensor of {} is read as {}", self.dtype, T::DTYPE);
+        // A peer may have sent other bytes, and `as_mut_bytes` lets a caller write them.
+        let is_valid = T::DTYPE != DType::Bool || self.as_bytes().iter().all(|byte| *byte <= 1);
+        assert!(is_valid, "a tensor of bool has bytes other than 0 and 1: read them with `as_bytes`");
         self.memory.start.cast()
     }
 }
@@ -490,6 +493,15 @@ mod tests {
     #[should_panic(expected = "a tensor of float32 is read as int32")]
     fn a_tensor_of_floats_is_not_read_as_integers() {
         Buffer::zeros(DType::F32, 4).as_slice::<i32>();
+    }
+
+    #[test]
+    fn bytes_that_are_not_bools_cannot_be_read_as_bools() {
+        let mut tensor = Buffer::from_slice(&[true, false]);
+        assert_eq!(tensor.as_slice::<bool>(), [true, false]);
+        tensor.as_mut_bytes()[1] = 2;
+        assert!(std::panic::catch_unwind(|| tensor.as_slice::<bool>().len()).is_err());
+        assert_eq!(tensor.as_bytes(), [1, 2]);
     }
 
     #[test]
