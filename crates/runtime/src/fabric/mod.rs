@@ -547,8 +547,8 @@ impl FabricHandle {
 
     /// A fabric without a helper thread.
     #[cfg(test)]
-    pub(crate) fn without_helper() -> Result<Self, Fault> {
-        let (fabric, ..) = Fabric::without_helper(FabricId(random()?), FabricOptions::for_tests())?;
+    pub(crate) fn without_helper(options: FabricOptions) -> Result<Self, Fault> {
+        let (fabric, ..) = Fabric::without_helper(FabricId(random()?), options)?;
         Ok(FabricHandle(Arc::new(Shutdown(fabric))))
     }
 }

@@ -16,7 +16,8 @@ use super::connect::new_room;
 use super::planner::Planner;
 use super::point_to_point::Receiving;
 use super::state::{GroupState, Job};
-use crate::fabric::{FabricHandle, Order, Peer, Whereabouts};
+use super::trouble::stuck::StuckSettings;
+use crate::fabric::{FabricHandle, FabricOptions, Order, Peer, Whereabouts};
 use crate::label::{Label, OpKind};
 use crate::recorder::{self, Called, Newcomer, Sizes, Stalls};
 use crate::run::{Buffers, Parts, Run};
@@ -53,7 +54,13 @@ impl std::ops::Deref for Started {
 impl Scripted {
     /// All ranks of a group that share memory and know each other.
     pub(super) fn near(size: usize) -> Self {
-        let fabrics: Vec<FabricHandle> = (0..size).map(|_| FabricHandle::without_helper().unwrap()).collect();
+        Scripted::near_with(size, StuckSettings::default())
+    }
+
+    pub(super) fn near_with(size: usize, stuck: StuckSettings) -> Self {
+        let options = FabricOptions { stuck, ..FabricOptions::for_tests() };
+        let fabrics: Vec<FabricHandle> =
+            (0..size).map(|_| FabricHandle::without_helper(options.clone()).unwrap()).collect();
         let rooms: Vec<_> = fabrics.iter().map(|fabric| new_room(fabric, size, GROUP).unwrap()).collect();
         let state = |rank: Rank| {
             let member = |other: Rank| {
@@ -80,7 +87,7 @@ impl Scripted {
 
     /// Rank 0 of a group whose other ranks are on other hosts and are played by the test.
     pub(super) fn far(size: usize) -> Self {
-        let fabric = FabricHandle::without_helper().unwrap();
+        let fabric = FabricHandle::without_helper(FabricOptions::for_tests()).unwrap();
         let room = new_room(&fabric, size, GROUP).unwrap();
         let member = |other: Rank| {
             let peer = (other > 0).then(|| introduce(&fabric, far_id(other), other, false));

@@ -33,6 +33,9 @@ const LEFT_MAX: usize = 16;
 pub(crate) struct GroupRecord {
     identity: Arc<Identity>,
     pub(crate) metrics: GroupMetrics,
+    /// Dumps that were asked for although the group has not failed.
+    #[cfg(test)]
+    pub(crate) dumps: std::sync::atomic::AtomicUsize,
 }
 
 /// What records of a group refer to: small, because it is kept for as long as there are any.
@@ -405,8 +408,12 @@ impl Groups {
             left: AtomicBool::new(false),
             failure: OnceLock::new(),
         });
-        let group =
-            Arc::new(GroupRecord { identity: Arc::clone(&identity), metrics: GroupMetrics::default() });
+        let group = Arc::new(GroupRecord {
+            identity: Arc::clone(&identity),
+            metrics: GroupMetrics::default(),
+            #[cfg(test)]
+            dumps: 0.into(),
+        });
         list.groups.push(Known { identity, whole: Some(Arc::clone(&group)) });
         group
     }

@@ -1,6 +1,9 @@
 //! Looks for ranks that live and do not come, tells the others, and hears them: when to say so, and the words, are in
 //! `group/stuck.rs`.
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 use std::time::Duration;
 
