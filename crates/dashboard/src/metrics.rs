@@ -8,10 +8,10 @@ use super::runs::{NodeStatus, Run};
 
 pub(super) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// What a rank may be, and zero of each is worth saying: an alert on `missing` needs a number.
+/// The states of a rank. Zero is reported too: an alert on `missing` needs a number.
 const RANK_STATES: [&str; 4] = ["running", "stopped", "ended", "missing"];
 
-/// What the process that hosts the store takes.
+/// The resources of the process that hosts the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
 pub(super) struct Process {
     pub(super) pid: u32,
@@ -22,7 +22,7 @@ pub(super) struct Process {
 pub(super) fn page(facts: &Facts, process: &Process, runs: &[Run]) -> String {
     let mut page = Page::default();
     store(&mut page, facts);
-    page.gauge("tenfold_build_info", "Which tenfold this is; the number is always 1.");
+    page.gauge("tenfold_build_info", "Version of tenfold; the number is always 1.");
     page.labelled(&[("version", env!("CARGO_PKG_VERSION"))], 1);
     page.gauge("process_resident_memory_bytes", "Memory of the process that hosts the store.");
     page.number(process.memory_bytes);
@@ -39,7 +39,7 @@ fn store(page: &mut Page, facts: &Facts) {
     }
     page.counter("tenfold_store_closed_total", "Connections that the server closed.");
     for (reason, count) in &facts.closed {
-        // The name it has in JSON too.
+        // The same name as in JSON.
         let reason = serde_json::to_value(reason).unwrap_or_default();
         page.labelled(&[("reason", reason.as_str().unwrap_or("other"))], count);
     }
@@ -61,7 +61,7 @@ fn store(page: &mut Page, facts: &Facts) {
         ("tenfold_store_queue_items", "Items in all queues.", facts.queue_items),
         ("tenfold_store_queue_items_max", "Items that all queues may hold.", facts.queue_items_max),
         ("tenfold_store_memory_bytes", "Bytes of keys, values, queues and buffers.", memory),
-        ("tenfold_store_memory_max_bytes", "Bytes that they may take.", facts.memory_max),
+        ("tenfold_store_memory_max_bytes", "Limit of tenfold_store_memory_bytes.", facts.memory_max),
         ("tenfold_store_waiters", "Clients that wait for a key.", facts.waiters_count),
     ];
     for (name, help, level) in gauges {
@@ -100,7 +100,7 @@ fn jobs(page: &mut Page, runs: &[Run]) {
             page.labelled(&[("run", &run.id), ("status", status.name())], count);
         }
     }
-    page.gauge("tenfold_run_round", "Number of the round: how often the ranks were started again.");
+    page.gauge("tenfold_run_round", "Number of the round: how often the ranks were restarted.");
     for run in runs {
         page.labelled(&[("run", &run.id)], run.round());
     }
@@ -114,7 +114,7 @@ fn ranks(run: &Run) -> impl Iterator<Item = &super::runs::Rank> {
     run.nodes.iter().flat_map(|node| &node.ranks)
 }
 
-/// Writes one metric after the other: first what it is, then its numbers.
+/// Writes one metric after the other: first its description, then its numbers.
 #[derive(Debug, Default)]
 struct Page {
     text: String,
