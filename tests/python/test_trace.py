@@ -325,7 +325,7 @@ def test_an_operation_tells_its_fields_and_a_finding_shows_its_own(browser: Brow
     for part in [
         "group default_pg",
         "tensors: Float [25600]",
-        "state: under way",
+        "state: in progress",
         "called at: job/train.py:88 in train_step",
     ]:
         assert part in told, told
