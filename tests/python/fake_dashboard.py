@@ -122,7 +122,7 @@ class Facts:
         host = f"b{absent // per_node}"
         verdict = (
             f"job llama-7b: {self.ranks - 1} of {self.ranks} ranks joined — rank 5 (host {host}) "
-            f"has not joined, {self.ranks - 2} wait for up to {waited:.0f} s"
+            f"has not joined, {self.ranks - 2} have waited up to {waited:.0f} s"
         )
         run = {"id": "llama-7b", "state": state, "nodes": nodes, "verdict": verdict, "verdict_level": "bad"}
         return [run]

@@ -251,7 +251,7 @@ def test_a_socket_is_for_its_owner_and_goes_at_the_end(tmp_path):
     assert path.exists()
     tenfold.c10d._WorkerServer(str(path)).shutdown()
     path.write_text("a file")
-    with pytest.raises(RuntimeError, match="already exists and is no socket"):
+    with pytest.raises(RuntimeError, match="already exists and is not a socket"):
         tenfold.c10d._WorkerServer(str(path))
     with pytest.raises(RuntimeError, match=r"cannot listen on .*/missing/s: No such file or directory"):
         tenfold.c10d._WorkerServer(str(tmp_path / "missing" / "s"))

@@ -86,7 +86,7 @@ called at programs/hang_scenes.py in all_reduce
     rank 1's last call in this group was broadcast #4, completed <time> before its dump
 {FOOT}""",
     "healthy": """\
-✓ no trouble found: all ranks have reached all_reduce #6 of GROUP
+✓ no problem found: all ranks have reached all_reduce #6 of GROUP
 4 dumps (format 2.10), 1 group, 6 collectives, 8 message calls
 """,
 }

@@ -106,7 +106,7 @@ def test_the_first_cause_comes_before_what_follows_from_it(scene) -> None:
 def test_a_job_in_order_is_said_to_be(scene) -> None:
     verdict = trace(scene("healthy"))
     assert verdict.head.startswith(
-        "✓ no trouble found: all ranks have reached all_reduce #7 of group default_pg"
+        "✓ no problem found: all ranks have reached all_reduce #7 of group default_pg"
     )
     assert verdict.code == FINE
 
@@ -211,7 +211,7 @@ def test_the_timeline_is_a_trace_that_perfetto_reads(tmp_path: Path) -> None:
     names = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
     assert names == {"group default_pg", "group default_pg (2)", "group tp0", "group tp1"}
     assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in boxes)
-    hung = [event for event in boxes if event["args"]["state"] == "under way when the dump was written"]
+    hung = [event for event in boxes if event["args"]["state"] == "in progress when the dump was written"]
     assert [(event["pid"], event["name"]) for event in hung] == [
         (rank, "all_reduce #9") for rank in (0, 1, 3)
     ]
@@ -325,7 +325,7 @@ def test_an_operation_tells_its_fields_and_a_finding_shows_its_own(browser: Brow
     for part in [
         "group default_pg",
         "tensors: Float [25600]",
-        "state: under way",
+        "state: in progress",
         "called at: job/train.py:88 in train_step",
     ]:
         assert part in told, told

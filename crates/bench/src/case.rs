@@ -1,4 +1,4 @@
-//! The cases of `bench store`: what each is called, where it is measured, and what we want of it.
+//! The cases of `bench store`: their names, where each is measured, and its goal.
 
 use std::fmt;
 
@@ -79,7 +79,7 @@ impl Case {
         }
     }
 
-    /// What its figure is, and thereby whether more is better.
+    /// The unit of its figure, which decides whether more is better.
     pub(crate) fn unit(self) -> Unit {
         match self {
             Case::MultiSetTenThousand | Case::SetMebibyte | Case::GetMebibyte => Unit::Micros,
@@ -110,7 +110,7 @@ impl Unit {
     }
 }
 
-/// A case and how hard it is driven: one row of the table.
+/// A case and its load: one row of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Point {
     pub(crate) case: Case,
@@ -124,22 +124,22 @@ impl fmt::Display for Point {
     }
 }
 
-/// What we want to reach.
+/// The goal.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Goal {
     /// This many times better than PyTorch's server.
     Times(f64),
-    /// No worse than PyTorch's server, as far as a run can tell.
+    /// No worse than PyTorch's server, within the noise of a run.
     Level,
-    /// At most this many bytes, whatever the others need.
+    /// At most this many bytes, whatever other servers need.
     Bytes(f64),
 }
 
-/// What "no worse" lets pass: medians of two runs of one program differ by this much on a shared machine.
+/// The tolerance of "no worse": medians of two runs of one program differ by this much on a shared machine.
 const LEVEL: f64 = 0.95;
 
 impl Goal {
-    /// Reached? Nothing if it takes a peer to tell and there was none.
+    /// Whether it is reached. Nothing if it needs a peer and there was none.
     pub(crate) fn met(self, ours: f64, ratio: Option<f64>) -> Option<bool> {
         match self {
             Goal::Times(times) => ratio.map(|ratio| ratio >= times),

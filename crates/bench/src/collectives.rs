@@ -1,11 +1,12 @@
-//! `tenfold bench all_reduce …`: collectives on one machine, alone or beside Gloo and MPI.
+//! `tenfold bench all_reduce …`: collectives on one machine, alone or compared with Gloo and MPI.
 //!
-//! For each number of ranks every implementation has a team of processes that stay for all cases ([`team`]). A case is
-//! checked, paced and then measured round after round; whoever is not measured sleeps in a read. Operations follow each
-//! other without a barrier between them, as in nccl-tests, and a time is that of the slowest rank.
+//! For each number of ranks every implementation has a team of processes that stay for all cases ([`team`]).
+//! A case is checked, paced and then measured round after round; the ranks of other implementations sleep in
+//! a read. Operations follow each other without a barrier between them, as in nccl-tests, and a time is that
+//! of the slowest rank.
 //!
-//! `operation` is what can be measured, `peer` who and how to start it, `protocol` what is said to ranks, `rank` one of
-//! ours, `values` how results are checked, `figures` what comes of it.
+//! `operation` is what can be measured, `peer` the implementations and how to start them, `protocol` the
+//! orders to ranks, `rank` one of ours, `values` how results are checked, `figures` the tables.
 #![expect(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
 
 mod figures;
@@ -137,22 +138,22 @@ that of a rank's larger buffer. A ratio above 1 means that tenfold is faster tha
 
 /// How long one measurement should last: far above the cost of waking all ranks, and short enough for many rounds.
 const WINDOW: Duration = Duration::from_millis(30);
-/// From here on an inner loop says how long an operation takes.
+/// An inner loop of at least this length gives the time of an operation.
 const PACED: Duration = Duration::from_millis(2);
 const TURNS_LEAST: u64 = 3;
 const BATCHES_MAX: u64 = 10;
-/// A case that has taken this long gets no further round, if it had enough for a median.
+/// A case that has taken this long gets no further round, if it has enough for a median.
 const POINT_MAX: Duration = Duration::from_secs(10);
 const ROUNDS_LEAST: u32 = 3;
 
 struct Bench<'a> {
     args: &'a CollectiveArgs,
     interrupt: Interrupt,
-    /// Processes that wanted to run in the minute before we began, where the system tells.
+    /// Processes that were ready to run in the minute before we began, if the system reports it.
     load: Option<f64>,
     rows: Vec<Row>,
     progress: ProgressLine,
-    /// What the reader should know, each once.
+    /// Remarks for the reader, each once.
     remarks: Vec<String>,
 }
 
@@ -202,7 +203,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Every case of this many ranks; sizes that come to the same bytes are measured once.
+    /// Every case of this many ranks; sizes that round to the same bytes are measured once.
     fn points(&self, ranks: usize) -> Vec<Point> {
         let dtype = self.args.dtype;
         let mut points: Vec<Point> = Vec::new();
@@ -217,7 +218,7 @@ impl Bench<'_> {
         points
     }
 
-    /// Checks and paces everybody, then measures in rounds, each beginning with another one.
+    /// Checks and paces all implementations, then measures in rounds, each beginning with another one.
     fn measure_point(&mut self, point: Point, teams: &mut [Team<'_>]) -> Result<(), Failure> {
         self.show_progress(point);
         let mut contenders = Vec::new();
@@ -329,7 +330,7 @@ enum Calibration {
     Cannot(String),
 }
 
-/// Checks the result once, then lengthens the loop until it says how long an operation takes.
+/// Checks the result once, then lengthens the loop until it gives the time of an operation.
 fn calibrate(point: Point, memory: Memory, team: &mut Team<'_>) -> Result<Calibration, Failure> {
     let mut pace = Pace { warmup: 1, batches: 1, iterations: 1 };
     let mut check = true;
@@ -350,7 +351,8 @@ fn calibrate(point: Point, memory: Memory, team: &mut Team<'_>) -> Result<Calibr
     }
 }
 
-/// More turns, so that the next loop is likely to be long enough; the first few turns say little about the rest.
+/// More turns, so that the next loop is likely to be long enough; the first few turns say little about the
+/// rest.
 fn longer(iterations: u64, elapsed: Duration) -> u64 {
     let factor = PACED.as_secs_f64() * 1.5 / elapsed.as_secs_f64();
     (iterations as f64 * factor.clamp(2.0, 100.0)).ceil() as u64
@@ -405,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_measured_is_refused_at_once() {
+    fn what_cannot_be_measured_is_refused_immediately() {
         for (line, reason) in [
             (["--ranks", "0"], "from 1 to 64 ranks"),
             (["--ranks", "2,65"], "from 1 to 64 ranks"),

@@ -1,12 +1,12 @@
-//! Who runs on which core.
+//! Which process runs on which core.
 //!
-//! Left alone, the kernel may keep a server on the generator's core or away from it, for as long as it lives: two runs
-//! of one and the same server differed by a factor of five, steadily. So the generator has the first core for itself,
-//! and every server all the others.
+//! Otherwise the kernel may keep a server on the generator's core or away from it, as long as it runs: two
+//! runs of the same server differed by a factor of five, consistently. So the generator has the first core to
+//! itself, and every server has all the others.
 
 use super::Failure;
 
-/// The cores we may use, shared out.
+/// The cores we may use, divided up.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Cores {
     /// The generator's; none if it may run anywhere.

@@ -1,4 +1,4 @@
-//! What only many clients at once show: arriving together, and being woken together.
+//! Cases that need many clients: connecting together, and being woken together.
 #![expect(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
 
 use std::io::{ErrorKind, Read, Write};
@@ -12,14 +12,14 @@ use super::load::{Fleet, Reactor, lost};
 use super::script::Exchange;
 use super::{Failure, Interrupt};
 
-/// Clients on their way in at the same time. More would overflow the server's queue of connections (4,096 on Linux),
-/// and a dropped one comes back after a whole second: that would measure the kernel's patience.
+/// Clients that connect at the same time. More would overflow the server's queue of connections (4,096 on
+/// Linux), and a dropped one retries after a whole second: that would measure the kernel's retries.
 const ARRIVING_MAX: usize = 2048;
 
 const PONG_BYTES: usize = 4;
 const NUMBER_BYTES: usize = 8;
 
-/// Clients that have come in; closed when dropped.
+/// Clients that have connected; closed when dropped.
 #[derive(Debug)]
 pub(crate) struct Arrived {
     pub(crate) elapsed: Duration,
@@ -27,7 +27,7 @@ pub(crate) struct Arrived {
 }
 
 impl Drop for Arrived {
-    /// Leaves by reset: thousands of ports that linger after each round would leave none for the next.
+    /// Closes by reset: thousands of ports that linger after each round would leave none for the next.
     fn drop(&mut self) {
         for stream in self.streams.iter().flatten() {
             let _lingers_then = rustix::net::sockopt::set_socket_linger(stream, Some(Duration::ZERO));
@@ -37,7 +37,7 @@ impl Drop for Arrived {
 
 /// Lets `count` clients connect, introduce themselves and add 1 to `init/`, until all have their answers.
 pub(crate) fn arrive(address: SocketAddr, count: usize, interrupt: &Interrupt) -> Result<Arrived, Failure> {
-    // The number that answers is checked below, as they are given out in any order.
+    // The numbers are checked below, as they are assigned in any order.
     let add = Request::Add { key: b"init/".into(), delta: 1 };
     let exchange = Exchange::introduction().ask(add, Response::Done);
     let mut reactor = Reactor::new(interrupt)?;
@@ -85,7 +85,7 @@ struct Client {
 }
 
 impl Client {
-    /// Goes on as far as the socket lets it; the number once it is there.
+    /// Continues as far as the socket allows; returns the number once it has arrived.
     fn advance(&mut self, exchange: &Exchange) -> Result<Option<i64>, Failure> {
         while self.sent < exchange.request.len() {
             match self.stream.write(&exchange.request[self.sent..]) {
@@ -114,10 +114,11 @@ fn not_yet(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::WouldBlock | ErrorKind::NotConnected | ErrorKind::Interrupted)
 }
 
-/// Lets every connection of `waiters` wait for one key, sets it, and takes the time until the last one knows.
+/// Lets every connection of `waiters` wait for one key, sets it, and measures the time until the last one is
+/// woken.
 pub(crate) fn wake(waiters: &mut Fleet, setter: &mut Fleet) -> Result<Duration, Failure> {
     const KEY: &[u8] = b"/wake/key";
-    // A server serves a ping while its sender waits: the pong says that the waiting has begun.
+    // A server serves a ping while its sender waits: the pong shows that the wait has begun.
     let wait = Request::Wait { keys: vec![KEY.into()] };
     waiters.exchange_alike(&Exchange::new().ask(wait, Response::Done).ping())?;
 

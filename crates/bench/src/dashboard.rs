@@ -1,11 +1,11 @@
-//! `tenfold bench dashboard`: what it costs a store server that somebody looks at it.
+//! `tenfold bench dashboard`: what an open dashboard costs a store server.
 //!
-//! Many clients ask for keys as fast as they get answers. In every other window the dashboard is asked for everything it
-//! has, once a second, over HTTP: as a page that is open does, and a survey of all keys with it. What counts is the
-//! ratio of two windows next to each other.
+//! Many clients request keys as fast as they get answers. In every other window, everything that the
+//! dashboard has is requested once a second over HTTP, as an open page does, including a survey of all keys.
+//! The result is the ratio of two adjacent windows.
 #![expect(
     clippy::disallowed_methods,
-    reason = "a benchmark reads the clock, and who looks does so on a thread of its own"
+    reason = "a benchmark reads the clock, and the observer has its own thread"
 )]
 
 use std::io::Write as _;
@@ -27,8 +27,9 @@ use super::{Failure, Interrupt};
 
 /// Measure what the dashboard costs the server's clients.
 ///
-/// Starts a server with a dashboard, connects many clients to it and fills it with keys. Then the clients' operations a
-/// second are counted with and without somebody who asks for every page of the dashboard's API once a second.
+/// Starts a server with a dashboard, connects many clients to it and fills it with keys. Then it counts the
+/// clients' operations per second, with and without an observer that requests every page of the dashboard's
+/// API once a second.
 #[derive(Debug, clap::Args)]
 pub(crate) struct DashboardArgs {
     /// Connected clients, all of which are at work
@@ -43,7 +44,7 @@ pub(crate) struct DashboardArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     in_flight: u32,
 
-    /// Pairs of windows, one with and one without somebody who looks
+    /// Pairs of windows, one with and one without the observer
     #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
 
@@ -52,7 +53,7 @@ pub(crate) struct DashboardArgs {
     seconds: u64,
 }
 
-/// What is asked for once a second: everything there is.
+/// What is requested once a second: everything.
 const ROUTES: [&str; 8] = [
     "/api/overview",
     "/api/history",
@@ -65,7 +66,7 @@ const ROUTES: [&str; 8] = [
 ];
 const PERIOD: Duration = Duration::from_secs(1);
 const ANSWER_MAX: Duration = Duration::from_secs(10);
-/// Keys that are written at once.
+/// Keys that are written in one request.
 const KEYS_AT_ONCE: u32 = 1000;
 const FILES_SPARE: u64 = 512;
 
@@ -104,7 +105,7 @@ pub(crate) fn run(args: &DashboardArgs) -> Result<(), Failure> {
             looks.add(onlooker.stop()?);
             rate
         };
-        // In turns, so that a machine that gets slower does not speak for either.
+        // In turns, so that a machine that becomes slower affects both.
         let (alone, watched) = if round % 2 == 0 {
             let watched = looked_at(&mut fleet)?;
             (rate(&mut fleet)?, watched)
@@ -112,11 +113,7 @@ pub(crate) fn run(args: &DashboardArgs) -> Result<(), Failure> {
             let alone = rate(&mut fleet)?;
             (alone, looked_at(&mut fleet)?)
         };
-        eprintln!(
-            "round {}: {alone:.0}/s alone, {watched:.0}/s looked at: {:.3}",
-            round + 1,
-            watched / alone
-        );
+        eprintln!("round {}: {alone:.0}/s alone, {watched:.0}/s observed: {:.3}", round + 1, watched / alone);
         pairs.push((alone, watched));
     }
     print(&report(args, &pairs, &looks))
@@ -138,8 +135,8 @@ fn report(args: &DashboardArgs, pairs: &[(f64, f64)], looks: &Looks) -> String {
         ratios.iter().copied().fold(f64::NEG_INFINITY, f64::max),
     );
     let mut text = format!(
-        "{} clients, {} keys, {} in flight, get: {:.0} operations/s alone, {:.0} looked at\n\
-         ratio looked at / alone: median {:.3}, from {least:.3} to {most:.3} in {} pairs of {} s\n",
+        "{} clients, {} keys, {} in flight, get: {:.0} operations/s alone, {:.0} observed\n\
+         ratio observed / alone: median {:.3}, from {least:.3} to {most:.3} in {} pairs of {} s\n",
         args.clients,
         args.keys,
         args.in_flight,
@@ -184,7 +181,7 @@ impl Looks {
     }
 }
 
-/// Somebody who asks for everything once a second.
+/// The observer, which requests everything once a second.
 struct Onlooker {
     stop: Sender<()>,
     thread: JoinHandle<Result<Looks, Failure>>,

@@ -1,7 +1,7 @@
-//! `tenfold bench launch`: from typing the command to having the prompt back.
+//! `tenfold bench launch`: the time from the start of a launcher to its exit.
 //!
-//! Ranks do next to nothing: what is measured is the launcher. It and its peer take turns, so that a busy machine is
-//! busy for both.
+//! Ranks do almost nothing: the launcher is measured. It and its peer take turns, so that a busy machine
+//! affects both.
 #![expect(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
 
 use std::ffi::{OsStr, OsString};

@@ -1,11 +1,12 @@
 //! `tenfold bench`: benchmarks, alone or against other implementations.
 //!
-//! A benchmark here is a table of cases. Every implementation runs the same case back to back, round after round in
-//! alternating order, so that a busy machine is busy for all of them; what counts is the ratio within one run.
+//! A benchmark here is a table of cases. Every implementation runs the same case back to back, round after
+//! round in alternating order, so that a busy machine affects all of them. The result is the ratio within one
+//! run.
 //!
-//! `collectives` is a story of its own, and so is `launch`. For the store server, `store` runs the cases, `script` knows
-//! their bytes, `load` and `crowd` drive connections, `dashboard` looks at the server meanwhile, `server` and `cores` keep
-//! the child processes, `report` prints.
+//! `collectives` and `launch` stand alone. For the store server, `store` runs the cases, `script` has their
+//! bytes, `load` and `crowd` drive connections, `dashboard` observes the server meanwhile, `server` and
+//! `cores` manage the child processes, `report` prints.
 
 mod case;
 mod collectives;
@@ -80,13 +81,13 @@ impl Failure {
         self
     }
 
-    /// The same failure, with what somebody else said about it.
+    /// The same failure, with the output of another process.
     fn followed_by(mut self, text: &str) -> Self {
         self.message += text;
         self
     }
 
-    /// The same failure, told with where it happened.
+    /// The same failure, with the place where it happened.
     fn during(mut self, what: impl fmt::Display) -> Self {
         self.message = format!("{what}: {}", self.message);
         self
@@ -105,7 +106,8 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// Ctrl-C and SIGTERM as a flag: whoever waits looks at it and returns, so that every server is ended on the way out.
+/// Ctrl-C and SIGTERM as a flag: every wait checks it and returns, so that every server is ended on the way
+/// out.
 #[derive(Clone, Debug, Default)]
 struct Interrupt(Arc<AtomicBool>);
 
@@ -113,7 +115,7 @@ impl Interrupt {
     fn install() -> Result<Self, Failure> {
         let flag = Arc::new(AtomicBool::new(false));
         for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-            // The second signal ends the program at once; the servers die with it, see `server::host`.
+            // The second signal ends the program immediately; the servers die with it, see `server::host`.
             signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&flag))
                 .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&flag)))
                 .map_err(|error| Failure::new(format!("cannot listen for signals: {error}")))?;

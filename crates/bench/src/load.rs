@@ -1,10 +1,11 @@
-//! Many connections driven by one thread, as fast as they go.
+//! Many connections driven by one thread, at full speed.
 //!
-//! A connection writes a turn in one piece, counts reply bytes until all are there, and writes the next: two system
-//! calls a turn, nothing allocated, nothing parsed. What counting would miss is checked where it costs nothing: the
-//! first and the last turn of a run go through [`Fleet::exchange`], which compares every byte.
+//! A connection writes a turn in one piece, counts reply bytes until all have arrived, and writes the next:
+//! two system calls per turn, nothing allocated, nothing parsed. What counting would miss is checked outside
+//! the measurement: the first and the last turn of a run go through [`Fleet::exchange`], which compares every
+//! byte.
 //!
-//! Not here: what is said (see `script`), and who connects when (see `crowd`).
+//! Not here: what is sent (see `script`), and which clients connect when (see `crowd`).
 #![expect(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
 
 use std::io::{self, ErrorKind, Read, Write};
@@ -17,28 +18,28 @@ use mio::{Events, Interest, Poll, Token};
 use super::script::{Exchange, Scripts};
 use super::{Failure, Interrupt};
 
-/// A server that says nothing for this long while it owes replies is stuck. PyTorch's may be looking up our name in a
-/// DNS that does not answer, which takes 10 s.
+/// A server that sends nothing for this long while it owes replies is blocked. PyTorch's may be looking up
+/// our name in a DNS that does not answer, which takes 10 s.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
-/// How often a wait looks up to see whether it has been interrupted.
+/// How often a wait checks whether it has been interrupted.
 const GLANCE: Duration = Duration::from_millis(100);
 const EVENTS_MAX: usize = 1024;
 const READ_BYTES: usize = 256 << 10; // a quarter of the largest reply, and it stays in the second-level cache
 
-/// Connections that have introduced themselves to one server.
+/// Connections to one server after the handshake.
 pub(crate) struct Fleet {
     reactor: Reactor,
     links: Vec<Link>,
     buffer: Box<[u8]>,
 }
 
-/// What a steady run gave.
+/// The result of a steady run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Steady {
     /// Turns finished while the clock ran.
     pub(crate) turns: u64,
     pub(crate) elapsed: Duration,
-    /// All turns the server has served, those before and after the clock included.
+    /// All turns the server has served, including those before and after the clock.
     pub(crate) turns_served: u64,
 }
 
@@ -63,7 +64,7 @@ impl Fleet {
         self.links.len()
     }
 
-    /// Says something on every connection at once and compares each byte of the replies.
+    /// Sends something on every connection and compares each byte of the replies.
     pub(crate) fn exchange<'a>(
         &mut self,
         what: impl Fn(usize) -> (&'a [u8], &'a [u8]),
@@ -103,10 +104,10 @@ impl Fleet {
         self.exchange(|_| (&exchange.request, &exchange.reply))
     }
 
-    /// Lets every connection take turns for `window`, and comes back when all are answered.
+    /// Lets every connection take turns for `window`, and returns when all are answered.
     ///
-    /// The clock starts when every connection has had a turn, and starts and stops where a turn ends, so that the
-    /// figure is right even if few fit in.
+    /// The clock starts when every connection has had a turn, and starts and stops where a turn ends, so that
+    /// the figure is right even if few turns fit.
     pub(crate) fn steady(&mut self, scripts: &Scripts, window: Duration) -> Result<Steady, Failure> {
         for (index, link) in self.links.iter_mut().enumerate() {
             link.turns = 0;
@@ -131,7 +132,7 @@ impl Fleet {
                     link.received += count;
                     if link.received < turn.reply.len() {
                         if count < self.buffer.len() {
-                            break; // all there is: what comes later is a new event
+                            break; // later bytes cause a new event
                         }
                         continue;
                     }
@@ -146,7 +147,7 @@ impl Fleet {
                     } else {
                         link.begin(&turn.request).map_err(|error| lost(&error))?;
                     }
-                    break; // everything owed has come
+                    break; // all replies have arrived
                 }
             }
             match started {
@@ -185,7 +186,7 @@ impl Link {
         self.push(request)
     }
 
-    /// Writes what is still to be written, as far as the socket takes it.
+    /// Writes the rest, as far as the socket accepts it.
     #[inline]
     fn push(&mut self, request: &[u8]) -> io::Result<()> {
         while self.sent < request.len() {
@@ -199,7 +200,7 @@ impl Link {
         Ok(())
     }
 
-    /// Reads what is there; nothing if there is nothing yet.
+    /// Reads what has arrived; nothing if nothing has.
     #[inline]
     fn pull(&mut self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
         loop {
@@ -214,7 +215,7 @@ impl Link {
     }
 }
 
-/// A poll that can be interrupted and does not wait for ever.
+/// A poll that can be interrupted and does not wait forever.
 pub(crate) struct Reactor {
     poll: Poll,
     pub(crate) events: Events,
@@ -256,7 +257,7 @@ impl Reactor {
     }
 }
 
-/// Opens one connection and introduces it.
+/// Opens one connection and makes the handshake.
 pub(crate) fn open(address: SocketAddr) -> io::Result<std::net::TcpStream> {
     let mut stream = std::net::TcpStream::connect_timeout(&address, SILENCE_MAX)?;
     stream.set_nodelay(true)?;
@@ -266,7 +267,7 @@ pub(crate) fn open(address: SocketAddr) -> io::Result<std::net::TcpStream> {
     let mut reply = vec![0; introduction.reply.len()];
     stream.read_exact(&mut reply)?;
     if reply != introduction.reply {
-        let message = format!("a ping was answered with {reply:02x?}: this is no store");
+        let message = format!("a ping was answered with {reply:02x?}: this is not a store");
         return Err(io::Error::new(ErrorKind::InvalidData, message));
     }
     stream.set_nonblocking(true)?;
@@ -359,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_answers_the_wrong_bytes_is_found_out() {
+    fn wrong_bytes_of_a_server_are_detected() {
         let scripts = Scripts::new(Case::Get, 1, 1);
         let turn = &scripts.of(0).turn;
         let mut wrong = turn.reply.clone();
@@ -370,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_answers_too_much_is_found_out() {
+    fn too_many_bytes_of_a_server_are_detected() {
         let scripts = Scripts::new(Case::Get, 1, 1);
         let turn = &scripts.of(0).turn;
         let longer = [&turn.reply[..], b"?"].concat();
@@ -380,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_goes_away_is_named_as_the_reason() {
+    fn a_server_that_exits_is_named_as_the_reason() {
         let scripts = Scripts::new(Case::Get, 1, 1);
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();

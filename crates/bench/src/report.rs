@@ -1,11 +1,11 @@
-//! Figures as a person reads them, and as a program does.
+//! Figures as a table and as JSON.
 
 use std::fmt::Write as _;
 
 use super::case::{Goal, Point, Unit, goal};
 use super::server::Implementation;
 
-/// What one round of one implementation gave.
+/// The result of one implementation in one round.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sample {
     /// In the case's unit.
@@ -22,8 +22,8 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// How many times better the first implementation is than the second: the median over the rounds, as the two
-    /// of one round had the same machine.
+    /// How many times better the first implementation is than the second: the median over the rounds, because
+    /// the two of one round saw the same machine.
     fn ratio(&self) -> Option<f64> {
         let [(_, ours), (_, theirs)] = self.columns.as_slice() else { return None };
         let unit = self.point.case.unit();
@@ -113,7 +113,7 @@ pub(crate) fn table(rows: &[Row]) -> String {
     align(&lines)
 }
 
-/// Columns as wide as their widest cell: the first to the left, the others to the right.
+/// Columns as wide as their widest cell: the first left-aligned, the others right-aligned.
 pub(crate) fn align(lines: &[Vec<String>]) -> String {
     let columns = lines.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
@@ -157,7 +157,7 @@ fn show_cpu(us: f64) -> String {
     format!("{us:.0$}", digits(us))
 }
 
-/// Digits after the point, so that there are three in all.
+/// Digits after the decimal point, for three in total.
 fn digits(figure: f64) -> usize {
     match figure {
         figure if figure < 10.0 => 2,
@@ -180,7 +180,7 @@ struct JsonRow {
     median_us: Option<f64>,
     cpu_us_per_op: Option<f64>,
     bytes_per_connection: Option<f64>,
-    /// How many times better than the peer; only where there was one, and not on the peer's own rows.
+    /// How many times better than the peer; only if there was one, and not on the peer's own rows.
     ratio: Option<f64>,
     goal: Option<String>,
     met: Option<bool>,
@@ -196,7 +196,7 @@ pub(crate) fn json(rows: &[Row]) -> String {
 
 fn json_rows(row: &Row) -> impl Iterator<Item = JsonRow> + '_ {
     let Point { case, in_flight, connections } = row.point;
-    // What is under way on all connections at once: rate = under way / time.
+    // Operations in flight on all connections together: rate = in flight / time.
     let under_way = (connections * in_flight) as f64 * 1e6;
     row.columns.iter().enumerate().map(move |(index, (implementation, samples))| {
         let Summary { median, least, most, cpu_us } = Summary::of(samples);

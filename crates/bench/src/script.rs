@@ -1,12 +1,12 @@
-//! What the load generator says in each case, and what a right server answers.
+//! What the load generator sends in each case, and what a correct server answers.
 //!
-//! Everything is encoded before the clock starts. A *turn* is what one connection writes at once: as many
-//! operations as shall be in flight. It ends with something that has a reply, because a connection writes its next
-//! turn when it has counted all reply bytes of this one: where operations have no reply (SET, MULTI_SET) the turn
-//! ends with one PING.
+//! Everything is encoded before the clock starts. A *turn* is what one connection writes in one call: as many
+//! operations as are to be in flight. It ends with something that has a reply, because a connection writes
+//! its next turn when it has counted all reply bytes of this one. If operations have no reply (SET,
+//! MULTI_SET), the turn ends with one PING.
 //!
-//! Keys are one set per connection, values are 16 bytes, both always the same; the cases of many keys share one set,
-//! so that the generator's own caches are not what is measured.
+//! Each connection has its own keys, values are 16 bytes, and both are always the same. The cases of many
+//! keys share one set, so that the generator's own caches are not measured.
 
 use std::borrow::Cow;
 
@@ -43,7 +43,7 @@ impl Exchange {
         self
     }
 
-    /// What a client says first.
+    /// What a client sends first.
     pub(crate) fn introduction() -> Self {
         let mut exchange = Exchange::new();
         wire::encode(&Command::Validate { magic: wire::MAGIC }, &mut exchange.request);
@@ -61,11 +61,11 @@ impl Exchange {
 pub(crate) struct Script {
     /// Before: what the turns rely on.
     pub(crate) prepare: Exchange,
-    /// Again and again; the replies are those of the first turn.
+    /// Repeatedly; the replies are those of the first turn.
     pub(crate) turn: Exchange,
-    /// After: what shows that the turns did what they said, where their replies alone do not.
+    /// After: what proves that the turns had their effect, if their replies alone do not.
     pub(crate) proof: Exchange,
-    /// If replies are the numbers of a counter: how far one turn takes it.
+    /// If replies are the numbers of a counter: by how much one turn advances it.
     counts: Option<usize>,
 }
 
@@ -82,7 +82,7 @@ impl Script {
     }
 }
 
-/// The scripts of all connections in a case; one for all where the keys are shared.
+/// The scripts of all connections in a case; a single one if the keys are shared.
 #[derive(Debug)]
 pub(crate) struct Scripts {
     scripts: Vec<Script>,
@@ -216,7 +216,7 @@ fn get(exchange: Exchange, key: &[u8], value: &[u8]) -> Exchange {
     exchange.ask(Request::Get { key: key.into() }, Response::Value(Some(value.into())))
 }
 
-/// Not all alike, so that bytes in the wrong place are seen.
+/// Not all equal, so that bytes in the wrong place are noticed.
 fn large_value() -> Vec<u8> {
     (0..MEBIBYTE).map(|index| (index % 251) as u8).collect()
 }
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn an_introduction_is_what_torch_says() {
+    fn a_handshake_is_what_pytorch_sends() {
         let introduction = Exchange::introduction();
         assert_eq!(introduction.request[..6], [0x00, 0xce, 0xf7, 0x85, 0x3c, 0x0d]);
         assert_eq!(introduction.reply, introduction.request[6..]);

@@ -1,10 +1,10 @@
 //! The servers under test: child processes that never outlive us.
 //!
-//! Three things see to that: a server is killed when its [`Server`] is dropped, which every error and every signal
-//! leads to; the kernel kills it if we are killed ([`host`]); and PyTorch's watches its standard input, which ends
-//! when we do.
+//! Three things ensure that: a server is killed when its [`Server`] is dropped, which happens on every error
+//! and every signal; the kernel kills it if we are killed ([`host`]); and PyTorch's watches its standard
+//! input, which ends when we do.
 //!
-//! What a server uses is read from `/proc`; where there is none, those columns stay empty.
+//! The resources of a server are read from `/proc`; without it, those columns stay empty.
 #![expect(
     clippy::disallowed_methods,
     reason = "a benchmark reads the clock, and looks at a server until it rests"
@@ -29,12 +29,13 @@ use tenfold_console::Program;
 /// Importing PyTorch from a cold disk takes a while.
 const START_MAX: Duration = Duration::from_secs(120);
 const GLANCE: Duration = Duration::from_millis(100);
-/// A first connection slower than this is worth a word.
+/// A first connection slower than this is worth mentioning.
 const FIRST_CONNECTION_SLOW: Duration = Duration::from_secs(1);
 
-/// PyTorch's server looks up the name of every client, on its only thread, for its log. One lost packet stops it for
-/// 5 s, and 1,000 clients took 100 s to connect on a machine with a lossy DNS. That says nothing about the server, so
-/// it gets the best case: the first look-up finds no name server, fails at once, and PyTorch then asks no more.
+/// PyTorch's server looks up the name of every client, on its only thread, for its log. One lost packet stops
+/// it for 5 s, and 1,000 clients took 100 s to connect on a machine with a lossy DNS. That says nothing about
+/// the server, so it gets the best case: the first look-up finds no name server, fails immediately, and
+/// PyTorch then makes no more.
 const PYTORCH_SERVER: &str = r#"
 import ctypes, sys
 try:
@@ -118,7 +119,7 @@ pub(crate) struct Server {
     pub(crate) implementation: Implementation,
     pub(crate) address: SocketAddr,
     child: Child,
-    _stdin: Option<ChildStdin>, // closing it tells PyTorch's server to go
+    _stdin: Option<ChildStdin>, // closing it makes PyTorch's server exit
 }
 
 impl Server {
@@ -126,7 +127,7 @@ impl Server {
         Server::start_talkative(recipe, cores, interrupt).map(|(server, _)| server)
     }
 
-    /// Starts one that says more than where it listens; the lines after that.
+    /// Starts one that prints more than its address; returns the lines after that.
     pub(crate) fn start_talkative(
         recipe: &Recipe,
         cores: &Cores,
@@ -140,14 +141,14 @@ impl Server {
             .arg("--")
             .arg(&recipe.program)
             .args(&recipe.arguments)
-            .env("TORCH_CPP_LOG_LEVEL", "ERROR") // else PyTorch warns about the look-up
+            .env("TORCH_CPP_LOG_LEVEL", "ERROR") // otherwise PyTorch warns about the look-up
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .map_err(|error| Failure::new(format!("cannot start `{program}`: {error}")))?;
         let stdin = child.stdin.take();
         let stdout = child.stdout.take().expect("it was asked for");
-        let address = SocketAddr::from(([127, 0, 0, 1], 0)); // until it has said its own
+        let address = SocketAddr::from(([127, 0, 0, 1], 0)); // until it has printed its own
         let mut server = Server { implementation: recipe.implementation, address, child, _stdin: stdin };
         let starting = |failure: Failure| failure.during(format_args!("starting `{program}`"));
         let lines = Lines::of(stdout).map_err(starting)?;
@@ -156,7 +157,8 @@ impl Server {
         Ok((server, lines))
     }
 
-    /// Where PyTorch's look-ups could not be spared (see above) the first may take 10 s; if it fails, it is the last.
+    /// If PyTorch's look-ups could not be avoided (see above), the first may take 10 s; if it fails, it is
+    /// the last.
     fn warm_up(&self) -> Result<(), Failure> {
         let start = Instant::now();
         for _ in 0..3 {
@@ -175,9 +177,9 @@ impl Server {
         Ok(())
     }
 
-    /// CPU time of all its threads, once it rests: a thread's account is exact only while it sleeps.
+    /// CPU time of all its threads, once it is idle: a thread's time is exact only while it sleeps.
     pub(crate) fn cpu_time(&self) -> Option<Duration> {
-        const LOOKS_MAX: u32 = 40; // a server that polls never rests; then take what there is
+        const LOOKS_MAX: u32 = 40; // a server that polls is never idle; then use the last value
         let mut before = self.cpu_time_now()?;
         for _ in 0..LOOKS_MAX {
             thread::sleep(Duration::from_micros(500));
@@ -223,19 +225,19 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may be gone already, and then there is nothing to do.
+        // If it has exited already, there is nothing to do.
         let _gone = self.child.kill();
         let _reaped = self.child.wait();
     }
 }
 
-/// What a server says, line by line.
+/// The output of a server, line by line.
 pub(crate) struct Lines(Receiver<std::io::Result<String>>);
 
 impl Lines {
     fn of(stdout: std::process::ChildStdout) -> Result<Self, Failure> {
         let (sender, receiver) = channel();
-        // Reads on to the end: a server that prints more must not find the pipe full.
+        // Reads to the end: a server that prints more must not find the pipe full.
         let read = move || {
             for line in BufReader::new(stdout).lines() {
                 let _somebody_may_listen = sender.send(line);
@@ -255,9 +257,9 @@ impl Lines {
             interrupt.check()?;
             match self.0.recv_timeout(GLANCE) {
                 Ok(Ok(line)) => return Ok(line),
-                Ok(Err(error)) => return Err(Failure::new(format!("cannot read what it says: {error}"))),
+                Ok(Err(error)) => return Err(Failure::new(format!("cannot read its output: {error}"))),
                 Err(RecvTimeoutError::Disconnected) => {
-                    return Err(Failure::new("it ended without saying where it listens"));
+                    return Err(Failure::new("it exited without printing its address"));
                 }
                 Err(RecvTimeoutError::Timeout) if start.elapsed() > START_MAX => {
                     let seconds = START_MAX.as_secs();
@@ -276,7 +278,7 @@ fn parse_line(line: &str, recipe: &Recipe) -> Result<SocketAddr, Failure> {
             .hint("name a Python that has PyTorch with `--python` or TENFOLD_PYTHON"));
     }
     line.strip_prefix("listening on ").and_then(|address| address.trim().parse().ok()).ok_or_else(|| {
-        Failure::new(format!("`{program}` should say `listening on HOST:PORT`, but says `{line}`"))
+        Failure::new(format!("`{program}` should print `listening on HOST:PORT`, but printed `{line}`"))
     })
 }
 
@@ -299,10 +301,10 @@ fn parse_smaps(text: &str) -> Option<u64> {
     Some(kilobytes << 10)
 }
 
-/// What runs between us and a server.
+/// The process between us and a server.
 #[derive(Debug, clap::Args)]
 pub(crate) struct HostArgs {
-    /// Where it may run; anywhere if not given.
+    /// The cores it may use; any if not given.
     #[arg(long = "core")]
     cores: Vec<usize>,
     #[arg(required = true, last = true)]
@@ -322,7 +324,7 @@ pub(crate) fn host(args: &HostArgs) -> Result<(), Failure> {
     Err(Failure::new(format!("cannot run `{}`: {error}", args.command[0].display())))
 }
 
-/// Lets this process and its children have as many open files as the system allows; how many that is.
+/// Raises the limit of open files of this process and its children to the system's maximum; returns it.
 pub(crate) fn raise_file_limit() -> u64 {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
@@ -357,7 +359,7 @@ mod tests {
         );
         assert_eq!(
             says("hello").unwrap_err(),
-            "`python3` should say `listening on HOST:PORT`, but says `hello`"
+            "`python3` should print `listening on HOST:PORT`, but printed `hello`"
         );
     }
 }

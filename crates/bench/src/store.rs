@@ -1,7 +1,7 @@
-//! `tenfold bench store`: a store server under load, alone or beside PyTorch's.
+//! `tenfold bench store`: a store server under load, alone or compared with PyTorch's.
 //!
-//! The servers are child processes, the load comes from one thread here. Two groups of cases have servers of their
-//! own: what a fresh server needs for connections (memory, arriving), and everything else.
+//! The servers are child processes, the load comes from one thread here. Two groups of cases have separate
+//! servers: what a fresh server needs for connections (memory, connecting), and everything else.
 #![expect(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
 
 use std::fs::File;
@@ -106,7 +106,7 @@ pub(crate) fn run(args: &StoreArgs) -> Result<(), Failure> {
 }
 
 const NOTES: &str = "\
-A ratio above 1 means that tenfold is better. In flight: operations each client writes at once, the next when all
+A ratio above 1 means that tenfold is better. In flight: operations each client writes in one go, the next when all
 are answered. set and multi_set have no reply: each batch ends with one PING. An operation of wait_get, queue and
 delete is two requests. wake: from the SET until the last client knows. connect: until all have the answer to PING and
 ADD. memory: resident memory of the server for an idle client, without the kernel's. CPU: of the server, all threads.
@@ -186,8 +186,8 @@ impl Plan {
 
 const IN_FLIGHT: [usize; 2] = [1, 16];
 
-/// A case that has taken this long gets no further round, if it had enough for a median: a busy machine or a slow
-/// server should not turn minutes into many.
+/// A case that has taken this long gets no further round, if it has enough for a median: a busy machine or a
+/// slow server should not turn minutes into many.
 const POINT_MAX: Duration = Duration::from_millis(1500);
 const ROUNDS_LEAST: usize = 3;
 
@@ -215,7 +215,7 @@ impl Bench {
             self.arrivals(&servers)?;
         }
         if fresh.len() < 2 && self.plan.rows() == self.rows.len() {
-            return Ok(()); // `--only` asked for nothing else
+            return Ok(()); // `--only` selects nothing else
         }
         let servers = self.start_servers()?;
         self.loads(&servers)?;
@@ -246,7 +246,7 @@ impl Bench {
         let interrupt = self.interrupt.clone();
         let mut servers: Vec<&Server> = servers.iter().collect();
         let point = Point { case: Case::Memory, in_flight: 1, connections: idle };
-        // Once: a server that has had these clients keeps their memory for the next.
+        // Only once: a server that has had these clients keeps their memory for the next ones.
         self.measure(
             point,
             1,
@@ -278,7 +278,7 @@ impl Bench {
                 &mut servers,
                 |server| *server,
                 |server| {
-                    let before = server.cpu_time(); // also lets it finish with the clients that left
+                    let before = server.cpu_time(); // also lets it finish with disconnected clients
                     let arrived = crowd::arrive(server.address, count, &interrupt)?;
                     let cpu_us = per_operation(before, server.cpu_time(), count as u64);
                     Ok(Sample { figure: arrived.elapsed.as_secs_f64() * 1e6, cpu_us })
@@ -391,7 +391,7 @@ impl Bench {
     }
 }
 
-/// One round of a load: prepared, checked before and after, proven at the end.
+/// One round of a load: prepared, checked before and after, verified at the end.
 fn drive(side: &mut Side<'_>, scripts: &Scripts, window: Duration) -> Result<Sample, Failure> {
     let Side { server, fleet } = side;
     fn parts(exchange: &super::script::Exchange) -> (&[u8], &[u8]) {

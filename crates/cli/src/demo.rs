@@ -1,10 +1,11 @@
-//! `tenfold demo`: the main job on one machine with nothing else installed.
+//! `tenfold demo`: a data-parallel training on one machine with nothing else installed.
 //!
-//! An embedded store server, and worker processes that find each other through it and train one small network together, each on
-//! its share of the data. At the end all must have the same parameters to the last bit; a difference is a loud failure.
+//! An embedded store server, and worker processes that find each other through it and train one small network
+//! together, each on its share of the data. At the end all must have bit-identical parameters; a difference
+//! is an error.
 //!
-//! - `workers`: their processes, as the parent sees them; `worker`: one of them, from within
-//! - `train`: the training, with `tenfold::ddp` in the middle; `model`, `data`: what is trained, with what
+//! - `workers`: the worker processes, seen from the parent; `worker`: the code of one of them
+//! - `train`: the training, with `tenfold::ddp` in the middle; `model`, `data`: the network and its data
 //! - `tour`: operations of the store and of the group, checked and timed
 //! - `progress`, `curve`: what is drawn
 
@@ -55,15 +56,15 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// How long a worker may have nothing to say.
+/// How long a worker may report nothing.
 const LIMIT: Duration = Duration::from_secs(60);
 const CURVE_HEIGHT: usize = 6;
-/// Where nobody says how broad it is.
+/// The width if the terminal's is unknown.
 const WIDTH: usize = 80;
-/// A broader curve is not better.
+/// A wider curve is not more readable.
 const WIDTH_MAX: usize = 120;
 
-/// Where workers leave what the parent reads.
+/// The keys under which workers leave what the parent reads.
 mod keys {
     pub(super) fn progress(number: u32) -> String {
         format!("demo/progress/{number}")
@@ -124,7 +125,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     Ok(SUCCESS)
 }
 
-/// Standard output. Whoever reads it may stop: then the demo ends, and so do its workers.
+/// Standard output. If its reader closes it, the demo ends, and so do its workers.
 fn screen() -> Screen<io::Stdout> {
     let output = io::stdout();
     let is_terminal = output.is_terminal() && std::env::var_os("TERM").is_none_or(|name| name != "dumb");
@@ -134,7 +135,7 @@ fn screen() -> Screen<io::Stdout> {
     Screen { output, is_terminal, has_colours: is_terminal && wants_colours, width }
 }
 
-/// Shows how far the workers are, until they have trained.
+/// Shows the progress of the workers, until they have trained.
 fn watch(
     workers: &mut Workers,
     args: &Args,
@@ -146,7 +147,7 @@ fn watch(
         if !args.json {
             match &point {
                 Ok(point) => screen.progress(curve.last().copied(), *point)?,
-                Err(_) => screen.end_of_progress()?, // the message begins a line of its own
+                Err(_) => screen.end_of_progress()?, // the message begins on a new line
             }
         }
         curve.push(point?);
@@ -157,7 +158,7 @@ fn watch(
     Ok(curve)
 }
 
-/// The same on all workers, or an error that says who differs.
+/// The same on all workers, or an error that names those that differ.
 fn common_fingerprint(reports: &[Report]) -> Result<&str, String> {
     let first = &reports[0].training.fingerprint;
     let differs = |report: &&Report| report.training.fingerprint != *first;
@@ -166,7 +167,7 @@ fn common_fingerprint(reports: &[Report]) -> Result<&str, String> {
         return Ok(first);
     }
     Err(format!(
-        "the replicas differ: the parameters of worker {} are not those of worker 0\n  hint: this is a bug of tenfold, or of this machine's memory; please report it",
+        "the replicas differ: the parameters of worker {} are not those of worker 0\n  hint: please report this: it is a bug of tenfold, or bad memory in this machine",
         others.join(", ")
     ))
 }
@@ -232,7 +233,7 @@ fn print_end(
     let operations: u64 = facts.operations.values().sum();
     let slowest = reports.iter().map(|report| report.joined_ms).fold(0.0, f64::max);
     screen.line(format_args!(
-        "\n{:.2} s in all; all had joined after {slowest:.1} ms; the store answered {operations} requests",
+        "\n{:.2} s in total; all joined after {slowest:.1} ms; the store answered {operations} requests",
         elapsed.as_secs_f64()
     ))
 }
@@ -274,7 +275,7 @@ mod tests {
         assert_eq!(tour::check(tours(), 3), Ok(()));
         assert_eq!(
             tour::check(tours(), 4),
-            Err("worker 0 met 3 of 4 and got the sum 5 instead of 14".to_string())
+            Err("worker 0 got 3 of 4 values and the sum 5 instead of 14".to_string())
         );
     }
 }

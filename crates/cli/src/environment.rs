@@ -1,7 +1,7 @@
 //! `tenfold environment`: the variables that tenfold reads, and what they are set to.
 //!
-//! What ranks read is listed where they read it (`tenfold::raw::VARIABLES`, held to the truth by a test there); what only this command
-//! reads is listed here. Nothing is checked: a rank refuses a wrong value by itself.
+//! What ranks read is listed where they read it (`tenfold::raw::VARIABLES`, which a test there verifies); what
+//! only this command reads is listed here. Values are not checked: a rank refuses an invalid value by itself.
 
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
@@ -64,7 +64,7 @@ const OWN: &[Known] = &[
     (&["NO_COLOR"], "anything", "no colours"),
 ];
 
-/// What one section of the list is about.
+/// The subject of one section of the list.
 struct Section {
     title: &'static str,
     variables: Vec<Known>,
@@ -85,7 +85,7 @@ fn sections() -> [Section; 2] {
     ]
 }
 
-/// The name that is set, and to what.
+/// The name that is set, and its value.
 fn setting((names, ..): &Known, look_up: impl Fn(&str) -> Option<String>) -> Option<(&'static str, String)> {
     let is_set =
         |name: &&'static str| look_up(name).filter(|value| !value.is_empty()).map(|value| (*name, value));

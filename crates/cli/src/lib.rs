@@ -1,7 +1,7 @@
 //! The command `tenfold`, as a function.
 //!
-//! The binary of that name calls [`main`]. Each subcommand has a file or a crate of its own, named after it. This file only
-//! chooses among them and prints the error at the end.
+//! The binary of that name calls [`main`]. Each subcommand has its own file or crate, named after it. This
+//! file only selects one of them and prints the error at the end.
 
 mod demo;
 mod environment;
@@ -56,14 +56,16 @@ enum Command {
     Worker(worker::Args),
 }
 
-/// For log lines that are still to be written when the command ends.
+/// Time for remaining log lines when the command ends.
 const LAST_LINES: Duration = Duration::from_secs(1);
 
-/// Does what the words after `tenfold` say, and returns the exit code. `program` starts this command again.
+/// Runs the command given by the words after `tenfold`, and returns the exit code. `program` starts this
+/// command again.
 ///
-/// For a process that does nothing else: it listens for signals, logs to standard error, may raise the limit of open
-/// files, and the second Ctrl-C ends the process from within. A host with signal handlers of its own, such as Python,
-/// gives SIGINT its default action before the call, or Ctrl-C does not end the commands that leave it to the system.
+/// For a process that does nothing else: it handles signals, logs to standard error, may raise the limit of
+/// open files, and the second Ctrl-C exits the process from within. A host with its own signal handlers, such
+/// as Python, must restore the default action of SIGINT before the call. Otherwise Ctrl-C does not end the
+/// commands that leave it to the system.
 ///
 /// ```
 /// let program = tenfold_cli::Program::this_executable();
@@ -71,7 +73,7 @@ const LAST_LINES: Duration = Duration::from_secs(1);
 /// ```
 #[must_use = "it is what the process ends with"]
 pub fn main(arguments: impl IntoIterator<Item = OsString>, program: Program) -> u8 {
-    // Usage lines begin with this word, whatever the file was called by which we were started.
+    // Usage lines begin with this word, whatever the name of the executable.
     let mut words: Vec<OsString> = std::iter::once("tenfold".into()).chain(arguments).collect();
     if words[1..] == ["help", "environment"] {
         words.remove(1); // the list is the help
@@ -108,7 +110,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>, program: Program) -> 
     LogWriter::flush_within(LAST_LINES);
     match outcome {
         Ok(code) => code,
-        // Whoever reads our output may stop reading: `tenfold store … keys | head` is no failure.
+        // The reader of our output may close it: `tenfold store … keys | head` is not a failure.
         Err(error) if is_broken_pipe(&*error) => SUCCESS,
         Err(error) => complain(&error.to_string()),
     }

@@ -1,4 +1,4 @@
-//! The command `tenfold` as a program of its own; all of it is in the library beside this file.
+//! The command `tenfold` as a program; all of its code is in the library beside this file.
 
 use std::process::ExitCode;
 

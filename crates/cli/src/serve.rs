@@ -83,7 +83,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: Args) -> Outcome {
     let options = ServerOptions::new(args.host.clone(), args.port).limits(limits(&args));
-    let mut signals = Signals::new([SIGINT, SIGTERM])?; // before anybody is told that we listen
+    let mut signals = Signals::new([SIGINT, SIGTERM])?; // before the address is printed
     let server = Arc::new(Server::start(options)?);
     let dashboard = args.dashboard.options(DASHBOARD_PORT);
     let dashboard = dashboard.map(|options| dashboard::start(options, server.clone())).transpose()?;
@@ -112,12 +112,12 @@ pub(crate) fn run(args: Args) -> Outcome {
     for signal in [SIGINT, SIGTERM] {
         signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, impatient.clone())?;
     }
-    impatient.store(true, Ordering::SeqCst); // from here on a second signal ends at once
+    impatient.store(true, Ordering::SeqCst); // from here on a second signal ends the server immediately
     let facts = server.facts();
     if facts.connections > 0 {
         let seconds = args.drain.as_secs_f64();
         say(format!(
-            "stopping: {} clients are still here, serving them for up to {seconds} s",
+            "stopping: {} clients are still connected, serving them for up to {seconds} s",
             facts.connections
         ));
     }
@@ -133,7 +133,7 @@ pub(crate) fn run(args: Args) -> Outcome {
     Ok(SUCCESS)
 }
 
-/// A line on standard error, which may not be read: that must not keep the server from ending.
+/// A line on standard error, which may not be read: that must not keep the server from stopping.
 fn say(mut line: String) {
     line.push('\n');
     let _never_fails = LogWriter::new().write_all(line.as_bytes());
@@ -159,8 +159,9 @@ fn limits(args: &Args) -> Limits {
     limits
 }
 
-/// Where the dashboard is unless told; a number that people can remember, next to the store's.
+/// The default port of the dashboard; easy to remember, next to the store's.
 const DASHBOARD_PORT: u16 = 29580;
 
-/// Descriptors that are not clients: standard streams, the poll, listeners, and room to turn somebody away.
+/// Descriptors that are not clients: standard streams, the poll, listeners, and a spare one for refusing a
+/// client.
 const DESCRIPTORS_KEPT: usize = 64;

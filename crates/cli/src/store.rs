@@ -132,7 +132,7 @@ pub(crate) fn run(args: Args) -> Outcome {
     Ok(SUCCESS)
 }
 
-/// Writes that the server does not answer are made sure of before we say that all went well.
+/// Confirms writes that the server does not answer before reporting success.
 fn confirm(store: &TcpStore, json: bool) -> Result<(), Box<dyn std::error::Error>> {
     store.ping()?;
     if json {
@@ -155,7 +155,8 @@ fn print(json: bool, answer: Json, field: &str) -> std::io::Result<()> {
     if json { writeln!(out, "{answer}") } else { writeln!(out, "{}", answer[field]) }
 }
 
-/// The bytes as they are; a terminal gets a line end too, and nothing that it would obey: other clients wrote the value.
+/// The raw bytes. A terminal also gets a line end, but no terminal commands, because other clients wrote the
+/// value.
 fn print_value(value: &[u8], json: bool) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     if json {
@@ -182,7 +183,7 @@ fn print_keys(keys: Vec<Value>, prefix: &str, json: bool) -> std::io::Result<()>
     Ok(())
 }
 
-/// A value as a terminal shows it: its lines and tabs, and nothing else that a terminal obeys.
+/// A value as a terminal shows it: its lines and tabs, and no terminal commands.
 fn for_terminal(value: &[u8]) -> String {
     let keep = |character: char| match character {
         '\n' | '\t' => character,

@@ -1,4 +1,5 @@
-//! `tenfold trace`: what went wrong, from the flight-recorder dumps of all ranks. All of the analysis is in `tenfold-trace`.
+//! `tenfold trace`: finds out what went wrong, from the flight-recorder dumps of all ranks. The analysis is
+//! in `tenfold-trace`.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -47,7 +48,7 @@ pub(crate) struct Args {
 
 type Ranks = std::sync::Arc<BTreeSet<u32>>;
 
-/// Some file could not be read, and no trouble was found in the others.
+/// Some file could not be read, and no problem was found in the others.
 const UNSURE: u8 = 2;
 /// Ranks that can be listed.
 const RANKS_MAX: u32 = 1 << 20;
@@ -101,7 +102,7 @@ fn say(args: &Args, analysis: &Analysis<'_>) -> std::io::Result<()> {
     out.flush()
 }
 
-/// Writes the pictures that were asked for.
+/// Writes the requested timelines.
 fn draw(args: &Args, analysis: &Analysis<'_>) -> Result<(), String> {
     if let Some(file) = &args.timeline {
         write(file, analysis.trace_events().to_string().as_bytes())?;

@@ -7,7 +7,7 @@ use tenfold::control::{Endpoint, EndpointError};
 use tenfold_console::{Outcome, SUCCESS, parse_duration};
 use tenfold_http::client::{self, Address, Answer, Client};
 
-/// The longest answer that is read; a profile of a minute may have some hundred megabytes.
+/// The longest answer that is read; a profile of a minute may have several hundred megabytes.
 const ANSWER_MAX: usize = 1 << 30;
 
 /// Ask a worker of a running job for its stacks, its flight recorder or its health.
@@ -112,7 +112,7 @@ fn ask(args: &Args, body: &[u8]) -> Result<Answer, String> {
     answer.map_err(|error| message(&args.worker, &error))
 }
 
-/// For a user who has just typed an address.
+/// The error for a user who has just typed an address.
 fn message(worker: &Endpoint, error: &client::Error) -> String {
     let kind = match error {
         client::Error::Connect(error) => error.kind(),

@@ -1,7 +1,7 @@
 //! Stock PyTorch programs under `tenfold run`.
 //!
-//! Needs a Python with PyTorch 2.15 in TENFOLD_TORCH_PYTHON; `./test` sets that up. Without it nextest leaves this file
-//! out (see `.config/nextest.toml`), and says so.
+//! Needs a Python with PyTorch 2.15 in TENFOLD_TORCH_PYTHON; `./test` sets that up. Without it, nextest skips
+//! this file (see `.config/nextest.toml`), and says so.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -22,12 +22,12 @@ def main():
     print(f'{sys.argv[1]} {rank} of {size}: {tensor.tolist()}')
     dist.destroy_process_group()
     if rank == 1:
-        raise ValueError(f'rank {rank} is told to fail')
+        raise ValueError(f'rank {rank} fails on purpose')
 
 main()
 ";
 
-/// What a rank is given besides what the launcher itself was given.
+/// The environment of a rank, beyond the launcher's own.
 const SHOW_ENVIRONMENT: &str = "
 import json, os, sys
 with open(sys.argv[1] + os.environ['RANK'], 'w') as file:
@@ -59,7 +59,7 @@ fn ranks_find_what_they_would_find_under_torchrun() {
     let expected = environments(torchrun.args(["-m", "torch.distributed.run"]), folder.path(), &options);
     let mut tenfold = Command::new(env!("CARGO_BIN_EXE_tenfold"));
     let found = environments(tenfold.args(["run", "--python", &python]), folder.path(), &options);
-    // Differ from run to run, or hold what differs.
+    // Differ from run to run, or contain what differs.
     let own = ["MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"];
     for (expected, mut found) in expected.into_iter().zip(found) {
         for (name, value) in expected {
@@ -81,7 +81,7 @@ fn ranks_find_what_they_would_find_under_torchrun() {
 }
 
 #[test]
-fn a_gloo_program_meets_through_the_launchers_store_and_its_traceback_is_shown() {
+fn a_gloo_program_uses_the_launchers_store_and_its_traceback_is_shown() {
     let python = std::env::var("TENFOLD_TORCH_PYTHON")
         .expect("run `./test`, or set TENFOLD_TORCH_PYTHON to a Python with PyTorch 2.15");
     let folder = tempfile::tempdir().unwrap();
@@ -103,5 +103,5 @@ fn a_gloo_program_meets_through_the_launchers_store_and_its_traceback_is_shown()
     );
     assert_eq!(output.status.code(), Some(1));
     let (_, report) = error.split_once("error: rank 1 of 2 failed first: exit code 1 after ").unwrap();
-    assert!(report.contains("ValueError: rank 1 is told to fail\n"), "{error}");
+    assert!(report.contains("ValueError: rank 1 fails on purpose\n"), "{error}");
 }

@@ -1,6 +1,6 @@
 //! The memory of a whole server process under attack, and what it keeps afterwards.
 //!
-//! The figures are those of `reliability.md` (S4 to S10). Attacks whose point is a refusal or an answer are in
+//! The figures are those of `reliability.md` (S4 to S10). Attacks that test a refusal or an answer are in
 //! `crates/store/tests/attacks.rs`.
 
 #![expect(
@@ -34,9 +34,9 @@ fn closed(serve: &Serve, reason: Closed) -> u64 {
     facts(serve).closed.get(&reason).copied().unwrap_or(0)
 }
 
-/// Waits until only the clients named are left, and the memory that `attack` left behind.
+/// Waits until only the given clients are left, and returns the memory that `attack` left behind.
 fn kept(serve: &Serve, attack: &str, before: usize, others: usize) -> usize {
-    until("the attackers are gone", || facts(serve).connections <= others + 2);
+    until("the attackers are disconnected", || facts(serve).connections <= others + 2);
     let kept = serve.resident().saturating_sub(before);
     println!("{attack}: {} KB kept", kept / KB);
     kept
@@ -66,8 +66,8 @@ fn ten_thousand_garbage_connections_leave_nothing_behind() {
             raw.try_send(&rubbish.to_le_bytes().repeat(8));
         }
     };
-    attack(500); // the first few pay for what the server needs anyway
-    until("they are gone", || facts(&serve).connections <= 3);
+    attack(500); // the first few allocate what the server needs anyway
+    until("all are disconnected", || facts(&serve).connections <= 3);
     let before = serve.resident();
     let start = Instant::now();
     attack(10_000);
@@ -90,7 +90,7 @@ fn ten_thousand_connections_dropped_at_once_leave_nothing_behind() {
     let bystander = Bystander::watch(serve.address);
     let attack = |count| (0..count).for_each(|_| drop(TcpStream::connect(serve.address).unwrap()));
     attack(500);
-    until("they are gone", || facts(&serve).connections <= 3);
+    until("all are disconnected", || facts(&serve).connections <= 3);
     let before = serve.resident();
     attack(10_000);
     let fresh = Instant::now();
@@ -111,11 +111,11 @@ fn an_upload_cut_after_seven_megabytes_leaves_nothing_behind() {
         for _ in 0..count {
             Raw::greeted(serve.address).send(part);
         }
-        until("they are gone", || facts(&serve).connections <= 3);
+        until("all are disconnected", || facts(&serve).connections <= 3);
         serve.resident()
     };
     let before = upload(3);
-    // The allocator keeps a block or two for the next such upload, sometimes; what is lost per upload adds up.
+    // The allocator sometimes keeps a block or two for the next such upload; what is lost per upload adds up.
     let each = (1..=10).find_map(|round| {
         let kept = upload(UPLOADS).saturating_sub(before);
         let uploads = round * UPLOADS;
@@ -141,7 +141,7 @@ fn half_messages_dropped_leave_nothing_behind() {
     };
     let start = serve.resident();
     let most = round() - start;
-    until("they are gone", || facts(&serve).connections <= 3);
+    until("all are disconnected", || facts(&serve).connections <= 3);
     let before = serve.resident();
     for _ in 0..4 {
         round();
@@ -153,7 +153,7 @@ fn half_messages_dropped_leave_nothing_behind() {
 }
 
 #[test]
-fn replies_that_nobody_reads_are_bounded() {
+fn unread_replies_are_bounded() {
     let serve = Serve::start(&["--write-timeout", "1s"]);
     client(serve.address, HANG).set("large", vec![7; MB]).unwrap();
     let bystander = Bystander::watch(serve.address);
@@ -213,7 +213,7 @@ fn five_hundred_silent_connections_cost_little_and_are_closed() {
 
 #[test]
 fn idle_connections_cost_little() {
-    // Ours and the server's are in two processes, so each has its own limit.
+    // Our descriptors and the server's are in two processes, so each has its own limit.
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
     let counts: &[usize] = if limit >= 11_000 { &[2_000, 10_000] } else { &[900] };
     let serve = Serve::start(&[]);
@@ -228,13 +228,13 @@ fn idle_connections_cost_little() {
         println!("{count} idle connections: {each} bytes each; fresh client {:?}", start.elapsed());
         assert!(each <= 16 * KB);
         drop(idle);
-        until("they are gone", || facts(&serve).connections <= 3);
+        until("all are disconnected", || facts(&serve).connections <= 3);
     }
     bystander.report("idle connections");
 }
 
 #[test]
-fn a_full_store_holds_what_it_was_allowed_to() {
+fn a_full_store_stays_within_its_limit() {
     let serve = Serve::start(&["--max-memory", "64M"]);
     let bystander = Bystander::watch(serve.address);
     let before = serve.resident();
@@ -248,7 +248,7 @@ fn a_full_store_holds_what_it_was_allowed_to() {
     let grown = serve.resident().saturating_sub(before);
     println!("--max-memory 64M took {stored} values of 1 MiB: {} KB", grown / KB);
     assert!(stored >= 60 && grown < 80 * MB);
-    // Its buffer was too much already, or the value in the end.
+    // Either its buffer was already too much, or finally the value.
     assert_eq!(closed(&serve, Closed::Full) + closed(&serve, Closed::Memory), 1);
     let line = serve.said("");
     assert!(line.contains(&format!("store server at {} closed the connection of ", serve.address)), "{line}");
@@ -260,7 +260,7 @@ fn a_full_store_holds_what_it_was_allowed_to() {
 }
 
 #[test]
-fn small_keys_cost_what_they_are_counted_for() {
+fn small_keys_cost_at_most_what_is_counted() {
     const KEYS: usize = 300_000;
     let serve = Serve::start(&[]);
     let before = serve.resident();
@@ -292,9 +292,10 @@ fn popping_unknown_queues_leaves_nothing_behind() {
     bystander.report("unknown queues");
 }
 
-/// A pager, a terminal that was stopped, a stuck log collector: if its reader stops reading, the log must not stop the store.
+/// A pager, a stopped terminal, a stuck log collector: if its reader stops reading, the log must not stop the
+/// store.
 #[test]
-fn a_log_that_is_not_read_stops_no_client_and_not_the_end() {
+fn a_log_that_is_not_read_blocks_no_client_and_not_the_exit() {
     let (mut log, full) = std::io::pipe().unwrap();
     rustix::io::ioctl_fionbio(&full, true).unwrap();
     while (&full).write(&[b'\n'; 4096]).is_ok() {}
@@ -313,7 +314,7 @@ fn a_log_that_is_not_read_stops_no_client_and_not_the_end() {
         raw.until_closed();
         store.ping().unwrap();
     }
-    // What was said meanwhile comes when it is read, also what is said last.
+    // What was logged meanwhile arrives when it is read, including the last lines.
     process.signal(Signal::INT);
     let mut text = String::new();
     log.read_to_string(&mut text).unwrap();

@@ -1,4 +1,4 @@
-//! The commands as a new user types them: what they print, and how they end.
+//! The commands as a new user types them: what they print, and their exit status.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -44,7 +44,7 @@ fn every_store_command_does_what_its_help_says() {
         assert_eq!(printed(&store(&serve, arguments)), expected, "{arguments:?}");
     };
     says(&["set", "color", "blue"], "");
-    says(&["get", "color"], "blue"); // no line end: the bytes as they are
+    says(&["get", "color"], "blue"); // no line end: the raw bytes
     says(&["--json", "get", "color"], "{\"bytes\":4,\"value\":\"blue\"}\n");
     says(&["append", "color", "ish"], "");
     says(&["compare-set", "color", "blueish", "red"], "red");
@@ -74,7 +74,7 @@ fn a_value_may_be_any_bytes_from_standard_input() {
 }
 
 #[test]
-fn what_did_not_work_ends_with_status_one_and_says_why() {
+fn failures_exit_with_status_one_and_a_reason() {
     let serve = Serve::start(&[]);
     let missing = store(&serve, &["check", "nope"]);
     assert_eq!((missing.status.code(), missing.stdout.as_slice()), (Some(1), b"false\n".as_slice()));
@@ -85,7 +85,7 @@ fn what_did_not_work_ends_with_status_one_and_says_why() {
         assert!(text.contains(expected), "{text}");
     };
     fails(&["pop", "q"], "error: store queue_pop `q` at 127.0.0.1:");
-    fails(&["pop", "q"], ": queue is empty"); // behind how long that took, if it took a millisecond
+    fails(&["pop", "q"], ": queue is empty"); // after the time it took, if that was a millisecond or more
     fails(&["--timeout", "50ms", "get", "nope"], "timed out: the key was never set\n  hint: ");
     printed(&store(&serve, &["set", "text", "abc"]));
     fails(&["add", "text"], "the server closed the connection");
@@ -95,7 +95,7 @@ fn what_did_not_work_ends_with_status_one_and_says_why() {
 }
 
 #[test]
-fn stats_tell_what_the_server_does_and_who_waits() {
+fn stats_show_what_the_server_does_and_which_clients_wait() {
     let serve = Serve::start(&[]);
     printed(&store(&serve, &["set", "k", "v"]));
     let text = printed(&store(&serve, &["stats"]));
@@ -160,7 +160,7 @@ fn every_command_has_help_with_an_example() {
     }
     assert_eq!(tenfold(&["serv"]).status.code(), Some(2));
     let output = tenfold(&["serv"]);
-    assert!(String::from_utf8_lossy(&output.stderr).contains("serve"), "the nearest name is told");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("serve"), "the nearest name is suggested");
 }
 
 #[test]
@@ -191,7 +191,7 @@ fn a_benchmark_of_collectives_checks_measures_and_writes_its_rows() {
 }
 
 #[test]
-fn a_peer_that_cannot_start_is_told_with_what_it_said() {
+fn a_peer_that_cannot_start_is_reported_with_its_output() {
     let output = tenfold(&["bench", "--against", "gloo", "--python", "/nowhere/python", "--sizes", "8"]);
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1));
@@ -200,7 +200,7 @@ fn a_peer_that_cannot_start_is_told_with_what_it_said() {
 }
 
 #[test]
-fn a_wrong_log_filter_says_what_is_right() {
+fn an_invalid_log_filter_is_reported_with_valid_ones() {
     let output = Command::new(TENFOLD).args(["demo"]).env("TENFOLD_LOG", "a=b=c").output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&output.stderr).contains("invalid log filter TENFOLD_LOG=`a=b=c`: "));

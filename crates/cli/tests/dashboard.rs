@@ -1,4 +1,4 @@
-//! The dashboard of a real `tenfold serve`: what each path answers, and what it keeps to itself.
+//! The dashboard of a real `tenfold serve`: what each path answers, and what it does not reveal.
 
 #![expect(
     clippy::disallowed_methods,
@@ -61,7 +61,7 @@ impl Shown {
         self.ask(&format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"))
     }
 
-    /// Asks again while the server still counts, as it may on a machine that is busy.
+    /// Asks again while the server still counts, as it may on a busy machine.
     fn get_counted(&self, path: &str) -> (u16, String, String) {
         loop {
             let (status, head, body) = self.get(path);
@@ -78,7 +78,7 @@ impl Shown {
         serde_json::from_str(&body).unwrap()
     }
 
-    /// Asks until the answer is as it should be.
+    /// Asks until the answer is as expected.
     fn json_when(&self, path: &str, is_so: impl Fn(&Value) -> bool) -> Value {
         let start = Instant::now();
         loop {
@@ -96,7 +96,7 @@ fn error(error: &str, hint: &str) -> Value {
     json!({"error": error, "hint": hint})
 }
 
-/// A client that waits for a key until it is let go.
+/// A client that waits for a key until it is released.
 struct Waiting {
     store: Arc<TcpStore>,
     key: &'static str,
@@ -119,8 +119,8 @@ impl Waiting {
     }
 }
 
-/// A job as launchers write it: two nodes of two ranks, of which rank 0 waits in the store from `waits`, rank 1 has not
-/// connected, rank 2 is stopped and nothing is known of rank 3; one spare, one node missing.
+/// A job as launchers write it: two nodes of two ranks. Rank 0 waits in the store from `waits`, rank 1 has
+/// not connected, rank 2 is stopped and nothing is known of rank 3; one spare, one node missing.
 fn write_job(store: &TcpStore, waits: &str) {
     let node = |id: &str| {
         json!({"id": id, "host": format!("host-{id}"), "ranks": 2, "role": "default", "fixed_rank": null,
@@ -149,10 +149,10 @@ fn write_job(store: &TcpStore, waits: &str) {
     }
     store.set("tenfold/run/broken/state", "{\"round\": \"x\"}").unwrap();
     store.append("tenfold/runs", "job\nbroken\njob\nnever\n").unwrap();
-    store.ping().unwrap(); // writes have no answer; now they are there
+    store.ping().unwrap(); // writes have no answer; now they have been applied
 }
 
-/// A server with something of everything: values, a queue, a job, a waiter, a client that was turned away.
+/// A server with an example of everything: values, a queue, a job, a waiter, a refused client.
 fn busy() -> (Shown, Waiting) {
     let shown = Shown::start(&["--dashboard-values"]);
     let store = shown.store();
@@ -171,9 +171,10 @@ fn busy() -> (Shown, Waiting) {
 }
 
 #[test]
-fn it_tells_what_the_server_does_and_who_waits_for_what() {
+fn it_shows_what_the_server_does_and_which_client_waits_for_what() {
     let (shown, waiting) = busy();
-    // The connection that `busy` filled the store with may take a moment to go; the two of `waiting` stay.
+    // The connection through which `busy` filled the store may take a moment to close; the two of `waiting`
+    // stay.
     let overview = shown.json_when("/api/overview", |overview| overview["server"]["connections"] == 2);
     assert_eq!(overview["version"], env!("CARGO_PKG_VERSION"));
     assert_eq!(overview["values_allowed"], true);
@@ -212,7 +213,7 @@ fn it_tells_what_the_server_does_and_who_waits_for_what() {
 }
 
 #[test]
-fn a_job_shows_who_is_missing_and_who_is_stuck() {
+fn a_job_shows_missing_and_stuck_ranks() {
     let (shown, waiting) = busy();
     let runs = shown.json("/api/runs");
     let ids: Vec<&str> = runs.as_array().unwrap().iter().map(|run| run["id"].as_str().unwrap()).collect();
@@ -289,7 +290,7 @@ fn metrics_are_what_prometheus_reads_and_what_is_documented() {
 }
 
 #[test]
-fn the_last_minutes_are_there_for_charts() {
+fn the_last_minutes_are_available_for_charts() {
     let shown = Shown::start(&[]);
     let store = shown.store();
     for _ in 0..100 {
@@ -308,7 +309,7 @@ fn the_last_minutes_are_there_for_charts() {
 }
 
 #[test]
-fn values_are_shown_only_by_a_server_that_was_told_to() {
+fn values_are_shown_only_by_a_server_that_allows_it() {
     let shown = Shown::start(&[]);
     let store = shown.store();
     store.set("color", "blue").unwrap();
@@ -344,11 +345,11 @@ fn values_are_shown_only_by_a_server_that_was_told_to() {
 }
 
 #[test]
-fn what_cannot_be_answered_says_why() {
+fn requests_that_cannot_be_answered_get_a_reason() {
     let shown = Shown::start(&["--dashboard-values"]);
     let refused = [
-        ("/nothing", 404, "nothing at this path"),
-        ("/api/", 404, "nothing at this path"),
+        ("/nothing", 404, "no such path"),
+        ("/api/", 404, "no such path"),
         ("/api/clients?limit=-1", 400, "`limit` is not a number"),
         ("/api/clients?limit=99999999999999999999", 400, "`limit` is not a number"),
         (
@@ -384,13 +385,13 @@ fn it_is_read_only_and_answers_to_its_own_names() {
         assert_eq!(by_host(host).0, 200, "{host}");
     }
     let (status, _, body) = by_host("evil.example");
-    let message = "the Host header names no host that this server answers to";
+    let message = "this server does not answer to the host in the Host header";
     let hint = "use the server's address or localhost, or start it with --dashboard-name NAME";
     assert_eq!((status, serde_json::from_str::<Value>(&body).unwrap()), (421, error(message, hint)));
 }
 
 #[test]
-fn the_page_loads_only_what_is_here() {
+fn the_page_loads_only_local_files() {
     let shown = Shown::start(&[]);
     let (status, head, page) = shown.get("/");
     assert_eq!(status, 200);
@@ -428,7 +429,7 @@ fn neither_keys_nor_values_are_logged() {
 }
 
 #[test]
-fn a_dashboard_that_others_can_reach_is_warned_about() {
+fn a_dashboard_that_others_can_reach_causes_a_warning() {
     let serve = Serve::start(&["--dashboard", "0.0.0.0:0"]);
     let line = serve.said("warning: no authentication: anyone who can reach the dashboard at 0.0.0.0:");
     let seen = "sees the names of keys, the addresses of clients and what they wait for, but no values";
@@ -439,7 +440,7 @@ fn a_dashboard_that_others_can_reach_is_warned_about() {
 }
 
 #[test]
-fn a_taken_port_names_who_holds_it_and_a_wrong_address_what_is_right() {
+fn a_taken_port_names_its_holder_and_an_invalid_address_the_expected_form() {
     let fails = |address: &str| {
         let mut serve = Command::new(TENFOLD);
         serve.args(["serve", "--port", "0", "--dashboard", address]).stdin(Stdio::null());
@@ -447,7 +448,7 @@ fn a_taken_port_names_who_holds_it_and_a_wrong_address_what_is_right() {
         assert_eq!(
             String::from_utf8_lossy(&output.stdout),
             "",
-            "nobody is told of a server that ends at once"
+            "a server that stops immediately is not announced"
         );
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
@@ -477,10 +478,10 @@ fn documentation() -> String {
     std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/dashboard.md")).unwrap()
 }
 
-/// Names of maps: what they hold is named by what happened.
+/// Names of maps whose keys are names of events.
 const MAPS: [&str; 3] = ["operations", "closed", "by_operation"];
 
-/// The ways to all leaves: `a.b[].c`, `operations.*`.
+/// The paths of all leaves: `a.b[].c`, `operations.*`.
 fn leaves(value: &Value, way: &str, found: &mut BTreeSet<String>) {
     match value {
         Value::Array(items) if !items.is_empty() => {
@@ -501,11 +502,11 @@ fn leaves(value: &Value, way: &str, found: &mut BTreeSet<String>) {
 }
 
 #[test]
-fn every_field_is_documented_and_every_documented_field_is_there() {
+fn every_field_is_documented_and_every_documented_field_exists() {
     let (shown, waiting) = busy();
     let big = vec![b'z'; 1 << 20];
     let store = shown.store();
-    store.set("bytes\n", &big[..]).unwrap(); // a key that is shown changed, and an operation worth timing
+    store.set("bytes\n", &big[..]).unwrap(); // a key that is shown escaped, and an operation worth timing
     store.ping().unwrap();
     shown.json_when("/api/history", |history| history["by_operation"]["set"].is_array());
 
@@ -525,7 +526,7 @@ fn every_field_is_documented_and_every_documented_field_is_there() {
     assert_eq!(documented.len(), 9, "{:?}", documented.keys());
 
     for (path, fields) in documented {
-        // Where the example in the documentation does not show all that there may be.
+        // Where the example in the documentation does not show every field.
         let asked: &[&str] = match path.as_str() {
             "/api/keys?prefix=/a/" => &["/api/keys?prefix=", "/api/keys?prefix=/"],
             "/api/value?key=/a" => &["/api/value?key=/color"],
@@ -537,7 +538,7 @@ fn every_field_is_documented_and_every_documented_field_is_there() {
         }
         let names: BTreeSet<&str> = fields.iter().map(|(name, _)| name.as_str()).collect();
         for way in &found {
-            // An empty list or a null says nothing about what it would hold.
+            // An empty list or a null says nothing about its contents.
             let is_begun = |name: &&str| {
                 name.strip_prefix(way.as_str())
                     .is_some_and(|rest| rest.starts_with("[]") || rest.starts_with('.'))

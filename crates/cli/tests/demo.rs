@@ -1,4 +1,5 @@
-//! `tenfold demo` as a newcomer sees it: it learns, its replicas are alike, and however it ends nobody is left behind.
+//! `tenfold demo` as a new user sees it: it learns, its replicas are identical, and however it ends, no
+//! process is left behind.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -93,7 +94,7 @@ fn the_tour_has_tables() {
 }
 
 #[test]
-fn a_terminal_gets_a_bar_and_colours_only_where_they_are_welcome() {
+fn a_terminal_gets_a_bar_and_colours_unless_disabled() {
     use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
     for (no_color, has_colours) in [("", true), ("1", false)] {
         let controller = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
@@ -152,7 +153,7 @@ fn running(workers: usize) -> Running {
 }
 
 #[test]
-fn a_worker_that_is_killed_is_named_and_nobody_is_left() {
+fn a_worker_that_is_killed_is_named_and_no_process_is_left() {
     let Running { demo, output, workers } = running(3);
     assert_eq!(workers.len(), 3);
     let process = &workers[1].0;
@@ -161,16 +162,16 @@ fn a_worker_that_is_killed_is_named_and_nobody_is_left() {
     assert_eq!(status.code(), Some(1), "{text}");
     let named = format!("error: worker 1 (pid {process}) ended with signal: 9 (SIGKILL) after step ");
     assert!(text.starts_with(&named), "{text}");
-    // Whoever waited for it says so, in the words of the library.
+    // A worker that waited for it reports that, with the library's message.
     let (_, said) = text.split_once(" of 1000000\n  worker ").unwrap_or_else(|| panic!("no witness: {text}"));
-    assert!(said.contains(" says: ") && said.contains(": rank 1 (") && said.contains(process), "{text}");
+    assert!(said.contains(" reports: ") && said.contains(": rank 1 (") && said.contains(process), "{text}");
     assert_eq!(text.matches("error: ").count(), 1, "{text}");
     workers.iter().for_each(|(_, worker)| wait_until_gone(worker));
     drop(output);
 }
 
 #[test]
-fn a_demo_that_is_interrupted_or_killed_leaves_nobody() {
+fn a_demo_that_is_interrupted_or_killed_leaves_no_process() {
     for signal in [Signal::INT, Signal::TERM, Signal::KILL] {
         let Running { mut demo, output, workers } = running(2);
         demo.signal(signal);
@@ -181,7 +182,7 @@ fn a_demo_that_is_interrupted_or_killed_leaves_nobody() {
 }
 
 #[test]
-fn a_reader_that_goes_away_ends_it_quietly() {
+fn a_closed_reader_ends_it_quietly() {
     let mut command = command(&["-n", "2", "--steps", "200", "--operations", "5"]);
     let mut demo = Process(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
     let mut line = String::new();

@@ -20,9 +20,10 @@ use tenfold_store::{
 };
 
 const TIMEOUT: Duration = Duration::from_millis(1500);
-/// What a call may take beyond its timeout: a second to cancel, and a busy machine. One that forgets its timeout takes for ever.
+/// What a call may take beyond its timeout: a second to cancel, and delays of a busy machine. A call that
+/// ignores its timeout never returns.
 const GRACE: Duration = Duration::from_secs(10);
-/// For calls that shall not wait so long.
+/// For calls that must not wait so long.
 const TIMEOUT_LONG: Duration = Duration::from_secs(30);
 
 fn client(server: SocketAddr) -> TcpStore {
@@ -45,7 +46,7 @@ fn waiting(serve: &Serve, count: usize) {
 
 type Call = fn(&TcpStore) -> Result<()>;
 
-/// Calls that the server does not answer at once, with how their errors begin.
+/// Calls that the server does not answer immediately, with the beginnings of their errors.
 const PATIENT: [(&str, Call); 4] = [
     ("get `missing`", |store| store.get("missing").map(drop)),
     ("wait `missing`, `also`", |store| store.wait(&["missing", "also"])),
@@ -53,7 +54,7 @@ const PATIENT: [(&str, Call); 4] = [
     ("queue_pop `queue`", |store| store.queue_pop("queue").map(drop)),
 ];
 
-/// Calls that it does.
+/// Calls that it answers immediately.
 const QUICK: [(&str, Call); 5] = [
     ("add `counter`", |store| store.add("counter", 1).map(drop)),
     ("check `key`", |store| store.check(&["key"]).map(drop)),
@@ -86,7 +87,7 @@ fn start(server: SocketAddr, timeout: Duration, what: &'static str, call: Call) 
 /// The whole message: operation, keys, server, time, reason, advice.
 fn expect_message(failure: &Failure, server: SocketAddr, reason: &str, hint: &str) {
     let elapsed = failure.error.scene().elapsed;
-    // Less than a millisecond is not worth a word: the server may have been killed that soon.
+    // Less than a millisecond is not shown: the server may have been killed that soon.
     let after = match elapsed < Duration::from_millis(1) {
         true => String::new(),
         false => format!(" after {}", show_duration(elapsed)),
@@ -103,7 +104,7 @@ const FROZEN: (&str, &str) = (
 );
 
 #[test]
-fn a_killed_server_fails_every_waiting_client_at_once_and_later_calls_say_that_the_store_is_lost() {
+fn a_killed_server_fails_every_waiting_client_immediately_and_later_calls_report_a_lost_store() {
     let mut serve = Serve::start(&[]);
     let address = serve.address;
     let calls = PATIENT.map(|(what, call)| start(address, TIMEOUT_LONG, what, call));
@@ -117,7 +118,7 @@ fn a_killed_server_fails_every_waiting_client_at_once_and_later_calls_say_that_t
     assert!(killed.elapsed() < TIMEOUT_LONG / 2, "they do not wait for their timeout");
     for failure in failures {
         assert_eq!(failure.error.kind(), ErrorKind::Lost);
-        // Which of the two depends on what the kernel had still to send.
+        // Which of the two depends on what the kernel still had to send.
         let reset = failure.error.to_string().contains("reset by peer");
         let reason = match reset {
             true => "connection lost: connection reset by peer",
@@ -147,7 +148,7 @@ fn a_frozen_server_costs_each_call_its_timeout_and_a_thawed_one_serves_the_same_
     let serve = Serve::start(&[]);
     let address = serve.address;
     let stores: Vec<_> = QUICK.iter().map(|_| client(address)).collect();
-    // Whoever waits must not be done before the server is frozen.
+    // A waiting client must not time out before the server is frozen.
     let long = Duration::from_secs(4);
     let patient = PATIENT.map(|(what, call)| start(address, long, what, call));
     waiting(&serve, PATIENT.len());
@@ -173,7 +174,7 @@ fn a_frozen_server_costs_each_call_its_timeout_and_a_thawed_one_serves_the_same_
         assert_eq!(failure.error.kind(), ErrorKind::Timeout);
         expect_message(failure, address, FROZEN.0, FROZEN.1);
     }
-    // A new connection is accepted by the kernel and greeted by nobody.
+    // The kernel accepts a new connection, but no server answers the handshake.
     let options = TcpStoreOptions::new("127.0.0.1", address.port()).timeout(Duration::from_millis(300));
     let text = TcpStore::open(options).unwrap_err().to_string();
     assert!(
@@ -200,14 +201,14 @@ fn a_short_freeze_is_not_noticed() {
     store.set("key", "value").unwrap();
     serve.process.freeze();
     let asking = std::thread::spawn(move || store.get("key").map(|value| value.to_vec()));
-    // Long enough that the question is there before the server is; nothing depends on it.
+    // Long enough that the request arrives before the server continues; nothing depends on it.
     std::thread::park_timeout(Duration::from_millis(100));
     serve.process.signal(Signal::CONT);
     assert_eq!(asking.join().unwrap().unwrap(), b"value");
 }
 
 #[test]
-fn a_server_restarted_on_its_port_is_found_again_and_its_keys_are_gone() {
+fn a_server_restarted_on_its_port_is_found_again_and_its_keys_are_lost() {
     let mut serve = Serve::start(&[]);
     let address = serve.address;
     let store = patient_client(address, Duration::from_secs(10));
@@ -218,7 +219,7 @@ fn a_server_restarted_on_its_port_is_found_again_and_its_keys_are_gone() {
     let mut again = Command::new(TENFOLD);
     again.args(["serve", "--port", &address.port().to_string()]);
     let _serve = Serve::spawn(again);
-    // The first call may be the one that finds out.
+    // The first call may be the one that notices.
     if let Err(error) = store.num_keys() {
         assert_eq!(error.kind(), ErrorKind::Lost);
     }
@@ -245,7 +246,7 @@ fn a_client_waits_for_a_server_that_is_being_restarted() {
 // ── signals ────────────────────────────────────────────────────────────────────────────────────────────────
 
 #[test]
-fn a_server_told_to_end_serves_those_who_are_there_until_they_leave() {
+fn a_stopping_server_serves_connected_clients_until_they_leave() {
     let mut serve = Serve::start(&["--drain", "30s"]);
     let address = serve.address;
     let waiter = patient_client(address, Duration::from_secs(30));
@@ -254,15 +255,15 @@ fn a_server_told_to_end_serves_those_who_are_there_until_they_leave() {
     waiting(&serve, 1);
     serve.process.signal(Signal::TERM);
     let line = serve.said("stopping: ");
-    assert!(line.ends_with(" clients are still here, serving them for up to 30 s"), "{line}");
-    // Nobody new gets in; the listening socket goes a moment after the line.
+    assert!(line.ends_with(" clients are still connected, serving them for up to 30 s"), "{line}");
+    // No new client is accepted; the listening socket closes a moment after the line.
     let newcomer = || TcpStoreOptions::new("127.0.0.1", address.port()).timeout(Duration::from_millis(300));
     let start = Instant::now();
     while TcpStore::open(newcomer()).is_ok() {
         assert!(start.elapsed() < Duration::from_secs(20));
     }
-    helper.set("key", "at last").unwrap();
-    assert_eq!(waits.join().unwrap().unwrap(), b"at last");
+    helper.set("key", "late").unwrap();
+    assert_eq!(waits.join().unwrap().unwrap(), b"late");
     drop(helper);
     let (status, rest) = serve.ended();
     assert_eq!(status.code(), Some(0));
@@ -282,7 +283,7 @@ fn a_drain_that_takes_too_long_is_ended() {
 }
 
 #[test]
-fn a_second_signal_ends_at_once() {
+fn a_second_signal_ends_the_server_immediately() {
     for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
         let mut serve = Serve::start(&["--drain", "1h"]);
         let _store = client(serve.address);
@@ -294,7 +295,7 @@ fn a_second_signal_ends_at_once() {
 }
 
 #[test]
-fn without_clients_a_signal_ends_the_server_at_once() {
+fn without_clients_a_signal_ends_the_server_immediately() {
     for signal in [Signal::INT, Signal::TERM] {
         let mut serve = Serve::start(&["--drain", "1h"]);
         serve.process.signal(signal);
@@ -305,7 +306,7 @@ fn without_clients_a_signal_ends_the_server_at_once() {
 }
 
 #[test]
-fn ctrl_c_ends_a_waiting_client_at_once() {
+fn ctrl_c_ends_a_waiting_client_immediately() {
     use std::os::unix::process::ExitStatusExt as _;
     let serve = Serve::start(&[]);
     let child = Command::new(TENFOLD)
@@ -323,7 +324,7 @@ fn ctrl_c_ends_a_waiting_client_at_once() {
     waiting(&serve, 0);
 }
 
-// ── words at the command line ──────────────────────────────────────────────────────────────────────────────
+// ── command-line arguments ─────────────────────────────────────────────────────────────────────────────────
 
 fn tenfold(arguments: &[&str]) -> (i32, String) {
     let Output { status, stderr, stdout } =
@@ -333,7 +334,7 @@ fn tenfold(arguments: &[&str]) -> (i32, String) {
 }
 
 #[test]
-fn wrong_arguments_end_with_status_two_and_say_what_is_wrong() {
+fn invalid_arguments_exit_with_status_two_and_a_reason() {
     let cases: [(&[&str], &str); 7] = [
         (
             &["serve", "--max-memory", "banana"],
@@ -393,11 +394,11 @@ fn a_taken_port_names_the_process_that_has_it() {
 }
 
 #[test]
-fn nobody_there_and_no_such_name_are_told_apart() {
-    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap(); // closed again by now
-    let (code, text) = tenfold(&["store", &nobody.to_string(), "--timeout", "300ms", "get", "k"]);
+fn a_closed_port_and_an_unknown_name_are_distinguished() {
+    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap(); // closed again by now
+    let (code, text) = tenfold(&["store", &closed.to_string(), "--timeout", "300ms", "get", "k"]);
     assert_eq!(code, 1);
-    assert!(text.contains(&format!("no store answered ({nobody}: connection refused)")), "{text}");
+    assert!(text.contains(&format!("no store answered ({closed}: connection refused)")), "{text}");
     let (code, text) = tenfold(&["store", "no-such-host.invalid:1", "--timeout", "300ms", "get", "k"]);
     assert_eq!(code, 1);
     assert!(text.starts_with("error: store connect at no-such-host.invalid:1 failed after "), "{text}");
@@ -409,7 +410,7 @@ fn nobody_there_and_no_such_name_are_told_apart() {
 
 // ── a partition ────────────────────────────────────────────────────────────────────────────────────────────
 
-/// Two network namespaces with a cable between them; both gone with it.
+/// Two network namespaces with a cable between them; both are removed with it.
 struct Cable {
     server: String,
     client: String,
@@ -419,7 +420,7 @@ const SERVER_IP: &str = "10.213.77.1";
 const CLIENT_IP: &str = "10.213.77.2";
 
 impl Cable {
-    /// Needs root and iproute2; the reason if it cannot be.
+    /// Needs root and iproute2; returns the reason if it is not possible.
     fn lay() -> std::result::Result<Cable, String> {
         let id = std::process::id();
         let cable = Cable { server: format!("tfs{id}"), client: format!("tfc{id}") };
@@ -430,7 +431,7 @@ impl Cable {
             format!("-n {server} link add veth0 type veth peer name veth0 netns {client}"),
             format!("-n {server} addr add {SERVER_IP}/24 dev veth0"),
             format!("-n {client} addr add {CLIENT_IP}/24 dev veth0"),
-            format!("-n {server} link set lo up"), // for those who ask from the same side
+            format!("-n {server} link set lo up"), // for clients on the same side
             format!("-n {server} link set veth0 up"),
             format!("-n {client} link set veth0 up"),
         ] {
@@ -439,7 +440,7 @@ impl Cable {
         Ok(cable)
     }
 
-    /// Packets from the server vanish without a word to the client.
+    /// Packets from the server are dropped without notice to the client.
     fn cut(&self) {
         ip(&format!("-n {} link set veth0 down", self.server)).unwrap();
     }
@@ -453,7 +454,7 @@ impl Cable {
 
 impl Drop for Cable {
     fn drop(&mut self) {
-        let _ = ip(&format!("netns del {}", self.server)); // it may not have come to be
+        let _ = ip(&format!("netns del {}", self.server)); // it may not exist
         let _ = ip(&format!("netns del {}", self.client));
     }
 }
@@ -480,7 +481,7 @@ fn a_partition_costs_each_call_its_timeout() {
         ("queue_pop `queue`", &["pop", "queue", "--wait"]),
         ("wait `a`, `b`, `c`", &["wait", "a", "b", "c"]),
     ];
-    // Time enough for four processes to come and wait before the network is cut.
+    // Enough time for four processes to start and wait before the network is cut.
     const SECONDS: u64 = 6;
     let begin = Instant::now();
     let clients: Vec<_> = calls
@@ -499,7 +500,7 @@ fn a_partition_costs_each_call_its_timeout() {
         if String::from_utf8_lossy(&output.stdout).contains("\"waiters_count\": 4,") {
             break;
         }
-        assert!(start.elapsed() < Duration::from_secs(SECONDS), "the clients do not come: {output:?}");
+        assert!(start.elapsed() < Duration::from_secs(SECONDS), "the clients have not connected: {output:?}");
     }
     cable.cut();
     for ((what, _), mut client) in std::iter::zip(calls, clients) {

@@ -1,6 +1,6 @@
 //! Rust programs that join their world by `Group::from_environment`: under `tenfold run`, and started one by one.
 //!
-//! The programs are this test once more, with a job to do.
+//! The programs are this test executable, started with a role.
 
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "tests: helpers that may fail")]
@@ -21,7 +21,8 @@ fn main_of_a_rank(job: &str) -> tenfold::Result<()> {
     match job {
         "sum" => sum(),
         "dies in the first round" => {
-            // Rank 1 has joined once more than the others then: its keys must not be taken for those of the next round.
+            // Rank 1 has then joined once more than the others: its keys must not be taken for those of the
+            // next round.
             if std::env::var("TORCHELASTIC_RESTART_COUNT").as_deref() == Ok("0") {
                 while Place::from_environment()?.rank != 1 {
                     std::thread::park();
@@ -60,7 +61,7 @@ fn rank_entry() {
 
 const ENTRY: [&str; 5] = ["--exact", "rank_entry", "--ignored", "--nocapture", "--test-threads=1"];
 
-/// What the ranks of a job under the launcher said, sorted, and the launcher's exit code.
+/// The sorted output of the ranks of a job under the launcher, and the launcher's exit code.
 fn run(job: &str, options: &[&str]) -> (Vec<String>, Option<i32>) {
     let output = Command::new(TENFOLD)
         .arg("run")
@@ -95,12 +96,12 @@ fn ranks_under_the_launcher_join_also_in_a_round_after_one_that_failed() {
     assert_eq!(
         restarted.pop().as_deref(),
         Some("true"),
-        "rank 1 waited for the others in vain: {restarted:?}"
+        "rank 1 waited for the others without success: {restarted:?}"
     );
     assert_eq!((restarted, code), (sums_of_three(), Some(0)));
 }
 
-/// A rank that was started by hand, at an address that is this test's alone.
+/// A rank that was started by hand, at an address that only this test uses.
 fn by_hand(job: &str, variables: &[(&str, &str)]) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(ENTRY).env(JOB, job).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -114,8 +115,8 @@ fn by_hand(job: &str, variables: &[(&str, &str)]) -> Command {
 }
 
 #[test]
-fn without_a_launchers_store_rank_0_hosts_one_until_everybody_has_met() {
-    // Ports below those that the system gives out, on addresses of the loopback that nobody else uses.
+fn without_a_launchers_store_rank_0_hosts_one_until_all_ranks_have_joined() {
+    // Ports below those that the system assigns, on loopback addresses that no other test uses.
     let [_, _, high, low] = std::process::id().to_be_bytes();
     let host = format!("127.81.{high}.{low}");
     let start = |rank: usize| {
@@ -138,7 +139,7 @@ fn without_a_launchers_store_rank_0_hosts_one_until_everybody_has_met() {
 }
 
 #[test]
-fn a_program_that_nobody_launched_is_told_how_to_start_it() {
+fn a_program_without_a_launcher_gets_a_hint_how_to_start_it() {
     let output = by_hand("sum", &[("WORLD_SIZE", "2"), ("MASTER_ADDR", "")]).output().unwrap();
     assert_eq!(
         said(&output),

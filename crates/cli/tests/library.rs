@@ -8,7 +8,7 @@ use tenfold_cli::Program;
 fn ranks_are_started_by_the_program_that_the_caller_names() {
     let folder = tempfile::tempdir().unwrap();
     let started = folder.path().join("started");
-    // A stand-in for `python -m tenfold`: it leaves a trace, and is `tenfold` with whatever is added to it.
+    // A stand-in for `python -m tenfold`: it leaves a trace, and runs `tenfold` with the added arguments.
     let script = r#"echo "$2" >> "$0" && exec "$@""#;
     let words = ["-c".into(), script.into(), started.clone().into(), env!("CARGO_BIN_EXE_tenfold").into()];
     let code = tenfold_cli::main(

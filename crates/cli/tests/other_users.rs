@@ -14,14 +14,14 @@ use rustix::process::Uid;
 use rustix::thread::set_thread_res_uid;
 use tenfold_store::{Server, ServerOptions};
 
-const NOBODY: u32 = 65534;
+const OTHER_USER: u32 = 65534;
 
 /// Does something as another user; nothing if this user cannot become another one.
-fn as_nobody<T: Send>(task: impl FnOnce() -> T + Send) -> Option<T> {
+fn as_other_user<T: Send>(task: impl FnOnce() -> T + Send) -> Option<T> {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
-            let nobody = Uid::from_raw(NOBODY);
-            set_thread_res_uid(nobody, nobody, nobody).ok().map(|()| task())
+            let other = Uid::from_raw(OTHER_USER);
+            set_thread_res_uid(other, other, other).ok().map(|()| task())
         });
         let done = thread.join().unwrap();
         if done.is_none() {
@@ -31,7 +31,7 @@ fn as_nobody<T: Send>(task: impl FnOnce() -> T + Send) -> Option<T> {
     })
 }
 
-/// The store's answer to a hello and a ping; how many bytes.
+/// The store's answer to a handshake and a ping, in bytes.
 fn ping(address: SocketAddr) -> usize {
     let mut stream = TcpStream::connect_timeout(&address, HANG).unwrap();
     stream.set_read_timeout(Some(HANG)).unwrap();
@@ -46,28 +46,29 @@ fn the_store_of_a_job_on_one_node_serves_its_own_user_only() {
     let fifo = make_fifo(folder.path());
     let mut run = Run::start(&["-n", "1", &format!("echo $MASTER_ADDR:$MASTER_PORT; cat {fifo}")]);
     let mut line = String::new();
-    run.output.read_line(&mut line).unwrap(); // one rank speaks without its number
+    run.output.read_line(&mut line).unwrap(); // a single rank has no prefix
     let address: SocketAddr = line.trim().parse().unwrap();
     assert_eq!(ping(address), 4);
-    if let Some(answered) = as_nobody(|| ping(address)) {
+    if let Some(answered) = as_other_user(|| ping(address)) {
         assert_eq!(answered, 0, "another user is answered");
     }
-    assert_eq!(ping(address), 4, "the job goes on");
+    assert_eq!(ping(address), 4, "the job continues");
     std::fs::write(fifo, "").unwrap();
     assert!(run.ended().1.success());
 }
 
-/// Whoever listens on the default port first would be the store of every job on the machine that names no port.
+/// Otherwise the first process that listens on the default port would be the store of every job on the
+/// machine that names no port.
 #[test]
 fn a_job_does_not_join_a_store_of_another_user_on_the_default_port() {
-    // An address of this test's own, so that nothing else has its port.
+    // An address that only this test uses, so that its port is free.
     let [_, _, high, low] = std::process::id().to_be_bytes();
     let host = format!("127.77.{high}.{}", low | 1);
-    let Some(_server) = as_nobody(|| Server::start(ServerOptions::new(&host, 29400)).unwrap()) else {
+    let Some(_server) = as_other_user(|| Server::start(ServerOptions::new(&host, 29400)).unwrap()) else {
         return;
     };
     let options = ["--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-endpoint", &host];
     let (_, errors, code) = finished(&[&options[..], &["-n", "1", "echo started"]].concat());
     assert_eq!(code, Some(1), "{errors}");
-    assert!(errors.contains(&format!("the store at {host}:29400 belongs to user {NOBODY}")), "{errors}");
+    assert!(errors.contains(&format!("the store at {host}:29400 belongs to user {OTHER_USER}")), "{errors}");
 }

@@ -1,4 +1,4 @@
-//! `tenfold run` with real processes: what ranks are given, what people see, how it ends.
+//! `tenfold run` with real processes: what ranks get, what users see, how it ends.
 
 #![cfg(target_os = "linux")]
 #![expect(clippy::disallowed_methods, reason = "tests: read the clock")]
@@ -57,7 +57,7 @@ fn every_rank_finds_the_environment_that_torchrun_sets() {
 }
 
 #[test]
-fn the_store_is_there_for_all_and_outlives_rank_0() {
+fn the_store_serves_all_ranks_and_outlives_rank_0() {
     let script = format!(
         r#"store() {{ {TENFOLD} store $MASTER_ADDR:$MASTER_PORT "$@"; }}
         if [ $RANK = 0 ]; then store set pid $$; exit; fi
@@ -176,8 +176,8 @@ fn note(error: &mut impl std::io::BufRead, beginning: &str) -> String {
 }
 
 #[test]
-fn a_signal_for_ranks_goes_to_those_that_expect_it_and_ends_nobody() {
-    // Each has a child in its group that would say so if it got the signal; rank 2 would be ended by it.
+fn a_signal_for_ranks_goes_to_those_that_handle_it_and_ends_none() {
+    // Each has a child in its group that would report the signal if it got it; rank 2 would be killed by it.
     let script = "sh -c 'trap \"echo child\" USR1 USR2; echo ready; while :; do sleep 1000 & wait; done' &
         case $RANK in
         0) trap 'echo heard USR1' USR1; trap 'echo heard USR2' USR2;;
@@ -212,7 +212,7 @@ fn a_signal_for_ranks_goes_to_those_that_expect_it_and_ends_nobody() {
 
 #[test]
 fn a_signal_for_ranks_before_there_are_any_is_noted() {
-    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap(); // takes connections and says nothing
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap(); // accepts connections and sends nothing
     let endpoint = silent.local_addr().unwrap().to_string();
     let mut run = Run::start(&[
         "--nnodes=2",
@@ -222,7 +222,7 @@ fn a_signal_for_ranks_before_there_are_any_is_noted() {
         "--rdzv-conf=is_host=false",
         "true",
     ]);
-    let _it_was_found = silent.accept().unwrap(); // from here on the launcher hears signals
+    let _it_was_found = silent.accept().unwrap(); // from here on the launcher handles signals
     let mut error = BufReader::new(run.launcher.0.stderr.take().unwrap());
     run.launcher.signal(Signal::USR1);
     assert_eq!(
@@ -237,7 +237,7 @@ fn a_signal_for_ranks_before_there_are_any_is_noted() {
 }
 
 #[test]
-fn a_second_signal_kills_at_once() {
+fn a_second_signal_kills_immediately() {
     let mut run =
         Run::start(&["-n", "2", "--shutdown-timeout", "1h", "trap '' TERM; echo ready; exec sleep 1000"]);
     assert_eq!(run.lines(2), ["ready", "ready"]);
@@ -254,7 +254,7 @@ fn a_second_signal_kills_at_once() {
 }
 
 #[test]
-fn a_launcher_under_nohup_does_not_mind_a_closed_terminal() {
+fn a_launcher_under_nohup_survives_a_closed_terminal() {
     let folder = tempfile::tempdir().unwrap();
     let go = make_fifo(folder.path());
     let script = format!("trap '' HUP; exec {TENFOLD} run sh -c 'echo ready; read word < {go}'");
@@ -263,7 +263,7 @@ fn a_launcher_under_nohup_does_not_mind_a_closed_terminal() {
     run.output.read_line(&mut line).unwrap();
     assert_eq!(line, "ready\n");
     run.launcher.signal(Signal::HUP);
-    std::fs::write(&go, "go\n").unwrap(); // a rank that ends now is noticed after the signal
+    std::fs::write(&go, "go\n").unwrap(); // a rank that exits now is noticed after the signal
     let (error, status) = run.ended();
     assert_eq!((error.as_str(), status.code()), ("", Some(0)));
 }
@@ -271,7 +271,8 @@ fn a_launcher_under_nohup_does_not_mind_a_closed_terminal() {
 #[test]
 fn lines_of_ranks_are_never_torn() {
     const LINES: usize = 300;
-    // Two writes for each line, on both streams, into one pipe; some lines are longer than a pipe takes at once.
+    // Two writes for each line, on both streams, into one pipe; some lines are longer than a pipe takes in
+    // one write.
     let script = format!(
         "pad=$(printf '%05000d' 0); i=0
         while [ $i -lt {LINES} ]; do
@@ -300,13 +301,13 @@ fn lines_of_ranks_are_never_torn() {
 }
 
 #[test]
-fn a_rank_that_is_alone_writes_what_it_writes() {
+fn the_output_of_a_single_rank_is_unchanged() {
     let (output, error, code) = finished(&["printf '10 %%\\r20 %%'; printf oops >&2"]);
     assert_eq!((output.as_str(), error.as_str(), code), ("10 %\r20 %", "oops", Some(0)));
 }
 
 #[test]
-fn a_rank_that_is_alone_reads_standard_input_and_several_read_nothing() {
+fn a_single_rank_reads_standard_input_and_several_have_none() {
     for (ranks, said) in [("1", "hi\n"), ("2", "")] {
         let script = format!("echo hi | {TENFOLD} run -n {ranks} sh -c 'read word && echo $word; exit 0'");
         let output = Command::new("sh").args(["-c", &script]).output().unwrap();
@@ -322,14 +323,14 @@ fn a_last_line_without_end_gets_one() {
 }
 
 #[test]
-fn ranks_whose_output_nobody_reads_can_still_be_stopped() {
+fn ranks_whose_output_is_not_read_can_still_be_stopped() {
     let mut run = Run::start(&["-n", "2", "echo $$; exec yes"]);
     let mut ranks = Vec::new();
     while ranks.len() < 2 {
         let line = run.any_line();
         ranks.extend((line != "y").then(|| handle(&line)));
     }
-    // From here on nobody reads: the launcher waits for us once the pipe takes no more.
+    // From here on the pipe is not read: the launcher waits for us once it is full.
     let (start, mut held, mut looks_alike) = (Instant::now(), 0, 0);
     while looks_alike < 50 {
         assert!(start.elapsed() < HANG, "the pipe does not fill");
@@ -340,13 +341,13 @@ fn ranks_whose_output_nobody_reads_can_still_be_stopped() {
     }
     run.launcher.signal(Signal::TERM);
     ranks.iter().for_each(wait_until_gone);
-    run.launcher.signal(Signal::TERM); // what was not shown by now is not worth waiting for
+    run.launcher.signal(Signal::TERM); // output that was not shown by now is not waited for
     let (_, status) = run.ended();
     assert_eq!(status.code(), Some(1));
 }
 
 #[test]
-fn ranks_go_on_when_nobody_reads_what_they_write() {
+fn ranks_continue_when_their_output_is_not_read() {
     let script = "i=0; while [ $i -lt 2000 ]; do echo $i; i=$((i + 1)); done";
     let mut run = Run::start(&["-n", "2", script]);
     run.any_line();

@@ -1,4 +1,4 @@
-//! What goes wrong under `tenfold run`: each with its exit code, its message, and nobody left.
+//! Failures under `tenfold run`: each with its exit code, its message, and no process left.
 
 #![cfg(target_os = "linux")]
 
@@ -24,7 +24,7 @@ fn a_rank_that_fails_ends_the_others_and_is_named_with_its_last_lines() {
         assert!(said.contains(line), "{error}");
     }
     let mut lines: Vec<String> = without_numbers(report).lines().map(str::to_string).collect();
-    lines[1..].sort(); // two streams: the order in which they are read is not known
+    lines[1..].sort(); // two streams, read in either order
     assert_eq!(lines, ["rank 1 of 3 failed first: exit code 3", "  | about to fail", "  | why"]);
 }
 
@@ -48,7 +48,8 @@ fn the_rank_that_was_killed_is_named_and_not_those_that_failed_because_of_it() {
             let path = folder.path().join(rank.to_string());
             assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
         }
-        // Each waits for the end of its pipe from rank 3, which it sees before the launcher sees rank 3's.
+        // Each waits for the end of its pipe from rank 3, which it sees before the launcher notices rank 3's
+        // exit.
         let script = "if [ $RANK = 3 ]; then exec 7> F/0 8> F/1 9> F/2; kill -KILL $$; fi
             read nothing < F/$RANK; exit 1";
         let script = script.replace("F/", &format!("{}/", folder.path().display()));
@@ -64,7 +65,7 @@ fn the_rank_that_was_killed_is_named_and_not_those_that_failed_because_of_it() {
 }
 
 #[test]
-fn a_rank_that_ignores_sigterm_is_killed_when_its_time_is_up() {
+fn a_rank_that_ignores_sigterm_is_killed_after_the_timeout() {
     let folder = tempfile::tempdir().unwrap();
     let fifo = make_fifo(folder.path());
     let script = format!(
@@ -80,7 +81,8 @@ fn a_rank_that_ignores_sigterm_is_killed_when_its_time_is_up() {
     );
 }
 
-/// Rank 0 says that it writes a dump, then that it saw the launcher notice rank 1's failure; the next line is how it goes on.
+/// Rank 0 prints that it writes a dump, then that it saw the launcher notice rank 1's failure; the next line
+/// is how it continues.
 const DUMPING: &str = "if [ $RANK = 1 ]; then echo $$ > FOLDER/fifo; exit 3; fi
     marker=$TENFOLD_PROGRESS/1.dumping; touch $marker
     trap 'echo asked; exit 0' TERM; trap 'echo interrupted; exit 0' INT
@@ -90,8 +92,9 @@ const DUMPING: &str = "if [ $RANK = 1 ]; then echo $$ > FOLDER/fifo; exit 3; fi
     echo dumped; rm $marker
     while :; do sleep 1000 & wait; done";
 
-/// Has rank 0 write a dump, calls `answer` with the run and the file that lets it finish, and returns what the launcher said once
-/// rank 0 said `expected`. A dump may take a second; where that is too short because others use this machine, it tries again.
+/// Makes rank 0 write a dump, calls `answer` with the run and the file that lets it finish, and returns the
+/// launcher's output once rank 0 printed `expected`. A dump may take a second; if that is too short on a busy
+/// machine, it tries again.
 fn while_dumping(expected: &[&str], answer: impl Fn(&Run, &Path)) -> (String, Option<i32>) {
     const ATTEMPTS: usize = 20;
     let mut seen = Vec::new();
@@ -103,7 +106,7 @@ fn while_dumping(expected: &[&str], answer: impl Fn(&Run, &Path)) -> (String, Op
         let first = run.any_line();
         if first == "dumping" {
             answer(&run, &folder.path().join("go"));
-        } // else its second was over before it could say so: it was asked to end, and does
+        } // otherwise its second had passed: it was asked to exit, and does
         let mut rest = String::new();
         std::io::Read::read_to_string(&mut run.output, &mut rest).expect("it is text");
         let (error, status) = run.ended();
@@ -117,7 +120,7 @@ fn while_dumping(expected: &[&str], answer: impl Fn(&Run, &Path)) -> (String, Op
 }
 
 #[test]
-fn a_signal_is_heard_while_ranks_write_dumps_and_what_they_say_is_shown() {
+fn a_signal_is_handled_while_ranks_write_dumps_and_their_output_is_shown() {
     let (error, code) = while_dumping(&["interrupted"], |run, _| run.launcher.signal(Signal::INT));
     assert!(error.contains("tenfold: SIGINT: passed on to all ranks; they have "), "{error}");
     assert!(error.ends_with("error: ended by SIGINT\n"), "{error}");
@@ -125,7 +128,7 @@ fn a_signal_is_heard_while_ranks_write_dumps_and_what_they_say_is_shown() {
 }
 
 #[test]
-fn ranks_that_write_dumps_are_asked_to_end_when_they_have() {
+fn ranks_that_write_dumps_are_asked_to_exit_afterwards() {
     let (error, code) = while_dumping(&["dumped", "asked"], |_, go| std::fs::write(go, "").unwrap());
     assert!(error.contains("tenfold: rank 1 failed (exit code 3): stopping the others\n"), "{error}");
     assert!(error.contains("error: rank 1 of 2 failed first: exit code 3 after "), "{error}");
@@ -133,12 +136,12 @@ fn ranks_that_write_dumps_are_asked_to_end_when_they_have() {
 }
 
 #[test]
-fn a_job_that_is_over_while_nobody_reads_its_output_ends_when_somebody_does() {
+fn a_finished_job_whose_output_is_not_read_exits_when_it_is_read() {
     let folder = tempfile::tempdir().unwrap();
     let go = folder.path().join("go");
     let serve = Serve::start(&["--host", "127.0.0.2"]);
     let endpoint = serve.address.to_string();
-    // More than a pipe takes, less than the launcher holds.
+    // More than a pipe holds, less than the launcher holds.
     let script =
         format!("echo ready; until [ -e {} ]; do :; done; head -c 300000 /dev/zero; exit 3", go.display());
     let meeting = ["--rdzv-backend", "c10d", "--rdzv-id", "job", "--rdzv-endpoint", &endpoint];
@@ -146,7 +149,7 @@ fn a_job_that_is_over_while_nobody_reads_its_output_ends_when_somebody_does() {
     let mut line = String::new();
     std::io::BufRead::read_line(&mut run.output, &mut line).unwrap();
     assert_eq!(line, "ready\n");
-    // While the store is silent the rank fails; what it wrote is all that the launcher is left with.
+    // While the store does not answer, the rank fails; the launcher only has its output.
     serve.process.freeze();
     std::fs::write(&go, "").unwrap();
     let launcher = run.launcher.0.id();
@@ -167,13 +170,13 @@ fn a_job_that_is_over_while_nobody_reads_its_output_ends_when_somebody_does() {
     assert_eq!(status.code(), Some(1));
 }
 
-/// A rank that ignores what it is asked, with a child in its group, and one that has left group, session and parent.
+/// A rank that ignores signals, with a child in its group, and one that has left group, session and parent.
 const FAMILY: &str = "trap '' TERM HUP INT; sleep 1000 & echo $!
     sh -c 'setsid sh -c \"trap : TERM; echo \\$\\$; while :; do sleep 1000 & wait; done\" &'
     echo $$; exec sleep 1001";
 
 #[test]
-fn a_launcher_that_is_killed_leaves_nobody() {
+fn a_launcher_that_is_killed_leaves_no_process() {
     let mut run = Run::start(&["-n", "2", FAMILY]);
     let all: Vec<OwnedFd> = (0..6).map(|_| handle(&run.any_line())).collect();
     run.launcher.signal(Signal::KILL);
@@ -186,7 +189,7 @@ const UNMARKED: &str = "env -i setsid sh -c 'trap \"\" TERM; echo $$; exec sleep
     exec sleep 1001";
 
 #[test]
-fn a_launcher_that_is_killed_leaves_nobody_who_left_group_or_environment() {
+fn a_launcher_that_is_killed_leaves_no_process_that_left_group_or_environment() {
     let mut run = Run::start(&["-n", "2", UNMARKED]);
     let all: Vec<OwnedFd> = (0..4).map(|_| handle(&run.any_line())).collect();
     run.launcher.signal(Signal::KILL);
@@ -218,8 +221,8 @@ fn a_guard_that_is_killed_is_replaced() {
 }
 
 #[test]
-fn whoever_runs_within_a_rank_ends_with_the_outer_run() {
-    // The inner launcher is killed as well: the outer guard alone is left.
+fn a_nested_run_ends_with_the_outer_run() {
+    // The inner launcher is killed as well: only the outer guard is left.
     let inner =
         format!("exec {TENFOLD} run -n 2 sh -c 'setsid sleep 1000 & echo $!; echo $PPID; exec sleep 1001'");
     for kill_inner_first in [false, true] {
@@ -232,7 +235,7 @@ fn whoever_runs_within_a_rank_ends_with_the_outer_run() {
         let processes: Vec<String> = (0..4).map(|_| line()).collect();
         let handles: Vec<OwnedFd> = processes.iter().map(|process| handle(process)).collect();
         if kill_inner_first {
-            run.launcher.signal(Signal::STOP); // or it would end everybody itself
+            run.launcher.signal(Signal::STOP); // or it would end all processes itself
             let inner = processes
                 .iter()
                 .find(|process| processes.iter().filter(|other| other == process).count() == 2);
@@ -271,7 +274,7 @@ fn children_that_the_launcher_had_before_are_left_alone() {
 }
 
 #[test]
-fn a_port_that_is_taken_is_told_with_its_holder() {
+fn a_port_that_is_taken_is_reported_with_its_holder() {
     let holder = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = holder.local_addr().unwrap().port().to_string();
     let own = std::process::id();
@@ -293,7 +296,7 @@ fn a_port_that_is_taken_is_told_with_its_holder() {
 }
 
 #[test]
-fn what_a_rank_left_behind_ends_with_the_run() {
+fn processes_that_a_rank_left_behind_end_with_the_run() {
     let folder = tempfile::tempdir().unwrap();
     let go = make_fifo(folder.path());
     let script = format!(
@@ -309,7 +312,7 @@ fn what_a_rank_left_behind_ends_with_the_run() {
 }
 
 #[test]
-fn what_cannot_be_run_is_told_before_anything_starts() {
+fn a_program_that_cannot_run_is_reported_before_anything_starts() {
     let says = |words: &[&str]| {
         let output = Command::new(TENFOLD).arg("run").args(words).output().unwrap();
         (String::from_utf8(output.stderr).unwrap(), output.status.code())
@@ -336,7 +339,7 @@ fn what_cannot_be_run_is_told_before_anything_starts() {
 }
 
 #[test]
-fn what_the_system_cannot_run_is_told_with_the_likely_reason() {
+fn a_program_that_the_system_cannot_run_is_reported_with_the_likely_reason() {
     use std::os::unix::fs::PermissionsExt as _;
     let folder = tempfile::tempdir().unwrap();
     let says = |text: &str| {

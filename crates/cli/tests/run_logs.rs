@@ -1,4 +1,5 @@
-//! `tenfold run` with real processes: where ranks' words go, what is left in files, what is told of a failure.
+//! `tenfold run` with real processes: where ranks' output goes, what is left in files, how a failure is
+//! reported.
 
 #![cfg(target_os = "linux")]
 #![expect(clippy::unwrap_used, reason = "tests: helpers that may fail")]
@@ -14,7 +15,7 @@ use std::process::{Command, Stdio};
 use launching::{Run, command, finished, make_fifo, without_numbers};
 use serving::{Process, TENFOLD};
 
-/// A folder for logs, and what one would type for it.
+/// A folder for logs, and the arguments for it.
 struct Folder(tempfile::TempDir);
 
 impl Folder {
@@ -50,7 +51,7 @@ fn sorted(text: &str) -> Vec<&str> {
     lines
 }
 
-/// Of the launcher's standard error, what ranks said.
+/// The output of ranks in the launcher's standard error.
 fn of_ranks(error: &str) -> Vec<&str> {
     sorted(error).into_iter().filter(|line| !line.starts_with("tenfold: ")).collect()
 }
@@ -81,7 +82,7 @@ fn a_folder_of_logs_has_the_runs_name() {
 }
 
 #[test]
-fn only_the_user_may_look_into_the_folders_of_a_run() {
+fn only_the_user_can_read_the_folders_of_a_run() {
     use std::os::unix::fs::PermissionsExt as _;
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
     let folder = Folder::new();
@@ -89,7 +90,7 @@ fn only_the_user_may_look_into_the_folders_of_a_run() {
     let script = format!("umask 022; exec {TENFOLD} run --log-dir {} true", own.display());
     assert!(Command::new("sh").args(["-c", &script]).output().unwrap().status.success());
     assert_eq!(mode(&fs::read_dir(&own).unwrap().next().unwrap().unwrap().path()), 0o700);
-    // Error files, which are always there, and logs for which no folder was named.
+    // Error files, which always exist, and logs for which no folder was given.
     for (flags, depth) in [("", 3), ("-t 1", 4)] {
         let script = format!(
             "umask 022; export TMPDIR={}; exec {TENFOLD} run {flags} sh -c 'f=$TORCHELASTIC_ERROR_FILE; \
@@ -102,7 +103,7 @@ fn only_the_user_may_look_into_the_folders_of_a_run() {
 }
 
 #[test]
-fn what_is_redirected_goes_from_the_rank_to_the_file_and_nowhere_else() {
+fn redirected_output_goes_only_to_the_file() {
     let folder = Folder::new();
     let script = "readlink /proc/$$/fd/1; echo err $RANK >&2";
     let (output, error, code) =
@@ -153,7 +154,7 @@ fn lines_with_certain_words_are_copied_to_one_file() {
 }
 
 #[test]
-fn a_log_folder_that_cannot_be_made_is_told_before_anything_starts() {
+fn a_log_folder_that_cannot_be_made_is_reported_before_anything_starts() {
     let folder = Folder::new();
     let file = folder.0.path().join("file");
     fs::write(&file, "").unwrap();
@@ -166,7 +167,7 @@ fn a_log_folder_that_cannot_be_made_is_told_before_anything_starts() {
 }
 
 #[test]
-fn streams_that_mean_nothing_are_wrong_usage() {
+fn invalid_streams_are_wrong_usage() {
     for flag in ["--redirects", "-t"] {
         let (_, error, code) = finished(&[flag, "0:7", "true"]);
         assert!(
@@ -181,10 +182,10 @@ fn streams_that_mean_nothing_are_wrong_usage() {
 }
 
 #[test]
-fn ranks_go_on_when_the_log_disk_is_full() {
+fn ranks_continue_when_the_log_disk_is_full() {
     let folder = Folder::new();
     let logs = folder.path();
-    // Each file needs a page of the four that there are, and folders none; 40 KB are more than what is left.
+    // Each file needs one of the four pages, and folders none; 40 KB are more than what is left.
     let script = "i=0; while [ $i -lt 40 ]; do printf '%01000d\\n' 0; i=$((i + 1)); done; exit 0";
     let mounted = format!(
         "mount -t tmpfs -o size=16k tmpfs {logs} || exit 77
@@ -214,7 +215,7 @@ fn ranks_go_on_when_the_log_disk_is_full() {
 }
 
 #[test]
-fn a_rank_that_fails_because_its_log_disk_is_full_is_told_so() {
+fn a_full_log_disk_is_reported_as_the_cause() {
     let folder = Folder::new();
     let logs = folder.path();
     let mounted = format!(
@@ -275,7 +276,7 @@ END
 }
 
 #[test]
-fn a_failure_is_told_with_its_likely_cause() {
+fn a_failure_is_reported_with_its_likely_cause() {
     let script = "[ $RANK = 0 ] && exec sleep 1000; echo 'listen on 127.0.0.1:29500: Address already in use' >&2; exit 1";
     let (_, error, code) = finished(&["-n", "2", script]);
     assert_eq!(code, Some(1));
@@ -330,7 +331,7 @@ fn text_without_a_line_end_is_shown_while_the_rank_waits() {
 }
 
 #[test]
-fn a_template_says_what_stands_before_lines() {
+fn a_template_sets_the_prefix_of_lines() {
     let template = "<${role_name}/${local_rank}/${rank}> ";
     let words = ["-n", "2", "--role", "trainer", "--log-line-prefix-template", template, "echo hello"];
     let (output, error, code) = finished(&words);
@@ -346,7 +347,7 @@ fn colours_can_be_forced() {
 }
 
 #[test]
-fn a_terminal_has_a_status_line_that_is_gone_at_the_end() {
+fn a_terminal_has_a_status_line_that_is_removed_at_the_end() {
     use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
     let folder = Folder::new();
     let fifo = make_fifo(folder.0.path());
@@ -364,7 +365,7 @@ fn a_terminal_has_a_status_line_that_is_gone_at_the_end() {
     let mut controller = fs::File::from(controller);
     let (mut text, mut buffer, mut told) = (Vec::new(), [0; 4096], false);
     while let Ok(count) = controller.read(&mut buffer) {
-        text.extend_from_slice(&buffer[..count]); // fails when the last one has closed it
+        text.extend_from_slice(&buffer[..count]); // fails when the last process has closed it
         if !told && String::from_utf8_lossy(&text).contains(" ranks running") {
             told = true;
             fs::write(&fifo, "go\n").unwrap();

@@ -1,4 +1,4 @@
-//! Several `tenfold run` on one machine, as on several: they meet, fail, begin again and end together.
+//! Several `tenfold run` on one machine, as on several: they join, fail, restart and end together.
 
 #![cfg(target_os = "linux")]
 #![expect(clippy::unwrap_used, reason = "tests: helpers that may fail")]
@@ -12,13 +12,14 @@ use launching::{Run, finished, handle, make_fifo, wait_until_gone};
 use rustix::process::Signal;
 use serving::Serve;
 
-/// A port of 127.0.0.2 that nobody has now: several launchers must be told the same one.
+/// A port of 127.0.0.2 that is free now: several launchers must use the same one.
 fn free_port() -> String {
     let listener = TcpListener::bind("127.0.0.2:0").unwrap();
     listener.local_addr().unwrap().port().to_string()
 }
 
-/// Options for an elastic job whose nodes are soon missed, but not before a busy machine lets them run again.
+/// Options for an elastic job that soon notices missing nodes, but not before a busy machine lets them run
+/// again.
 fn elastic(nodes: &str, port: &str, name: &str) -> Vec<String> {
     let endpoint = format!("127.0.0.2:{port}");
     let settings = "last_call_timeout=0.1,keep_alive_interval=0.2,keep_alive_max_attempt=25";
@@ -49,19 +50,19 @@ fn start(options: &[String], ranks: &str, script: &str) -> Run {
     Run::start(&words)
 }
 
-/// The lines of so many ranks, whatever their order, without prefixes.
+/// The lines of this many ranks, in any order, without prefixes.
 fn said(run: &mut Run, ranks: usize) -> Vec<String> {
     let mut lines: Vec<String> = (0..ranks).map(|_| run.any_line()).collect();
     lines.sort();
     lines
 }
 
-/// Times and processes replaced, for what is told of a failure.
+/// Times and processes replaced, for failure reports.
 fn told(error: &str) -> String {
     launching::without_numbers(&error.replace("local rank 1, pid", "pid").replace("local rank 0, pid", "pid"))
 }
 
-/// The other nodes begin the next round without it, so its ranks must not go on.
+/// The other nodes begin the next round without it, so its ranks must not continue.
 #[test]
 fn ranks_of_a_frozen_launcher_are_ended_by_its_guard() {
     let port = free_port();
@@ -76,7 +77,7 @@ fn ranks_of_a_frozen_launcher_are_ended_by_its_guard() {
     let rank = handle(process);
     guest.launcher.freeze();
     wait_until_gone(&rank);
-    // The others go on without it.
+    // The others continue without it.
     assert!(host.any_line().ends_with(" 1"));
     let mut line = String::new();
     std::io::BufRead::read_line(&mut host.output, &mut line).unwrap();
@@ -89,7 +90,7 @@ fn ranks_of_a_frozen_launcher_are_ended_by_its_guard() {
     assert!(said.contains("so its guard killed the ranks"), "{said}");
 }
 
-/// A line of a rank that is alone, and so has no prefix.
+/// A line of a single rank, which has no prefix.
 fn host_line(run: &mut Run) -> String {
     let mut line = String::new();
     std::io::BufRead::read_line(&mut run.output, &mut line).unwrap();
@@ -101,7 +102,7 @@ fn host_line(run: &mut Run) -> String {
 fn a_launcher_that_hosts_the_store_serves_more_clients_than_ranks_may_have_files() {
     let hard = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
     if hard.is_some_and(|hard| hard < 1024) {
-        return; // such a machine cannot show it
+        return; // not testable on such a machine
     }
     let port = free_port();
     let mut command = std::process::Command::new("sh");
@@ -123,7 +124,7 @@ fn a_launcher_that_hosts_the_store_serves_more_clients_than_ranks_may_have_files
 }
 
 #[test]
-fn two_nodes_with_given_ranks_meet_in_either_order() {
+fn two_nodes_with_given_ranks_join_in_either_order() {
     for host_first in [true, false] {
         let port = free_port();
         let script = "echo $RANK of $WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE, node $GROUP_RANK of $GROUP_WORLD_SIZE, $MASTER_ADDR";
@@ -163,7 +164,7 @@ fn two_nodes_with_given_ranks_meet_in_either_order() {
 }
 
 #[test]
-fn nodes_come_leave_and_die_and_the_others_begin_again() {
+fn nodes_join_leave_and_die_and_the_others_restart() {
     let port = free_port();
     let script = "echo $TORCHELASTIC_RESTART_COUNT: $RANK of $WORLD_SIZE; [ $TORCHELASTIC_RESTART_COUNT = 4 ] || exec sleep 1000";
     let node = |name: &str| start(&elastic("1:3", &port, name), "2", script);
@@ -212,7 +213,7 @@ fn nodes_come_leave_and_die_and_the_others_begin_again() {
 }
 
 #[test]
-fn a_failure_on_one_node_ends_all_and_everybody_tells_the_same() {
+fn a_failure_on_one_node_ends_all_and_every_node_reports_the_same() {
     let port = free_port();
     let folder = tempfile::tempdir().unwrap();
     let go = make_fifo(folder.path());
@@ -286,7 +287,7 @@ fn ranks_find_an_empty_store_in_every_round() {
 }
 
 #[test]
-fn nodes_can_meet_in_a_store_that_is_there_already() {
+fn nodes_can_use_an_existing_store() {
     let serve = Serve::start(&["--host", "127.0.0.2"]);
     let port = serve.address.port().to_string();
     let script = "echo $RANK $MASTER_ADDR $MASTER_PORT";
@@ -313,7 +314,7 @@ fn nodes_can_meet_in_a_store_that_is_there_already() {
 }
 
 #[test]
-fn a_node_that_waits_in_vain_says_for_whom() {
+fn a_node_that_times_out_names_the_missing_nodes() {
     let port = free_port();
     let mut options = elastic("2", &port, "a");
     options.extend(["--rdzv-conf".into(), "join_timeout=0.3".into()]);
@@ -342,7 +343,7 @@ fn a_node_that_waits_in_vain_says_for_whom() {
 }
 
 #[test]
-fn a_launcher_that_waits_for_others_ends_when_told_to() {
+fn a_launcher_that_waits_for_others_can_be_stopped() {
     for rank in ["0", "1"] {
         let mut run = start(&fixed(rank, &free_port()), "1", "echo started");
         let mut error = std::io::BufReader::new(run.launcher.0.stderr.take().unwrap());
@@ -376,8 +377,8 @@ fn when_a_node_that_is_needed_leaves_the_job_is_over_for_all() {
 }
 
 #[test]
-fn who_hosts_the_store_follows_from_the_address_unless_it_is_said() {
-    // Reserved for documentation, so no machine's.
+fn the_host_of_the_store_follows_from_the_address_unless_given() {
+    // Reserved for documentation, so not an address of any machine.
     let run = |port: &str, settings: &str| {
         let endpoint = format!("192.0.2.1:{port}");
         let options = ["--rdzv-backend", "c10d", "--rdzv-endpoint", &endpoint, "--rdzv-conf", settings];

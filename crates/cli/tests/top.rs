@@ -1,4 +1,4 @@
-//! `tenfold top` against real servers: what it prints once, and what it says about an address that is none.
+//! `tenfold top` against real servers: a snapshot, and the error for an invalid address.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -19,7 +19,7 @@ fn store(serve: &Serve, arguments: &[&str]) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// The port of the dashboard: what the server's second line says.
+/// The port of the dashboard, from the server's second line.
 fn dashboard_of(serve: &mut Serve) -> String {
     let line = serve.next_line();
     let url = line.trim().strip_prefix("dashboard on http://").unwrap_or_else(|| panic!("{line:?}"));
@@ -52,9 +52,9 @@ fn one_snapshot_of_a_real_server_has_every_part() {
     assert_eq!(titles, ["Ranks", "Waiting", "Operations", "Slowest", "Keys (2)", "Limits"]);
     assert!(printed.contains("  No job of `tenfold run` is known to this store.\n"), "{printed}");
     assert!(printed.contains("  /job/\n"), "{printed}");
-    assert!(!printed.contains('\u{1b}'), "what strangers wrote commands no terminal");
+    assert!(!printed.contains('\u{1b}'), "text of clients cannot command the terminal");
     assert!(!printed.contains("blue"), "values are not shown");
-    // Standard output is no terminal here, so it is the same without the flag.
+    // Standard output is not a terminal here, so it is the same without the flag.
     let titles_of = |printed: &str| {
         printed.split("\n\n").skip(1).map(|part| part.lines().next().map(str::to_owned)).collect::<Vec<_>>()
     };
@@ -72,7 +72,7 @@ fn as_json_it_has_the_answers_of_the_api() {
 }
 
 #[test]
-fn at_a_store_it_says_so_and_shows_what_the_store_tells() {
+fn at_a_store_it_says_so_and_shows_the_stores_statistics() {
     let serve = Serve::start(&[]);
     let address = serve.address.to_string();
     let output = top(&[&address]);
@@ -85,12 +85,12 @@ fn at_a_store_it_says_so_and_shows_what_the_store_tells() {
 }
 
 #[test]
-fn where_nobody_answers_it_ends_with_one_and_says_where_to_look() {
+fn without_an_answer_it_exits_with_one_and_a_hint() {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let output = top(&[&format!("127.0.0.1:{port}")]);
     let expected = format!(
         "error: no dashboard at 127.0.0.1:{port}: connection refused\n  \
-         hint: give the address that `tenfold serve --dashboard` or `tenfold run --dashboard` prints\n"
+         hint: use the address that `tenfold serve --dashboard` or `tenfold run --dashboard` prints\n"
     );
     assert_eq!((output.status.code(), text(&output.stderr)), (Some(1), expected));
     assert_eq!(top(&["nonsense"]).status.code(), Some(2));

@@ -1,5 +1,5 @@
-//! `tenfold trace` on dumps that real jobs left: PyTorch's recorder under Gloo and under its hook (`dumps/torch`, made by
-//! tests/python/programs/trace_scenes.py as it was then), and ours (`dumps/ours`).
+//! `tenfold trace` on dumps of real jobs: PyTorch's recorder under Gloo and under its hook (`dumps/torch`,
+//! made by an earlier version of tests/python/programs/trace_scenes.py), and ours (`dumps/ours`).
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -12,7 +12,8 @@ use tempfile::TempDir;
 
 const TENFOLD: &str = env!("CARGO_BIN_EXE_tenfold");
 
-/// A copy of recorded dumps. A file's time tells when its dump was written; a checkout's tells nothing, so there is none here.
+/// A copy of recorded dumps. A file's time says when its dump was written; a checkout's says nothing, so it
+/// is removed here.
 fn copy(case: &str) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../trace/tests/dumps").join(case);
@@ -34,7 +35,7 @@ fn trace(arguments: &[&str], folder: &Path) -> Output {
     Command::new(TENFOLD).arg("trace").args(arguments).arg(folder).stdin(Stdio::null()).output().unwrap()
 }
 
-/// What is said of a case, and the exit status.
+/// The report about a case, and the exit status.
 fn told(case: &str) -> (String, i32) {
     let folder = copy(case);
     let output = trace(&[], folder.path());
@@ -88,7 +89,7 @@ fn a_message_without_a_partner_under_pytorchs_hook() {
 }
 
 #[test]
-fn what_our_own_recorder_left() {
+fn dumps_of_our_own_recorder() {
     let end = "\n4 dumps (format 2.10), 1 group, 7 collectives\n";
     let cases = [
         (
@@ -111,7 +112,7 @@ fn what_our_own_recorder_left() {
     for (case, said) in cases {
         assert_eq!(told(case), (format!("{said}{end}"), 1), "{case}");
     }
-    let fine = "✓ no trouble found: all ranks have reached barrier #7 of group default_pg\n\
+    let fine = "✓ no problem found: all ranks have reached barrier #7 of group default_pg\n\
         4 dumps (format 2.10), 3 groups, 9 collectives\n";
     assert_eq!(told("ours/clean"), (fine.into(), 0));
 }
@@ -137,7 +138,7 @@ fn every_cut_of_a_dump_is_refused_by_name_and_the_others_are_analysed() {
 }
 
 #[test]
-fn files_that_are_no_dumps_are_counted_and_compressed_ones_named() {
+fn files_that_are_not_dumps_are_counted_and_compressed_ones_named() {
     let folder = copy("ours/clean");
     for name in ["notes.md", "job.log"] {
         fs::write(folder.path().join(name), "groceries").unwrap();
@@ -156,7 +157,7 @@ fn files_that_are_no_dumps_are_counted_and_compressed_ones_named() {
 }
 
 #[test]
-fn a_file_that_cannot_be_written_is_said_and_is_no_verdict() {
+fn a_file_that_cannot_be_written_is_reported_and_is_not_a_verdict() {
     let folder = copy("ours/clean");
     let output = trace(&["--html", "/nowhere/page.html"], folder.path());
     let complaints = String::from_utf8(output.stderr).unwrap();
@@ -168,7 +169,7 @@ fn a_file_that_cannot_be_written_is_said_and_is_no_verdict() {
 }
 
 #[test]
-fn a_verdict_that_cannot_be_written_is_no_trouble_found() {
+fn a_verdict_that_cannot_be_written_is_not_a_success() {
     let folder = copy("torch/sleeps");
     for format in [&[][..], &["--json"]] {
         let full = File::options().write(true).open("/dev/full").unwrap();
@@ -189,7 +190,7 @@ fn a_verdict_that_cannot_be_written_is_no_trouble_found() {
 }
 
 #[test]
-fn the_page_holds_nothing_from_outside() {
+fn the_page_loads_nothing_external() {
     let folder = copy("torch/sleeps");
     let page = folder.path().join("page.html");
     trace(&["--html", page.to_str().unwrap()], folder.path());

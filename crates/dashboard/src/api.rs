@@ -1,4 +1,5 @@
-//! What is at which path. Every field is documented in `docs/dashboard.md`, and a test holds the two together.
+//! The routes of the dashboard. Every field is documented in `docs/dashboard.md`, and a test keeps the two in
+//! step.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,14 +15,14 @@ use super::metrics::{self, Process};
 use super::runs::{self, Beats, Run};
 use super::verdict;
 
-/// For a survey of keys.
+/// The limit for a survey of keys.
 const COUNTING_MAX: Duration = Duration::from_millis(300);
-/// Clients that are listed unless more are asked for.
+/// Clients that are listed unless more are requested.
 const CLIENTS: usize = 200;
 /// Bytes of a value that are shown.
 const VALUE_SHOWN: usize = 4 << 10;
 
-/// The clock, as it was when a request came.
+/// The time at which a request arrived.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Now {
     pub(super) instant: Instant,
@@ -37,7 +38,7 @@ pub(super) struct Board {
     beats: Mutex<Beats>,
 }
 
-/// Either an answer or why there is none; both are sent.
+/// Either an answer or the reason why there is none; both are sent.
 type Answer = Result<Response, Response>;
 
 impl Board {
@@ -45,7 +46,7 @@ impl Board {
         Board { server, values, history: Mutex::default(), beats: Mutex::default() }
     }
 
-    /// Once a second: one more point for the charts, and a look at every beat.
+    /// Once a second: adds a point to the charts, and reads every beat.
     pub(super) fn look(&self, now: Instant) {
         let facts = self.facts_with(0);
         hold(&self.history).note(now, facts);
@@ -67,14 +68,14 @@ impl Board {
             "/api/keys" => self.keys(request),
             "/api/value" => self.value(request),
             "/metrics" => Ok(self.metrics(now)),
-            _ => Err(error(404, "nothing at this path", "the page is at /, the facts are under /api/")),
+            _ => Err(error(404, "no such path", "the page is at /, the facts are under /api/")),
         };
         answer.unwrap_or_else(|refused| refused)
     }
 
-    /// What the server tells, with at least `waiters` waiters listed one by one, but none that are launchers.
+    /// What the server reports, with at least `waiters` waiters listed, without launchers.
     fn facts_with(&self, waiters: usize) -> Facts {
-        // To be left out they have to be seen; where there is no job there are none.
+        // To leave launchers out, their waits have to be listed; without a job there are none.
         let listed = if runs::are_there(&self.server) { waiters.max(Facts::WAITERS_MAX) } else { waiters };
         let mut facts = self.server.facts_with(listed);
         runs::leave_out_launchers(&mut facts);
@@ -91,7 +92,7 @@ impl Board {
         }
         let mut server = serde_json::to_value(self.facts_with(0)).unwrap_or_default();
         if let Some(fields) = server.as_object_mut() {
-            fields.remove("waiters"); // they have a path of their own
+            fields.remove("waiters"); // they have a separate path
         }
         let version = env!("CARGO_PKG_VERSION");
         json(&Overview { version, values_allowed: self.values, process: process(), server })
@@ -103,11 +104,11 @@ impl Board {
     }
 
     fn runs(&self, now: Now) -> Response {
-        // A rank that waits beyond those that are listed elsewhere must not look as if it ran.
+        // A rank that waits but is not listed elsewhere must not look as if it ran.
         let raw = runs::read(&self.server, &mut hold(&self.beats), now.instant);
         let ranks: usize = raw.iter().map(runs::Raw::connections).sum();
         let waiters = self.facts_with(ranks + Facts::WAITERS_MAX).waiters;
-        // Of a server that is too busy to tell, everything else is worth showing.
+        // If the server is too busy to answer, everything else is still worth showing.
         let clients =
             (ranks > 0).then(|| self.server.clients(Clients::LIMIT_MAX)).flatten().unwrap_or_default();
         let runs = runs::describe(raw, &waiters, &clients.clients);
@@ -152,7 +153,7 @@ impl Board {
 
     fn keys(&self, request: &Request) -> Answer {
         let prefix = bytes(request, "prefix")?.unwrap_or_default();
-        // Others wait for the same thread; a survey that takes long is there for the next who asks.
+        // Other requests wait for the same thread; a survey that takes long is ready for the next request.
         Ok(survey(self.server.survey_within(&prefix, COUNTING_MAX).as_ref()))
     }
 
@@ -177,7 +178,7 @@ impl Board {
         };
         let mut value = self.server.value(&key);
         if value.is_none() && !key.starts_with(b"/") {
-            key.insert(0, b'/'); // clients put it there, and few people know
+            key.insert(0, b'/'); // clients put it there, and few users know
             value = self.server.value(&key);
         }
         let hint = "a key is given as /api/keys lists it; a queue has no value";
@@ -201,14 +202,14 @@ impl Board {
     }
 }
 
-/// Nothing in here is left half changed by a panic.
+/// A panic leaves nothing in here half changed.
 fn hold<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 // ── requests ───────────────────────────────────────────────────────────────────────────────────────────────
 
-/// The bytes of a parameter that is given as text, or as `NAME_hex`.
+/// The bytes of a parameter, given as text or as `NAME_hex`.
 fn bytes(request: &Request, name: &str) -> Result<Option<Vec<u8>>, Response> {
     let plain = request.parameter(name).map_err(bad_query)?;
     let in_hex = text(request, &format!("{name}_hex"))?;
@@ -252,7 +253,7 @@ fn bad(problem: &str, hint: &str) -> Response {
     error(400, problem, hint)
 }
 
-/// Nothing yet is an answer too, and a good one: browsers complain about any other, and there is nothing amiss.
+/// "Nothing yet" is also a good answer: browsers complain about any error status, and nothing is wrong.
 fn survey(survey: Option<&Survey>) -> Response {
     #[derive(Serialize)]
     struct Shown<'a> {
@@ -267,7 +268,7 @@ fn busy() -> Response {
     error(503, "the store's server did not answer within 2 s", "it is busy or has exited; try again")
 }
 
-/// The text of a value; nothing if it is none. A cut may have gone through a character.
+/// The text of a value; nothing if it is not text. The cut may be inside a character.
 fn as_text(bytes: &[u8], is_cut: bool) -> Option<&str> {
     match std::str::from_utf8(bytes) {
         Ok(text) => Some(text),
@@ -288,7 +289,7 @@ fn unhex(digits: &str) -> Option<Vec<u8>> {
     pairs.map(|pair| Some((digit(pair[0])? << 4 | digit(*pair.get(1)?)?) as u8)).collect()
 }
 
-/// What this process takes, where the system tells.
+/// The resources that this process uses, if the system reports them.
 fn process() -> Process {
     let pages = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages: u64 = pages.split_whitespace().nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0);
@@ -305,7 +306,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_that_are_still_being_counted_are_no_error() {
+    fn keys_that_are_still_being_counted_are_not_an_error() {
         let said = |answer: Response| {
             let body: serde_json::Value = serde_json::from_slice(answer.body()).expect("it is JSON");
             (answer.status(), body["counting"].clone(), body["keys"].clone())

@@ -1,18 +1,20 @@
-//! Who keeps the others waiting in a collective.
+//! Finds the rank that keeps the others waiting in a collective.
 //!
-//! Ranks that use tenfold tell in which operation of which group they are (see `run/progress`). All ranks of a group call
-//! the same operations in the same order, so one that has not called number 288 while others are in it is the one that
-//! they wait for. Messages between two ranks have numbers of their own and are left out.
+//! Ranks that use tenfold report their current operation in each group (see `run/progress`). All ranks of a
+//! group call the same operations in the same order. So a rank that has not called number 288 while others
+//! are in it is the one that they wait for. Messages between two ranks have separate numbers and are left
+//! out.
 //!
-//! How long is too long is for the ranks to say (`TENFOLD_STUCK_AFTER`): nobody is blamed here whom they do not complain about.
+//! The ranks decide how long is too long (`TENFOLD_STUCK_AFTER`): no rank is named here unless another rank
+//! complains about it.
 //!
-//! Pure: what is known of all ranks comes in, a sentence for some of them comes out.
+//! Pure: takes what is known of all ranks, returns a sentence for some of them.
 
 use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
-/// What a rank does in one group, or did last.
+/// The current or last call of a rank in one group.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct Collective {
@@ -21,18 +23,19 @@ pub(super) struct Collective {
     pub(super) size: usize,
     /// As in `all_reduce(sum, float32 × 1000)`.
     pub(super) call: String,
-    /// Which call of the group it is, counted from 1.
+    /// The number of the call in the group, counted from 1.
     pub(super) number: u64,
     pub(super) under_way: bool,
     pub(super) seconds: f64,
-    /// How long after the first rank it comes, lately.
+    /// How long after the first rank it recently arrived.
     pub(super) late_seconds: Option<f64>,
-    /// Who keeps whom waiting there, as the rank says.
+    /// Which rank keeps which ranks waiting there, as the rank reports it.
     #[serde(skip_serializing)]
     pub(super) stuck: Option<Complaint>,
 }
 
-/// What a rank says about ranks that keep others waiting for too long; see `StuckReport` of the crate `tenfold`.
+/// What a rank reports about ranks that keep others waiting for too long; see `StuckReport` of the crate
+/// `tenfold`.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub(super) struct Complaint {
@@ -45,7 +48,7 @@ impl Collective {
         self.call.starts_with("send") || self.call.starts_with("recv")
     }
 
-    /// Does the rank say that somebody has not joined to this call of the group?
+    /// Whether the rank reports that another rank has not entered this call of the group.
     fn complains_about(&self, number: u64) -> bool {
         self.stuck.as_ref().is_some_and(|complaint| !complaint.is_message && complaint.number == number)
     }
@@ -53,14 +56,15 @@ impl Collective {
     /// `all_reduce #288`.
     fn name(&self) -> String {
         if self.number == 0 {
-            return "nothing".to_string(); // it is known only because others wait for it
+            return "nothing".to_string(); // it is known only because other ranks wait for it
         }
         let kind = self.call.split('(').next().unwrap_or_default();
         format!("{kind} #{}", self.number)
     }
 }
 
-/// For each of `ranks` (what it does in its groups) why it is stuck, if it keeps others waiting for longer than they bear.
+/// For each of `ranks` (its calls in its groups): why it is blocking, if it keeps others waiting for longer
+/// than they allow.
 pub(super) fn culprits(ranks: &[&[Collective]]) -> Vec<Option<String>> {
     let mut groups: HashMap<(&str, usize), Vec<(usize, &Collective)>> = HashMap::new();
     for (index, own) in ranks.iter().enumerate() {
@@ -71,7 +75,7 @@ pub(super) fn culprits(ranks: &[&[Collective]]) -> Vec<Option<String>> {
     let mut culprits = vec![None; ranks.len()];
     for ((group, size), members) in groups {
         if members.len() > size {
-            continue; // two groups of one name: nobody knows who belongs to which
+            continue; // two groups of one name: their members are not known
         }
         let Some(furthest) = members.iter().map(|(_, collective)| collective.number).max() else { continue };
         let waiting = || {
@@ -84,8 +88,8 @@ pub(super) fn culprits(ranks: &[&[Collective]]) -> Vec<Option<String>> {
         let Some(longest) = waiting().max_by(|a, b| a.seconds.total_cmp(&b.seconds)) else { continue };
         let operation = longest.name();
         let others = match waiting().count() {
-            1 => "1 other waits".to_string(),
-            count => format!("{count} others wait"),
+            1 => "1 other rank has waited".to_string(),
+            count => format!("{count} other ranks have waited"),
         };
         for (index, late) in members.iter().filter(|(_, collective)| collective.number < furthest) {
             let state = if late.under_way { "is still in" } else { "last finished" };
@@ -125,14 +129,14 @@ mod tests {
     }
 
     #[test]
-    fn who_has_not_called_what_the_others_are_in_is_told() {
+    fn a_rank_that_has_not_entered_a_collective_is_reported() {
         let told = [[at(288, true, 41.0)], [at(287, false, 43.2)], [at(288, true, 40.0)]];
         let ranks = |complains: usize, complaint: Complaint| {
             let mut ranks = told.clone();
             ranks[complains][0].stuck = Some(complaint);
             culprits(&ranks.iter().map(|rank| &rank[..]).collect::<Vec<_>>())
         };
-        let expected = "has not entered all_reduce #288 of group `default`, in which 2 others wait for 41 s; it last \
+        let expected = "has not entered all_reduce #288 of group `default`, in which 2 other ranks have waited for 41 s; it last \
                         finished all_reduce #287 (43 s)";
         for complains in 0..3 {
             let complaint = Complaint { number: 288, is_message: false };
@@ -150,13 +154,13 @@ mod tests {
     fn a_rank_that_is_alone_ahead_is_not_to_blame() {
         let ranks = [[complaining(5, at(5, true, 20.0))], [at(4, true, 21.0)]];
         let ranks: Vec<&[Collective]> = ranks.iter().map(|rank| &rank[..]).collect();
-        let expected = "has not entered all_reduce #5 of group `default`, in which 1 other waits for 20 s; it is still in \
+        let expected = "has not entered all_reduce #5 of group `default`, in which 1 other rank has waited for 20 s; it is still in \
                         all_reduce #4 (21 s)";
         assert_eq!(culprits(&ranks), [None, Some(expected.to_string())]);
     }
 
     #[test]
-    fn nobody_is_blamed_where_it_cannot_be_known() {
+    fn no_rank_is_blamed_without_evidence() {
         let at = |number, under_way, seconds| complaining(number, at(number, under_way, seconds));
         let all_in_it = [[at(5, true, 99.0)], [at(5, true, 99.0)]];
         let nobody_waits = [[at(5, false, 99.0)], [at(4, false, 99.0)]];

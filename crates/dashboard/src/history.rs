@@ -1,7 +1,8 @@
-//! The last five minutes, a point a second: what the charts are drawn from.
+//! The last five minutes, one point per second: the data of the charts.
 //!
-//! The server counts from its start; a point is the difference between two looks at it, per second. If a look came late,
-//! its rate stands for all the seconds that it covers, so that one second stays one step of the chart.
+//! The server counts from its start; a point is the difference between two readings, per second. If a reading
+//! is late, its rate is used for all the seconds that it covers, so that one second stays one step of the
+//! chart.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -29,7 +30,7 @@ struct Point {
     waiters: usize,
 }
 
-/// `/api/history`: each list has one number a second, the oldest first.
+/// `/api/history`: each list has one number per second, the oldest first.
 #[derive(Debug, PartialEq, Serialize)]
 pub(super) struct Lists {
     step_seconds: u64,
@@ -82,7 +83,7 @@ impl History {
 
 impl Point {
     fn between(before: &Facts, after: &Facts, elapsed: Duration) -> Point {
-        // Two looks at the same instant differ by nothing, and nothing over something is nothing.
+        // Two readings at the same instant do not differ, so their rate is zero.
         let seconds = elapsed.as_secs_f64().max(1e-3);
         let rate = |before: u64, after: u64| tenths(after.saturating_sub(before) as f64 / seconds);
         let operation = |(name, &count): (&String, &u64)| {
@@ -100,7 +101,7 @@ impl Point {
     }
 }
 
-/// A tenth of an operation a second is as much as a chart can show.
+/// A chart cannot show more than a tenth of an operation per second.
 fn tenths(number: f64) -> f64 {
     (number * 10.0).round() / 10.0
 }
@@ -137,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_look_stands_for_all_the_seconds_it_covers_and_old_ones_go() {
+    fn a_late_reading_counts_for_all_seconds_it_covers_and_old_points_are_dropped() {
         let (mut history, start) = (History::default(), Instant::now());
         history.note(start, facts(0, 0));
         history.note(start + Duration::from_millis(3100), facts(31, 1));
@@ -145,7 +146,7 @@ mod tests {
         history.note(start + Duration::from_secs(100_000), facts(31, 9));
         let lists = history.lists(0.0);
         assert_eq!((lists.keys.len(), lists.keys[0]), (POINTS_MAX, 9));
-        // A server that has ended tells nothing, which is less than before.
+        // A stopped server reports zero, which is less than before.
         history.note(start + Duration::from_secs(100_001), Facts::default());
         assert_eq!(history.lists(0.0).bytes_in.last(), Some(&0.0));
     }

@@ -1,17 +1,17 @@
-//! A page that shows what a store and its jobs do, the same facts as JSON, and as text for Prometheus.
+//! A page that shows a store and its jobs, the same facts as JSON, and as text for Prometheus.
 //!
-//! It only looks: nothing that it answers changes anything. It is for whoever can reach it, so it listens on loopback
-//! unless told, tells names of keys and addresses but no values unless told, and leaves it to `tenfold-http` to keep other
-//! sites' pages away.
+//! It is read-only: no request changes anything. Every client that can reach it may read it. So it listens on
+//! loopback unless configured otherwise, shows names of keys and addresses but values only on request, and
+//! relies on `tenfold-http` to keep other sites' pages away.
 //!
-//! Two threads: one answers requests, by asking the store's server at that moment; one looks at the server once a second,
-//! for the charts and for beats that stop moving.
+//! Two threads: one answers requests by asking the store's server at that moment; one reads the server once a
+//! second, for the charts and for beats that stop moving.
 //!
-//! Not here: routes and their JSON (`dashboard/api`), what is made of jobs (`dashboard/runs`, `dashboard/collectives`), one sentence about each
-//! (`dashboard/verdict`), how it looks (`dashboard/page`).
+//! Not here: routes and their JSON (`dashboard/api`), the analysis of jobs (`dashboard/runs`,
+//! `dashboard/collectives`), one sentence about each (`dashboard/verdict`), the page (`dashboard/page`).
 
 #![warn(missing_docs)]
-#![expect(clippy::disallowed_methods, reason = "owns the thread that looks, and is where its clock is read")]
+#![expect(clippy::disallowed_methods, reason = "owns the watching thread, and reads its clock")]
 
 mod api;
 mod collectives;
@@ -53,7 +53,7 @@ pub struct Flags {
 }
 
 impl Flags {
-    /// What was asked for; nothing if no dashboard was. `port` is used where no address was given.
+    /// The requested dashboard, if any. `port` is used if no address was given.
     pub fn options(&self, port: u16) -> Option<Options> {
         let address = self.dashboard.clone()?;
         let address = address.unwrap_or_else(|| Address { host: "127.0.0.1".into(), port });
@@ -61,18 +61,18 @@ impl Flags {
     }
 }
 
-/// Where and what to show.
+/// Where to listen and what to show.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Where to listen.
     pub address: Address,
-    /// Names by which browsers may ask for it, besides the address and localhost.
+    /// Names by which browsers may request it, besides the address and localhost.
     pub names: Vec<String>,
     /// May values be shown?
     pub values: bool,
 }
 
-/// A running dashboard. Dropping it ends it.
+/// A running dashboard. Dropping it stops it.
 #[derive(Debug)]
 pub struct Dashboard {
     http: tenfold_http::Server,
@@ -80,13 +80,14 @@ pub struct Dashboard {
     _watch: Watch,
 }
 
-/// Unread answers of all clients together. The longest, about thousands of nodes with eight ranks each, have 20 MB.
+/// Unread answers of all clients together. The longest, about thousands of nodes with eight ranks each, have
+/// 20 MB.
 const OUTPUT_MAX: usize = 64 << 20;
 
 /// Descriptors that a dashboard may take: its clients, and a few for itself.
 pub const DESCRIPTORS: usize = 256 + 16;
 
-/// Shows what `server` does.
+/// Serves a dashboard of `server`.
 ///
 /// # Errors
 /// If it cannot listen at the address.
@@ -94,7 +95,7 @@ pub fn start(options: Options, server: Arc<Server>) -> io::Result<Dashboard> {
     let Options { address: Address { host, port }, mut names, values } = options;
     let listeners = tenfold_store::listen(&host, port)
         .map_err(|fault| io::Error::other(format!("dashboard: {fault}")))?;
-    names.push(host); // whoever gave a name to listen on may ask by it
+    names.push(host); // a name that was given to listen on is also accepted
     let board = Arc::new(Board::new(server, values));
     let mut limits = tenfold_http::Limits::default();
     limits.output = OUTPUT_MAX;
@@ -108,12 +109,12 @@ pub fn start(options: Options, server: Arc<Server>) -> io::Result<Dashboard> {
 }
 
 impl Dashboard {
-    /// Where it listens.
+    /// The address on which it listens.
     pub fn address(&self) -> SocketAddr {
         self.http.address()
     }
 
-    /// What to tell whoever opened it to others.
+    /// The warning for a user who made it reachable from other machines.
     pub fn warning(&self) -> Option<String> {
         let is_open = |address: &SocketAddr| !address.ip().to_canonical().is_loopback();
         let address = self.http.addresses().iter().find(|address| is_open(address))?;
@@ -125,7 +126,7 @@ impl Dashboard {
     }
 }
 
-/// The line that tells where it is.
+/// The line that says where it is.
 impl fmt::Display for Dashboard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "dashboard on http://{}/", self.address())
@@ -137,10 +138,10 @@ fn now() -> Now {
     Now { instant: Instant::now(), unix: unix.as_secs_f64() }
 }
 
-/// How often the server is looked at.
+/// How often the server is read.
 const STEP: Duration = Duration::from_secs(1);
 
-/// The thread that looks at the server, until this is dropped.
+/// The thread that watches the server, until this is dropped.
 #[derive(Debug)]
 struct Watch {
     stop: Option<mpsc::Sender<()>>,
@@ -154,7 +155,7 @@ impl Watch {
             let mut next = Instant::now();
             loop {
                 board.look(Instant::now());
-                // After a long pause of the whole machine nothing is made up for.
+                // After a long pause of the whole machine, missed readings are not repeated.
                 next = (next + STEP).max(Instant::now());
                 let left = next.saturating_duration_since(Instant::now());
                 if stopped.recv_timeout(left) != Err(mpsc::RecvTimeoutError::Timeout) {
@@ -170,7 +171,7 @@ impl Drop for Watch {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            let _ = thread.join(); // a panic there was printed there
+            let _ = thread.join(); // a panic has already been printed
         }
     }
 }

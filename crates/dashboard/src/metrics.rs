@@ -5,10 +5,10 @@ use tenfold_store::Facts;
 
 use super::runs::{NodeStatus, Run};
 
-/// What a rank may be, and zero of each is worth saying: an alert on `missing` needs a number.
+/// The states of a rank. Zero is reported too: an alert on `missing` needs a number.
 const RANK_STATES: [&str; 4] = ["running", "stopped", "ended", "missing"];
 
-/// What the process that hosts the store takes.
+/// The resources of the process that hosts the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
 pub(super) struct Process {
     pub(super) pid: u32,
@@ -19,7 +19,7 @@ pub(super) struct Process {
 pub(super) fn page(facts: &Facts, process: &Process, runs: &[Run]) -> String {
     let mut page = Exposition::default();
     store(&mut page, facts);
-    page.gauge("tenfold_build_info", "Which tenfold this is; the number is always 1.");
+    page.gauge("tenfold_build_info", "Version of tenfold; the number is always 1.");
     page.labelled(&[("version", &env!("CARGO_PKG_VERSION"))], 1);
     page.gauge("process_resident_memory_bytes", "Memory of the process that hosts the store.");
     page.number(process.memory_bytes);
@@ -36,7 +36,7 @@ fn store(page: &mut Exposition, facts: &Facts) {
     }
     page.counter("tenfold_store_closed_total", "Connections that the server closed.");
     for (reason, count) in &facts.closed {
-        // The name it has in JSON too.
+        // The same name as in JSON.
         let reason = serde_json::to_value(reason).unwrap_or_default();
         page.labelled(&[("reason", &reason.as_str().unwrap_or("other"))], count);
     }
@@ -58,7 +58,7 @@ fn store(page: &mut Exposition, facts: &Facts) {
         ("tenfold_store_queue_items", "Items in all queues.", facts.queue_items),
         ("tenfold_store_queue_items_max", "Items that all queues may hold.", facts.queue_items_max),
         ("tenfold_store_memory_bytes", "Bytes of keys, values, queues and buffers.", memory),
-        ("tenfold_store_memory_max_bytes", "Bytes that they may take.", facts.memory_max),
+        ("tenfold_store_memory_max_bytes", "Limit of tenfold_store_memory_bytes.", facts.memory_max),
         ("tenfold_store_waiters", "Clients that wait for a key.", facts.waiters_count),
     ];
     for (name, help, level) in gauges {
@@ -97,7 +97,7 @@ fn jobs(page: &mut Exposition, runs: &[Run]) {
             page.labelled(&[("run", &run.id), ("status", &status.name())], count);
         }
     }
-    page.gauge("tenfold_run_round", "Number of the round: how often the ranks were started again.");
+    page.gauge("tenfold_run_round", "Number of the round: how often the ranks were restarted.");
     for run in runs {
         page.labelled(&[("run", &run.id)], run.round());
     }

@@ -1,13 +1,14 @@
-//! What the store's keys tell about the jobs that use it: who has joined, who is missing, lost or stuck.
+//! The jobs that use the store, read from its keys: which ranks have joined, are missing, lost or stuck.
 //!
-//! The launchers keep a state for each job and a beat for each node there (see `run/rendezvous`), each beat with what is
-//! known of the node's ranks. To that we add what only the server sees: which rank waits for which key, by the address it
-//! comes from; and what only somebody who looks again and again sees: a beat that does not move any more.
+//! The launchers keep a state for each job and a beat for each node in the store (see `run/rendezvous`). Each
+//! beat has what is known of the node's ranks. To that we add what only the server sees: which rank waits for
+//! which key, by the address of its connection. And what only repeated reading shows: a beat that does not
+//! move any more.
 //!
-//! Everything in these keys was written by others, perhaps by nobody's friend: sizes are bounded, unknown fields are left
-//! out, known ones may be missing, and what cannot be read is shown as such.
+//! Everything in these keys was written by clients, perhaps by malicious ones: sizes are bounded, unknown
+//! fields are ignored, known ones may be missing, and what cannot be read is shown as such.
 //!
-//! Pure but for [`read`]; the time comes in as an argument.
+//! Pure except for [`read`]; the time is an argument.
 
 mod schema;
 
@@ -24,12 +25,12 @@ use schema::{NodeInfo, NodeText, RankStatus, State};
 /// Clients put a `/` in front of every key.
 const RUNS: &str = "/tenfold/runs";
 
-/// Jobs that are shown: the last ones that were begun.
+/// Jobs that are shown: the last ones that were started.
 const RUNS_MAX: usize = 32;
 /// Bytes of the list of jobs that are read; its end, where the last ones are.
 const LIST_MAX: usize = 64 << 10;
 const ID_MAX: usize = 256;
-/// Bytes of one job's state; the launcher writes no longer ones.
+/// Bytes of one job's state; launchers write no longer ones.
 const STATE_MAX: usize = 2 << 20;
 /// Bytes of one node's beat; launchers write no longer ones.
 const NODE_MAX: usize = 1 << 20;
@@ -37,15 +38,15 @@ const NODE_MAX: usize = 1 << 20;
 const NODES_MAX: usize = 4096;
 const BEATS_MAX: usize = 16 << 20;
 const RANKS_MAX: usize = 64 << 10;
-/// Groups of one rank that are looked at; a launcher tells of no more.
+/// Groups of one rank that are shown; launchers report no more.
 const COLLECTIVES_MAX: usize = 8;
-/// Ranks that are listed though nothing is known of them.
+/// Ranks that are listed although nothing is known of them.
 const UNKNOWN_MAX: usize = 16 << 10;
 
-/// A beat that has not moved for this long is that of a lost node, if it does not say how long it may be silent: three
-/// beats, as launchers count unless told otherwise.
+/// A node is lost if its beat has not moved for this long, unless the beat says how long the node may be
+/// unresponsive: three beats, the default of launchers.
 const LOST_AFTER: f64 = 15.0;
-/// And never sooner than this: beats are looked at once a second.
+/// The least such time, because beats are read once per second.
 const LOST_AFTER_MIN: f64 = 5.0;
 /// A rank that waits in the store for longer than this is called stuck.
 const STUCK_AFTER: f64 = 10.0;
@@ -62,23 +63,23 @@ pub(super) struct Raw {
 }
 
 impl Raw {
-    /// How many connections to the store its ranks have.
+    /// How many connections its ranks have to the store.
     pub(super) fn connections(&self) -> usize {
         let ranks = self.nodes.values().flat_map(|beat| &beat.ranks);
         ranks.map(|rank| rank.store_connections.len()).sum()
     }
 }
 
-/// What a node last said, and how long ago it said something new.
+/// A node's last beat, and how long ago it changed.
 #[derive(Debug)]
 struct Beat {
     seconds: f64,
-    /// How long it may be silent.
+    /// How long the node may be unresponsive.
     silence_max: f64,
     ranks: Vec<RankStatus>,
 }
 
-/// When each node's beat was last seen to move.
+/// When each node's beat last changed.
 #[derive(Debug, Default)]
 pub(super) struct Beats {
     /// By job and node.
@@ -86,7 +87,7 @@ pub(super) struct Beats {
 }
 
 impl Beats {
-    /// How long ago this beat was new.
+    /// How long ago this beat changed.
     fn age(&mut self, run: &str, node: &str, beat: u64, now: Instant) -> f64 {
         let seen = self.seen.entry((run.into(), node.into())).or_insert((beat, now));
         if seen.0 != beat {
@@ -103,8 +104,8 @@ impl Beats {
     }
 }
 
-/// Reads what there is about all jobs. Asks the server three times, however many jobs and nodes there are: a busy server keeps
-/// those who look at it waiting for each answer.
+/// Reads everything about all jobs. Asks the server three times, however many jobs and nodes there are,
+/// because a busy server delays each answer.
 pub(super) fn read(server: &Server, beats: &mut Beats, now: Instant) -> Vec<Raw> {
     let Some(list) = server.value(RUNS.as_bytes()) else { return Vec::new() };
     let mut left = Left { nodes: NODES_MAX, bytes: BEATS_MAX, ranks: RANKS_MAX };
@@ -141,19 +142,19 @@ pub(super) fn read(server: &Server, beats: &mut Beats, now: Instant) -> Vec<Raw>
     runs
 }
 
-/// Are there any jobs?
+/// Whether there are any jobs.
 pub(super) fn are_there(server: &Server) -> bool {
     server.value(RUNS.as_bytes()).is_some()
 }
 
-/// What may still be read for one answer.
+/// How much may still be read for one answer.
 struct Left {
     nodes: usize,
     bytes: usize,
     ranks: usize,
 }
 
-/// The ids of the last jobs in the list, each once, in the order in which they were begun.
+/// The ids of the last jobs in the list, each once, in the order in which they were started.
 fn ids(list: &Value) -> Vec<String> {
     let list = &list[list.len().saturating_sub(LIST_MAX)..];
     let text = String::from_utf8_lossy(list);
@@ -185,8 +186,8 @@ fn parse_beat(text: &[u8]) -> NodeText {
     serde_json::from_slice(text).unwrap_or_default()
 }
 
-/// Takes the waits of launchers out of what is said of waiters: they wait for the next state of their job for as long as
-/// it runs, and for nobody.
+/// Removes the waits of launchers from the waiters: they wait for the next state of their job as long as it
+/// runs, and not for a rank.
 pub(super) fn leave_out_launchers(facts: &mut Facts) {
     let listed = facts.waiters.len();
     facts.waiters.retain(|waiter| !is_launchers(waiter));
@@ -202,7 +203,7 @@ fn is_launchers(waiter: &WaiterFacts) -> bool {
     waiter.keys.trim_start_matches(['`', '/']).starts_with("tenfold/run/")
 }
 
-// ── what is made of it ─────────────────────────────────────────────────────────────────────────────────────
+// ── analysis ───────────────────────────────────────────────────────────────────────────────────────────────
 
 /// One job of `/api/runs`.
 #[derive(Debug, PartialEq, Serialize)]
@@ -216,7 +217,7 @@ pub(super) struct Run {
 
 #[derive(Debug, PartialEq, Serialize)]
 pub(super) struct Node {
-    /// Nothing for one that has not joined.
+    /// None for a node that has not joined.
     node: Option<NodeInfo>,
     rank: Option<usize>,
     pub(super) status: NodeStatus,
@@ -227,13 +228,13 @@ pub(super) struct Node {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum NodeStatus {
-    /// It takes part in the round that runs, or in the last one.
+    /// It takes part in the current round, or in the last one.
     Joined,
-    /// It is here, and the round has not begun.
+    /// It has joined, and the round has not begun.
     Waiting,
     /// Its beat does not move.
     Lost,
-    /// There is no room for it.
+    /// The job has its maximum of nodes.
     Spare,
     /// It has not joined.
     Missing,
@@ -260,7 +261,7 @@ pub(super) struct Rank {
     status: RankStatus,
     pub(super) joined: bool,
     pub(super) stuck: bool,
-    /// Do others wait for it in a collective?
+    /// Whether other ranks wait for it in a collective.
     culprit: bool,
     why: String,
     store_operation: Option<StoreOperation>,
@@ -280,7 +281,7 @@ struct StoreOperation {
     seconds: f64,
 }
 
-/// What a rank last asked the store for.
+/// The last request of a rank to the store.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct StoreLast {
     operation: String,
@@ -304,7 +305,7 @@ impl Run {
     }
 }
 
-/// What the jobs look like, given who waits in the store, and who is connected to it.
+/// The jobs, given the waiters of the store and its clients.
 pub(super) fn describe(runs: Vec<Raw>, waiters: &[WaiterFacts], clients: &[ClientFacts]) -> Vec<Run> {
     let seen = Seen { waits: longest_waits(waiters), last: last_operations(clients) };
     let mut unknown_left = UNKNOWN_MAX;
@@ -322,7 +323,7 @@ fn describe_one(raw: Raw, seen: &Seen, unknown_left: &mut usize) -> Run {
     for member in &state.members {
         let beat = beats.remove(&member.node.id);
         let status = match state.phase.as_str() {
-            "over" => NodeStatus::Joined, // its launcher has gone home, and its beat with it
+            "over" => NodeStatus::Joined, // its launcher has exited, so its beat does not move
             _ if is_lost(beat.as_ref()) => NodeStatus::Lost,
             "running" if member.rank.is_some() => NodeStatus::Joined,
             _ => NodeStatus::Waiting,
@@ -353,12 +354,12 @@ fn describe_one(raw: Raw, seen: &Seen, unknown_left: &mut usize) -> Run {
     Run { id, state: Some(state), nodes, error: None }
 }
 
-/// A node that wrote no beat yet has just come.
+/// A node without a beat has just joined.
 fn is_lost(beat: Option<&Beat>) -> bool {
     beat.is_some_and(|beat| beat.seconds > beat.silence_max)
 }
 
-/// Nodes that must come and have not: with the ranks that nobody else claims.
+/// Nodes that must join and have not, with the ranks that no other node has.
 fn missing(state: &State) -> Vec<Node> {
     if state.phase == "over" {
         return Vec::new();
@@ -366,7 +367,7 @@ fn missing(state: &State) -> Vec<Node> {
     let count = state.nodes_min.min(NODES_MAX).saturating_sub(state.members.len());
     let claims = state.members.iter().map(|member| member.rank.or(member.node.fixed_rank));
     let taken: HashSet<usize> = claims.clone().flatten().collect();
-    // Those who are here and have no rank yet will take the first free ones.
+    // Nodes that have joined and have no rank yet will take the first free ones.
     let unranked = claims.filter(Option::is_none).count();
     let free = (0..state.nodes_min).filter(|rank| !taken.contains(rank)).skip(unranked).take(count);
     let missing = |rank| Node {
@@ -379,8 +380,8 @@ fn missing(state: &State) -> Vec<Node> {
     free.map(missing).collect()
 }
 
-/// By node rank, the number of the node's first rank in the world. Nobody knows while nodes are joining, nor after one
-/// that has no node.
+/// By node rank, the world rank of the node's first rank. Unknown while nodes are joining, and after a gap in
+/// the node ranks.
 fn first_ranks(state: &State) -> HashMap<usize, usize> {
     let sizes: HashMap<usize, usize> =
         state.members.iter().filter_map(|member| Some((member.rank?, member.node.ranks))).collect();
@@ -395,7 +396,7 @@ fn first_ranks(state: &State) -> HashMap<usize, usize> {
     first_ranks
 }
 
-/// Ranks that a node should have and of which it has said nothing.
+/// Ranks that a node should have but has not reported.
 fn unknown_ranks(
     known: &[RankStatus],
     expected: usize,
@@ -429,12 +430,12 @@ fn judge(status: RankStatus, seen: &Seen) -> Rank {
         }
         _ => String::new(),
     };
-    // One that has ended has left the store too, but it was there.
+    // A rank that has exited has left the store too, but it had joined.
     let joined = !status.store_connections.is_empty() || status.state == "ended";
     Rank { joined, stuck: !why.is_empty(), culprit: false, why, store_operation: longest, store_last, status }
 }
 
-/// Names the ranks for which others wait in a collective.
+/// Marks the ranks for which others wait in a collective.
 fn blame(nodes: &mut [Node]) {
     let told: Vec<&[Collective]> =
         nodes.iter().flat_map(|node| &node.ranks).map(|rank| rank.status.under_way()).collect();
@@ -448,7 +449,7 @@ fn blame(nodes: &mut [Node]) {
     }
 }
 
-/// What the server sees of ranks, by the addresses that they come from.
+/// What the server sees of ranks, by the addresses of their connections.
 struct Seen {
     waits: Waits,
     last: HashMap<String, StoreLast>,
@@ -478,7 +479,7 @@ fn longest_waits(waiters: &[WaiterFacts]) -> Waits {
     longest
 }
 
-/// One spelling for each address: a server that listens on `::` sees a v4 client as a v6 one.
+/// One spelling for each address: a server that listens on `::` sees an IPv4 client as an IPv6 one.
 pub(super) fn canonical(peer: &str) -> String {
     match peer.parse::<SocketAddr>() {
         Ok(address) => SocketAddr::new(address.ip().to_canonical(), address.port()).to_string(),
@@ -486,7 +487,7 @@ pub(super) fn canonical(peer: &str) -> String {
     }
 }
 
-/// A job of which nothing can be said.
+/// A job without a readable state.
 #[cfg(test)]
 pub(super) fn unreadable(id: &str) -> Run {
     Run { id: id.into(), state: None, nodes: Vec::new(), error: Some("nonsense".into()) }

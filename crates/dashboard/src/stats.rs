@@ -65,7 +65,7 @@ pub fn print_stats(store: &TcpStore, json: bool) -> Result<(), Box<dyn std::erro
     Ok(())
 }
 
-/// What any TCPStore server tells.
+/// What any TCPStore server reports.
 fn print_little(
     store: &TcpStore,
     round_trip: Duration,

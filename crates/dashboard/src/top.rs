@@ -1,12 +1,12 @@
 //! `tenfold top`: what the dashboard shows, in a terminal.
 //!
-//! A thread asks the dashboard's API again and again; this one draws what came last and listens to keys, so that a slow
-//! server never makes the screen deaf. What is shown is made in `facts` as tables of text, which `screen` draws and
-//! `--once` prints: both say the same.
+//! A thread polls the dashboard's API; this one draws the last answer and reads keys, so that a slow server
+//! never blocks the keyboard. `facts` makes tables of text, which `screen` draws and `--once` prints: both
+//! show the same.
 //!
-//! The terminal is given back as it was however this ends: by a key, an error, SIGTERM or a panic.
+//! The terminal is restored however this ends: by a key, an error, SIGTERM or a panic.
 
-#![expect(clippy::disallowed_methods, reason = "the thread that asks, and how long ago it got an answer")]
+#![expect(clippy::disallowed_methods, reason = "the polling thread, and how long ago it got an answer")]
 
 mod ask;
 mod facts;
@@ -66,7 +66,8 @@ const INTERVAL_MIN: Duration = Duration::from_millis(100);
 /// If the address does not answer, or the terminal cannot be used.
 pub fn run(args: Args) -> Outcome {
     let dashboard = Dashboard::new(&args.dashboard.host, args.dashboard.port, args.timeout);
-    // The first look is made before the screen is taken: what is wrong with the address is said in plain words.
+    // The first request is made before the screen is taken, so that an error about the address is an ordinary
+    // message.
     let first = match Facts::ask(&dashboard) {
         Ok(facts) => facts,
         Err(trouble) if trouble.is_not_http() => return show_store(&args, &trouble),
@@ -84,7 +85,7 @@ pub fn run(args: Args) -> Outcome {
     watch(&args, dashboard, first)
 }
 
-/// What answers is not an HTTP server: perhaps a store, which has statistics of its own.
+/// The address is not an HTTP server: perhaps a store, which has its own statistics.
 fn show_store(args: &Args, trouble: &Trouble) -> Outcome {
     let Address { host, port } = &args.dashboard;
     let options = TcpStoreOptions::new(host.clone(), *port).timeout(args.timeout);
@@ -105,7 +106,7 @@ fn watch(args: &Args, dashboard: Dashboard, first: Facts) -> Outcome {
     signal_hook::flag::register(SIGTERM, ended.clone())?;
     let answers = ask_again_and_again(dashboard, args.interval.max(INTERVAL_MIN))?;
     let mut screen = Screen::new(args.dashboard.to_string(), first);
-    let mut terminal = ratatui::try_init()?; // its panic hook gives the terminal back
+    let mut terminal = ratatui::try_init()?; // its panic hook restores the terminal
     let _restore = Restore;
     let mut answered = Instant::now();
     let mut problem = None;
@@ -130,7 +131,7 @@ fn watch(args: &Args, dashboard: Dashboard, first: Facts) -> Outcome {
     }
 }
 
-/// Gives the terminal back on every way out but a panic, which has its hook.
+/// Restores the terminal on every exit except a panic, which has its hook.
 struct Restore;
 
 impl Drop for Restore {
@@ -139,7 +140,7 @@ impl Drop for Restore {
     }
 }
 
-/// One question at a time: the next waits for the last answer and then for the interval.
+/// One request at a time: the next waits for the last answer and then for the interval.
 fn ask_again_and_again(
     dashboard: Dashboard,
     interval: Duration,
@@ -147,9 +148,9 @@ fn ask_again_and_again(
     let (sender, answers) = mpsc::sync_channel(1);
     let look = move || {
         loop {
-            thread::park_timeout(interval); // nobody unparks it: an early wake-up only asks early
+            thread::park_timeout(interval); // never unparked: an early wake-up only polls early
             if sender.send(Facts::ask(&dashboard)).is_err() {
-                return; // the screen is gone
+                return; // the screen was closed
             }
         }
     };
@@ -157,7 +158,7 @@ fn ask_again_and_again(
     Ok(answers)
 }
 
-/// Does what the key says; false if it says that this is enough.
+/// Handles a key; false if it quits.
 fn react(screen: &mut Screen, event: &Event) -> bool {
     let Event::Key(key) = event else { return true };
     if key.kind == KeyEventKind::Release {

@@ -1,21 +1,21 @@
-//! One sentence about a job: what somebody with a hung one wants to read first.
+//! One sentence about a job: what the user with a hung job wants to read first.
 //!
-//! A pure function of what `/api/runs` says about the run, so that the page, `tenfold top` and whoever reads the JSON
-//! say the same. It names the ranks that keep the others waiting, not those that wait: with eight ranks and one missing,
-//! seven are stuck and one is the reason.
+//! A pure function of what `/api/runs` says about the run, so that the page, `tenfold top` and the JSON say
+//! the same. It names the ranks that keep others waiting, not those that wait: with eight ranks and one
+//! missing, seven are waiting and one is the reason.
 //!
-//! Every field may be missing or of another kind: what is not understood is left out of the sentence.
+//! Every field may be missing or of another type: what is not understood is left out of the sentence.
 
 use serde_json::{Value, json};
 
 /// How bad it is, as a word for programs: the page's colour, a script's test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Level {
-    /// Runs, or has ended well.
+    /// Runs, or has succeeded.
     Ok,
-    /// Somebody is waited for, and it is not yet known to be wrong.
+    /// Ranks wait for another one, and it is not yet known to be wrong.
     Waiting,
-    /// Something is wrong: a rank that is stuck, gone or failed.
+    /// Something is wrong: a rank is stuck, missing or failed.
     Bad,
 }
 
@@ -35,10 +35,10 @@ pub(crate) struct Verdict {
     pub(crate) text: String,
 }
 
-/// How many ranks or nodes are named one by one.
+/// How many ranks or nodes are named individually.
 const NAMED_MAX: usize = 4;
 
-/// Seconds from which a wait is worth a word.
+/// Seconds from which a wait is mentioned.
 const LONG: f64 = 10.0;
 
 /// Puts the verdict into one run of `/api/runs`, as `verdict` and `verdict_level`.
@@ -50,7 +50,7 @@ pub(crate) fn annotate(run: &mut Value) {
     }
 }
 
-/// What is the matter with this run?
+/// The verdict about this run.
 pub(crate) fn verdict(run: &Value) -> Verdict {
     let job = format!("job {}", run["id"].as_str().unwrap_or("?"));
     let state = &run["state"];
@@ -68,7 +68,7 @@ pub(crate) fn verdict(run: &Value) -> Verdict {
     Verdict { level, text: format!("{job}{text}") }
 }
 
-/// What is the matter with a store that no job of ours is known to: a wait that is long may be one that never ends.
+/// The verdict about a store without known jobs: a long wait may be one that never ends.
 pub(crate) fn store_verdict(server: &Value, waiters: &Value) -> Verdict {
     let number = |name: &str| server[name].as_u64().unwrap_or(0) as usize;
     let longest = &list(waiters).first().unwrap_or(&Value::Null);
@@ -79,7 +79,7 @@ pub(crate) fn store_verdict(server: &Value, waiters: &Value) -> Verdict {
         return Verdict { level: Level::Ok, text };
     }
     let count = number("waiters_count").max(list(waiters).len());
-    let verb = if count == 1 { "waits" } else { "wait" };
+    let verb = if count == 1 { "is waiting" } else { "are waiting" };
     let keys = longest["keys"].as_str().unwrap_or("?");
     let text =
         format!("{} {verb}, the longest for {}: {keys}", counted(count, "client"), show_seconds(seconds));
@@ -121,7 +121,7 @@ fn joining(run: &Value) -> (Level, String) {
     let nodes = nodes(run);
     let here = nodes.iter().filter(|node| matches!(node.status, "joined" | "waiting")).count();
     let wanted = run["state"]["nodes_min"].as_u64().unwrap_or(0) as usize;
-    let mut text = format!(": {here} of {} here", counted(wanted.max(here), "node"));
+    let mut text = format!(": {here} of {} joined", counted(wanted.max(here), "node"));
     let lost: Vec<String> = nodes.iter().filter(|node| node.status == "lost").map(Node::name).collect();
     if !lost.is_empty() {
         text += &format!(" — {} unresponsive", are(&lost));
@@ -138,7 +138,7 @@ fn joining(run: &Value) -> (Level, String) {
     (Level::Waiting, text)
 }
 
-/// The ranks run, or should: who keeps the others waiting?
+/// The ranks run, or should: finds those that keep the others waiting.
 fn running(run: &Value) -> (Level, String) {
     let ranks = ranks(run);
     let nodes = nodes(run);
@@ -165,7 +165,7 @@ fn running(run: &Value) -> (Level, String) {
     for (end, who) in by_end(&ranks) {
         blamed.push(format!("{who} ended: {end}"));
     }
-    // A rank on a node that is gone is not blamed a second time.
+    // A rank on a lost node is not blamed a second time.
     let blame = |kind: fn(&Rank<'_>) -> bool| -> Vec<String> {
         ranks.iter().filter(|rank| !rank.lost && !rank.ended && kind(rank)).map(Rank::name).collect()
     };
@@ -184,8 +184,8 @@ fn running(run: &Value) -> (Level, String) {
     if blamed.is_empty() && ranks.iter().any(|rank| rank.stuck) {
         blamed.push(stuck(&ranks, longest));
     } else if !waits.is_empty() && !blamed.is_empty() {
-        let verb = if waits.len() == 1 { "waits" } else { "wait" };
-        blamed.push(format!("{} {verb} for up to {}", waits.len(), show_seconds(longest)));
+        let verb = if waits.len() == 1 { "has" } else { "have" };
+        blamed.push(format!("{} {verb} waited up to {}", waits.len(), show_seconds(longest)));
     }
 
     let count = format!(": {joined} of {} joined", counted(ranks.len(), "rank"));
@@ -194,11 +194,11 @@ fn running(run: &Value) -> (Level, String) {
         let rest = match (ranks.len(), done) {
             (0, _) => ": no rank has been started yet".into(),
             (_, 0) => format!("{count} and running"),
-            (_, done) => format!("{count}, {done} ended well"),
+            (_, done) => format!("{count}, {done} exited successfully"),
         };
         return (Level::Ok, rest);
     }
-    // A rank needs a moment to join; it is wrong only once somebody has waited for it for long.
+    // A rank needs a moment to join; it is wrong only once another rank has waited for it for long.
     let early = !absent.is_empty() && blamed.len() <= 2 && !ranks.iter().any(|rank| rank.stuck);
     let level = if early
         && lost.is_empty()
@@ -213,22 +213,23 @@ fn running(run: &Value) -> (Level, String) {
     (level, format!("{count} — {}", blamed.join(", ")))
 }
 
-/// Everybody is here and some have waited for long: those who do not wait are the reason, if they are fewer.
+/// All ranks have joined and some have waited for long: those that do not wait are the reason, if they are
+/// fewer.
 fn stuck(ranks: &[Rank<'_>], longest: f64) -> String {
     let stuck: Vec<&Rank<'_>> = ranks.iter().filter(|rank| rank.stuck).collect();
     let others: Vec<&Rank<'_>> =
         ranks.iter().filter(|rank| rank.waits.is_none() && !rank.stuck && !rank.ended).collect();
     let keys = stuck.iter().find_map(|rank| rank.keys).map(|keys| format!(" for {keys}")).unwrap_or_default();
     let who = match stuck.len() {
-        1 => format!("{} waits", stuck[0].name()),
-        count if count == ranks.len() => format!("all {count} wait"),
-        count => format!("{count} wait"),
+        1 => format!("{} has", stuck[0].name()),
+        count if count == ranks.len() => format!("all {count} have"),
+        count => format!("{count} have"),
     };
-    let mut text = format!("{who}{keys} for up to {}", show_seconds(longest));
+    let mut text = format!("{who} waited up to {}{keys}", show_seconds(longest));
     if !others.is_empty() && others.len() < stuck.len() {
         let names: Vec<String> = others.iter().map(|rank| rank.name()).collect();
-        let verb = if names.len() == 1 { "does" } else { "do" };
-        text += &format!("; {} {verb} not", listed(&names));
+        let verb = if names.len() == 1 { "is" } else { "are" };
+        text += &format!("; {} {verb} not waiting", listed(&names));
     }
     text
 }
@@ -247,7 +248,7 @@ fn by_end(ranks: &[Rank<'_>]) -> Vec<(String, String)> {
     ends.into_iter().map(|(end, names)| (first_line(end).to_string(), listed(&names))).collect()
 }
 
-/// What we use of one rank.
+/// The fields of one rank that are used.
 struct Rank<'a> {
     rank: Option<u64>,
     host: Option<&'a str>,
@@ -258,7 +259,7 @@ struct Rank<'a> {
     /// On a node that is unresponsive.
     lost: bool,
     bad_end: Option<&'a str>,
-    /// Others wait for it in a collective; `why` says which.
+    /// Other ranks wait for it in a collective; `why` says which.
     culprit: bool,
     why: &'a str,
     /// For how long it has waited in the store.
@@ -303,12 +304,12 @@ fn read_rank<'a>(node: &'a Value, rank: &'a Value) -> Rank<'a> {
     }
 }
 
-/// Is this how a rank ends that did all it had to?
+/// Whether this is the end of a rank that succeeded.
 pub(crate) fn is_good_end(end: &str) -> bool {
     matches!(end, "" | "exit code 0" | "success" | "ended well")
 }
 
-/// What we use of one node.
+/// The fields of one node that are used.
 struct Node<'a> {
     rank: Option<u64>,
     host: Option<&'a str>,
@@ -346,7 +347,7 @@ fn on_host(host: Option<&str>) -> String {
     host.map(|host| format!(" (host {host})")).unwrap_or_default()
 }
 
-/// `a, b, c and 5 more`; those of one host are not put together: the names are few.
+/// `a, b, c and 5 more`; ranks of one host are not combined, because few are named.
 fn listed(names: &[String]) -> String {
     match names.len() {
         0 => String::new(),
@@ -374,7 +375,7 @@ fn first_line(text: &str) -> &str {
     text.lines().next().unwrap_or_default()
 }
 
-/// `0.4 s`, `41 s`, `3 min 20 s`, `2 h 5 min`: as precise as somebody cares.
+/// `0.4 s`, `41 s`, `3 min 20 s`, `2 h 5 min`: as precise as useful.
 pub(crate) fn show_seconds(seconds: f64) -> String {
     let whole = seconds.max(0.0) as u64;
     match whole {
@@ -417,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_has_not_joined_is_named_and_those_who_wait_for_it_are_counted() {
+    fn a_rank_that_has_not_joined_is_named_and_waiting_ranks_are_counted() {
         let mut nodes = vec![node(0, "a1", (0..4).map(|rank| waiting(rank, 41.3)).collect())];
         nodes.push(node(1, "b7", vec![waiting(4, 40.0), rank(5), waiting(6, 12.0), rank(7)]));
         nodes[1]["ranks"][1]["joined"] = json!(false);
@@ -425,7 +426,8 @@ mod tests {
             says(&run(nodes)),
             (
                 Level::Bad,
-                "job x: 7 of 8 ranks joined — rank 5 (host b7) has not joined, 6 wait for up to 41 s".into()
+                "job x: 7 of 8 ranks joined — rank 5 (host b7) has not joined, 6 have waited up to 41 s"
+                    .into()
             )
         );
     }
@@ -435,7 +437,7 @@ mod tests {
         let mut ranks = vec![waiting(0, 0.4), rank(1)];
         ranks[1]["joined"] = json!(false);
         let expected =
-            "job x: 1 of 2 ranks joined — rank 1 (host a1) has not joined, 1 waits for up to 0.4 s";
+            "job x: 1 of 2 ranks joined — rank 1 (host a1) has not joined, 1 has waited up to 0.4 s";
         assert_eq!(says(&run(vec![node(0, "a1", ranks)])), (Level::Waiting, expected.into()));
     }
 
@@ -445,7 +447,7 @@ mod tests {
         ranks.push(rank(3));
         ranks[3]["state"] = json!("stopped");
         ranks[3]["stuck"] = json!(true);
-        let expected = "job x: 4 of 4 ranks joined — rank 3 (host a1) is stopped by a signal, 3 wait for up to 3 min 20 s";
+        let expected = "job x: 4 of 4 ranks joined — rank 3 (host a1) is stopped by a signal, 3 have waited up to 3 min 20 s";
         assert_eq!(says(&run(vec![node(0, "a1", ranks)])), (Level::Bad, expected.into()));
     }
 
@@ -453,8 +455,7 @@ mod tests {
     fn when_all_joined_and_most_wait_the_one_that_does_not_is_named() {
         let mut ranks: Vec<Value> = (0..3).map(|rank| waiting(rank, 60.0)).collect();
         ranks.push(rank(3));
-        let expected =
-            "job x: 4 of 4 ranks joined — 3 wait for `pg/5` for up to 60 s; rank 3 (host a1) does not";
+        let expected = "job x: 4 of 4 ranks joined — 3 have waited up to 60 s for `pg/5`; rank 3 (host a1) is not waiting";
         assert_eq!(says(&run(vec![node(0, "a1", ranks)])), (Level::Bad, expected.into()));
     }
 
@@ -465,7 +466,7 @@ mod tests {
         assert_eq!(says(&run(vec![node(0, "a1", ranks)])), (Level::Ok, expected.into()));
         let mut ranks = vec![rank(0), rank(1)];
         (ranks[1]["state"], ranks[1]["end"]) = (json!("ended"), json!("exit code 0"));
-        let expected = "job x: 2 of 2 ranks joined, 1 ended well";
+        let expected = "job x: 2 of 2 ranks joined, 1 exited successfully";
         assert_eq!(says(&run(vec![node(0, "a1", ranks)])), (Level::Ok, expected.into()));
     }
 
@@ -482,20 +483,20 @@ mod tests {
     }
 
     #[test]
-    fn while_nodes_come_together_it_says_who_has_not_come() {
+    fn while_nodes_join_the_missing_ones_are_named() {
         let mut nodes = vec![node(0, "a1", vec![])];
         nodes.push(json!({"node": null, "rank": 1, "status": "missing", "beat_seconds": null, "ranks": []}));
         let mut joining = run(nodes);
         joining["state"]["phase"] = json!("joining");
         assert_eq!(
             says(&joining),
-            (Level::Waiting, "job x: 1 of 2 nodes here — node 1 has not joined".into())
+            (Level::Waiting, "job x: 1 of 2 nodes joined — node 1 has not joined".into())
         );
         joining["nodes"][1] = node(1, "b7", vec![]);
-        let expected = "job x: 2 of 2 nodes here — the ranks are about to start";
+        let expected = "job x: 2 of 2 nodes joined — the ranks are about to start";
         assert_eq!(says(&joining), (Level::Waiting, expected.into()));
         joining["nodes"][1]["status"] = json!("lost");
-        let expected = "job x: 1 of 2 nodes here — node 1 (host b7) is unresponsive";
+        let expected = "job x: 1 of 2 nodes joined — node 1 (host b7) is unresponsive";
         assert_eq!(says(&joining), (Level::Bad, expected.into()));
     }
 
@@ -525,12 +526,12 @@ mod tests {
             rank["joined"] = json!(false);
         }
         let expected = "job x: 128 of 512 ranks joined — rank 1 (host a1), rank 2 (host a1), rank 3 (host a1) \
-                        and 381 more have not joined, 128 wait for up to 11 s";
+                        and 381 more have not joined, 128 have waited up to 11 s";
         assert_eq!(says(&run(vec![node(0, "a1", ranks)])), (Level::Bad, expected.into()));
     }
 
     #[test]
-    fn what_is_not_understood_is_left_out_and_nothing_panics() {
+    fn unknown_data_is_left_out_and_nothing_panics() {
         for strange in [json!(null), json!(3), json!([]), json!({"id": 5, "nodes": "?", "state": []})] {
             assert_eq!(says(&strange), (Level::Ok, "job ?: no rank has been started yet".into()));
         }
@@ -550,16 +551,19 @@ mod tests {
     }
 
     #[test]
-    fn a_store_without_a_job_says_whether_somebody_waits_for_long() {
+    fn a_store_without_a_job_reports_long_waits() {
         let server = json!({"connections": 1, "keys": 12, "waiters_count": 3});
         let Verdict { level, text } = store_verdict(&server, &json!([{"keys": "`a`", "seconds": 9.9}]));
         assert_eq!((level, text.as_str()), (Level::Ok, "store: 1 client, 12 keys, no long waits"));
         let Verdict { level, text } = store_verdict(&server, &json!([{"keys": "`a`", "seconds": 41.0}]));
-        assert_eq!((level, text.as_str()), (Level::Waiting, "3 clients wait, the longest for 41 s: `a`"));
+        assert_eq!(
+            (level, text.as_str()),
+            (Level::Waiting, "3 clients are waiting, the longest for 41 s: `a`")
+        );
     }
 
     #[test]
-    fn seconds_read_as_people_say_them() {
+    fn seconds_are_readable() {
         let said = [0.04, 9.96, 41.9, 119.0, 120.0, 7300.0, 200_000.0].map(show_seconds);
         assert_eq!(said, ["0.0 s", "10.0 s", "41 s", "119 s", "2 min 0 s", "2 h 1 min", "2 d 7 h"]);
     }

@@ -161,7 +161,7 @@ impl Client {
 /// What is left for the next system call.
 ///
 /// # Errors
-/// If the time is up: the system takes a limit of zero for none.
+/// If the deadline has passed: the system takes a limit of zero for none.
 fn left(deadline: Deadline) -> io::Result<Option<Duration>> {
     match deadline.left() {
         Some(Duration::ZERO) => Err(io::ErrorKind::TimedOut.into()),

@@ -1,4 +1,4 @@
-//! One client: its socket, what it has sent, what it has still to be sent.
+//! One client: its socket, what it has sent, and what must still be sent to it.
 
 use std::borrow::Cow;
 use std::io::{self, IoSlice, Read as _, Write as _};
@@ -10,19 +10,19 @@ use crate::request::{Method, Request};
 use crate::response::Response;
 use crate::stream::{Peer, Stream};
 
-/// What a connection is about, and since when. Each phase has its deadline.
+/// The phase of a connection, and since when. Each phase has its deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// A request is awaited, of which nothing or a part is here.
+    /// Waiting for a request, of which nothing or a part has arrived.
     Asking,
     /// All requests were answered.
     Idle,
     /// A request is with a handler on another thread.
     Working,
-    /// An answer is being taken.
+    /// An answer is being sent.
     Answering,
-    /// The last answer was taken and our side is shut. What the client was still sending is swallowed: if the socket
-    /// were closed under it, the system would take the answer back.
+    /// The last answer was taken and our side is shut down. What the client was still sending is discarded:
+    /// if the socket were closed now, the system would discard the answer.
     Leaving,
 }
 
@@ -30,22 +30,22 @@ pub(crate) enum Phase {
 pub(crate) struct Connection {
     pub(crate) stream: Stream,
     pub(crate) peer: Peer,
-    /// The address of ours that it came to; nothing for a Unix socket.
+    /// Our address that it connected to; nothing for a Unix socket.
     pub(crate) local: Option<IpAddr>,
     pub(crate) phase: Phase,
     pub(crate) since: Instant,
     pub(crate) input: Vec<u8>,
     pub(crate) parser: HeadParser,
-    /// A request whose body is not whole.
+    /// A request whose body is incomplete.
     pub(crate) begun: Option<Request>,
     /// Which request is with a handler, and how its answer is to be sent.
     pub(crate) asked: Option<Asked>,
     output: Output,
-    /// Is the answer under way the last one?
+    /// Is the answer in progress the last one?
     pub(crate) closes: bool,
 }
 
-/// What is to be known of a request once a handler has it.
+/// What must be kept of a request once a handler has it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked {
     pub(crate) number: u64,
@@ -59,15 +59,15 @@ struct Output {
     body: Cow<'static, [u8]>,
     /// Bytes of head and body that were taken.
     written: usize,
-    /// What was taken when that last counted as progress.
+    /// What had been taken when that last counted as progress.
     noted: usize,
 }
 
-/// What became of a try.
+/// The result of an attempt to read or write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tried {
     Done,
-    /// Not now; an event will say when.
+    /// Not now; an event will follow.
     Blocked,
 }
 
@@ -102,7 +102,7 @@ impl Connection {
         self.output.head.capacity() + body
     }
 
-    /// Reads once into `buffer`; nothing if there is nothing now, 0 at the end of the stream.
+    /// Reads once into `buffer`; nothing if no bytes are available, 0 at the end of the stream.
     pub(crate) fn poll_read(&mut self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
         loop {
             match self.stream.read(buffer) {
@@ -132,7 +132,7 @@ impl Connection {
                 self.output = Output::default();
                 return Ok(Tried::Done);
             }
-            // Both at once: a small answer is one packet.
+            // Both in one call: a small answer is one packet.
             match self.stream.write_vectored(&[IoSlice::new(head_left), IoSlice::new(body_left)]) {
                 Ok(length) => *written += length,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Tried::Blocked),
@@ -142,7 +142,7 @@ impl Connection {
         }
     }
 
-    /// Has the client taken as much of the answer since this was last so?
+    /// Whether the client has taken enough of the answer since the last time this was true.
     pub(crate) fn has_taken(&mut self, bytes: usize) -> bool {
         let is_enough = self.output.written - self.output.noted >= bytes;
         if is_enough {
@@ -151,9 +151,9 @@ impl Connection {
         is_enough
     }
 
-    /// Says that nothing more will come.
+    /// Shuts down our side: nothing more will be sent.
     pub(crate) fn shut(&mut self) {
-        let _ = self.stream.shut(); // fails only if the peer has gone
+        let _ = self.stream.shut(); // fails only if the peer has closed
         self.input = Vec::new();
     }
 }

@@ -1,18 +1,19 @@
-//! The head of a request, from bytes: no socket, no clock.
+//! Parses the head of a request from bytes: no socket, no clock.
 //!
-//! The parser is handed everything that has arrived since the last request and says whether that is a whole head, the
-//! beginning of one, or none. Its verdict depends only on the bytes and not on how they were cut on the way: each error
-//! is decided by a whole line, or by the byte that goes over a limit.
+//! The parser gets everything that has arrived since the last request and says whether that is a whole head,
+//! the beginning of one, or invalid. The result depends only on the bytes and not on how they were split:
+//! each error is decided by a whole line, or by the byte that exceeds a limit.
 //!
-//! It is strict, since what two programs read differently is how one request is smuggled inside another: lines end in
-//! CR LF and nothing else, names are tokens, there is one `Host`, no line goes on in the next, and nothing follows the
-//! head. How long a body is, is read in [`finish`] and nowhere else, and is said in one way only: one `Content-Length`.
+//! It is strict, because requests are smuggled where two programs parse the same bytes differently: lines end
+//! in CR LF and nothing else, names are tokens, there is exactly one `Host`, no line continues in the next,
+//! and nothing follows the head. The length of a body is read only in [`finish`], and there is only one way
+//! to give it: one `Content-Length`.
 
 use std::fmt;
 
 use crate::request::{Header, Method, Request};
 
-/// How long the parts of a head may be.
+/// Limits of the parts of a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeadLimits {
     /// Bytes of the first line.
@@ -21,7 +22,7 @@ pub struct HeadLimits {
     pub headers: usize,
     /// Number of headers.
     pub headers_count: usize,
-    /// Bytes of the body of a `POST`; nothing where only `GET` and `HEAD` are answered.
+    /// Bytes of the body of a `POST`; nothing if only `GET` and `HEAD` are answered.
     pub body: Option<usize>,
 }
 
@@ -31,19 +32,20 @@ impl Default for HeadLimits {
     }
 }
 
-/// Why a request is not answered. The connection ends with it, for nobody knows where the next request would begin.
+/// Why a request is refused. The connection ends with it, because it is unknown where the next request would
+/// begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// Not HTTP as it should be; the words say what.
+    /// Not valid HTTP; the text says why.
     Malformed(&'static str),
-    /// A body, where none is taken.
+    /// A body, where none is accepted.
     Body,
-    /// No method that is answered here.
+    /// A method that is not answered here.
     Method,
-    /// The same where `POST` is one.
+    /// The same if `POST` is accepted.
     MethodOrPost,
-    /// A body whose length is not said.
+    /// A body without a length.
     NoLength,
     /// A body that is longer than allowed.
     LongBody,
@@ -53,15 +55,15 @@ pub enum Refusal {
     LongRequestLine,
     /// Headers that are longer than allowed.
     LongHeaders,
-    /// The `Host` is none of ours.
+    /// The `Host` is not one of ours.
     Host,
     /// A page of another site sent it.
     Origin,
-    /// The head did not come in time.
+    /// The head did not arrive in time.
     Slow,
     /// The handler panicked.
     Handler,
-    /// The handler has not answered in time, or is not begun because others are not done.
+    /// The handler has not answered in time, or has not started because others are busy.
     Busy,
 }
 
@@ -92,29 +94,27 @@ impl fmt::Display for Refusal {
             Refusal::Body => "a request here has no body",
             Refusal::Method => "only GET and HEAD are answered here",
             Refusal::MethodOrPost => "only GET, HEAD and POST are answered here",
-            Refusal::NoLength => "a body must come with its Content-Length",
+            Refusal::NoLength => "a body needs a Content-Length",
             Refusal::LongBody => "the body is too long",
-            Refusal::Version => "only HTTP/1.1 and HTTP/1.0 are spoken here",
+            Refusal::Version => "only HTTP/1.1 and HTTP/1.0 are supported",
             Refusal::LongRequestLine => "the request line is too long",
             Refusal::LongHeaders => "the headers are too many or too long",
-            Refusal::Host => "the Host header names no host that this server answers to",
+            Refusal::Host => "this server does not answer to the host in the Host header",
             Refusal::Origin => "a page of another site may not send this",
-            Refusal::Slow => "the request did not come in time",
-            Refusal::Handler => "the answer to this request failed, which is a bug; the log says more",
-            Refusal::Busy => {
-                "no answer in time: what was asked for is still being done, or has to wait for others"
-            }
+            Refusal::Slow => "the request did not arrive in time",
+            Refusal::Handler => "the handler of this request failed, which is a bug; see the log",
+            Refusal::Busy => "no answer in time: the request is still running, or waits for other requests",
         })
     }
 }
 
-/// Reads one head from bytes that arrive little by little. Every byte is looked at once.
+/// Parses one head from bytes that arrive in pieces. Every byte is read once.
 #[derive(Debug, Default)]
 pub struct HeadParser {
     limits: HeadLimits,
-    /// Where the line begins that is not whole yet.
+    /// Where the incomplete line begins.
     line: usize,
-    /// No line end before this.
+    /// There is no line end before this offset.
     searched: usize,
     /// Where the headers begin, and the request so far.
     begun: Option<(usize, Request)>,
@@ -126,12 +126,13 @@ impl HeadParser {
         HeadParser { limits, ..HeadParser::default() }
     }
 
-    /// `input` is all that has arrived since the last request. A whole head comes with the number of bytes it took, and
-    /// ends this parser's life; so does a refusal. What follows the head are [`Request::body_length`] bytes of body.
+    /// `input` is all that has arrived since the last request. A whole head is returned with its length in
+    /// bytes, and ends the use of this parser; so does a refusal. After the head come
+    /// [`Request::body_length`] bytes of body.
     pub fn advance(&mut self, input: &[u8]) -> Result<Option<(Request, usize)>, Refusal> {
-        // Somebody who speaks TLS to us would wait for our answer, and we for the end of his line.
+        // A TLS client would wait for our answer, and we for the end of its line.
         if input.first().is_some_and(|&byte| !is_token(&[byte])) {
-            return Err(Refusal::Malformed("this is no HTTP request"));
+            return Err(Refusal::Malformed("not an HTTP request"));
         }
         loop {
             let end = input[self.searched..].iter().position(|&byte| byte == b'\n');
@@ -207,15 +208,15 @@ fn request_line(line: &[u8], takes_posts: bool) -> Result<Request, Refusal> {
 
 fn header_line(line: &[u8]) -> Result<Header, Refusal> {
     if line.starts_with(b" ") || line.starts_with(b"\t") {
-        return Err(Refusal::Malformed("a header goes on in a second line"));
+        return Err(Refusal::Malformed("a header continues in a second line"));
     }
     let colon = line.iter().position(|&byte| byte == b':');
     let colon = colon.ok_or(Refusal::Malformed("a header has no colon"))?;
     let (name, value) = (&line[..colon], &line[colon + 1..]);
     if !is_token(name) {
-        return Err(Refusal::Malformed("the name of a header is no token"));
+        return Err(Refusal::Malformed("the name of a header is not a token"));
     }
-    // A tab is the only control character that means something.
+    // A tab is the only control character that is allowed.
     if value.iter().any(|&byte| byte != b'\t' && byte.is_ascii_control()) {
         return Err(Refusal::Malformed("the value of a header has control characters"));
     }
@@ -223,7 +224,7 @@ fn header_line(line: &[u8]) -> Result<Header, Refusal> {
     Ok(Header { name, value: value.trim_ascii().to_vec() })
 }
 
-/// What can be said only when all headers are here.
+/// The checks that need all headers.
 fn finish(mut request: Request, body_max: Option<usize>) -> Result<Request, Refusal> {
     match request.values("host").count() {
         0 => return Err(Refusal::Malformed("the request has no Host header")),
@@ -248,7 +249,8 @@ fn finish(mut request: Request, body_max: Option<usize>) -> Result<Request, Refu
     Ok(request)
 }
 
-/// One number in digits; several, or another way to say where the body ends, is how requests are smuggled.
+/// One number in digits. Several numbers, or another way to mark the end of the body, allow request
+/// smuggling.
 fn body_length(request: &Request, max: usize) -> Result<usize, Refusal> {
     if request.values("transfer-encoding").next().is_some() {
         return Err(Refusal::NoLength);
@@ -258,18 +260,19 @@ fn body_length(request: &Request, max: usize) -> Result<usize, Refusal> {
     if lengths.next().is_some() || digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
         return Err(Refusal::Malformed("the Content-Length is not one number"));
     }
-    // A number that is too long to be read is too long a body.
+    // A number that is too long to parse is too long a body.
     let length = std::str::from_utf8(digits).ok().and_then(|digits| digits.parse().ok());
     length.filter(|length| *length <= max).ok_or(Refusal::LongBody)
 }
 
-/// Is this a token of RFC 9110: a name of a method or a header?
+/// Is this a token of RFC 9110: the name of a method or a header?
 fn is_token(bytes: &[u8]) -> bool {
     let is_in_token = |byte: &u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(byte);
     !bytes.is_empty() && bytes.iter().all(is_in_token)
 }
 
-/// More than RFC 3986 allows, for browsers do not escape all that they should, but nothing that needs care later.
+/// More than RFC 3986 allows, because browsers do not escape everything that they should, but nothing that
+/// needs care later.
 fn is_in_target(byte: u8) -> bool {
     byte.is_ascii_graphic() && byte != b'#'
 }
@@ -285,7 +288,7 @@ mod tests {
         HeadParser::default().advance(input)
     }
 
-    /// The verdict when the bytes come in pieces of these sizes, over and over.
+    /// The result when the bytes arrive in pieces of these sizes, repeated.
     fn in_pieces(input: &[u8], sizes: &[usize]) -> Verdict {
         let mut parser = HeadParser::default();
         let mut end = 0;
@@ -352,15 +355,15 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_read_in_two_ways_is_refused() {
+    fn ambiguous_requests_are_refused() {
         let after_line = |headers: &str| refusal(&format!("GET / HTTP/1.1\r\n{headers}\r\n"));
         let malformed = [
             ("", "the request has no Host header"),
             ("Host: a\r\nHost: a\r\n", "the request has several Host headers"),
             ("Host: a\nX: b\r\n", "a line ends without a carriage return"),
-            ("Host: a\r\n b\r\n", "a header goes on in a second line"),
-            ("Host : a\r\n", "the name of a header is no token"),
-            (": a\r\n", "the name of a header is no token"),
+            ("Host: a\r\n b\r\n", "a header continues in a second line"),
+            ("Host : a\r\n", "the name of a header is not a token"),
+            (": a\r\n", "the name of a header is not a token"),
             ("Host\r\n", "a header has no colon"),
             ("Host: a\r\nX: \0\r\n", "the value of a header has control characters"),
             ("Host: a\r\nX: b\rc\r\n", "the value of a header has control characters"),
@@ -398,7 +401,7 @@ mod tests {
             assert_eq!(refusal(&format!("{line}\r\nHost: a\r\n\r\n")), expected, "{line}");
         }
         for beginning in ["\x16\x03\x01", "\r\n", " GET", "\0"] {
-            assert_eq!(refusal(beginning), Refusal::Malformed("this is no HTTP request"), "{beginning:?}");
+            assert_eq!(refusal(beginning), Refusal::Malformed("not an HTTP request"), "{beginning:?}");
         }
     }
 
@@ -417,7 +420,7 @@ mod tests {
         assert_eq!(verdict("GET / HTTP/1.1\r\nHost:a\r\nA:\r\nB:\r\nC:\r\n\r\n"), Err(Refusal::LongHeaders));
     }
 
-    /// Bytes that look like HTTP often enough to get far.
+    /// Bytes that resemble HTTP often enough to get far.
     fn almost_http() -> impl Strategy<Value = Vec<u8>> {
         let piece = prop_oneof![
             4 => prop::sample::select(vec![
@@ -449,7 +452,7 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_whatever_harm_the_parser(input in prop::collection::vec(any::<u8>(), 0..2000)) {
+        fn no_bytes_harm_the_parser(input in prop::collection::vec(any::<u8>(), 0..2000)) {
             let _ = whole(&input);
             let _ = whole(&[b"GET / HTTP/1.1\r\nHost: a\r\n", input.as_slice()].concat());
         }

@@ -1,12 +1,12 @@
 //! Which hosts a request may name.
 //!
-//! A web page can make its own name resolve to our address (DNS rebinding) and then read our answers as its own. The
-//! browser still says that name in `Host`, so a name that nobody gave us is refused. An address is no name: a page that
-//! was loaded from our address is ours.
+//! A web page can make its own name resolve to our address (DNS rebinding) and then read our answers as its
+//! own. The browser still sends that name in `Host`, so a name that was not configured is refused. An address
+//! is not a name: a page that was loaded from our address is ours.
 
 use std::net::IpAddr;
 
-/// May `host`, the value of a `Host` header, be answered on a connection that came to `local`?
+/// May `host`, the value of a `Host` header, be answered on a connection to our address `local`?
 pub(crate) fn is_ours(host: &str, local: IpAddr, names: &[String]) -> bool {
     let Some(name) = name_of(host) else { return false };
     if let Ok(address) = name.parse::<IpAddr>() {
@@ -19,8 +19,8 @@ pub(crate) fn is_ours(host: &str, local: IpAddr, names: &[String]) -> bool {
     name.eq_ignore_ascii_case("localhost") || names.iter().any(|ours| ours.eq_ignore_ascii_case(name))
 }
 
-/// Did one of our own pages send this, if a page did? Browsers say in `Origin` whose page sends a `POST`, which needs no leave to
-/// be sent to any address; programs that are no browsers say nothing.
+/// If a page sent this: is it one of our own? Browsers name in `Origin` the site whose page sends a `POST`,
+/// which needs no permission to be sent to any address. Programs other than browsers send no `Origin`.
 pub(crate) fn is_own_page(origin: Option<&str>, host: &str) -> bool {
     origin.is_none_or(|origin| {
         let (scheme, sender) = origin.split_once("://").unwrap_or_default();
@@ -28,7 +28,8 @@ pub(crate) fn is_own_page(origin: Option<&str>, host: &str) -> bool {
     })
 }
 
-/// The name or address in `name`, `name:port`, `[v6]` or `[v6]:port`. The port may be any: somebody may forward his own.
+/// The name or address in `name`, `name:port`, `[v6]` or `[v6]:port`. Any port is accepted: a user may
+/// forward one.
 fn name_of(host: &str) -> Option<&str> {
     let (name, rest) = match host.strip_prefix('[') {
         Some(v6) => v6.split_once(']')?,

@@ -1,12 +1,13 @@
-//! A small HTTP/1.1 responder for tools that want to be looked into: one thread, bounded memory, little to configure.
+//! A small HTTP/1.1 server for tools that can be inspected: one thread, bounded memory, little to configure.
 //!
-//! It is meant to be left open on a developer's machine or a cluster's host, so it assumes that everybody who reaches it
-//! is hostile, web pages in the same browser included. It answers `GET` and `HEAD` only, unless it is told to take `POST` as
-//! well ([`Options::posts`]), to requests whose `Host` it knows, with headers that keep other sites from reading or framing the answer; and nobody can keep an honest request
-//! waiting by being slow. A Unix socket ([`SocketFile`]) is for its owner alone, and needs no such name.
+//! It is meant to stay open on a developer's machine or a cluster's host, so it assumes that every client is
+//! hostile, including web pages in the same browser. It answers `GET` and `HEAD` only, unless it is
+//! configured to accept `POST` as well ([`Options::posts`]), and only requests whose `Host` it knows. Its
+//! headers keep other sites from reading or framing the answer. A slow client cannot keep an honest request
+//! waiting. A Unix socket ([`SocketFile`]) is for its owner alone, and needs no such name.
 //!
-//! Three layers, each of which can be read alone: [`HeadParser`] knows bytes and no sockets, the server's loop knows
-//! sockets and no routes, and the handler is a function from [`Request`] to [`Response`].
+//! Three layers, each of which can be read alone: [`HeadParser`] knows bytes and no sockets, the server's
+//! loop knows sockets and no routes, and the handler is a function from [`Request`] to [`Response`].
 //!
 //! ```
 //! use tenfold_http::{Options, Response, Server};
@@ -19,10 +20,10 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 //!
-//! Handlers run on the loop's thread, or, if they may take long, on a few threads of their own
+//! Handlers run on the loop's thread, or, if they may take long, on a few separate threads
 //! ([`Server::start_with_threads`]).
 //!
-//! [`client`] asks such servers, and others.
+//! [`client`] sends requests to such servers, and to others.
 //!
 //! Not here: requests with chunked bodies, TLS, compression.
 

@@ -1,15 +1,15 @@
-//! A request as a handler sees it: whole, checked, and decoded no further than it was.
+//! A request as a handler sees it: complete, checked, and not decoded further.
 
 use std::fmt;
 
-/// What is asked for. Everything else is refused before a handler sees it.
+/// The method. All others are refused before a handler sees them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
     /// Asks for a page.
     Get,
     /// As [`Method::Get`]; the server leaves the body out.
     Head,
-    /// Only where a server takes bodies: see [`crate::HeadLimits::body`].
+    /// Only if a server accepts bodies: see [`crate::HeadLimits::body`].
     Post,
 }
 
@@ -21,7 +21,7 @@ pub struct Request {
     pub(crate) query: String,
     pub(crate) headers: Vec<Header>,
     pub(crate) keep_alive: bool,
-    /// What the head says of the body.
+    /// The length of the body according to the head.
     pub(crate) body_length: usize,
     pub(crate) body: Vec<u8>,
 }
@@ -30,14 +30,14 @@ pub struct Request {
 pub(crate) struct Header {
     /// In lower case.
     pub(crate) name: String,
-    /// Without the white space around it; any bytes but control characters.
+    /// Without the white space around it; any bytes except control characters.
     pub(crate) value: Vec<u8>,
 }
 
 /// Names and values, decoded.
 pub type Parameters = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// More parameters than this in one query are somebody's mistake.
+/// The most parameters in one query; more are a mistake.
 const PARAMETERS_MAX: usize = 32;
 
 impl Request {
@@ -46,12 +46,12 @@ impl Request {
         self.method
     }
 
-    /// The path as it was sent, not decoded: routes are exact matches, so `..` and `%2e` lead nowhere.
+    /// The path as it was sent, not decoded: routes are exact matches, so `..` and `%2e` have no effect.
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// What a `POST` brought, whole.
+    /// The complete body of a `POST`.
     pub fn body(&self) -> &[u8] {
         &self.body
     }
@@ -75,7 +75,7 @@ impl Request {
 
     /// The bytes of the parameter `name` of the query (`?name=value&…`): `%41` is `A`, `+` is a space.
     ///
-    /// Anything doubtful is an error: a broken escape, the same name twice, too many names.
+    /// Anything ambiguous is an error: a broken escape, the same name twice, too many names.
     pub fn parameter(&self, name: &str) -> Result<Option<Vec<u8>>, QueryError> {
         let mut found = None;
         for (key, value) in decode_pairs(&self.query)? {
@@ -86,7 +86,7 @@ impl Request {
         Ok(found)
     }
 
-    /// All parameters of the query in their order, as for [`Request::parameter`]; a name may be there twice.
+    /// All parameters of the query in order, as for [`Request::parameter`]; a name may occur twice.
     pub fn parameters(&self) -> Result<Parameters, QueryError> {
         decode_pairs(&self.query)
     }

@@ -1,17 +1,17 @@
-//! An answer, and what every answer says whatever it is.
+//! An answer, and the headers of every answer.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
 use crate::head::Refusal;
 
-/// Said with every answer, errors included: nothing is loaded from elsewhere, nobody frames it, nobody guesses its type,
-/// no other site reads it or learns where a link from it was followed.
+/// Sent with every answer, errors included: nothing is loaded from elsewhere, no page may frame it, its type
+/// is not guessed, and no other site can read it or learn where a link from it was followed.
 const PROTECTION: &str = "Content-Security-Policy: default-src 'self'; frame-ancestors 'none'; base-uri 'none'; \
     form-action 'none'\r\nX-Content-Type-Options: nosniff\r\nReferrer-Policy: no-referrer\r\n\
     Cross-Origin-Resource-Policy: same-origin\r\n";
 
-/// What a handler answers.
+/// The answer of a handler.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Response {
     status: u16,
@@ -22,7 +22,7 @@ pub struct Response {
 }
 
 impl Response {
-    /// A body that is part of the program is not copied. A type that could end its line is cut there.
+    /// A body that is part of the program is not copied. A type that contains a line end is cut there.
     pub fn new(
         status: u16,
         content_type: impl Into<Cow<'static, str>>,
@@ -45,7 +45,7 @@ impl Response {
         Response::new(status, "application/json", json.into())
     }
 
-    /// How long it may be kept; unless told, it may not.
+    /// How long it may be cached; not at all unless set.
     #[must_use]
     pub fn cache_control(mut self, value: &'static str) -> Self {
         self.cache_control = value;
@@ -63,7 +63,7 @@ impl Response {
     }
 
     pub(crate) fn refusal(refusal: Refusal, hint: &str) -> Self {
-        // Nothing that the client sent is in there, so that nothing needs escaping.
+        // Nothing that the client sent is in there, so nothing needs escaping.
         let hint = if refusal == Refusal::Host { hint } else { "" };
         let json = format!("{{\"error\":\"{refusal}\",\"hint\":\"{}\"}}\n", escape(hint));
         let allow = match refusal {
@@ -93,7 +93,7 @@ impl Response {
     }
 }
 
-/// For the one text that a program may set: in a string of JSON.
+/// Escapes the only text that a program can set, for a string of JSON.
 fn escape(text: &str) -> String {
     text.chars().filter(|character| !character.is_control()).fold(String::new(), |mut escaped, character| {
         if matches!(character, '"' | '\\') {
@@ -120,7 +120,7 @@ fn reason(status: u16) -> &'static str {
         500 => "Internal Server Error",
         503 => "Service Unavailable",
         505 => "HTTP Version Not Supported",
-        _ => "", // the words are for people; the number says it all
+        _ => "", // the reason phrase is optional
     }
 }
 
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_says_what_it_is_and_what_nobody_may_do_with_it() {
+    fn an_answer_has_its_type_and_the_protecting_headers() {
         let (head, body) = Response::text(200, "hello").into_parts(true);
         assert_eq!(
             head,
@@ -144,9 +144,9 @@ mod tests {
 
     #[test]
     fn a_refusal_is_json_with_a_hint_where_one_helps() {
-        let refused = Response::refusal(Refusal::Host, "say \"--name\"");
-        let expected = "{\"error\":\"the Host header names no host that this server answers to\",\
-                        \"hint\":\"say \\\"--name\\\"\"}\n";
+        let refused = Response::refusal(Refusal::Host, "use \"--name\"");
+        let expected = "{\"error\":\"this server does not answer to the host in the Host header\",\
+                        \"hint\":\"use \\\"--name\\\"\"}\n";
         assert_eq!((refused.status(), refused.body()), (421, expected.as_bytes()));
         let (head, body) = Response::refusal(Refusal::Method, "unused").into_parts(false);
         assert!(head.starts_with("HTTP/1.1 405 Method Not Allowed\r\n"), "{head}");

@@ -1,6 +1,6 @@
-//! The responder from outside: what it may be told, how it starts and ends.
+//! The public interface of the server: options, start and end.
 //!
-//! Not here: the work (`server/turns`), what bytes mean (`head`).
+//! Not here: the loop (`server/turns`), what bytes mean (`head`).
 
 #![expect(clippy::disallowed_methods, reason = "owns the responder's thread")]
 
@@ -25,23 +25,25 @@ use crate::stream::Listener;
 use turns::{Handler, Loop, WAKE};
 use workers::Workers;
 
-/// What strangers may make the responder hold and wait for.
+/// Limits on what clients can make the server hold and wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
     /// Of requests.
     pub head: HeadLimits,
-    /// Clients at a time. One more, and the one that has kept us waiting for its request for longest is closed.
+    /// Clients at a time. One more, and the client that has kept us waiting longest for its request is
+    /// closed.
     pub connections: usize,
-    /// Unsent bytes of all answers together; beyond it the oldest unread answer is given up, unless it is the only one.
+    /// Unsent bytes of all answers together; beyond it the oldest unread answer is dropped, unless it is the
+    /// only one.
     pub output: usize,
-    /// From connecting, or the first byte of a later request, to its end.
+    /// Time from connecting, or from the first byte of a later request, to its end.
     pub head_timeout: Duration,
-    /// Between an answer and the next request.
+    /// Time between an answer and the next request.
     pub idle_timeout: Duration,
-    /// For the client to take an answer, or the next good piece of a long one.
+    /// Time for the client to take an answer, or the next large piece of a long one.
     pub write_timeout: Duration,
-    /// For a handler on a thread of its own; then the client is told that it takes too long.
+    /// Time for a handler on a separate thread; then the client gets an error.
     pub handler_timeout: Duration,
     /// Requests that may wait for such a thread.
     pub queue: usize,
@@ -56,24 +58,25 @@ impl Default for Limits {
             head_timeout: Duration::from_secs(5),
             idle_timeout: Duration::from_secs(30),
             write_timeout: Duration::from_secs(10),
-            // PyTorch's debug server gives up on a worker after 60 s, and asks for profiles of as long.
+            // PyTorch's debug server times out on a worker after 60 s, and asks for profiles that long.
             handler_timeout: Duration::from_secs(120),
             queue: 64,
         }
     }
 }
 
-/// Where and for whom to answer.
+/// Where to listen and which requests to answer.
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct Options {
-    /// Sockets that listen already. None of any kind: a free port of 127.0.0.1, for this machine only.
+    /// Sockets that listen already. Without any socket: a free port of 127.0.0.1, for this machine only.
     pub listeners: Vec<TcpListener>,
-    /// Unix sockets; their files go with the responder.
+    /// Unix sockets; their files are removed with the server.
     pub socket_files: Vec<(UnixListener, SocketFile)>,
-    /// Names by which it may be asked, besides `localhost`, loopback addresses, and the address that was connected to.
+    /// Names that requests may use, besides `localhost`, loopback addresses, and the address that was
+    /// connected to.
     pub names: Vec<String>,
-    /// What somebody who asked by another name is told to do.
+    /// The hint for a client that used another name.
     pub name_hint: String,
     /// What clients may use.
     pub limits: Limits,
@@ -94,7 +97,8 @@ impl Options {
         self
     }
 
-    /// Takes `POST` too, with bodies of up to `body_max` bytes. A browser's request must come from a page of ours.
+    /// Accepts `POST` too, with bodies of up to `body_max` bytes. A browser's request must come from one of
+    /// our pages.
     #[must_use]
     pub fn posts(mut self, body_max: usize) -> Self {
         self.limits.head.body = Some(body_max);
@@ -117,7 +121,7 @@ impl Options {
     }
 }
 
-/// A running responder. Dropping it ends it, with whatever answers are under way.
+/// A running server. Dropping it stops it, including unfinished answers.
 #[derive(Debug)]
 pub struct Server {
     addresses: Vec<SocketAddr>,
@@ -131,8 +135,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Answers on a thread of its own. `handler` runs there too: while it works, others wait. If it panics, that request
-    /// is answered with status 500 and the others go on.
+    /// Answers on a separate thread. `handler` runs there too: while it works, other requests wait. If it
+    /// panics, that request is answered with status 500 and the others continue.
     pub fn start(
         options: Options,
         handler: impl Fn(&Request) -> Response + Send + 'static,
@@ -140,14 +144,14 @@ impl Server {
         Server::start_as(options, move |_| Handler::Here(Box::new(handler)))
     }
 
-    /// The same, for handlers that may take long: each request is handed to one of up to `threads` threads, which are
-    /// started when they are needed, and others go on meanwhile.
+    /// The same, for handlers that may take long: each request is handed to one of up to `threads` threads,
+    /// which are started when they are needed. Other requests continue meanwhile.
     pub fn start_with_threads(
         options: Options,
         threads: usize,
         handler: impl Fn(&Request) -> Response + Send + Sync + 'static,
     ) -> io::Result<Server> {
-        assert!(threads > 0, "somebody runs handlers");
+        assert!(threads > 0, "at least one thread must run handlers");
         let queue_max = options.limits.queue;
         Server::start_as(options, move |waker| {
             Handler::There(Workers::new(Box::new(handler), waker, threads, queue_max))
@@ -184,7 +188,7 @@ impl Server {
         Ok(Server { addresses, stop, waker, socket_files, thread: Some(thread), owner: std::process::id() })
     }
 
-    /// The first address it answers on. Panics if it answers on files only.
+    /// The first address it answers on. Panics if it only has socket files.
     pub fn address(&self) -> SocketAddr {
         self.addresses[0]
     }
@@ -196,7 +200,7 @@ impl Server {
 }
 
 impl Server {
-    /// The files it answers on.
+    /// The socket files it answers on.
     pub fn socket_files(&self) -> &[SocketFile] {
         &self.socket_files
     }
@@ -205,12 +209,12 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         if self.owner != std::process::id() {
-            return; // the waker is the parent's
+            return; // the waker belongs to the parent
         }
         self.stop.store(true, Ordering::SeqCst);
         let woken = self.waker.wake().is_ok();
         if let Some(thread) = self.thread.take().filter(|_| woken) {
-            let _ = thread.join(); // a panic there was printed there
+            let _ = thread.join(); // a panic has already been printed
         }
     }
 }

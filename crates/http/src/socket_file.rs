@@ -1,10 +1,11 @@
-//! A Unix socket as a file that only its owner can open, and that goes when it is no longer listened on.
+//! A Unix socket as a file that only its owner can open, and that is removed when the socket is closed.
 //!
-//! The mode is set on the socket *before* it gets its name: Linux makes the file with the socket's own mode, so that there
-//! is no moment in which others could connect, whatever the umask, and the umask (which all threads share) is not touched.
+//! The mode is set on the socket *before* it gets its name: Linux creates the file with the socket's own
+//! mode. So there is no moment in which other users could connect, whatever the umask, and the umask (which
+//! all threads share) is not touched.
 //!
-//! A file that a killed process left behind is replaced; one that somebody listens on is an error, and so is a file of any
-//! other kind.
+//! A file that a killed process left behind is replaced. If a process listens on the file, or if it is of
+//! another kind, that is an error.
 
 use std::fs;
 use std::io;
@@ -15,7 +16,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::Mode;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-/// What the system has room for, without the zero at the end.
+/// The longest path that the system supports, without the zero at the end.
 const PATH_MAX: usize = 107;
 /// Clients that may wait to be accepted.
 const BACKLOG: i32 = 128;
@@ -24,9 +25,9 @@ const BACKLOG: i32 = 128;
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
-    /// Device and number of the file, to know it by.
+    /// Device and inode of the file, to recognise it.
     identity: (u64, u64),
-    /// A forked child does not remove what is its parent's.
+    /// A forked child does not remove its parent's file.
     owner: u32,
 }
 
@@ -34,8 +35,8 @@ impl SocketFile {
     /// Listens on a new socket file, for its owner alone.
     ///
     /// # Errors
-    /// If the path is empty or too long, if something is there that is no socket or on which somebody listens, or if the
-    /// system says no. The error names the path.
+    /// If the path is empty or too long, if a file exists that is not a socket or on which a process listens,
+    /// or if the system refuses. The error names the path.
     pub fn bind(path: impl AsRef<Path>) -> io::Result<(UnixListener, SocketFile)> {
         let path = path.as_ref();
         let wrong = |error: io::Error| {
@@ -46,14 +47,14 @@ impl SocketFile {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "the path of a socket is empty"));
         }
         if length > PATH_MAX {
-            let what = format!("its path has {length} bytes, and the system has room for {PATH_MAX}");
+            let what = format!("its path has {length} bytes, the limit is {PATH_MAX}");
             return Err(wrong(io::Error::new(io::ErrorKind::InvalidInput, what)));
         }
         make_way(path).map_err(wrong)?;
         let listener = listen(path).map_err(wrong)?;
         let file = fs::symlink_metadata(path).map_err(wrong)?;
         let identity = (file.dev(), file.ino());
-        // Found again at the end, wherever the process is by then.
+        // Absolute, because the process may change its working directory.
         let path = std::path::absolute(path).map_err(wrong)?;
         Ok((listener, SocketFile { path, identity, owner: std::process::id() }))
     }
@@ -69,7 +70,7 @@ impl Drop for SocketFile {
         let is_ours =
             fs::symlink_metadata(&self.path).is_ok_and(|file| (file.dev(), file.ino()) == self.identity);
         if is_ours && self.owner == std::process::id() {
-            let _ = fs::remove_file(&self.path); // somebody else may have removed it
+            let _ = fs::remove_file(&self.path); // another process may have removed it
         }
     }
 }
@@ -83,7 +84,7 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
     Ok(UnixListener::from(socket))
 }
 
-/// Removes the socket of somebody who is gone.
+/// Removes the socket file of a process that has exited.
 fn make_way(path: &Path) -> io::Result<()> {
     let file = match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -91,7 +92,7 @@ fn make_way(path: &Path) -> io::Result<()> {
     };
     let taken = |what: &str| Err(io::Error::new(io::ErrorKind::AlreadyExists, what));
     if !file.file_type().is_socket() {
-        return taken("it already exists and is no socket");
+        return taken("it already exists and is not a socket");
     }
     match UnixStream::connect(path) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path),
@@ -101,7 +102,7 @@ fn make_way(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Without the number that Rust puts behind it.
+/// The system's error text without the number that Rust appends.
 fn words(error: &io::Error) -> String {
     let text = error.to_string();
     text.split(" (os error").next().unwrap_or_default().to_string()

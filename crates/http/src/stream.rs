@@ -1,4 +1,4 @@
-//! A client's stream and where clients come from: TCP, or a Unix socket. Everything else need not know which.
+//! A client's stream and its listener: TCP or a Unix socket. No other code needs to know which.
 
 use std::fmt;
 use std::io::{self, IoSlice};
@@ -35,11 +35,11 @@ impl Listener {
     }
 }
 
-/// Who a client is, for the log.
+/// The client's identity, for the log.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Peer {
     Address(SocketAddr),
-    /// Somebody who may open the socket's file.
+    /// A client that may open the socket's file.
     Local,
 }
 
@@ -59,10 +59,10 @@ pub(crate) enum Stream {
 }
 
 impl Stream {
-    /// The address of ours that it came to; nothing for a file, which no web page can reach.
+    /// Our address that it connected to; nothing for a file, which no web page can reach.
     pub(crate) fn local(&self) -> Option<IpAddr> {
         match self {
-            // Without an address of our own it can still be asked by one of loopback.
+            // Without an address of our own, loopback addresses are still accepted.
             Stream::Tcp(stream) => {
                 Some(stream.local_addr().map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |local| local.ip()))
             }

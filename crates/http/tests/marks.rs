@@ -1,19 +1,20 @@
-//! What a responder must withstand to be left open on a developer's machine: twelve marks, each over a real socket.
+//! What a server must withstand to be left open on a developer's machine: twelve marks, each over a real
+//! socket.
 //!
 //! | mark | what |
 //! |---|---|
-//! | 1 | it listens on loopback unless told |
+//! | 1 | it listens on loopback by default |
 //! | 2 | it is read-only: GET and HEAD |
 //! | 3 | a foreign or missing Host is refused (DNS rebinding) |
 //! | 4 | every answer keeps other sites from reading, framing or reinterpreting it |
 //! | 5 | long heads are refused at their limit |
 //! | 6 | what could hide a second request is refused |
-//! | 7 | garbage is refused at once |
+//! | 7 | garbage is refused immediately |
 //! | 8 | a request that trickles in is cut at its deadline |
 //! | 9 | half-sent requests do not keep an honest one waiting |
-//! | 10 | answers that nobody reads are given up |
+//! | 10 | unread answers are dropped |
 //! | 11 | a handler that panics costs its own request only |
-//! | 12 | answers come in order, and connections end when they should |
+//! | 12 | answers are in order, and connections end when they should |
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -40,7 +41,7 @@ fn start(change: impl FnOnce(&mut Limits)) -> Server {
     .unwrap()
 }
 
-/// Long enough that only what the test is about can end a connection.
+/// Long enough that only the subject of the test can end a connection.
 fn patient(limits: &mut Limits) {
     let hour = Duration::from_secs(3600);
     (limits.head_timeout, limits.idle_timeout, limits.write_timeout) = (hour, hour, hour);
@@ -53,7 +54,7 @@ fn connect(server: &Server) -> TcpStream {
     stream
 }
 
-/// All that comes until the server closes.
+/// Everything that arrives until the server closes.
 fn rest(stream: &mut TcpStream) -> Vec<u8> {
     let mut bytes = Vec::new();
     match stream.read_to_end(&mut bytes) {
@@ -64,7 +65,7 @@ fn rest(stream: &mut TcpStream) -> Vec<u8> {
     bytes
 }
 
-/// Sends this and returns all that comes until the server closes.
+/// Sends this and returns everything that arrives until the server closes.
 fn ask(server: &Server, request: impl AsRef<[u8]>) -> String {
     let mut stream = connect(server);
     stream.write_all(request.as_ref()).unwrap();
@@ -93,11 +94,11 @@ fn one_answer(stream: &mut TcpStream, length: usize) -> String {
 }
 
 #[test]
-fn mark_1_it_listens_on_loopback_unless_told() {
+fn mark_1_it_listens_on_loopback_by_default() {
     let server = start(|_| ());
     assert_eq!(server.address().ip(), Ipv4Addr::LOCALHOST);
     assert_eq!(server.addresses().len(), 1);
-    // The same port on another address is nobody's.
+    // The same port on another address is free.
     TcpListener::bind((Ipv4Addr::new(127, 0, 0, 2), server.address().port())).unwrap();
 
     let listener = TcpListener::bind("127.0.0.2:0").unwrap();
@@ -138,7 +139,7 @@ fn mark_3_a_foreign_or_missing_host_is_refused() {
     for host in ["evil.example", &format!("evil.example:{port}"), "localhost.evil.example", "10.1.2.3", ""] {
         let answer = asked(host);
         assert_eq!(status(&answer), "421", "{host}: {answer}");
-        let expected = "{\"error\":\"the Host header names no host that this server answers to\",\
+        let expected = "{\"error\":\"this server does not answer to the host in the Host header\",\
                         \"hint\":\"ask by another name\"}\n";
         assert!(answer.ends_with(expected), "{answer}");
         assert!(!answer.contains("evil"), "nothing that was sent comes back: {answer}");
@@ -189,7 +190,7 @@ fn mark_5_long_heads_are_refused_at_their_limit() {
     assert_eq!(status(&ask(&server, headers(100, 1))), "200");
     assert_eq!(status(&ask(&server, headers(101, 1))), "431");
     assert_eq!(status(&ask(&server, headers(3, 32 << 10))), "431");
-    // None of them needs an end of line to be refused, nor takes more than its limit.
+    // None of them needs a line end to be refused, or takes more than its limit.
     assert_eq!(status(&ask(&server, "G".repeat((8 << 10) + 1))), "414");
     assert_eq!(status(&ask(&server, format!("GET / HTTP/1.1\r\n{}", "H".repeat((32 << 10) + 1)))), "431");
 }
@@ -224,7 +225,7 @@ fn mark_6_what_could_hide_a_second_request_is_refused() {
 }
 
 #[test]
-fn mark_7_garbage_is_refused_at_once() {
+fn mark_7_garbage_is_refused_immediately() {
     let server = start(patient);
     let tls = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03";
     for garbage in
@@ -260,14 +261,14 @@ fn mark_8_a_request_that_trickles_in_is_cut_at_its_deadline() {
     }
     let answer = String::from_utf8(answer).unwrap();
     assert_eq!(status(&answer), "408", "{answer}");
-    assert!(answer.contains("the request did not come in time"), "{answer}");
-    // One that says nothing at all is closed without a word.
+    assert!(answer.contains("the request did not arrive in time"), "{answer}");
+    // A client that sends nothing at all is closed without an answer.
     assert_eq!(rest(&mut connect(&server)), b"");
 }
 
 #[test]
 fn mark_9_half_sent_requests_do_not_keep_an_honest_one_waiting() {
-    let server = start(patient); // no deadline helps: only making room does
+    let server = start(patient); // no deadline helps: only closing connections does
     let half_sent: Vec<TcpStream> = (0..300)
         .map(|_| {
             let mut stream = connect(&server);
@@ -281,7 +282,7 @@ fn mark_9_half_sent_requests_do_not_keep_an_honest_one_waiting() {
         kept.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
         assert_eq!(status(&one_answer(&mut kept, 5)), "200");
     }
-    // The oldest went, the youngest may still finish.
+    // The oldest was closed, the newest may still finish.
     let mut half_sent = half_sent.into_iter();
     assert_eq!(rest(&mut half_sent.next().unwrap()), b"");
     let mut youngest = half_sent.next_back().unwrap();
@@ -290,7 +291,7 @@ fn mark_9_half_sent_requests_do_not_keep_an_honest_one_waiting() {
 }
 
 #[test]
-fn mark_10_answers_that_nobody_reads_are_given_up() {
+fn mark_10_unread_answers_are_dropped() {
     let ask_for_large = |server: &Server| {
         let mut stream = connect(server);
         stream.write_all(b"GET /large HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
@@ -304,12 +305,12 @@ fn mark_10_answers_that_nobody_reads_are_given_up() {
     });
     let mut asleep = ask_for_large(&server);
     while asleep.write_all(b"x").is_ok() {
-        std::thread::park_timeout(Duration::from_millis(5)); // it writes until the server has gone, and reads nothing
+        std::thread::park_timeout(Duration::from_millis(5)); // it writes until the server closes, and reads nothing
     }
     let taken = rest(&mut asleep).len();
     assert!(taken < LARGE, "{taken}");
 
-    // And before it, when all of them together are too much.
+    // And earlier, when all of them together are too much.
     let server = start(|limits| {
         patient(limits);
         limits.output = 2 * LARGE + LARGE / 2;
@@ -317,7 +318,7 @@ fn mark_10_answers_that_nobody_reads_are_given_up() {
     let mut asleep: Vec<TcpStream> = (0..3)
         .map(|_| {
             let stream = ask_for_large(&server);
-            stream.peek(&mut [0]).unwrap(); // its answer is under way before the next one asks
+            stream.peek(&mut [0]).unwrap(); // its answer has begun before the next request
             stream
         })
         .collect();
@@ -326,7 +327,7 @@ fn mark_10_answers_that_nobody_reads_are_given_up() {
     let taken = rest(&mut asleep[2]).len();
     assert!(taken > LARGE, "the youngest is not: {taken}");
 
-    // One that is too much by itself is not.
+    // A single answer that exceeds the limit is not dropped.
     let server = start(|limits| {
         patient(limits);
         limits.output = LARGE / 2;
@@ -349,9 +350,10 @@ fn mark_11_a_handler_that_panics_costs_its_own_request_only() {
 }
 
 #[test]
-fn mark_12_answers_come_in_order_and_connections_end_when_they_should() {
+fn mark_12_answers_are_in_order_and_connections_end_when_they_should() {
     let server = start(patient);
-    // Forty at once, more than one turn serves; the last one ends the connection, and what follows it is not read.
+    // Forty in one write, more than one turn serves; the last one ends the connection, and what follows it is
+    // not read.
     let mut all: String =
         (0..40).map(|index| format!("GET /{index} HTTP/1.1\r\nHost: localhost\r\n\r\n")).collect();
     all.push_str("GET /last HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\nGET /more HTTP/1.1\r\n");
@@ -364,13 +366,13 @@ fn mark_12_answers_come_in_order_and_connections_end_when_they_should() {
     let answer = ask(&server, "GET / HTTP/1.0\r\nHost: localhost\r\nConnection: keep-alive\r\n\r\n");
     assert!(answer.contains("\r\nConnection: close\r\n") && answer.ends_with("hello"), "{answer}");
 
-    // Whoever has said all he will still gets his answer.
+    // A client that has closed its sending side still gets its answer.
     let mut done = connect(&server);
     done.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
     done.shutdown(Shutdown::Write).unwrap();
     assert_eq!(status(&String::from_utf8(rest(&mut done)).unwrap()), "200");
 
-    // Between requests a connection is kept, but not for ever.
+    // Between requests a connection is kept, but not forever.
     let server = start(|limits| {
         patient(limits);
         limits.idle_timeout = Duration::from_millis(50);

@@ -1,5 +1,5 @@
-//! What a responder must withstand when it also takes `POST`, runs handlers on threads of their own, and listens on a Unix
-//! socket: the control plane's marks, beside those of `marks.rs`.
+//! What a server must withstand when it also accepts `POST`, runs handlers on separate threads, and listens
+//! on a Unix socket: the control plane's requirements, in addition to those of `marks.rs`.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -39,7 +39,7 @@ fn connect(server: &Server) -> TcpStream {
     stream
 }
 
-/// All that comes until the server closes.
+/// Everything that arrives until the server closes.
 fn rest(stream: &mut impl Read) -> String {
     let mut bytes = Vec::new();
     match stream.read_to_end(&mut bytes) {
@@ -135,7 +135,7 @@ fn a_handler_cannot_write_headers_and_one_that_panics_costs_its_own_request_only
 }
 
 #[test]
-fn handlers_that_take_long_keep_nobody_waiting_whom_a_thread_is_free_for() {
+fn slow_handlers_do_not_block_requests_while_a_thread_is_free() {
     let (all_here, release) = (Arc::new(Barrier::new(THREADS)), Arc::new(Barrier::new(THREADS)));
     let handler = {
         let (all_here, release) = (Arc::clone(&all_here), Arc::clone(&release));
@@ -150,7 +150,7 @@ fn handlers_that_take_long_keep_nobody_waiting_whom_a_thread_is_free_for() {
     let options = Options::default().posts(BODY_MAX);
     let server = Server::start_with_threads(options, THREADS, handler).unwrap();
     std::thread::scope(|scope| {
-        // One handler waits until the test has been answered by the other thread.
+        // One handler waits until the other thread has answered the test.
         let slow = scope.spawn(|| ask(&server, &post("/slow", "", "")));
         all_here.wait();
         assert!(ask(&server, &post("/quick", "", "")).ends_with("/quick"));
@@ -160,7 +160,7 @@ fn handlers_that_take_long_keep_nobody_waiting_whom_a_thread_is_free_for() {
 }
 
 #[test]
-fn when_every_thread_hangs_clients_are_told_and_the_server_can_still_end() {
+fn when_every_thread_hangs_clients_get_an_error_and_the_server_can_still_stop() {
     let (begun, has_begun) = mpsc::channel();
     let (end, ended) = mpsc::channel::<()>();
     let (begun, ended) = (Mutex::new(begun), Mutex::new(ended));
@@ -171,7 +171,7 @@ fn when_every_thread_hangs_clients_are_told_and_the_server_can_still_end() {
     let server = Server::start_with_threads(options, 1, move |_| {
         begun.lock().unwrap().send(()).unwrap();
         let _ = ended.lock().unwrap().recv(); // until the test is over
-        Response::text(200, "at last")
+        Response::text(200, "late")
     })
     .unwrap();
     let answer = ask(&server, &post("/", "", ""));
@@ -191,10 +191,10 @@ fn start_on(path: &std::path::Path) -> std::io::Result<Server> {
 }
 
 #[test]
-fn a_socket_file_is_for_its_owner_alone_whatever_the_umask_and_goes_with_the_server() {
+fn a_socket_file_is_for_its_owner_alone_and_is_removed_with_the_server() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("s.sock");
-    // nextest runs each test in a process of its own, so that nobody else is concerned.
+    // nextest runs each test in its own process, so that no other test is affected.
     let before = rustix::process::umask(rustix::fs::Mode::empty());
     let server = start_on(&path);
     rustix::process::umask(before);
@@ -204,7 +204,7 @@ fn a_socket_file_is_for_its_owner_alone_whatever_the_umask_and_goes_with_the_ser
     let file = fs::symlink_metadata(&path).unwrap();
     assert!(file.file_type().is_socket());
     assert_eq!(file.permissions().mode() & 0o777, 0o600);
-    // Any Host will do: no browser opens files.
+    // Any Host is accepted: no browser opens files.
     let mut stream = UnixStream::connect(&path).unwrap();
     let request =
         post("/echo", "Origin: http://evil.example\r\n", "hello").replace("localhost", "evil.example");
@@ -215,7 +215,7 @@ fn a_socket_file_is_for_its_owner_alone_whatever_the_umask_and_goes_with_the_ser
 }
 
 #[test]
-fn a_file_left_by_the_dead_is_replaced_and_one_of_the_living_is_not() {
+fn a_file_of_a_dead_process_is_replaced_and_one_of_a_live_process_is_not() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("s.sock");
     drop(UnixListener::bind(&path).unwrap()); // the file stays
@@ -228,21 +228,21 @@ fn a_file_left_by_the_dead_is_replaced_and_one_of_the_living_is_not() {
         format!("cannot listen on {shown}: it already exists, and a process listens on it")
     );
     assert_eq!(error.kind(), ErrorKind::AlreadyExists);
-    // The one that was refused has taken nothing away.
+    // The refused one has removed nothing.
     let mut stream = UnixStream::connect(&path).unwrap();
     stream.write_all(post("/echo", "", "still here").as_bytes()).unwrap();
     assert!(rest(&mut stream).ends_with("still here"));
-    // Somebody else's file under our name is not ours to remove.
+    // Another process's file under our name is not ours to remove.
     fs::remove_file(&path).unwrap();
     fs::write(&path, "a file").unwrap();
     let error = start_on(&path).unwrap_err();
-    assert_eq!(error.to_string(), format!("cannot listen on {shown}: it already exists and is no socket"));
+    assert_eq!(error.to_string(), format!("cannot listen on {shown}: it already exists and is not a socket"));
     drop(server);
     assert_eq!(fs::read_to_string(&path).unwrap(), "a file");
 }
 
 #[test]
-fn a_path_that_cannot_be_a_socket_is_named() {
+fn an_invalid_path_is_named() {
     let folder = tempfile::tempdir().unwrap();
     assert_eq!(SocketFile::bind("").unwrap_err().to_string(), "the path of a socket is empty");
     let missing = folder.path().join("missing/s.sock");
@@ -253,5 +253,5 @@ fn a_path_that_cannot_be_a_socket_is_named() {
     );
     let long = folder.path().join("l".repeat(120));
     let error = SocketFile::bind(&long).unwrap_err().to_string();
-    assert!(error.ends_with("bytes, and the system has room for 107"), "{error}");
+    assert!(error.ends_with("bytes, the limit is 107"), "{error}");
 }

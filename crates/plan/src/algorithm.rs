@@ -1,5 +1,5 @@
-//! Algorithms as rows of a table: there is nothing to implement, so there is no trait; tests, benchmarks and the
-//! environment variable that names one all loop over the same list.
+//! Algorithms as rows of a table. There is nothing to implement, so there is no trait. Tests, benchmarks and
+//! the environment variable that names one all use the same list.
 
 use std::fmt;
 
@@ -45,7 +45,7 @@ impl Kind {
         Kind::Scatter,
     ];
 
-    /// As users write it: `all_reduce`.
+    /// Its name: `all_reduce`.
     pub fn name(self) -> &'static str {
         match self {
             Kind::AllGather => "all_gather",
@@ -60,7 +60,7 @@ impl Kind {
         }
     }
 
-    /// Whether one rank has a part of its own to play.
+    /// Whether one rank has a special role.
     pub fn has_root(self) -> bool {
         matches!(self, Kind::Broadcast | Kind::Gather | Kind::Reduce | Kind::Scatter)
     }
@@ -77,7 +77,7 @@ impl fmt::Display for Kind {
     }
 }
 
-/// A way to do a collective. Each is proved by [`crate::verify`] to be what its fields say.
+/// An algorithm of a collective. [`crate::verify`] proves that each has the properties of its fields.
 #[derive(Clone, Copy, Debug)]
 pub struct Algorithm {
     /// What it computes.
@@ -86,12 +86,13 @@ pub struct Algorithm {
     pub name: &'static str,
     /// The steps of one rank, given the root (which matters only if the kind has one).
     pub plan: fn(&Topology, Rank, Rank) -> Plan,
-    /// Reduces in one pass over all ranks in order of rank: the bits of the result depend neither on the length nor
-    /// on which of these algorithms it was.
+    /// Reduces in one pass over all ranks in order of rank: the bits of the result depend neither on the
+    /// length nor on which of these algorithms was used.
     pub in_rank_order: bool,
-    /// Works only if all parts are equally long.
+    /// Works only if all parts have the same length.
     pub equal_parts: bool,
-    /// Long operations may go in pieces. If not, no message may be longer than one piece: see [`crate::PIECE`].
+    /// Long operations may run in pieces. If not, no message may be longer than one piece: see
+    /// [`crate::PIECE`].
     pub pieces: bool,
 }
 
@@ -112,7 +113,7 @@ impl fmt::Display for Algorithm {
     }
 }
 
-/// All there are.
+/// All algorithms.
 pub static ALGORITHMS: &[&Algorithm] = &[
     &all_gather::DIRECT,
     &all_gather::RING,

@@ -1,4 +1,4 @@
-//! Everyone gets what each rank had, in order of rank.
+//! All ranks get every rank's part, in order of rank.
 //!
 //! Every part of the output is written once and only sent afterwards, so all of these lend.
 
@@ -10,7 +10,7 @@ pub(crate) static BRUCK: Algorithm =
     Algorithm { pieces: false, ..Algorithm::new(Kind::AllGather, "bruck", bruck) };
 pub(crate) static TWO_LEVEL: Algorithm = Algorithm::new(Kind::AllGather, "two_level", two_level);
 
-/// Everyone tells everyone.
+/// Every rank sends to every other.
 fn direct(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
     let others = topology.others(rank);
     let mut plan = Plan::new(1, topology.size()).lending();
@@ -34,10 +34,10 @@ fn ring(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
     plan
 }
 
-/// Everyone has a run of parts that starts at its own, and doubles it with the run of the rank behind its end:
-/// ⌈log2(n)⌉ rounds, whatever the size.
+/// Every rank has a run of parts that starts at its own, and doubles it with the run of the rank after its
+/// end: ⌈log2(n)⌉ rounds, whatever the size.
 ///
-/// A run that wraps around travels as two messages, in turn with those that arrive.
+/// A run that wraps around is sent as two messages, alternating with those that arrive.
 fn bruck(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
     let size = topology.size();
     let mut plan = Plan::new(1, size).lending().whole();
@@ -55,7 +55,7 @@ fn bruck(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
     plan
 }
 
-/// `count` parts of the output from `first` on, counted round: one chunk, or two where they wrap.
+/// `count` parts of the output starting at `first`, modulo the size: one chunk, or two if they wrap.
 fn runs(first: usize, count: usize, size: usize) -> Vec<Chunk> {
     let chunk = |first, count| Chunk { buffer: Area::Output, first, count };
     let straight = count.min(size - first);
@@ -64,8 +64,8 @@ fn runs(first: usize, count: usize, size: usize) -> Vec<Chunk> {
     runs
 }
 
-/// Each rank tells its neighbours and one deputy per other host, who passes it on there: each part reaches a host
-/// once.
+/// Each rank sends to its neighbours and to one deputy per other host, which passes it on there: each part
+/// reaches a host once.
 fn two_level(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
     let host = topology.host_of(rank);
     let neighbours = topology.neighbours(rank);
@@ -76,7 +76,7 @@ fn two_level(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
         plan.recv(peer, Chunk::output(peer));
     }
     for away in (0..topology.hosts()).filter(|&away| away != host) {
-        // In groups of one per rank here, so that no link has to hold two messages.
+        // In groups of one per rank of this host, so that no link has to hold two messages.
         for group in topology.ranks_of(away).chunks(topology.ranks_of(host).len()) {
             for &source in group.iter().filter(|&&source| topology.deputy(host, source) == rank) {
                 plan.recv(source, Chunk::output(source));

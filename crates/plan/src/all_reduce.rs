@@ -1,7 +1,7 @@
-//! Everyone gets the combination of what all had, in place.
+//! All ranks get the combination of all ranks' values, in place.
 //!
-//! Fast in different places: `one_shot` and `recursive_doubling` send whole vectors in few rounds (small ones), the
-//! others cut them so that each rank reduces its share (large ones).
+//! The algorithms are fast in different cases: `one_shot` and `recursive_doubling` send whole vectors in few
+//! rounds (for small ones), the others split them so that each rank reduces its share (for large ones).
 
 use crate::{Algorithm, Chunk, Kind, Plan, Rank, Topology};
 
@@ -16,9 +16,9 @@ pub(crate) static HALVING_DOUBLING: Algorithm =
     Algorithm::new(Kind::AllReduce, "halving_doubling", halving_doubling);
 pub(crate) static TWO_LEVEL: Algorithm = Algorithm::new(Kind::AllReduce, "two_level", two_level);
 
-/// Everyone tells everyone, then adds up alone. One round, the fewest there can be.
+/// Every rank sends to every other, then adds up alone. One round, the minimum.
 ///
-/// Does not lend: the sum replaces what peers may still be reading.
+/// Does not lend: the sum overwrites what peers may still be reading.
 fn one_shot(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
     let others = topology.others(rank);
     let mut plan = Plan::new(0, 1);
@@ -27,7 +27,7 @@ fn one_shot(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
     plan
 }
 
-/// Each rank reduces the part it owns from all peers in one pass; then everyone collects the results.
+/// Each rank reduces the part it owns from all peers in one pass; then all ranks collect the results.
 fn direct(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
     let others = topology.others(rank);
     let mut plan = Plan::new(0, topology.size()).lending();
@@ -42,7 +42,7 @@ fn direct(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
     plan
 }
 
-/// Reduce-scatter, then all-gather around a ring: 2(n-1) steps to one neighbour, the fewest bytes there can be.
+/// Reduce-scatter, then all-gather around a ring: 2(n-1) steps to one neighbour, the minimum of bytes.
 fn ring(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
     let size = topology.size();
     if size == 1 {
@@ -65,10 +65,10 @@ fn ring(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
     plan
 }
 
-/// Pairs at distance 1, 2, 4, … exchange and add all they have: log2(n) rounds of the whole vector.
+/// Pairs at distance 1, 2, 4, … exchange and add all their values: log2(n) rounds of the whole vector.
 ///
-/// Ranks beyond the largest power of two hand theirs to a partner first, and get the result from it at the end. Does
-/// not lend: each sum replaces what the partner may still be reading.
+/// Ranks beyond the largest power of two send theirs to a partner first, and get the result from it at the
+/// end. Does not lend: each sum overwrites what the partner may still be reading.
 fn recursive_doubling(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
     let fold = Fold::new(topology, rank);
     let all = Chunk::output(0);
@@ -99,10 +99,10 @@ fn recursive_doubling(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
     plan
 }
 
-/// Reduce-scatter by halving the vector with ever nearer peers, all-gather by doubling it back: as few bytes as the
-/// ring, over log2(n) links.
+/// Reduce-scatter by halving the vector with ever nearer peers, all-gather by doubling it back: as few bytes
+/// as the ring, over log2(n) links.
 ///
-/// One part travels at a time, given and taken in turn, so that long operations can go in pieces.
+/// One part at a time is sent and received in turn, so that long operations can run in pieces.
 fn halving_doubling(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
     let fold = Fold::new(topology, rank);
     let part = Chunk::output;
@@ -142,12 +142,13 @@ fn halving_doubling(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
     plan
 }
 
-/// Within each host every rank reduces its share from its neighbours; ranks of different hosts that have the same
-/// share reduce it among each other; then each host collects. Each byte crosses between two hosts once each way.
+/// Within each host every rank reduces its share from its neighbours. Ranks of different hosts that have the
+/// same share reduce it among each other. Then each host collects. Each byte crosses between two hosts once
+/// each way.
 ///
-/// The vector is cut into as many *lanes* as the fullest host has ranks, each lane into a part per host. On a host with
-/// fewer ranks than lanes a rank has several. Lanes go in groups of one per rank: no link ever has to hold two
-/// messages.
+/// The vector is split into as many *lanes* as the fullest host has ranks, each lane into a part per host. On
+/// a host with fewer ranks than lanes, a rank has several lanes. Lanes are processed in groups of one per
+/// rank, so that no link ever has to hold two messages.
 fn two_level(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
     let (hosts, lanes) = (topology.hosts(), topology.fullest());
     let host = topology.host_of(rank);
@@ -172,7 +173,7 @@ fn two_level(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
             }
         }
     }
-    // All ranks take their lanes in ascending order, so the lowest unfinished lane can always go on.
+    // All ranks process their lanes in ascending order, so the lowest unfinished lane can always proceed.
     for lane in (0..lanes).filter(|&lane| hosts > 1 && owner(host, lane) == rank) {
         let away: Vec<usize> = (0..hosts).filter(|&other| other != host).collect();
         let peers: Vec<Rank> = away.iter().map(|&other| owner(other, lane)).collect();
@@ -196,9 +197,9 @@ fn two_level(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
     plan
 }
 
-/// How a group of any size becomes one of a power of two: the ranks beyond it each have a partner in the core.
+/// Reduces a group of any size to a power of two: each rank beyond it has a partner in the core.
 struct Fold {
-    /// The largest power of two that is not above the size.
+    /// The largest power of two that is not greater than the size.
     core: usize,
     place: Place,
 }

@@ -1,4 +1,4 @@
-//! Everyone has a part for each rank, and gets the parts that are meant for it.
+//! Every rank has a part for each rank, and gets the parts for it.
 
 use crate::{Algorithm, Area, Chunk, Kind, Plan, Rank, Topology};
 
@@ -7,7 +7,7 @@ pub(crate) static PAIRWISE: Algorithm = Algorithm::new(Kind::AllToAll, "pairwise
 pub(crate) static BRUCK: Algorithm =
     Algorithm { equal_parts: true, pieces: false, ..Algorithm::new(Kind::AllToAll, "bruck", bruck) };
 
-/// Offers everything at once, then takes what comes, nearest rank first so that not all start with rank 0.
+/// Sends everything first, then receives, nearest rank first so that not all start with rank 0.
 fn direct(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
     let size = topology.size();
     let mut plan = Plan::new(size, size).lending();
@@ -23,7 +23,7 @@ fn direct(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
     plan
 }
 
-/// One peer to give to and one to take from at a time: n-1 rounds, each link used by one message in each.
+/// One peer to send to and one to receive from at a time: n-1 rounds, each link used by one message in each.
 fn pairwise(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
     let size = topology.size();
     let mut plan = Plan::new(size, size).lending();
@@ -36,15 +36,15 @@ fn pairwise(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
     plan
 }
 
-/// A part that must travel a distance hops along the binary digits of it, together with all others that have the
-/// same digit: ⌈log2(n)⌉ messages instead of n-1, each part carried several times.
+/// A part that must travel a distance moves along its binary digits, together with all others that have the
+/// same digit: ⌈log2(n)⌉ messages instead of n-1, each part sent several times.
 ///
-/// Parts stay where they arrive until they are packed for the next hop, and each packet has its own memory: nothing is
-/// written twice, so it lends.
+/// Parts stay where they arrive until they are packed for the next hop, and each packet has its own memory:
+/// nothing is written twice, so it lends.
 fn bruck(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
     let size = topology.size();
     let mut plan = Plan::new(size, size).lending().whole();
-    // Where the part is that has to travel this distance (in all).
+    // Where the part is that has to travel this total distance.
     let mut places: Vec<Chunk> = (0..size).map(|distance| Chunk::input((rank + distance) % size)).collect();
     let hops = std::iter::successors(Some(1), |hop| Some(2 * hop));
     for hop in hops.take_while(|&hop| hop < size) {
@@ -63,7 +63,7 @@ fn bruck(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
     plan
 }
 
-/// Scratch for `count` parts next to each other; all parts are of one length, so any will do as the measure.
+/// Scratch for `count` adjacent parts; all parts have the same length, so any of them defines it.
 fn packet(plan: &mut Plan, count: usize) -> Chunk {
     let first = plan.scratch.len();
     for _ in 0..count {

@@ -1,11 +1,11 @@
-//! Nobody leaves before everyone has come.
+//! No rank leaves before all have joined.
 
 use crate::{Algorithm, Chunk, Kind, Plan, Rank, Topology};
 
 pub(crate) static DIRECT: Algorithm = Algorithm::new(Kind::Barrier, "direct", direct);
 pub(crate) static DISSEMINATION: Algorithm = Algorithm::new(Kind::Barrier, "dissemination", dissemination);
 
-/// Everyone tells everyone: one round.
+/// Every rank notifies every other: one round.
 fn direct(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
     let others = topology.others(rank);
     let mut plan = Plan::new(0, 0).lending();
@@ -16,7 +16,7 @@ fn direct(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
     plan
 }
 
-/// Word of who has come doubles its reach in each of ⌈log2(n)⌉ rounds.
+/// The knowledge of which ranks have joined doubles in each of ⌈log2(n)⌉ rounds.
 fn dissemination(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
     let size = topology.size();
     let mut plan = Plan::new(0, 0).lending();

@@ -1,4 +1,4 @@
-//! Everyone gets what the root has, in place.
+//! All ranks get the root's data, in place.
 //!
 //! Everything is written once and only sent afterwards, so all of these lend.
 
@@ -10,7 +10,7 @@ pub(crate) static SCATTER_ALL_GATHER: Algorithm =
     Algorithm::new(Kind::Broadcast, "scatter_all_gather", scatter_all_gather);
 pub(crate) static TWO_LEVEL: Algorithm = Algorithm::new(Kind::Broadcast, "two_level", two_level);
 
-/// The root tells everyone.
+/// The root sends to every rank.
 fn direct(topology: &Topology, rank: Rank, root: Rank) -> Plan {
     let mut plan = Plan::new(0, 1).lending();
     if rank == root {
@@ -21,7 +21,7 @@ fn direct(topology: &Topology, rank: Rank, root: Rank) -> Plan {
     plan
 }
 
-/// Down the binomial tree: whoever has it passes it on, ⌈log2(n)⌉ hops to the last.
+/// Down the binomial tree: every rank that has the data passes it on, ⌈log2(n)⌉ hops to the last.
 fn binomial(topology: &Topology, rank: Rank, root: Rank) -> Plan {
     let mut plan = Plan::new(0, 1).lending();
     if let Some(parent) = tree::parent(rank, root, topology.size()) {
@@ -31,8 +31,8 @@ fn binomial(topology: &Topology, rank: Rank, root: Rank) -> Plan {
     plan
 }
 
-/// The root gives each rank a part of its own, which that rank passes on to all others: the root sends everything
-/// once, not n-1 times.
+/// The root sends each rank a different part, which that rank passes on to all others: the root sends
+/// everything once, not n-1 times.
 fn scatter_all_gather(topology: &Topology, rank: Rank, root: Rank) -> Plan {
     let receivers = topology.others(root);
     let mut plan = Plan::new(0, receivers.len().max(1)).lending();
@@ -53,7 +53,7 @@ fn scatter_all_gather(topology: &Topology, rank: Rank, root: Rank) -> Plan {
     plan
 }
 
-/// The root tells its neighbours and one deputy per other host, who tells its own neighbours.
+/// The root sends to its neighbours and to one deputy per other host, which sends to its own neighbours.
 fn two_level(topology: &Topology, rank: Rank, root: Rank) -> Plan {
     let neighbours = topology.neighbours(rank);
     let leader = topology.deputy(topology.host_of(rank), root);

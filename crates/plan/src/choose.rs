@@ -1,15 +1,15 @@
-//! Which algorithm for how many bytes on what topology.
+//! Selects an algorithm by the number of bytes and the topology.
 //!
-//! One table, read from the top: the first row that covers the case and whose algorithm meets the needs is taken. The
-//! last rows of a kind cover everything, so there always is one.
+//! One table, read from the top: the first row that covers the case and whose algorithm meets the needs is
+//! used. The last rows of a kind cover everything, so there always is one.
 
 use crate::{
     Algorithm, Kind, Topology, all_gather, all_reduce, all_to_all, barrier, broadcast, gather, reduce,
     reduce_scatter, scatter,
 };
 
-/// The longest message of a plan that does not go in pieces, in bytes. Since no message is longer than the whole vector,
-/// such a plan is for vectors of up to this.
+/// The longest message of a plan that does not run in pieces, in bytes. No message is longer than the whole
+/// vector, so such a plan is for vectors of up to this size.
 pub const PIECE: usize = 128 * 1024;
 
 const KIB: usize = 1024;
@@ -22,12 +22,12 @@ enum Hosts {
     One,
     /// More than one.
     Several,
-    /// Several, and no two ranks share one: nothing is near.
+    /// Several, and no two ranks share one: no rank has neighbours.
     Apart,
     Any,
 }
 
-/// `algorithm` is taken for up to `ranks` ranks and up to `bytes` bytes.
+/// `algorithm` is used for up to `ranks` ranks and up to `bytes` bytes.
 struct Row {
     hosts: Hosts,
     ranks: usize,
@@ -39,9 +39,10 @@ const fn row(hosts: Hosts, ranks: usize, bytes: usize, algorithm: &'static Algor
     Row { hosts, ranks, bytes, algorithm }
 }
 
-/// The thresholds. Those of all_reduce for up to 8 ranks on one host were measured, on two cores; the others are guesses that
-/// await measuring. Few ranks on a host share memory, so everyone reads from everyone; many ranks, or hosts, want few
-/// messages when these are short and few bytes when they are long.
+/// The thresholds. Those of all_reduce for up to 8 ranks on one host were measured, on two cores; the others
+/// are estimates that are not measured yet. Few ranks on a host share memory, so every rank reads from every
+/// other. Many ranks, or several hosts, need few messages when these are short and few bytes when they are
+/// long.
 #[rustfmt::skip]
 static TABLE: &[Row] = &[
     //  hosts           ranks bytes      algorithm
@@ -95,20 +96,21 @@ static TABLE: &[Row] = &[
     row(Hosts::Any,     ANY,  ANY,       &scatter::DIRECT),
 ];
 
-/// What an operation asks of its algorithm.
+/// The requirements of an operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Needs {
-    /// The bits of a reduction may depend on nothing but the values and the ranks.
+    /// The bits of a reduction may depend only on the values and the ranks.
     pub in_rank_order: bool,
-    /// All parts are equally long, so that algorithms that count on it may be taken.
+    /// All parts have the same length, so algorithms that rely on it may be used.
     pub equal_parts: bool,
 }
 
 /// The algorithm for a vector of `bytes`: the whole tensor of an all-reduce, reduce or broadcast, the whole output of
 /// a gather, the whole input of a scatter, reduce-scatter or all-to-all.
 ///
-/// All ranks must get the same answer, so they must ask the same question. Where only some ranks know how long the vector
-/// is (a gather, a scatter, an all-to-all of unequal parts) the answer does not depend on `bytes`.
+/// All ranks must get the same result, so they must pass the same arguments. If only some ranks know how long
+/// the vector is (a gather, a scatter, an all-to-all of unequal parts), the result does not depend on
+/// `bytes`.
 pub fn choose(kind: Kind, bytes: usize, topology: &Topology, needs: Needs) -> &'static Algorithm {
     let covers = |row: &&Row| {
         let here = match row.hosts {
@@ -128,7 +130,7 @@ pub fn choose(kind: Kind, bytes: usize, topology: &Topology, needs: Needs) -> &'
         .expect("the last row of each kind covers everything")
 }
 
-/// A number made of the table: builds with another table may choose another algorithm in the same case.
+/// A hash of the table: builds with another table may choose another algorithm in the same case.
 pub fn fingerprint() -> u64 {
     let words = TABLE.iter().flat_map(|row| {
         let name = row.algorithm.name.bytes().map(u64::from);
@@ -143,7 +145,7 @@ pub fn fingerprint() -> u64 {
 }
 
 impl Algorithm {
-    /// Whether it may be used for a vector of `bytes` with these needs, be it the best or not.
+    /// Whether it may be used for a vector of `bytes` with these needs, even if it is not the best.
     pub fn suits(&self, bytes: usize, needs: Needs) -> bool {
         (self.in_rank_order || !needs.in_rank_order || !self.kind.reduces())
             && (needs.equal_parts || !self.equal_parts)
@@ -210,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn the_length_does_not_matter_where_ranks_do_not_know_it_of_each_other() {
+    fn the_length_does_not_matter_if_ranks_do_not_know_each_others() {
         for (kind, topology) in [Kind::AllToAll, Kind::Gather, Kind::Scatter]
             .into_iter()
             .flat_map(|kind| topologies().map(move |t| (kind, t)))
@@ -233,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_design_says_is_what_is_chosen() {
+    fn the_choice_follows_the_design() {
         let chosen = |bytes, hosts: &dyn Fn(usize) -> usize, size| {
             let topology = Topology::new((0..size).map(hosts).collect());
             choose(Kind::AllReduce, bytes, &topology, Needs::default()).name

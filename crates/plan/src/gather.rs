@@ -1,10 +1,10 @@
-//! The root gets what each rank had, in order of rank.
+//! The root gets every rank's part, in order of rank.
 
 use crate::{Algorithm, Chunk, Kind, Plan, Rank, Topology};
 
 pub(crate) static DIRECT: Algorithm = Algorithm::new(Kind::Gather, "direct", direct);
 
-/// Everyone tells the root.
+/// Every rank sends to the root.
 fn direct(topology: &Topology, rank: Rank, root: Rank) -> Plan {
     if rank != root {
         let mut plan = Plan::new(1, 0).lending();

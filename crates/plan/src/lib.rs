@@ -1,10 +1,11 @@
 //! Collective algorithms as data.
 //!
-//! What a rank does in an all-reduce, a broadcast, a barrier is a [`Plan`]: a list of steps that send, receive, reduce
-//! and copy parts of buffers. An [`Algorithm`] is a function from who is where ([`Topology`]) to the plan of one rank.
-//! It knows no bytes and no machine, so it reads as in a textbook, and [`verify`] can prove it on symbols before a
-//! byte moves: every rank counted once, the same bits on every rank, no deadlock, nothing overwritten that a peer may
-//! still read. [`choose`] picks one for a number of bytes.
+//! What a rank does in an all-reduce, a broadcast or a barrier is a [`Plan`]: a list of steps that send,
+//! receive, reduce and copy parts of buffers. An [`Algorithm`] is a function from the placement of ranks
+//! ([`Topology`]) to the plan of one rank. It does not depend on bytes or machines, so it reads as in a
+//! textbook, and [`verify`] can prove it on symbols before a byte moves: every rank is counted once, all
+//! ranks get the same bits, there is no deadlock, and nothing is overwritten that a peer may still read.
+//! [`choose`] selects one for a number of bytes.
 //!
 //! ```
 //! use tenfold_plan::{Kind, Topology, named, verify};
@@ -45,7 +46,7 @@
 //!
 //! Parts of different rows of the last column may differ in length, unless the algorithm says `equal_parts`.
 //!
-//! Not here: bytes, time, threads, failure. A plan cannot fail, only be wrong, and `verify` says so.
+//! Not here: bytes, time, threads, failure. A plan cannot fail, only be wrong, and `verify` detects that.
 
 #![warn(missing_docs)]
 

@@ -1,29 +1,31 @@
-//! What one rank does in a collective: a list of steps.
+//! The steps of one rank in a collective.
 //!
-//! Steps run in order. A `Send` offers a chunk to each rank named; links are first in, first out. A `Recv` or
-//! `Reduce` waits for the next message of each rank named. Zero-length chunks travel as empty messages: they still
-//! say "I am here, and this is what I called".
+//! Steps run in order. A `Send` sends a chunk to each rank named; links are first in, first out. A `Recv` or
+//! `Reduce` waits for the next message of each rank named. Chunks of length zero are sent as empty messages:
+//! they still tell the peer that this rank has joined, and what it called.
 //!
-//! What whoever runs a plan must provide, and [`crate::verify`] counts on:
-//! - A link holds at least one message that has not been taken. A plan that does not lend never needs more; one that
-//!   lends may have any number under way (those of this crate get by with one, which a test proves).
-//! - A `Send` of a plan that does not lend is over once the chunk is copied out, so the next step may overwrite it.
-//! - A plan with `pieces` may run again and again over successive slices of all parts, without a pause in between.
+//! What the executor of a plan must provide, and [`crate::verify`] relies on:
+//! - A link holds at least one message that has not been taken. A plan that does not lend never needs more;
+//!   one that
+//!   lends may have any number in flight (those of this crate need only one, which a test proves).
+//! - A `Send` of a plan that does not lend is complete once the chunk is copied, so the next step may
+//!   overwrite it.
+//! - A plan with `pieces` may run repeatedly over successive slices of all parts, without a pause in between.
 //!   Scratch may be the same memory each time.
-//! - Memory is the caller's again when all steps are done *and* peers have read what was lent to them.
+//! - The caller may use the memory again when all steps are done *and* peers have read what was lent to them.
 
 use std::fmt;
 
 use crate::Rank;
 
-/// Memory that a plan works on. Each buffer is cut into parts, numbered from 0.
+/// Memory that a plan works on. Each buffer is split into parts, numbered from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Area {
-    /// What the caller gave; never written.
+    /// The caller's input; never written.
     Input,
-    /// What the caller gets; holds the input too where the operation works in place.
+    /// The caller's output; also holds the input if the operation works in place.
     Output,
-    /// Memory of the run. What a round leaves there, the next one may overwrite.
+    /// Memory of the run. The next round may overwrite what a round leaves there.
     Scratch,
 }
 
@@ -42,12 +44,12 @@ impl Chunk {
     /// No memory at all.
     pub const EMPTY: Chunk = Chunk { buffer: Area::Output, first: 0, count: 0 };
 
-    /// One part of what the caller gave.
+    /// One part of the caller's input.
     pub fn input(part: usize) -> Self {
         Chunk { buffer: Area::Input, first: part, count: 1 }
     }
 
-    /// One part of what the caller gets.
+    /// One part of the caller's output.
     pub fn output(part: usize) -> Self {
         Chunk { buffer: Area::Output, first: part, count: 1 }
     }
@@ -69,18 +71,18 @@ impl Chunk {
     }
 }
 
-/// One thing a rank does.
+/// One action of a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "each variant says what its fields are")]
 pub enum Step {
-    /// Offers `chunk` to each of `to`.
+    /// Sends `chunk` to each of `to`.
     Send { to: Vec<Rank>, chunk: Chunk },
     /// Copies the next message of `from` into `chunk`.
     Recv { from: Rank, chunk: Chunk },
-    /// Sets `to` to the combination of `own` and the next message of each of `from` (which is ascending), in ascending
-    /// order of rank (`own` has this rank's place), in one pass and rounded once. `finish`: the result counts every
-    /// rank, so what an operation does at the end (the division of an average) happens here. `from` is empty only in
-    /// a group of one. `to` is `own` or does not overlap it.
+    /// Sets `to` to the combination of `own` and the next message of each of `from` (which is ascending), in
+    /// ascending order of rank (`own` has this rank's position), in one pass and rounded once. `finish`: the
+    /// result includes every rank, so the final step of an operation (the division of an average) happens
+    /// here. `from` is empty only in a group of one. `to` is `own` or does not overlap it.
     Reduce { from: Vec<Rank>, own: Chunk, to: Chunk, finish: bool },
     /// Copies within this rank; the two do not overlap.
     Copy { from: Chunk, to: Chunk },
@@ -91,22 +93,22 @@ pub enum Step {
 pub struct Plan {
     /// What the rank does, in order.
     pub steps: Vec<Step>,
-    /// How many parts `Input` is cut into.
+    /// How many parts `Input` is split into.
     pub input: usize,
-    /// How many parts `Output` is cut into.
+    /// How many parts `Output` is split into.
     pub output: usize,
     /// Each part of `Scratch` is as long as the part of `Input` or `Output` named here.
     pub scratch: Vec<(Area, usize)>,
-    /// A `Send` need not be taken before the next step begins, and peers may read the chunk in place: nothing is
-    /// overwritten that a peer may still read.
+    /// A `Send` need not be taken before the next step begins, and peers may read the chunk in place: nothing
+    /// is overwritten that a peer may still read.
     pub lends: bool,
     /// Every chunk has at most one part, so a long operation may run the plan over successive pieces of all parts.
     pub pieces: bool,
 }
 
-/// The verbs that algorithms are written in.
+/// The operations in which algorithms are written.
 impl Plan {
-    /// No steps yet; `input` and `output` say how many parts there are. Neither lends nor refuses pieces.
+    /// No steps yet; `input` and `output` are the numbers of parts. Does not lend, and allows pieces.
     pub fn new(input: usize, output: usize) -> Self {
         Plan { steps: Vec::new(), input, output, scratch: Vec::new(), lends: false, pieces: true }
     }
@@ -116,7 +118,7 @@ impl Plan {
         Plan { lends: true, ..self }
     }
 
-    /// Says that chunks have several parts.
+    /// Declares that chunks have several parts.
     pub fn whole(self) -> Self {
         Plan { pieces: false, ..self }
     }
@@ -127,12 +129,12 @@ impl Plan {
         Chunk::scratch(self.scratch.len() - 1)
     }
 
-    /// Offers `chunk` to one rank.
+    /// Sends `chunk` to one rank.
     pub fn send(&mut self, to: Rank, chunk: Chunk) {
         self.send_all(&[to], chunk);
     }
 
-    /// Offers `chunk` to several ranks at once; to none of them it is no step.
+    /// Sends `chunk` to several ranks in one step; without ranks there is no step.
     pub fn send_all(&mut self, to: &[Rank], chunk: Chunk) {
         if !to.is_empty() {
             self.steps.push(Step::Send { to: to.to_vec(), chunk });
@@ -144,12 +146,13 @@ impl Plan {
         self.steps.push(Step::Recv { from, chunk });
     }
 
-    /// Combines `own` and the next message of each of `from` into `to`, in order of rank, some ranks still missing.
+    /// Combines `own` and the next message of each of `from` into `to`, in order of rank; some ranks are
+    /// still missing.
     pub fn reduce(&mut self, from: &[Rank], own: Chunk, to: Chunk) {
         self.push_reduce(from, own, to, false);
     }
 
-    /// Like [`Plan::reduce`], and after it every rank is counted.
+    /// Like [`Plan::reduce`], and after it every rank is included.
     pub fn reduce_last(&mut self, from: &[Rank], own: Chunk, to: Chunk) {
         self.push_reduce(from, own, to, true);
     }
@@ -213,7 +216,7 @@ struct Ranks<'a>(&'a [Rank]);
 impl fmt::Display for Ranks<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.is_empty() {
-            return f.write_str("nobody");
+            return f.write_str("no rank");
         }
         for (i, rank) in self.0.iter().enumerate() {
             write!(f, "{}{rank}", if i == 0 { "" } else { ", " })?;

@@ -1,4 +1,5 @@
-//! The root gets the combination of what all had, in place; what the others are left with is of no use.
+//! The root gets the combination of all ranks' values, in place; the other ranks' buffers are unspecified
+//! afterwards.
 
 use crate::{Algorithm, Chunk, Kind, Plan, Rank, Topology, tree};
 
@@ -20,7 +21,7 @@ fn direct(topology: &Topology, rank: Rank, root: Rank) -> Plan {
     plan
 }
 
-/// Each rank reduces a part from all peers in one pass and hands it to the root: the work is shared by all.
+/// Each rank reduces a part from all peers in one pass and sends it to the root: all ranks share the work.
 fn scatter_gather(topology: &Topology, rank: Rank, root: Rank) -> Plan {
     let others = topology.others(rank);
     let mut plan = Plan::new(0, topology.size()).lending();
@@ -36,7 +37,7 @@ fn scatter_gather(topology: &Topology, rank: Rank, root: Rank) -> Plan {
     plan
 }
 
-/// Up the binomial tree: everyone adds what its children have and passes the sum on.
+/// Up the binomial tree: every rank adds its children's values and passes the sum on.
 fn binomial(topology: &Topology, rank: Rank, root: Rank) -> Plan {
     let children = tree::children(rank, root, topology.size());
     let all = Chunk::output(0);
@@ -53,8 +54,8 @@ fn binomial(topology: &Topology, rank: Rank, root: Rank) -> Plan {
     plan
 }
 
-/// A deputy of the root on each other host reduces what its neighbours have; the root reduces its neighbours and the
-/// deputies.
+/// A deputy of the root on each other host reduces the values of its neighbours; the root reduces its
+/// neighbours and the deputies.
 fn two_level(topology: &Topology, rank: Rank, root: Rank) -> Plan {
     let neighbours = topology.neighbours(rank);
     let leader = topology.deputy(topology.host_of(rank), root);

@@ -1,4 +1,4 @@
-//! Everyone has a part for each rank; each rank gets the combination of the parts that are meant for it.
+//! Every rank has a part for each rank; each rank gets the combination of the parts for it.
 
 use crate::{Algorithm, Area, Chunk, Kind, Plan, Rank, Topology};
 
@@ -20,7 +20,7 @@ fn direct(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
 
 /// Sums travel around the ring and grow until they reach their owner: n-1 steps to one neighbour.
 ///
-/// Does not lend: the next piece needs the scratch again before all is known to be read.
+/// Does not lend: the next piece reuses the scratch before all of it is known to be read.
 fn ring(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
     let size = topology.size();
     if size == 1 {
@@ -39,7 +39,7 @@ fn ring(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
     plan
 }
 
-/// On each host a deputy of every rank reduces that rank's part from its neighbours and sends the sum over: one
+/// On each host a deputy of every rank reduces that rank's part from its neighbours and sends the sum: one
 /// message per host and part instead of one per rank.
 ///
 /// Does not lend, for the same reason as the ring.
@@ -51,7 +51,7 @@ fn two_level(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
     let mut plan = Plan::new(topology.size(), 1);
     let mut sums: Vec<(Rank, Chunk)> = Vec::new();
     for target_host in 0..topology.hosts() {
-        // In groups of one per rank here, so that no link has to hold two messages.
+        // In groups of one per rank of this host, so that no link has to hold two messages.
         for group in topology.ranks_of(target_host).chunks(neighbours.len() + 1) {
             for &target in group.iter().filter(|&&target| topology.deputy(host, target) != rank) {
                 plan.send(topology.deputy(host, target), Chunk::input(target));

@@ -1,10 +1,10 @@
-//! Each rank gets the part of the root's that is meant for it.
+//! Each rank gets its part of the root's data.
 
 use crate::{Algorithm, Chunk, Kind, Plan, Rank, Topology};
 
 pub(crate) static DIRECT: Algorithm = Algorithm::new(Kind::Scatter, "direct", direct);
 
-/// The root tells each rank its part.
+/// The root sends each rank its part.
 fn direct(topology: &Topology, rank: Rank, root: Rank) -> Plan {
     if rank != root {
         let mut plan = Plan::new(0, 1).lending();

@@ -1,18 +1,18 @@
 //! Which ranks share a host.
 //!
-//! Algorithms ask three things of it: how many ranks there are, who is near (reached through shared memory), and who
-//! stands in for a rank on another host. All answers are looked up, none is computed, so that a plan for one of
-//! hundreds of ranks costs no more than its steps.
+//! Algorithms need three facts from it: how many ranks there are, which are near (reached through shared
+//! memory), and which rank stands in for a rank on another host. All answers are stored, none is computed, so
+//! that a plan for one of hundreds of ranks costs no more than its steps.
 
-/// A member of a group, counted from 0.
+/// The number of a rank in a group, from 0.
 pub type Rank = usize;
 
-/// Who is near whom: ranks with the same host number reach each other through shared memory.
+/// Which ranks are near each other: ranks with the same host number communicate through shared memory.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Topology {
     /// The ranks of each host, ascending; hosts are numbered in the order of their first rank.
     hosts: Vec<Vec<Rank>>,
-    /// Where each rank is: its host and its place among the ranks there.
+    /// Each rank's host, and its index among the ranks there.
     places: Vec<(usize, usize)>,
 }
 
@@ -22,7 +22,7 @@ impl Topology {
         Topology::new(vec![0; size])
     }
 
-    /// The host of each rank; any numbers will do, equal ones mean the same host.
+    /// The host of each rank; equal numbers mean the same host.
     ///
     /// ```
     /// let topology = tenfold_plan::Topology::new(vec![7, 9, 7]);
@@ -65,7 +65,7 @@ impl Topology {
         &self.hosts[host]
     }
 
-    /// The place of `rank` among the ranks of its host, from 0.
+    /// The index of `rank` among the ranks of its host, from 0.
     pub fn local_index(&self, rank: Rank) -> usize {
         self.places[rank].1
     }
@@ -75,14 +75,14 @@ impl Topology {
         self.hosts.iter().map(Vec::len).max().expect("a group has at least one rank")
     }
 
-    /// The rank that works in the place of `rank` on `host`: the one with the same local index, counting round where
-    /// the host has fewer ranks. On its own host a rank stands in for itself.
+    /// The rank that stands in for `rank` on `host`: the one with the same local index, modulo the number of
+    /// ranks there. On its own host a rank stands in for itself.
     pub fn deputy(&self, host: usize, rank: Rank) -> Rank {
         let ranks = &self.hosts[host];
         ranks[self.local_index(rank) % ranks.len()]
     }
 
-    /// The deputies of `rank` on all hosts but its own, ascending.
+    /// The deputies of `rank` on all hosts except its own, ascending.
     pub(crate) fn deputies(&self, rank: Rank) -> Vec<Rank> {
         let elsewhere = (0..self.hosts()).filter(|&host| host != self.host_of(rank));
         let mut deputies: Vec<Rank> = elsewhere.map(|host| self.deputy(host, rank)).collect();
@@ -90,12 +90,12 @@ impl Topology {
         deputies
     }
 
-    /// All ranks but `rank`, ascending.
+    /// All ranks except `rank`, ascending.
     pub(crate) fn others(&self, rank: Rank) -> Vec<Rank> {
         (0..self.size()).filter(|&other| other != rank).collect()
     }
 
-    /// The ranks on the host of `rank` but itself, ascending.
+    /// The other ranks on the host of `rank`, ascending.
     pub(crate) fn neighbours(&self, rank: Rank) -> Vec<Rank> {
         self.ranks_of(self.host_of(rank)).iter().copied().filter(|&other| other != rank).collect()
     }
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deputy_is_oneself_at_home_and_shared_on_smaller_hosts() {
+    fn a_deputy_is_the_rank_itself_on_its_host_and_shared_on_smaller_hosts() {
         let topology = Topology::new(vec![0, 1, 0, 1, 1]);
         assert!((0..5).all(|rank| topology.deputy(topology.host_of(rank), rank) == rank));
         assert_eq!(topology.deputy(0, 1), 0);

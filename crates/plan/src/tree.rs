@@ -1,5 +1,5 @@
-//! The binomial tree: each rank has a parent and children that are a power of two away, so that all are reached in
-//! as many hops as the size has binary digits.
+//! The binomial tree: each rank has a parent and children that are a power of two away, so that all are
+//! reached in as many hops as the size has binary digits.
 
 use crate::Rank;
 
@@ -23,7 +23,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parents_and_children_agree_and_the_tree_holds_everyone() {
+    fn parents_and_children_agree_and_the_tree_has_all_ranks() {
         for size in 1..=64 {
             for root in 0..size {
                 let mut reached = vec![root];

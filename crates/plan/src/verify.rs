@@ -1,15 +1,15 @@
-//! Runs the plans of all ranks on symbols and names the first flaw.
+//! Runs the plans of all ranks on symbols and reports the first flaw.
 //!
-//! A symbol stands for what a part of a buffer holds: what one rank gave, or the combination of symbols in a certain
-//! order. Equal symbols are equal bits, whatever the values. So one run proves, for all values and lengths: the result
-//! is right, every rank is counted once, all ranks get the same bits, nobody waits forever, no message is left over,
-//! and nothing is overwritten that a peer may still read.
+//! A symbol stands for the contents of a part of a buffer: one rank's value, or the combination of symbols in
+//! a certain order. Equal symbols are equal bits, whatever the values. So one run proves, for all values and
+//! lengths: the result is right, every rank is counted once, all ranks get the same bits, no rank waits
+//! forever, no message is left over, and nothing is overwritten that a peer may still read.
 //!
-//! One schedule is enough. Each rank's steps are fixed, a link has one writer and one reader, and waiting is for one
-//! thing that nobody else can take away (a Kahn network, with room in a link as a token going back); so any order of
-//! execution leads to the same messages, the same end, and the same set of stuck ranks. What must hold in *every*
-//! order (who may still be reading) is asked of the happens-before relation, kept as vector clocks, and not of the
-//! order that was run.
+//! One schedule is enough. Each rank's steps are fixed, a link has one writer and one reader, and a rank
+//! waits for one thing that no other rank can take away (a Kahn network, with free space in a link as a token
+//! going back). So any order of execution leads to the same messages, the same end, and the same set of
+//! blocked ranks. What must hold in *every* order (which rank may still be reading) is decided by the
+//! happens-before relation, kept as vector clocks, and not by the order of this run.
 
 mod flaw;
 mod symbols;
@@ -21,20 +21,20 @@ use crate::{Algorithm, Area, Chunk, Kind, Plan, Rank, Step, Topology};
 
 pub use self::flaw::{Flaw, Stuck, Wait};
 
-/// What is to be proved of plans.
+/// What must be proved of plans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claim {
     /// What the plans are to compute.
     pub kind: Kind,
     /// Matters only if the kind has a root.
     pub root: Rank,
-    /// It may be assumed that all parts are equally long.
+    /// All parts can be assumed to have the same length.
     pub equal_parts: bool,
     /// Results are combined in one pass over all ranks in order of rank.
     pub in_rank_order: bool,
 }
 
-/// Proves that `algorithm` is what it says for these ranks and this root.
+/// Proves that `algorithm` has its declared properties for these ranks and this root.
 pub fn algorithm(algorithm: &Algorithm, topology: &Topology, root: Rank) -> Result<(), Flaw> {
     let claim = Claim {
         kind: algorithm.kind,
@@ -47,7 +47,7 @@ pub fn algorithm(algorithm: &Algorithm, topology: &Topology, root: Rank) -> Resu
 
 /// Proves `claim` of the plans of all ranks (`plans[r]` is what rank `r` does).
 ///
-/// Plans that may go in pieces are run twice in a row, since pieces follow each other on the same links.
+/// Plans that may run in pieces are run twice in a row, since pieces follow each other on the same links.
 pub fn run(claim: &Claim, plans: &[Plan]) -> Result<(), Flaw> {
     inspect(claim, plans)?;
     let mut machine = Machine::new(claim, plans);
@@ -57,7 +57,7 @@ pub fn run(claim: &Claim, plans: &[Plan]) -> Result<(), Flaw> {
     machine.results_are_right()
 }
 
-// What can be seen without running anything.
+// Checks that need no run.
 
 fn inspect(claim: &Claim, plans: &[Plan]) -> Result<(), Flaw> {
     for (rank, plan) in plans.iter().enumerate() {
@@ -141,23 +141,23 @@ fn inspect_step(what: &Step, plan: &Plan, rank: Rank, step: usize, size: usize) 
 
 // The run.
 
-/// The length of a part, without knowing it: equal ones are equally long.
+/// The unknown length of a part: equal ones stand for equal lengths.
 type Length = (usize, usize);
 
 /// What a chunk holds: each part's symbol and length.
 type Parts = Rc<[(Symbol, Length)]>;
 
-/// How many steps of a rank have happened. A vector clock is one of these per rank.
+/// How many steps of a rank have happened. A vector clock has one of these per rank.
 type Time = u32;
 
-/// A message under way.
+/// A message in transit.
 struct Message {
     parts: Parts,
     /// When it was sent, by the sender's time.
     sent: Time,
-    /// What the sender knew of all ranks then.
+    /// What the sender knew of all ranks at that time.
     known: Rc<[Time]>,
-    /// If it was lent: its number in `Machine::loans`.
+    /// If it was lent: its index in `Machine::loans`.
     loan: Option<usize>,
 }
 
@@ -174,13 +174,13 @@ struct Cell {
     loans: Vec<usize>,
 }
 
-/// One rank on its way through its plan.
+/// One rank executing its plan.
 struct Walker {
     round: usize,
     step: usize,
     now: Time,
-    /// The last step of each rank that this one has heard of: its vector clock. Shared with the messages it sent since
-    /// it last heard anything.
+    /// The last step of each rank that this one knows of: its vector clock. Shared with the messages that it
+    /// sent since it last received anything.
     known: Rc<[Time]>,
     /// When each round began.
     entered: Vec<Time>,
@@ -213,7 +213,7 @@ impl<'a> Machine<'a> {
         let mut ready: VecDeque<Rank> = (0..self.plans.len()).collect();
         while let Some(rank) = ready.pop_front() {
             while self.try_step(rank)? {
-                // Only those it dealt with can be waiting for what it just did.
+                // Only the peers of this step can be waiting for it.
                 if let Some((_, what)) = self.previous_step(rank) {
                     match what {
                         Step::Send { to, .. } => ready.extend(to),
@@ -227,7 +227,7 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// Does the next step of `rank` if it need not wait.
+    /// Executes the next step of `rank` if it need not wait.
     fn try_step(&mut self, rank: Rank) -> Result<bool, Flaw> {
         let walker = &mut self.walkers[rank];
         if walker.step == self.plans[rank].steps.len() && walker.round + 1 < self.rounds {
@@ -263,8 +263,8 @@ impl<'a> Machine<'a> {
         Some((step, &self.plans[rank].steps[step]))
     }
 
-    /// What the step has to wait for now. A send begins when all its links have room, and a reduction when all messages
-    /// are there: whoever runs plans may be less strict, and then gets stuck less.
+    /// What the step has to wait for now. A send begins when all its links have space, and a reduction when
+    /// all messages have arrived. A real executor may be less strict, and then blocks less often.
     fn waits_for(&self, rank: Rank, what: &Step) -> Option<Wait> {
         let size = self.plans.len();
         let empty = |&from: &Rank| self.links[from * size + rank].is_empty();
@@ -297,7 +297,7 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// The next message of `from`; it must have the shape of where it goes.
+    /// The next message of `from`; it must have the shape of its destination.
     fn take(&mut self, rank: Rank, from: Rank, target: Chunk) -> Result<Parts, Flaw> {
         let link = from * self.plans.len() + rank;
         let message = self.links[link].pop_front().expect("a step begins when its messages are there");
@@ -361,8 +361,8 @@ impl<'a> Machine<'a> {
         parts.collect::<Option<_>>().ok_or(nothing)
     }
 
-    /// Only if everyone to whom the memory was lent is known to have read it: this rank has heard, through whatever
-    /// chain of messages, of something the reader sent after taking it.
+    /// Only if every rank to which the memory was lent is known to have read it: this rank has received,
+    /// through any chain of messages, something that the reader sent after reading.
     fn write(&mut self, rank: Rank, chunk: Chunk, parts: &[(Symbol, Length)]) -> Result<(), Flaw> {
         for (index, &(symbol, _)) in self.cells(rank, chunk).zip(parts) {
             let Walker { step, known, cells, .. } = &mut self.walkers[rank];
@@ -387,7 +387,7 @@ impl<'a> Machine<'a> {
         start + chunk.first..start + chunk.first + chunk.count
     }
 
-    /// Which parts are equally long, on which rank: the contract of each collective with its caller.
+    /// Which parts have the same length, on which rank: the contract of each collective with its caller.
     fn length(&self, rank: Rank, buffer: Area, part: usize) -> Length {
         let (buffer, part) = match buffer {
             Area::Scratch => self.plans[rank].scratch[part],
@@ -422,7 +422,7 @@ impl<'a> Machine<'a> {
         Some(Stuck { rank, step, waits_for })
     }
 
-    /// A barrier moves nothing; its result is that everyone knows of something everyone else did since it came.
+    /// A barrier moves no data; its result is that every rank knows that every other rank has joined.
     fn all_heard_of_each_other(&self) -> Result<(), Flaw> {
         if self.claim.kind != Kind::Barrier {
             return Ok(());
@@ -502,7 +502,7 @@ impl<'a> Machine<'a> {
 }
 
 impl Walker {
-    /// At the start of its plan, with memory that holds what the caller gave.
+    /// At the start of its plan, with memory that holds the caller's values.
     fn new(claim: &Claim, rank: Rank, plans: &[Plan], rounds: usize, symbols: &Symbols) -> Self {
         let plan = &plans[rank];
         let in_place = match claim.kind {

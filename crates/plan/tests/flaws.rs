@@ -1,4 +1,4 @@
-//! For each flaw, plans that have it: the verifier names exactly that one, in words that help.
+//! For each flaw, plans that have it: the verifier reports exactly that one, with a helpful message.
 
 use tenfold_plan::{Area, Chunk, Kind, Plan, Step, Topology, named, verify};
 use verify::{Claim, Flaw, Stuck, Wait};
@@ -30,10 +30,10 @@ fn assert_flaw(claim: Claim, plans: &[Plan], flaw: Flaw, words: &str) {
 }
 
 #[test]
-fn buffers_are_cut_as_the_collective_has_it() {
+fn buffers_are_split_as_the_collective_requires() {
     let mut gather = plans(Kind::Gather, "direct", 3);
     gather[1].output = 3;
-    let words = "rank 1 cuts its buffers into other parts than the collective does";
+    let words = "rank 1 does not split its buffers into the parts of the collective";
     assert_flaw(claim(Kind::Gather), &gather, Flaw::WrongParts { rank: 1 }, words);
 
     let mut ring = plans(Kind::AllReduce, "ring", 3);
@@ -46,18 +46,18 @@ fn buffers_are_cut_as_the_collective_has_it() {
 }
 
 #[test]
-fn all_ranks_go_in_pieces_or_none() {
+fn all_ranks_run_in_pieces_or_none() {
     let mut ring = plans(Kind::AllReduce, "ring", 3);
     ring[2].pieces = false;
-    let words = "only one of ranks 0 and 2 may go in pieces";
+    let words = "only one of ranks 0 and 2 may run in pieces";
     assert_flaw(claim(Kind::AllReduce), &ring, Flaw::PiecesDiffer { rank: 0, other: 2 }, words);
 }
 
 #[test]
-fn a_plan_with_chunks_of_several_parts_cannot_go_in_pieces() {
+fn a_plan_with_chunks_of_several_parts_cannot_run_in_pieces() {
     let mut bruck = plans(Kind::AllGather, "bruck", 4);
     bruck.iter_mut().for_each(|plan| plan.pieces = true);
-    let words = "step 3 of rank 0 has a chunk of several parts, so the plan cannot go in pieces";
+    let words = "step 3 of rank 0 has a chunk of several parts, so the plan cannot run in pieces";
     assert_flaw(claim(Kind::AllGather), &bruck, Flaw::ClaimsPieces { rank: 0, step: 3 }, words);
 }
 
@@ -73,7 +73,7 @@ fn parts_and_ranks_must_exist() {
 }
 
 #[test]
-fn nobody_sends_to_itself() {
+fn no_rank_sends_to_itself() {
     let mut broadcast = plans(Kind::Broadcast, "direct", 2);
     broadcast[0].steps[0] = Step::Send { to: vec![0, 1], chunk: ALL };
     let words = "step 0 of rank 0 is a message to itself";
@@ -105,7 +105,7 @@ fn the_input_is_not_written() {
 #[test]
 fn a_step_does_not_write_what_it_reads() {
     let flaw = Flaw::Overlaps { rank: 0, step: 0 };
-    let words = "step 0 of rank 0 writes over what it is reading";
+    let words = "step 0 of rank 0 overwrites what it is reading";
     let copy = written(Plan::new(0, 1), 1, |plan, _| plan.copy(ALL, ALL));
     assert_flaw(claim(Kind::AllReduce), &copy, flaw.clone(), words);
     let shifted = written(Plan::new(0, 3).whole(), 1, |plan, _| {
@@ -115,22 +115,22 @@ fn a_step_does_not_write_what_it_reads() {
 }
 
 #[test]
-fn nobody_passes_on_what_it_does_not_have_yet() {
+fn no_rank_passes_on_what_it_does_not_have_yet() {
     let mut broadcast = plans(Kind::Broadcast, "binomial", 4);
     broadcast[2].steps.swap(0, 1);
     let flaw = Flaw::ReadsNothing { rank: 2, step: 0, chunk: ALL };
-    let words = "step 0 of rank 2 reads output[0], which holds nothing yet";
+    let words = "step 0 of rank 2 reads output[0], which is not written yet";
     assert_flaw(claim(Kind::Broadcast), &broadcast, flaw, words);
 }
 
 #[test]
-fn a_message_has_the_length_of_where_it_goes() {
+fn a_message_has_the_length_of_its_destination() {
     let mut ring = plans(Kind::AllReduce, "ring", 3);
-    ring[1].lends = false; // what it sends by mistake is overwritten at once
+    ring[1].lends = false; // what it sends by mistake is overwritten immediately
     let Step::Send { chunk, .. } = &mut ring[1].steps[0] else { panic!("the ring begins with a send") };
     *chunk = Chunk::output(0);
     let flaw = Flaw::WrongShape { rank: 2, step: 1, from: 1 };
-    let words = "step 1 of rank 2 gets a message of rank 1 that has another length";
+    let words = "step 1 of rank 2 gets a message of rank 1 that has a different length";
     assert_flaw(claim(Kind::AllReduce), &ring, flaw, words);
 
     let mut gather = plans(Kind::AllGather, "direct", 2);
@@ -146,7 +146,7 @@ fn a_message_has_the_length_of_where_it_goes() {
 #[test]
 fn a_reduction_combines_what_belongs_together() {
     let mut direct = plans(Kind::AllReduce, "direct", 2);
-    direct[1].lends = false; // what it sends by mistake is overwritten at once
+    direct[1].lends = false; // what it sends by mistake is overwritten immediately
     let Step::Send { chunk, .. } = &mut direct[1].steps[0] else { panic!("it begins with a send") };
     *chunk = Chunk::output(1);
     let equal = Claim { equal_parts: true, ..claim(Kind::AllReduce) };
@@ -199,7 +199,7 @@ fn a_finish_comes_once() {
         plan.reduce_last(&[], ALL, ALL);
         plan.reduce_last(&[], ALL, ALL);
     });
-    let words = "step 1 of rank 0 combines what was finished already";
+    let words = "step 1 of rank 0 combines a result that is already finished";
     assert_flaw(claim(Kind::AllReduce), &again, Flaw::FinishedTwice { rank: 0, step: 1 }, words);
 }
 
@@ -221,7 +221,7 @@ fn a_finish_comes_at_all_even_for_one_rank() {
 fn recursive_doubling_may_not_lend() {
     let mut doubling = plans(Kind::AllReduce, "recursive_doubling", 2);
     doubling.iter_mut().for_each(|plan| plan.lends = true);
-    // The other one lent its value too, before it read: its message says nothing about that.
+    // The other rank lent its value too, before it read: its message says nothing about that.
     let flaw = Flaw::OverwritesLent { rank: 1, step: 1, reader: 0 };
     let words = "step 1 of rank 1 overwrites what rank 0 may still be reading";
     assert_flaw(claim(Kind::AllReduce), &doubling, flaw, words);
@@ -238,7 +238,8 @@ fn lent_scratch_is_not_reused_by_the_next_piece_while_a_peer_may_read_it() {
     assert_flaw(claim(Kind::ReduceScatter), &ring, flaw, words);
 }
 
-/// Rank 0 lends scratch to rank 1 and hears through rank 2 that it was read, before it takes what rank 1 sent earlier.
+/// Rank 0 lends scratch to rank 1 and learns through rank 2 that it was read, before it takes what rank 1
+/// sent earlier.
 fn heard_through_another() -> Vec<Plan> {
     let mut empty = Plan::new(0, 1).lending().whole();
     let (lent, other) = (empty.add_scratch(Area::Output, 0), empty.add_scratch(Area::Output, 0));
@@ -270,7 +271,7 @@ fn heard_through_another() -> Vec<Plan> {
 }
 
 #[test]
-fn word_that_lent_memory_was_read_may_come_through_others_and_is_not_forgotten() {
+fn evidence_of_a_read_may_come_through_other_ranks_and_is_kept() {
     let mut plans = heard_through_another();
     assert_eq!(verify::run(&claim(Kind::AllReduce), &plans), Ok(()));
     plans[0].steps.swap(2, 4);
@@ -280,13 +281,13 @@ fn word_that_lent_memory_was_read_may_come_through_others_and_is_not_forgotten()
 }
 
 #[test]
-fn word_that_was_sent_before_reading_does_not_count() {
+fn evidence_that_was_sent_before_reading_does_not_count() {
     let mut plans = heard_through_another();
-    plans[1].steps.swap(1, 0); // takes it first: its own early message is now word enough
+    plans[1].steps.swap(1, 0); // takes it first: its own early message is now sufficient evidence
     assert_eq!(verify::run(&claim(Kind::AllReduce), &plans), Ok(()));
     let mut early = heard_through_another();
     early[0].steps.swap(2, 3);
-    early[0].steps.swap(3, 4); // overwrites after the early message, before the word of rank 2
+    early[0].steps.swap(3, 4); // overwrites after the early message, before that of rank 2
     let flaw = Flaw::OverwritesLent { rank: 0, step: 3, reader: 1 };
     assert_eq!(verify::run(&claim(Kind::AllReduce), &early), Err(flaw));
 }
@@ -326,17 +327,17 @@ fn no_message_is_left_over() {
 }
 
 #[test]
-fn nobody_leaves_a_barrier_before_all_have_come() {
+fn no_rank_leaves_a_barrier_before_all_have_joined() {
     let mut barrier = plans(Kind::Barrier, "dissemination", 4);
     barrier.iter_mut().for_each(|plan| plan.steps.truncate(2));
-    let words = "rank 0 may leave the barrier before rank 1 has come";
+    let words = "rank 0 may leave the barrier before rank 1 has joined";
     assert_flaw(claim(Kind::Barrier), &barrier, Flaw::LeftAlone { rank: 0, absent: 1 }, words);
     barrier.iter_mut().for_each(|plan| plan.pieces = false);
     assert_flaw(claim(Kind::Barrier), &barrier, Flaw::LeftAlone { rank: 0, absent: 1 }, words);
 }
 
 #[test]
-fn a_result_lacks_nobody() {
+fn a_result_includes_all_ranks() {
     let mut reduce = plans(Kind::Reduce, "direct", 3);
     reduce[2].steps.clear();
     reduce[0].steps[0] = Step::Reduce { from: vec![1], own: ALL, to: ALL, finish: false };
@@ -395,7 +396,7 @@ fn the_ring_does_not_add_in_order_of_rank() {
 }
 
 #[test]
-fn a_ring_with_a_step_missing_is_noticed_wherever_it_is() {
+fn a_ring_with_any_missing_step_is_noticed() {
     for step in 0..plans(Kind::AllReduce, "ring", 4)[0].steps.len() {
         let mut ring = plans(Kind::AllReduce, "ring", 4);
         ring[1].steps.remove(step);

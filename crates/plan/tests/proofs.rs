@@ -1,5 +1,5 @@
-//! Every algorithm is proved for every number of ranks, every root and many topologies; and the proof is worth
-//! something, because no plan with a step missing or changed passes it.
+//! Every algorithm is proved for every number of ranks, every root and many topologies. The proof is strong,
+//! because no plan with a step missing or changed passes it.
 
 use tenfold_plan::{ALGORITHMS, Algorithm, Area, Chunk, Kind, Plan, Step, Topology, named, verify};
 use verify::{Claim, Flaw};
@@ -33,7 +33,7 @@ fn prove_up_to_64_ranks(kind: Kind) {
     }
 }
 
-/// `size` ranks spread over hosts in every way that an algorithm might trip over.
+/// `size` ranks distributed over hosts in every way that might break an algorithm.
 fn spread(size: usize) -> Vec<Topology> {
     let over = |host: &dyn Fn(usize) -> usize| Topology::new((0..size).map(host).collect());
     let mut topologies = vec![
@@ -149,7 +149,7 @@ fn an_algorithm_that_does_not_lend_could_not() {
 }
 
 #[test]
-fn rows_say_of_pieces_what_their_plans_say() {
+fn rows_and_plans_agree_about_pieces() {
     for algorithm in ALGORITHMS {
         for topology in (1..=9).flat_map(spread) {
             let plans = algorithm.plans(&topology, 0);
@@ -159,7 +159,7 @@ fn rows_say_of_pieces_what_their_plans_say() {
 }
 
 #[test]
-fn rows_claim_rank_order_and_unequal_parts_wherever_they_have_them() {
+fn rows_claim_rank_order_and_unequal_parts_if_they_have_them() {
     for algorithm in ALGORITHMS {
         let always = |claim: Claim| {
             let mut topologies = (1..=7).flat_map(spread);
@@ -175,8 +175,8 @@ fn rows_claim_rank_order_and_unequal_parts_wherever_they_have_them() {
     }
 }
 
-/// All plans that differ from `plan` in one step: without it, with another chunk, with another peer, or with `finish`
-/// the other way round.
+/// All plans that differ from `plan` in one step: without it, with another chunk, with another peer, or with
+/// `finish` inverted.
 fn mutants(plan: &Plan, size: usize, rank: usize) -> Vec<(String, Plan)> {
     let mut mutants = Vec::new();
     let mut mutate = |what: &str, at: usize, step: Option<Step>| {
@@ -198,7 +198,7 @@ fn mutants(plan: &Plan, size: usize, rank: usize) -> Vec<(String, Plan)> {
             if chunk.count == 0 { chunk.first } else { (chunk.first + 1) % (parts + 1 - chunk.count) };
         Chunk { first, ..chunk }
     };
-    // Another rank than this one, and than the one it was.
+    // Another rank than this one, and than the original one.
     let next_rank =
         |peer: usize| (1..size).map(|i| (peer + i) % size).find(|&other| other != rank).unwrap_or(peer);
     for (at, step) in plan.steps.iter().enumerate() {
@@ -240,7 +240,7 @@ fn mutants(plan: &Plan, size: usize, rank: usize) -> Vec<(String, Plan)> {
 }
 
 #[test]
-fn no_plan_with_a_step_missing_or_changed_is_proved() {
+fn no_plan_with_a_missing_or_changed_step_is_proved() {
     let mut count = 0;
     for topology in [1, 2, 3, 4, 5, 6, 8]
         .map(Topology::one_host)
@@ -250,7 +250,7 @@ fn no_plan_with_a_step_missing_or_changed_is_proved() {
         for algorithm in ALGORITHMS {
             let root = topology.size() / 2;
             let plans = algorithm.plans(&topology, root);
-            // Most mistakes show in the lengths; with equal parts they have to show in what is computed.
+            // Most mistakes show in the lengths; with equal parts they have to show in the results.
             let claim = Claim { equal_parts: true, ..claim(algorithm, root) };
             for rank in 0..plans.len() {
                 for (what, mutant) in mutants(&plans[rank], plans.len(), rank) {

@@ -1,10 +1,12 @@
-//! Lays the ranks' records side by side: who did what in which group, number by number.
+//! Aligns the ranks' records: which rank did what in which group, number by number.
 //!
-//! A ring keeps the last records only, and each rank's may begin elsewhere. So a rank is never said to lack a number that its
-//! ring may have lost: what counts is how far it has come, and the numbers that several ranks still hold.
+//! A ring only keeps the last records, and each rank's may begin elsewhere. So a rank is never reported to
+//! lack a number that its ring may have lost. What counts is how far it has got, and the numbers that several
+//! ranks still hold.
 //!
-//! Groups of one name may differ in members (c10d's `split_group` makes such), so a group is its name and its members. A recorder
-//! that does not say who the members are (Gloo's) gets those that were seen; for the default group that is every rank known.
+//! Groups of one name may have different members (c10d's `split_group` makes such groups), so a group is
+//! identified by its name and its members. If a recorder does not record the members (Gloo's does not), the
+//! group has the ranks that were seen; for the default group that is every known rank.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -17,30 +19,31 @@ pub(crate) struct Job<'a> {
     /// In the order of ranks.
     pub(crate) dumps: &'a [Dump],
     pub(crate) groups: Vec<Group<'a>>,
-    /// Ranks that a group mentions and no dump is of, in ascending order.
+    /// Ranks that a group mentions but that have no dump, in ascending order.
     pub(crate) missing: Vec<u32>,
 }
 
 pub(crate) struct Group<'a> {
     pub(crate) name: Arc<str>,
-    /// What the user called it, or its name.
+    /// The user's name for it, or its name.
     pub(crate) title: String,
-    /// Those that are looked at, in ascending order.
+    /// The selected members, in ascending order.
     pub(crate) members: Vec<u32>,
-    /// All of them, in the order of the group, which need not be that of ranks: what a rank of the group counts in.
+    /// All members, in the order of the group, which may differ from that of ranks: group ranks are indices
+    /// into it.
     pub(crate) everyone: Vec<u32>,
     /// The same in ascending order, each with its place in the group.
     places: Vec<(u32, usize)>,
-    /// False if the recorder did not say who they are.
+    /// False if the recorder did not record the members.
     pub(crate) members_known: bool,
     /// By number.
     pub(crate) rows: BTreeMap<i64, Row<'a>>,
-    /// Messages by sender and receiver, global ranks; `None` is a receiver that takes any sender's.
+    /// Messages by sender and receiver, global ranks; `None` is a receiver that accepts any sender.
     pub(crate) sends: BTreeMap<(u32, u32), Vec<&'a Record>>,
     pub(crate) receives: BTreeMap<(Option<u32>, u32), Vec<&'a Record>>,
 }
 
-/// The collective of one number, by rank in ascending order. A coalesced one has several records of a rank.
+/// The collective of one number, by rank in ascending order. A coalesced one has several records per rank.
 ///
 /// Two lists, because there are as many entries as records in all dumps.
 #[derive(Debug, Default)]
@@ -51,7 +54,7 @@ pub(crate) struct Row<'a> {
 }
 
 impl<'a> Row<'a> {
-    /// Ranks come in ascending order, since dumps do.
+    /// Ranks are added in ascending order, since dumps are sorted.
     fn add(&mut self, rank: u32, record: &'a Record) {
         if self.ranks.last().is_none_or(|(last, _)| *last != rank) {
             self.ranks.push((rank, self.records.len() as u32));
@@ -59,7 +62,7 @@ impl<'a> Row<'a> {
         self.records.push(record);
     }
 
-    /// How many ranks have come.
+    /// How many ranks have entered it.
     pub(crate) fn len(&self) -> usize {
         self.ranks.len()
     }
@@ -93,7 +96,7 @@ impl<'a> Row<'a> {
     }
 }
 
-/// How far a rank has come in a group.
+/// How far a rank has got in a group.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Standing<'a> {
     /// It left no dump.
@@ -105,7 +108,7 @@ pub(crate) enum Standing<'a> {
     Last(&'a Record),
 }
 
-/// Which part of the dumps is looked at.
+/// The selected part of the dumps.
 #[derive(Debug, Default)]
 pub struct Filter {
     /// Empty: all.
@@ -127,7 +130,7 @@ impl Filter {
 /// A name, and the members in ascending order.
 type Key = (Arc<str>, Option<Vec<u32>>);
 
-/// What recorders say of a group.
+/// What recorders report about a group.
 #[derive(Default)]
 struct Known {
     description: Arc<str>,
@@ -136,7 +139,7 @@ struct Known {
 }
 
 impl<'a> Job<'a> {
-    /// `mentioned` are ranks that exist although no group with a name has them.
+    /// `mentioned` are ranks that exist although no named group has them.
     pub(crate) fn new(dumps: &'a [Dump], mentioned: &[u32], filter: &Filter) -> Job<'a> {
         let mut world: BTreeSet<u32> = dumps.iter().map(|dump| dump.rank).collect();
         world.extend(mentioned.iter().copied().filter(|&rank| filter.has_rank(rank)));
@@ -154,7 +157,8 @@ impl<'a> Job<'a> {
         }
         let mut records: BTreeMap<Key, Vec<(u32, &'a Record)>> = BTreeMap::new();
         for dump in dumps {
-            // A group's members are looked at once a dump, not once a record: there may be thousands of both.
+            // A group's members are looked up once per dump, not once per record: there may be thousands of
+            // both.
             let mut by_group: BTreeMap<&Arc<str>, Vec<(u32, &'a Record)>> = BTreeMap::new();
             for record in &dump.records {
                 if filter.has_group(&record.group, &record.description) {
@@ -205,7 +209,7 @@ impl<'a> Job<'a> {
             .map_or_else(|| format!("group {}", record.group), |group| group.title.clone())
     }
 
-    /// Whom a rank's message is to or from, as a rank of the job.
+    /// The other side of a rank's message, as a rank of the job.
     pub(crate) fn peer_of(&self, record: &Record, rank: u32) -> Option<u32> {
         let Detail::Message { source, target } = record.detail else { return None };
         let index = if &*record.operation == "send" { target } else { source? };
@@ -222,7 +226,8 @@ impl<'a> Job<'a> {
     }
 }
 
-/// The rank's own word on the group's members; else that of another whose group of this name has the rank.
+/// The group's members as the rank itself recorded them; otherwise as another rank did whose group of this
+/// name has the rank.
 fn key_of(record: &Record, dump: &Dump, known: &BTreeMap<Key, Known>) -> Key {
     let name = record.group.clone();
     if let Some(config) = dump.groups.get(&name) {
@@ -253,13 +258,13 @@ impl<'a> Group<'a> {
             None if &**description == "default_pg" => world.iter().copied().collect(),
             None => records.iter().map(|(rank, _)| *rank).collect::<BTreeSet<_>>().into_iter().collect(),
         };
-        // One that is mentioned twice, which no recorder does, would have two places.
+        // A member that is mentioned twice, which no recorder does, would have two places.
         let everyone = if order.len() == members.len() { order.clone() } else { members.clone() };
         let mut places: Vec<(u32, usize)> = everyone.iter().copied().zip(0..).collect();
         places.sort_unstable();
         let title = match &**description {
             "" | "undefined" => format!("group {name}"),
-            // Several groups may be described alike: the data-parallel ones of a mesh.
+            // Several groups may have the same description, such as the data-parallel groups of a mesh.
             description if shared => format!("group {description} ({name})"),
             description => format!("group {description}"),
         };
@@ -276,12 +281,12 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// The rank of the job that has this number in the group.
+    /// The rank of the job that has this group rank.
     fn member(&self, number: u32) -> Option<u32> {
         self.everyone.get(number as usize).copied()
     }
 
-    /// Which number a rank of the job has in the group.
+    /// The group rank of a rank of the job.
     pub(crate) fn place_of(&self, rank: u32) -> Option<usize> {
         let index = self.places.binary_search_by_key(&rank, |(rank, _)| *rank).ok()?;
         Some(self.places[index].1)

@@ -1,9 +1,10 @@
-//! Stragglers: who comes late to collectives, and how much time that costs the others.
+//! Stragglers: which ranks arrive late at collectives, and how much time that costs the others.
 //!
-//! What a late rank costs is the time from the last but one to arrive to the last: had it come with the others, they would all have gone
-//! on so much earlier. Arrivals are by each rank's own clock, and hosts' clocks differ. A collective in which all need all ends at nearly
-//! the same moment everywhere, so if ranks' ends lie apart by the same time again and again, that is the difference of their clocks, and
-//! is taken off. Where no ends are recorded, it is said that clocks may differ.
+//! The cost of a late rank is the time from the second-to-last arrival to the last: if it had arrived with
+//! the others, all would have continued that much earlier. Arrival times are by each rank's own clock, and
+//! hosts' clocks differ. A collective in which every rank needs every other ends at nearly the same moment
+//! everywhere. So if the ends of two ranks repeatedly differ by the same time, that is the difference of
+//! their clocks, and is subtracted. If no ends are recorded, the report says that clocks may differ.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,23 +13,23 @@ use super::dump::Record;
 use super::verdict::{Finding, Kind};
 use super::words;
 
-/// Collectives below which nothing is said about habits.
+/// With fewer collectives, no pattern is reported.
 const ROWS_MIN: usize = 10;
-/// A cost below is noise of scheduling.
+/// A smaller cost is scheduling noise.
 const COST_MIN_S: f64 = 1e-3;
-/// One arrival as late as this is worth a line, whatever the others are like.
+/// A single arrival as late as this is worth a line, whatever the other arrivals are like.
 const ONCE_S: f64 = 1.0;
-/// Clocks are believed to differ from here on.
+/// Larger differences are attributed to the clocks.
 const CLOCKS_S: f64 = 5e-3;
 
 /// Seconds that each rank's clock is ahead.
 pub(crate) struct Clocks {
     ahead: BTreeMap<u32, f64>,
-    /// Enough ends were recorded to tell.
+    /// Whether enough ends were recorded to know.
     is_known: bool,
 }
 
-/// One collective that all members came to.
+/// One collective that all members entered.
 struct Arrival<'a> {
     record: &'a Record,
     last: u32,
@@ -104,14 +105,14 @@ fn habit(group: &Group<'_>, arrivals: &[Arrival<'_>]) -> Option<Finding> {
     Some(finding)
 }
 
-/// The one arrival that was much later than all others.
+/// The single arrival that was much later than all others.
 fn once(group: &Group<'_>, arrivals: &[Arrival<'_>]) -> Option<Finding> {
     let worst = arrivals.iter().max_by(|one, other| one.cost.total_cmp(&other.cost))?;
     if worst.cost < ONCE_S {
         return None;
     }
     let (rank, title, cost) = (worst.last, worst.record.title(), words::seconds(worst.cost));
-    let headline = format!("rank {rank} came {cost} late to {title} of {}", group.title);
+    let headline = format!("rank {rank} arrived {cost} late at {title} of {}", group.title);
     let mut finding = Finding::note(Kind::Straggler, headline);
     finding.ranks = vec![rank];
     finding.lines.extend(words::call_site(worst.record).map(|site| format!("it called it at {site}")));
@@ -173,7 +174,7 @@ impl Clocks {
     }
 }
 
-/// Nobody can be through before all have come.
+/// Whether no rank can complete it before all have entered.
 fn ends_together(record: &Record) -> bool {
     let name = &*record.operation;
     ["all_reduce", "allreduce", "all_gather", "_all_gather", "all_to_all", "barrier"]

@@ -1,8 +1,8 @@
-//! When do two ranks' calls of one number belong together?
+//! Whether two ranks' calls of one number belong together.
 //!
-//! The rules of sizes are those of PyTorch's analyser: all ranks have the same, but for what only the root has, and for
-//! operations that may be uneven. Where it compares shapes, this compares numbers of elements: ranks that reduce `[2, 3]` and
-//! `[6]` get on well.
+//! The rules of sizes are those of PyTorch's analyser: all ranks have the same, except for what only the root
+//! has, and for operations that may be uneven. PyTorch compares shapes; this compares numbers of elements,
+//! because ranks that reduce `[2, 3]` and `[6]` are compatible.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::dump::{Detail, Record, Shape};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Difference {
     Operation,
-    /// Not as many operations in one coalesced call.
+    /// A different number of operations in one coalesced call.
     Count,
     Argument,
     ReduceOp,
@@ -20,7 +20,7 @@ pub(crate) enum Difference {
     Dtype,
 }
 
-/// What differs first between the calls of two ranks.
+/// The first difference between the calls of two ranks.
 pub(crate) fn difference(ours: &[&Record], theirs: &[&Record]) -> Option<Difference> {
     let pairs = || ours.iter().zip(theirs);
     if pairs().any(|(our, their)| our.operation != their.operation) {
@@ -41,7 +41,7 @@ fn differ(our: &Record, their: &Record) -> Option<Difference> {
     {
         return Some(Difference::Argument);
     }
-    // Not every recorder says these two.
+    // Not every recorder has these two.
     if let (Some(our), Some(their)) = (&our.reduce_op, &their.reduce_op)
         && our != their
     {
@@ -56,7 +56,8 @@ fn differ(our: &Record, their: &Record) -> Option<Difference> {
     let inputs = rules.inputs_alike.then_some((&our.inputs, &their.inputs));
     let outputs = rules.outputs_alike.then_some((&our.outputs, &their.outputs));
     let sides = || [inputs, outputs].into_iter().flatten();
-    // In an all-gather of tensors of different sizes, the list that all have says whose is how large.
+    // In an all-gather of tensors of different sizes, the list that all ranks have says how large each rank's
+    // tensor is.
     let uneven =
         (is_gathering(&our.operation) && our.outputs.len() > 1 && alike(&our.outputs, &their.outputs))
             || (is_scattering(&our.operation) && our.inputs.len() > 1 && alike(&our.inputs, &their.inputs));
@@ -69,7 +70,7 @@ fn differ(our: &Record, their: &Record) -> Option<Difference> {
     sides().any(is_other).then_some(Difference::Dtype)
 }
 
-/// Which sides all ranks must have alike.
+/// Which sides must be the same on all ranks.
 struct Rules {
     inputs_alike: bool,
     outputs_alike: bool,
@@ -115,7 +116,7 @@ fn is_scattering(operation: &str) -> bool {
     )
 }
 
-/// What a call contradicts by itself: an all-gather's output is all ranks' inputs.
+/// A contradiction inside one call: an all-gather's output has the inputs of all ranks.
 pub(crate) fn contradiction(record: &Record, members: usize, index: Option<usize>) -> Option<String> {
     let (whole, part, words) = match &*record.operation {
         operation if is_gathering(operation) => (&record.outputs, &record.inputs, ("output", "input")),
@@ -124,7 +125,8 @@ pub(crate) fn contradiction(record: &Record, members: usize, index: Option<usize
     };
     let (first_whole, first_part) = (whole.first()?, part.first()?);
     let sum = |shapes: &[Shape]| shapes.iter().map(Shape::elements).sum::<i128>();
-    // Native backends record one tensor for all; hooks record the caller's list, one of each rank, perhaps uneven.
+    // Native backends record one tensor for all; hooks record the caller's list, one per rank, perhaps
+    // uneven.
     let is_one = first_whole.elements() == first_part.elements() * members as i128;
     let is_sum = sum(whole) == sum(part) * members as i128;
     let is_own = whole.len() == members
@@ -134,7 +136,7 @@ pub(crate) fn contradiction(record: &Record, members: usize, index: Option<usize
         return None;
     }
     Some(format!(
-        "its {} has {} elements and its {} {}: with {members} ranks it would be {}",
+        "its {} has {} elements and its {} {}: with {members} ranks, {} are expected",
         words.0,
         sum(whole),
         words.1,
@@ -143,7 +145,7 @@ pub(crate) fn contradiction(record: &Record, members: usize, index: Option<usize
     ))
 }
 
-/// In an all-to-all, what all put in is what all get out.
+/// In an all-to-all, the total input equals the total output.
 pub(crate) fn all_to_all_sums(row: &[&Record]) -> Option<(i128, i128)> {
     let is_one = |record: &&Record| matches!(&*record.operation, "all_to_all" | "all_to_all_single");
     if !row.iter().all(is_one) {
@@ -225,11 +227,11 @@ mod tests {
         assert_eq!(contradiction(&record("all_gather", &[&[3]], &[&[1], &[3]]), 2, Some(1)), None);
         assert_eq!(
             contradiction(&record("_all_gather_base", &[&[4]], &[&[8]]), 3, None).unwrap(),
-            "its output has 8 elements and its input 4: with 3 ranks it would be 12"
+            "its output has 8 elements and its input 4: with 3 ranks, 12 are expected"
         );
         assert_eq!(
             contradiction(&record("_reduce_scatter_base", &[&[8]], &[&[4]]), 3, None).unwrap(),
-            "its input has 8 elements and its output 4: with 3 ranks it would be 12"
+            "its input has 8 elements and its output 4: with 3 ranks, 12 are expected"
         );
     }
 

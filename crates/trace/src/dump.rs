@@ -1,11 +1,12 @@
-//! What one rank's flight recorder wrote, as values with names.
+//! One rank's flight-recorder dump, as values with names.
 //!
-//! The format is PyTorch's, version 2.x: a minor version adds a field, so that all of them are read by taking what is there.
-//! Fields that are missing or of another kind are left out; only what makes a record one (its group, its name and its number)
-//! must be there. Numbers come from strangers: none is used as an index or a length before it was checked.
+//! The format is PyTorch's, version 2.x. A minor version only adds fields, so all of them are read by taking
+//! the fields that exist. Fields that are missing or of another type are left out; only what identifies a
+//! record (its group, its name and its number) is required. Numbers come from untrusted files: none is used
+//! as an index or a length before it was checked.
 //!
-//! A program makes few different calls, and each of them thousands of times on every rank: what a call says again and again is
-//! kept once, in a [`Call`] that its records share.
+//! A program makes few different calls, and each of them thousands of times on every rank. What these calls
+//! have in common is stored once, in a [`Call`] that its records share.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Deref;
@@ -13,12 +14,13 @@ use std::sync::Arc;
 
 use super::plain::{Key, View};
 
-/// Operations, frames, sizes and members of one dump together. Mentioning one list a million times takes a million bytes in a
-/// pickle; here each mention costs memory.
+/// Operations, frames, sizes and members of one dump together. Mentioning one list a million times takes a
+/// million bytes in a pickle; here each mention costs memory.
 const PARTS_MAX: usize = 4_000_000;
-/// Pairs of a dictionary that are looked through in about the time that a part takes. A large one may be mentioned as often.
+/// Pairs of a dictionary that can be searched in about the time that a part takes. A large one may be
+/// mentioned many times.
 const PAIRS_A_PART: usize = 8;
-/// Bytes of the texts of all calls, each as often as it is mentioned: they are compared.
+/// Bytes of the texts of all calls, counted each time they are mentioned, because they are compared.
 const TEXT_MAX: usize = 1 << 30;
 /// Members of one group.
 const MEMBERS_MAX: usize = 1 << 20;
@@ -26,14 +28,15 @@ const MEMBERS_MAX: usize = 1 << 20;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Dump {
     pub(crate) rank: u32,
-    /// As the user named it.
+    /// The user's name for it.
     pub(crate) file: String,
     pub(crate) version: String,
-    /// The machine, where the recorder says it: tenfold's does, PyTorch's does not.
+    /// The host, if the recorder has it: tenfold's does, PyTorch's does not.
     pub(crate) host: Option<Arc<str>>,
-    /// When it was written, in nanoseconds since 1970: as the dump says, else by its file's time if that can be believed.
+    /// When it was written, in nanoseconds since 1970: as the dump says, otherwise its file's time if that is
+    /// plausible.
     pub(crate) written_ns: Option<i64>,
-    /// What the recorder knows of its groups, by name. Gloo's own recorder has nothing of use here.
+    /// What the recorder knows of its groups, by name. Gloo's own recorder has nothing useful here.
     pub(crate) groups: BTreeMap<Arc<str>, GroupConfig>,
     pub(crate) records: Vec<Record>,
 }
@@ -43,7 +46,7 @@ pub(crate) struct GroupConfig {
     pub(crate) description: Arc<str>,
     /// Global ranks, in the order of the group.
     pub(crate) ranks: Vec<u32>,
-    /// Why it cannot be used any more; tenfold's recorder says it.
+    /// Why it cannot be used any more; only tenfold's recorder has it.
     pub(crate) failure: Option<Failure>,
 }
 
@@ -52,21 +55,21 @@ pub(crate) struct GroupConfig {
 pub(crate) struct Failure {
     pub(crate) at_ns: i64,
     pub(crate) text: Arc<str>,
-    /// Who is to blame, as a rank of the job.
+    /// The rank that caused it, as a rank of the job.
     pub(crate) rank: Option<u32>,
 }
 
-/// One operation on one rank. What its call says can be read as if it were the record's own.
+/// One operation on one rank. The fields of its call can be read as if they were the record's own.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Record {
-    /// Counts all records of the rank: the first that is not 0 tells that the ring has lost some.
+    /// Counts all records of the rank: if the first is not 0, the ring has lost some.
     pub(crate) id: i64,
     pub(crate) call: Arc<Call>,
     pub(crate) sequence: i64,
     pub(crate) created_ns: Option<i64>,
     pub(crate) started_ns: Option<i64>,
     pub(crate) end: End,
-    /// When it was given up on; tenfold's recorder says it.
+    /// When it failed; only tenfold's recorder has it.
     pub(crate) failed_ns: Option<i64>,
     pub(crate) duration_ms: Option<f64>,
 }
@@ -81,17 +84,17 @@ impl Deref for Record {
     }
 }
 
-/// What was called where, whenever that was.
+/// What was called and where, independent of time.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Call {
     pub(crate) group: Arc<str>,
     pub(crate) description: Arc<str>,
     /// `all_reduce`, `send`.
     pub(crate) operation: Arc<str>,
-    /// Who recorded it: `gloo`, `nccl`, `tenfold`.
+    /// The recorder: `gloo`, `nccl`, `tenfold`.
     pub(crate) library: Arc<str>,
     pub(crate) detail: Detail,
-    /// `sum`, and a rank of the group: tenfold's recorder says them.
+    /// `sum`, and a rank of the group: only tenfold's recorder has them.
     pub(crate) reduce_op: Option<Arc<str>>,
     pub(crate) root: Option<i64>,
     pub(crate) is_p2p: bool,
@@ -125,20 +128,21 @@ pub(crate) enum Detail {
     None,
     /// From and to, as ranks of the group. A receiver may not know its sender.
     Message { source: Option<u32>, target: u32 },
-    /// An argument that all ranks must agree on, such as a root.
+    /// An argument that must be the same on all ranks, such as a root.
     Argument(Arc<str>),
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum End {
-    /// Under way when the dump was written.
+    /// In progress when the dump was written.
     #[default]
     Open,
-    /// Over; the time is not always known.
+    /// Completed; the time is not always known.
     Completed(Option<i64>),
-    /// Given up on, by a recorder that says of others that they completed: it failed, or its time was up.
+    /// Not completed, according to a recorder that records completions: it failed or timed out.
     Failed,
-    /// The recorder does not watch it any more. It may have completed, failed, or go on: Gloo's and PyTorch's hook do not say.
+    /// The recorder no longer watches it. It may have completed, failed, or still be running: Gloo's recorder
+    /// and PyTorch's hook do not say.
     Unknown,
 }
 
@@ -156,7 +160,7 @@ pub(crate) struct Frame {
 }
 
 impl Shape {
-    /// Bounded, so that sums over all tensors and ranks of a stranger's file cannot overflow.
+    /// Bounded, so that sums over all tensors and ranks of an untrusted file cannot overflow.
     pub(crate) fn elements(&self) -> i128 {
         const BOUND: i128 = 1 << 80;
         let product = self.sizes.iter().fold(1, |product: i128, &size| product.saturating_mul(size.into()));
@@ -165,7 +169,7 @@ impl Shape {
 }
 
 impl Record {
-    /// What it is called in messages: `all_reduce #288`.
+    /// Its name in messages: `all_reduce #288`.
     pub(crate) fn title(&self) -> String {
         match self.is_p2p {
             false => format!("{} #{}", self.operation, self.sequence),
@@ -173,12 +177,12 @@ impl Record {
         }
     }
 
-    /// Is it known to be over?
+    /// Whether it is known to be completed.
     pub(crate) fn is_completed(&self) -> bool {
         matches!(self.end, End::Completed(_))
     }
 
-    /// When it was over, where that was recorded.
+    /// When it completed, if that was recorded.
     pub(crate) fn ended_ns(&self) -> Option<i64> {
         let by_duration = || {
             let start = self.started_ns.or(self.created_ns)?;
@@ -191,24 +195,21 @@ impl Record {
     }
 }
 
-/// What the top of a dump says, before anything else is believed.
+/// Checks the top level of a dump before anything else is trusted.
 pub(super) fn read(top: View<'_>, calls: &mut Calls) -> Result<Dump, String> {
     if !top.is_dict() {
-        return Err(format!(
-            "no flight-recorder dump: it holds {} where a dictionary is expected",
-            top.kind()
-        ));
+        return Err(format!("not a flight-recorder dump: expected a dictionary, found {}", top.kind()));
     }
     let version = match top.get("version").text() {
         Some(version) => version,
         None if top.get("entries").is_list() => return Err("its entries have no `version`".into()),
-        None => return Err("no flight-recorder dump: it has no `version`".into()),
+        None => return Err("not a flight-recorder dump: it has no `version`".into()),
     };
     let major = version.split('.').next().and_then(|major| major.parse::<u32>().ok());
     if major != Some(2) {
         return Err(format!(
-            "it is of format version `{version}`, and this tenfold reads 2.x\n  \
-             hint: PyTorch 2.4 and later write 2.x; a newer tenfold may read newer ones"
+            "unsupported format version `{version}`: this tenfold reads 2.x\n  \
+             hint: use PyTorch 2.4 or later, or a newer tenfold for a newer format"
         ));
     }
     let entries = top.get("entries");
@@ -239,7 +240,7 @@ pub(super) fn rank(top: View<'_>) -> Option<u32> {
     top.get("rank").integer().and_then(|rank| u32::try_from(rank).ok())
 }
 
-/// Counts what is read, so that no small file becomes a large dump.
+/// Counts what is read, so that a small file cannot become a large dump.
 #[derive(Default)]
 struct Parts {
     count: usize,
@@ -252,10 +253,10 @@ impl Parts {
         if self.count <= PARTS_MAX {
             return Ok(());
         }
-        Err(format!("more than {PARTS_MAX} operations, frames and sizes: no recorder writes so much"))
+        Err(format!("more than {PARTS_MAX} operations, frames and sizes: no recorder writes that many"))
     }
 
-    /// Before fields of a dictionary are looked up.
+    /// Counts a look-up of fields of a dictionary.
     fn add_fields(&mut self, dict: View<'_>) -> Result<(), String> {
         self.add(dict.pairs_len() / PAIRS_A_PART)
     }
@@ -270,7 +271,7 @@ impl Parts {
         if self.text <= TEXT_MAX {
             return Ok(());
         }
-        Err(format!("its calls have more than {} MiB of text: no recorder writes so much", TEXT_MAX >> 20))
+        Err(format!("its calls have more than {} MiB of text: no recorder writes that much", TEXT_MAX >> 20))
     }
 }
 
@@ -292,8 +293,8 @@ fn groups(config: View<'_>, parts: &mut Parts) -> Result<BTreeMap<Arc<str>, Grou
     Ok(groups)
 }
 
-/// A group's status is under its number, and its configuration under its name: entries have both. Groups without entries are in the
-/// same order here and there.
+/// A group's status is stored under its number, and its configuration under its name: entries have both.
+/// Groups without entries are in the same order in both.
 fn add_failures(dump: &mut Dump, top: View<'_>, entries: View<'_>, parts: &mut Parts) -> Result<(), String> {
     let mut failures: Vec<(Arc<str>, usize, Failure)> = Vec::new();
     for (place, (id, status)) in top.get("pg_status").pairs().enumerate() {
@@ -342,13 +343,13 @@ fn members(ranks: View<'_>) -> Vec<u32> {
     inner.split(',').filter_map(|rank| rank.trim().parse().ok()).take(MEMBERS_MAX + 1).collect()
 }
 
-/// What Gloo's recorder says of its last group, whose name it does not know: ranks that exist.
+/// What Gloo's recorder records about its last group, whose name it does not know: ranks that exist.
 pub(super) fn nameless_members(top: View<'_>) -> Vec<u32> {
     let nameless = top.get("pg_config").get("");
     members(nameless.get("ranks"))
 }
 
-/// Names that entries have fields under, as numbers in the dump that is read.
+/// The names of the fields of entries, as numbers in the dump that is read.
 macro_rules! keys {
     ($($name:ident)*) => {
         struct Keys { $($name: Key),* }
@@ -374,7 +375,7 @@ fn record(entry: View<'_>, keys: &Keys, parts: &mut Parts, calls: &mut Calls) ->
     parts.add_fields(entry)?;
     let call = call(entry, keys, parts)?;
     parts.add_text(&call)?;
-    // Before 2.1 there was one number for all.
+    // Before 2.1 there was one number for both.
     let numbered = entry.at(keys.collective_seq_id).integer().or_else(|| entry.at(keys.seq_id).integer());
     let state = entry.at(keys.state).text().unwrap_or_default();
     let retired = entry.at(keys.retired).truth().unwrap_or(false);
@@ -430,7 +431,7 @@ fn group_of(value: View<'_>) -> Option<(Arc<str>, Arc<str>)> {
     }
 }
 
-/// A time; JSON writes 0 for none.
+/// A time; in JSON, 0 means none.
 fn time(value: View<'_>) -> Option<i64> {
     value.integer().filter(|&nanoseconds| nanoseconds > 0)
 }

@@ -1,8 +1,8 @@
-//! The timeline as a page: one file that needs nothing from outside, not even a font.
+//! The timeline as a page: one file without any external resource, not even a font.
 //!
-//! The page (`page.html`) is a frame with a place for data, which is JSON with `<` written so that no text of a dump can end the
-//! element it is in; the script writes it into the page as text only. Names are kept in a table, because thousands of
-//! operations have few.
+//! The page (`page.html`) is a frame with a placeholder for data. The data is JSON with `<` escaped, so that
+//! no text of a dump can end the element it is in. The script writes it into the page as text only. Names are
+//! kept in a table, because thousands of operations have few different ones.
 
 use std::collections::HashMap;
 
@@ -14,7 +14,7 @@ use super::report::Report;
 use super::timeline::{self, Timeline};
 
 const PAGE: &str = include_str!("page.html");
-/// Fields that are in each box: as text they would make every one different.
+/// Fields that are stored in each box: as text they would make every box different.
 const OWN: [&str; 3] = ["sequence", "duration_ms", "record"];
 const PLACE: &str = "/*DATA*/null";
 

@@ -1,4 +1,4 @@
-//! JSON into plain data, value by value: no tree of JSON is made first.
+//! Reads JSON into plain data, value by value, without building a tree of JSON first.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess,
 use super::pickle::Problem;
 use super::plain::{Heap, ITEMS_MAX, Plain, TooMuch};
 
-/// The value that the text says. Its reader goes 128 levels deep and no further.
+/// Parses a value. The reader accepts at most 128 levels.
 pub(super) fn parse(bytes: &[u8]) -> Result<(Heap, Plain), Problem> {
     let mut heap = Heap::default();
     let mut reader = serde_json::Deserializer::from_slice(bytes);
@@ -18,7 +18,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<(Heap, Plain), Problem> {
             let lines = bytes.split_inclusive(|&byte| byte == b'\n').take(error.line().saturating_sub(1));
             let position = lines.map(<[u8]>::len).sum::<usize>() + error.column().saturating_sub(1);
             let (position, what) =
-                if error.is_eof() { (bytes.len(), "truncated JSON") } else { (position, "no JSON") };
+                if error.is_eof() { (bytes.len(), "truncated JSON") } else { (position, "not JSON") };
             Err(Problem { position: position.min(bytes.len()), text: format!("{what}: {error}") })
         }
     }
@@ -109,7 +109,7 @@ mod tests {
         let cut = parse(b"{\"a\": [1,\n2").unwrap_err();
         assert_eq!((cut.position, &cut.text[..16]), (11, "truncated JSON: "));
         let wrong = parse(b"{]").unwrap_err();
-        assert_eq!((wrong.position, &wrong.text[..9]), (1, "no JSON: "));
+        assert_eq!((wrong.position, &wrong.text[..10]), (1, "not JSON: "));
         assert!(parse(&b"[".repeat(100_000)).unwrap_err().text.contains("recursion limit"));
     }
 }

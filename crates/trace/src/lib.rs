@@ -1,7 +1,8 @@
-//! Says what went wrong in a job, from the flight-recorder dumps of all ranks: tenfold's own or PyTorch's.
+//! Finds out what went wrong in a job, from the flight-recorder dumps of all ranks: tenfold's own or
+//! PyTorch's.
 //!
-//! `read` makes dumps from files, `align` lays them side by side, `verdict` finds what is wrong; `report` writes it down,
-//! `timeline` and `html` draw it. All but the first are pure. This file is the public interface.
+//! `read` makes dumps from files, `align` aligns them, `verdict` finds what is wrong; `report` writes it
+//! down, `timeline` and `html` draw it. All except the first are pure. This file is the public interface.
 //!
 //! ```
 //! let dumps = tenfold_trace::read(&["/no/such/folder".into()]);
@@ -51,7 +52,7 @@ pub fn read(paths: &[PathBuf]) -> Dumps {
 pub struct Dumps(read::Dumps);
 
 impl Dumps {
-    /// Was there nothing that could be read?
+    /// Whether no file could be read.
     pub fn is_empty(&self) -> bool {
         self.0.dumps.is_empty()
     }
@@ -64,7 +65,7 @@ impl Dumps {
     /// Compares the ranks and groups that the filter selects. Dumps of other ranks are dropped.
     ///
     /// # Errors
-    /// If nothing is left to compare; the error says what there is.
+    /// If nothing is left to compare; the error lists what exists.
     pub fn analyse(&mut self, filter: &Filter) -> Result<Analysis<'_>, String> {
         self.0.dumps.retain(|dump| filter.has_rank(dump.rank));
         let job = Job::new(&self.0.dumps, &self.0.ranks_mentioned, filter);
@@ -94,12 +95,12 @@ impl Analysis<'_> {
         self.report().is_bad()
     }
 
-    /// The verdict and the first `limit` findings, for people.
+    /// The verdict and the first `limit` findings, as text.
     pub fn text(&self, limit: usize, colour: bool) -> String {
         self.report().text(limit, colour)
     }
 
-    /// The same for programs.
+    /// The same as JSON.
     pub fn json(&self) -> serde_json::Value {
         self.report().json()
     }
@@ -124,13 +125,13 @@ impl fmt::Debug for Analysis<'_> {
 impl fmt::Display for Refusal {
     /// Safe to show in a terminal, whatever the file contains.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Hints are on lines of their own.
+        // Hints are on separate lines.
         let problem = self.problem.lines().map(one_line).collect::<Vec<_>>().join("\n");
         write!(f, "{}: {problem}", one_line(&self.file))
     }
 }
 
-/// What was asked for and is not there.
+/// What was requested but does not exist.
 fn nothing_left(job: &Job<'_>, filter: &Filter) -> Option<String> {
     if job.dumps.is_empty() {
         let ranks: Vec<u32> = filter.ranks.iter().copied().collect();

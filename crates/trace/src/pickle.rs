@@ -1,19 +1,21 @@
-//! Reads the harmless part of pickle: numbers, text, bytes, lists, tuples and dictionaries of protocols 2 to 5.
+//! Reads the safe part of pickle: numbers, text, bytes, lists, tuples and dictionaries of protocols 2 to 5.
 //!
-//! A pickle is a program for a small stack machine, and in Python's reader that program may call any function there is. This
-//! one has no opcode that makes an object or calls something: it is refused by name. What is left cannot loop, so the time is
-//! that of reading the file once; what then mentions one value again and again is counted by `dump`. Every length is checked against what is left of the file before memory is taken, and
-//! what a file may pile up has bounds: [`STACK_MAX`], [`MEMO_MAX`], and those of the [`Heap`].
+//! A pickle is a program for a small stack machine, and Python's reader lets that program call any function.
+//! This reader refuses every opcode that creates an object or calls something, and names it in the error. The
+//! rest cannot loop, so the time is that of reading the file once; `dump` counts values that are mentioned
+//! again and again. Every length is checked against the rest of the file before memory is allocated, and what
+//! a file may accumulate is bounded: [`STACK_MAX`], [`MEMO_MAX`], and the limits of the [`Heap`].
 //!
 //! Not here: what the values mean (see `dump`).
 
 use super::plain::{CONTAINERS_MAX, Heap, ITEMS_MAX, Plain, TooMuch};
 
-/// Values not yet in a container. PyTorch writes a container's values in one go: as many as a ring has operations.
+/// Values not yet in a container. PyTorch writes all values of a container before the container: as many as a
+/// ring has operations.
 const STACK_MAX: usize = 2_000_000;
 /// Values that may be mentioned again.
 const MEMO_MAX: usize = 4_000_000;
-/// Bytes of a whole number. No time and no size needs more than eight.
+/// Bytes of an integer. No time and no size needs more than eight.
 const LONG_MAX: usize = 255;
 
 /// What is wrong, and where.
@@ -23,7 +25,7 @@ pub(super) struct Problem {
     pub(super) text: String,
 }
 
-/// The value that the pickle makes.
+/// Returns the value that the pickle describes.
 pub(super) fn unpickle(bytes: &[u8]) -> Result<(Heap, Plain), Problem> {
     let mut machine = Machine {
         bytes,
@@ -65,7 +67,7 @@ impl From<TooMuch> for String {
 }
 
 impl<'a> Machine<'a> {
-    /// Does what the next opcode says. The result, if it was the last.
+    /// Executes the next opcode. Returns the result if it was the last.
     fn step(&mut self) -> Result<Option<Plain>, String> {
         let opcode = self.byte()?;
         match opcode {
@@ -103,7 +105,7 @@ impl<'a> Machine<'a> {
             0x8c => self.text::<1>()?,
             b'X' => self.text::<4>()?,
             0x8d => self.text::<8>()?,
-            // Bytes, and what Python 2 called a string.
+            // Bytes, and Python 2's strings.
             b'C' | b'U' => self.skip_bytes::<1>()?,
             b'B' | b'T' => self.skip_bytes::<4>()?,
             0x8e | 0x96 => self.skip_bytes::<8>()?,
@@ -165,7 +167,8 @@ impl<'a> Machine<'a> {
         self.push(Plain::Int(number))
     }
 
-    /// A whole number of any length, little-endian, two's complement. One that no integer of ours holds becomes inexact.
+    /// An integer of any length, little-endian, two's complement. If it does not fit our integers, it becomes
+    /// inexact.
     fn long<const WIDTH: usize>(&mut self) -> Result<(), String> {
         let length = self.number::<WIDTH>()?;
         if length > LONG_MAX as u64 {
@@ -188,7 +191,7 @@ impl<'a> Machine<'a> {
     fn text<const WIDTH: usize>(&mut self) -> Result<(), String> {
         let length = self.number::<WIDTH>()?;
         let bytes = self.take(length)?;
-        // A file name may be of any bytes; it is shown, not opened.
+        // A file name may have any bytes; it is shown, not opened.
         let text = String::from_utf8_lossy(bytes);
         let text = self.heap.text(&text);
         self.push(text)
@@ -246,11 +249,11 @@ impl<'a> Machine<'a> {
     }
 
     fn memoize(&mut self, index: usize) -> Result<(), String> {
-        // Whoever writes pickles numbers them one after another: a number far beyond the file's length is damage.
+        // Writers number these values consecutively: a number far beyond the file's length means damage.
         if index >= MEMO_MAX.min(self.bytes.len()) {
-            return Err(format!("value {index} is to be remembered; the file is too short for so many"));
+            return Err(format!("memo index {index} is too large for the length of the file"));
         }
-        let value = self.stack.last().copied().ok_or("a value is to be remembered, and there is none")?;
+        let value = self.stack.last().copied().ok_or("a memo opcode has no value to store")?;
         if self.memo.len() <= index {
             self.memo.resize(index + 1, None);
         }
@@ -261,7 +264,7 @@ impl<'a> Machine<'a> {
     fn get<const WIDTH: usize>(&mut self) -> Result<(), String> {
         let index = self.number::<WIDTH>()? as usize;
         let value = self.memo.get(index).copied().flatten();
-        self.push(value.ok_or_else(|| format!("value {index} is mentioned and was never remembered"))?)
+        self.push(value.ok_or_else(|| format!("memo index {index} is used but was never set"))?)
     }
 
     fn push(&mut self, value: Plain) -> Result<(), String> {
@@ -271,13 +274,13 @@ impl<'a> Machine<'a> {
     }
 
     fn check_room(&self, held: usize) -> Result<(), String> {
-        if held < STACK_MAX { Ok(()) } else { Err(format!("more than {STACK_MAX} values are piled up")) }
+        if held < STACK_MAX { Ok(()) } else { Err(format!("more than {STACK_MAX} values are on the stack")) }
     }
 
     fn pop(&mut self) -> Result<Plain, String> {
         let floor = self.marks.last().copied().unwrap_or(0);
         if self.stack.len() <= floor {
-            return Err("a value is taken where there is none".into());
+            return Err("the stack is empty where a value is expected".into());
         }
         Ok(self.stack.pop().expect("there is one above the floor"))
     }
@@ -287,15 +290,15 @@ impl<'a> Machine<'a> {
         let floor = self.marks.last().copied().unwrap_or(0);
         match self.stack.len().checked_sub(count) {
             Some(start) if start >= floor => Ok(start),
-            _ => Err(format!("{count} values are taken where there are fewer")),
+            _ => Err(format!("the stack has fewer than {count} values")),
         }
     }
 
     fn pop_mark(&mut self) -> Result<usize, String> {
-        Ok(self.marks.pop().ok_or("a container ends that was never begun")?)
+        Ok(self.marks.pop().ok_or("the end of a container without a beginning")?)
     }
 
-    /// What lies under the values from this height on.
+    /// The value below those from this height on.
     fn below(&self, start: usize) -> Option<&Plain> {
         self.stack[..start].last()
     }
@@ -335,7 +338,7 @@ fn truncated(length: u64, left: usize) -> String {
     }
 }
 
-/// Why an opcode is not followed.
+/// Why an opcode is refused.
 fn refused(opcode: u8) -> String {
     let name = match opcode {
         b'c' => "GLOBAL",
@@ -432,14 +435,14 @@ mod tests {
             "2: 2147483647 bytes should follow and there are 2: truncated or damaged"
         );
         assert_eq!(problem(b"\x80\x09."), "0: pickle protocol 9 is not supported (2 to 5 are)");
-        assert_eq!(problem(b"\x80\x02h\x05."), "2: value 5 is mentioned and was never remembered");
-        assert_eq!(problem(b"\x80\x02e."), "2: a container ends that was never begun");
-        assert_eq!(problem(b"\x80\x02(."), "3: a value is taken where there is none");
+        assert_eq!(problem(b"\x80\x02h\x05."), "2: memo index 5 is used but was never set");
+        assert_eq!(problem(b"\x80\x02e."), "2: the end of a container without a beginning");
+        assert_eq!(problem(b"\x80\x02(."), "3: the stack is empty where a value is expected");
         assert_eq!(problem(b"\x80\x02(K\x01a."), "5: values are appended to something that is not a list");
         assert_eq!(problem(b"\x80\x02}(K\x01u."), "6: a key has no value");
         assert_eq!(
             problem(b"\x80\x02Nr\xff\xff\xff\x00."),
-            "3: value 16777215 is to be remembered; the file is too short for so many"
+            "3: memo index 16777215 is too large for the length of the file"
         );
         assert_eq!(
             problem(b"\x80\x02\xff."),
@@ -451,10 +454,10 @@ mod tests {
     fn what_piles_up_has_a_bound() {
         let mut bytes = vec![0x80, 2];
         bytes.resize(STACK_MAX + 10, b'N');
-        assert!(problem(&bytes).ends_with(": more than 2000000 values are piled up"));
+        assert!(problem(&bytes).ends_with(": more than 2000000 values are on the stack"));
     }
 
-    /// Bytes that are more often opcodes than chance would have it.
+    /// Random bytes, with more opcodes than chance would give.
     fn likely() -> impl Strategy<Value = Vec<u8>> {
         let opcodes =
             b"(.01NJKMGXUBCT]})ltaedsuqrhj\x80\x85\x86\x87\x88\x89\x8a\x8b\x8c\x8d\x8e\x94\x95\x96".to_vec();

@@ -1,8 +1,9 @@
-//! Plain data, as a dump holds it: what JSON and the harmless part of pickle have in common.
+//! Plain data, as a dump holds it: what JSON and the safe part of pickle have in common.
 //!
-//! Containers lie in one [`Heap`] and are named by number, because a pickle may mention the same list twice, or a list
-//! within itself. Nothing here follows such a reference by itself: a reader goes as deep as it knows what it looks for, so
-//! that a small file cannot unfold into a large one. The heap counts what it holds and refuses more than [`ITEMS_MAX`].
+//! Containers are in one [`Heap`] and are referred to by number, because a pickle may mention the same list
+//! twice, or a list within itself. Nothing here follows such a reference by itself: a reader goes only as
+//! deep as the format it expects, so that a small file cannot expand into a large one. The heap counts what
+//! it holds and refuses more than [`ITEMS_MAX`].
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ pub(super) const ITEMS_MAX: usize = 16_000_000;
 /// Lists and dictionaries of one file.
 pub(super) const CONTAINERS_MAX: usize = 4_000_000;
 
-/// Letters of a number.
+/// The longest number, in characters.
 const DIGITS_MAX: usize = 20;
 
 /// One value of 16 bytes; text and containers are in the heap.
@@ -23,7 +24,7 @@ pub(super) enum Plain {
     Int(i64),
     Float(f64),
     Text(u32),
-    /// Bytes are of no use to us; only their presence is kept.
+    /// The contents of bytes are not needed; only their presence is kept.
     Bytes,
     List(u32),
     Dict(u32),
@@ -38,8 +39,8 @@ pub(super) struct Heap {
     numbers: HashMap<Arc<str>, u32>,
 }
 
-/// What dictionaries of one heap have something under. Comparing numbers is quicker than comparing text, so whoever reads many
-/// dictionaries of the same keys looks these up once.
+/// A key of dictionaries of one heap. Comparing numbers is quicker than comparing text, so a reader of many
+/// dictionaries with the same keys looks these up once.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Key(Option<u32>);
 
@@ -48,13 +49,13 @@ pub(super) struct Key(Option<u32>);
 pub(super) struct TooMuch;
 
 impl Heap {
-    /// The text as a value. The same text is kept once: a dump repeats its file names thousands of times.
+    /// The text as a value. Equal texts are stored once: a dump repeats its file names thousands of times.
     pub(super) fn text(&mut self, text: &str) -> Plain {
         if let Some(&known) = self.numbers.get(text) {
             return Plain::Text(known);
         }
         let new: Arc<str> = text.into();
-        let number = self.texts.len() as u32; // a file has fewer bytes than that
+        let number = self.texts.len() as u32; // a file has fewer bytes than 2³²
         self.texts.push(new.clone());
         self.numbers.insert(new, number);
         Plain::Text(number)
@@ -119,7 +120,8 @@ pub(super) struct View<'a> {
 const NOTHING: &Plain = &Plain::None;
 
 impl<'a> View<'a> {
-    /// What a dictionary has under this key: the last, as in Python. Nothing, if it is none or has no such key.
+    /// What a dictionary has under this key: the last value, as in Python. Nothing if it is not a dictionary
+    /// or has no such key.
     pub(super) fn get(self, key: &str) -> View<'a> {
         self.at(self.key(key))
     }
@@ -161,7 +163,7 @@ impl<'a> View<'a> {
         pairs.iter().map(move |(key, value)| (heap.view(key), heap.view(value)))
     }
 
-    /// How many pairs a dictionary has: what it takes to look something up.
+    /// How many pairs a dictionary has, which is the cost of a look-up.
     pub(super) fn pairs_len(self) -> usize {
         match self.value {
             Plain::Dict(dict) => self.heap.dicts[*dict as usize].len(),
@@ -185,14 +187,14 @@ impl<'a> View<'a> {
         }
     }
 
-    /// A number, or a text that is one: PyTorch's JSON writes some of its numbers as text.
+    /// A number, or a text that contains one: PyTorch's JSON writes some of its numbers as text.
     pub(super) fn integer(self) -> Option<i64> {
         match self.value {
             Plain::Int(number) => Some(*number),
             Plain::Float(number) if number.fract() == 0.0 && number.abs() < 9e15 => Some(*number as i64),
             Plain::Text(text) => {
                 let text = &self.heap.texts[*text as usize];
-                // A million zeros are a number, too.
+                // A million zeros are a number too.
                 (text.len() <= DIGITS_MAX).then(|| text.parse().ok()).flatten()
             }
             _ => None,

@@ -1,7 +1,7 @@
-//! From what the user typed to dumps: files and folders, pickle or JSON, and which rank each is of.
+//! Reads dumps from the paths that the user typed: files and folders, pickle or JSON, and the rank of each.
 //!
-//! A file that cannot be read takes nothing from the others: it becomes a [`Refusal`] that names it. Files are read by as many
-//! threads as there are cores; what comes of them is in the order of the files.
+//! A file that cannot be read does not affect the others: it becomes a [`Refusal`] that names it. Files are
+//! read by as many threads as there are cores; the results are in the order of the files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -23,24 +23,24 @@ use super::{json, pickle, words};
 
 /// Bytes of one file. A ring of 20,000 operations with deep stacks has 30 MB.
 const FILE_MAX: u64 = 256 << 20;
-/// A file with more bytes is the only one of its kind that is read at a time, so that a folder of monsters takes as much memory on many
-/// cores as on one.
+/// A file with more bytes is read alone among its kind, so that a folder of huge files takes as much memory
+/// on many cores as on one.
 const LARGE: u64 = 32 << 20;
-/// Files that are read at a time: a disk is not quicker with more.
+/// Files that are read at a time: a disk does not become quicker with more.
 const READERS_MAX: usize = 8;
-/// Hosts' clocks differ by less.
+/// Hosts' clocks differ by less than this.
 const CLOCKS_NS: i64 = 60_000_000_000;
 /// Files of one job.
 const FILES_MAX: usize = 20_000;
 
-/// All that was found, and what could not be read.
+/// The dumps found, and the files that could not be read.
 #[derive(Debug, Default)]
 pub(crate) struct Dumps {
     pub(crate) dumps: Vec<Dump>,
     pub(crate) refusals: Vec<Refusal>,
-    /// Ranks that exist, as Gloo's recorder says without saying in which group.
+    /// Ranks that exist according to Gloo's recorder, which does not say in which group.
     pub(crate) ranks_mentioned: Vec<u32>,
-    /// Files of folders whose names end in no rank.
+    /// Files in folders whose names do not end in a rank.
     pub(crate) left_out: usize,
 }
 
@@ -58,7 +58,7 @@ pub struct Refusal {
     pub(crate) problem: String,
 }
 
-/// A dump, and ranks that it mentions without saying in which group.
+/// A dump, and ranks that it mentions without a group.
 type Read = (Dump, Vec<u32>);
 
 /// Reads every file, and every file of every folder.
@@ -82,7 +82,7 @@ pub(crate) fn read_all(paths: &[PathBuf]) -> Dumps {
     found
 }
 
-/// What each file holds, in their order.
+/// The contents of each file, in order.
 fn read_files(files: &[&PathBuf]) -> Vec<Result<Read, String>> {
     let next = AtomicUsize::new(0);
     let large = Mutex::new(());
@@ -99,7 +99,7 @@ fn read_files(files: &[&PathBuf]) -> Vec<Result<Read, String>> {
     let helpers = cores.min(READERS_MAX).min(files.len()).saturating_sub(1);
     let mut read = thread::scope(|scope| {
         let builder = || thread::Builder::new().name("tenfold-read".into());
-        // One that cannot be started is not needed: this thread reads, too.
+        // If a thread cannot be started, it is not needed: this thread reads too.
         let helpers: Vec<_> =
             (0..helpers).filter_map(|_| builder().spawn_scoped(scope, reader).ok()).collect();
         let mut read = reader();
@@ -112,11 +112,12 @@ fn read_files(files: &[&PathBuf]) -> Vec<Result<Read, String>> {
     read.into_iter().map(|(_, read)| read).collect()
 }
 
-/// What the end of an operation means depends on what its recorder ever says.
+/// Interprets ends of operations, which depend on what the recorder ever records.
 ///
-/// Some note that an operation was called and never look again (PyTorch's hook around a backend without completion hooks): all of theirs
-/// seem to be under way. If a library has several on one rank and none has ever started or ended, that says nothing. One that does say
-/// of operations that they completed, and stops watching another, has seen it fail.
+/// Some recorders note that an operation was called and never look again (PyTorch's hook around a backend
+/// without completion hooks): all of theirs seem to be in progress. If a library has several on one rank and
+/// none has ever started or ended, that says nothing. A recorder that does record completions, and stops
+/// watching an operation, has seen it fail.
 fn settle_ends(dumps: &mut [Dump]) {
     let mut watched: BTreeSet<Arc<str>> = BTreeSet::new();
     let mut told: BTreeSet<Arc<str>> = BTreeSet::new();
@@ -153,7 +154,7 @@ impl Dumps {
         };
         if let Some(other) = self.dumps.iter().find(|other| other.rank == dump.rank) {
             let problem = format!(
-                "it is of rank {}, and so is {}\n  hint: give the dumps of one job and one moment; \
+                "duplicate dump of rank {}: another is {}\n  hint: pass the dumps of one job and one moment; \
                  the rank is the number at the end of a file's name",
                 dump.rank, other.file
             );
@@ -163,8 +164,8 @@ impl Dumps {
         self.dumps.push(dump);
     }
 
-    /// Files are called alike in every job, so a folder may hold some that an earlier, larger job left, or a rank that now left none.
-    /// The newest dump tells when its job began, if its ring still has that.
+    /// File names are the same in every job, so a folder may have files of an earlier, larger job, or of a
+    /// rank that left none this time. The newest dump shows when its job began, if its ring still has that.
     fn leave_out_earlier_jobs(&mut self) {
         let newest =
             self.dumps.iter().filter(|dump| dump.written_ns.is_some()).max_by_key(|dump| dump.written_ns);
@@ -175,8 +176,9 @@ impl Dumps {
             match age(&dump) {
                 Some(age) => {
                     let age = words::seconds(age as f64 / 1e9);
-                    let problem =
-                        format!("of an earlier job: it was written {age} before this one's first operation");
+                    let problem = format!(
+                        "belongs to an earlier job: it was written {age} before the first operation of this job"
+                    );
                     self.refuse(Path::new(&dump.file), problem);
                 }
                 None => self.dumps.push(dump),
@@ -189,7 +191,7 @@ impl Dumps {
     }
 }
 
-/// The file itself, or those of the folder whose names end as a dump's do.
+/// The file itself, or the files of the folder whose names end like a dump's.
 fn list(path: &Path) -> Result<Listed, String> {
     if !path.is_dir() {
         return Ok(Listed { files: vec![path.to_owned()], left_out: 0 });
@@ -213,8 +215,8 @@ fn list(path: &Path) -> Result<Listed, String> {
     Ok(Listed { files: files.into_values().collect(), left_out })
 }
 
-/// The number at the end of a file's name: `nccl_trace_rank_3`, `trace_3.json`. One that is compressed has a rank, too, so that it is
-/// refused by name. Names are bytes: what comes before the number need not be text.
+/// The number at the end of a file's name: `nccl_trace_rank_3`, `trace_3.json`. A compressed file has a rank
+/// too, so that the error names it. Names are bytes: what precedes the number may not be text.
 fn rank_of(path: &Path) -> Option<u32> {
     let name = path.file_name()?.as_bytes();
     let without = |name: &[u8], ends: &[&str]| {
@@ -227,13 +229,13 @@ fn rank_of(path: &Path) -> Option<u32> {
 }
 
 fn read_file(path: &Path, large: &Mutex<()>, calls: &mut Calls) -> Result<Read, String> {
-    // A pipe that nobody writes to would not even open.
+    // Opening a pipe without a writer would block.
     let without_waiting = OFlags::NONBLOCK.bits() as i32;
     let file = File::options().read(true).custom_flags(without_waiting).open(path);
     let file = file.map_err(|error| error.to_string())?;
     let facts = file.metadata().map_err(|error| error.to_string())?;
     if !facts.is_file() {
-        return Err("not a regular file".into()); // a pipe would be read for ever
+        return Err("not a regular file".into()); // reading a pipe might never end
     }
     let _alone = (facts.len() > LARGE).then(|| large.lock().unwrap_or_else(PoisonError::into_inner));
     let mut bytes = Vec::with_capacity(facts.len().min(FILE_MAX) as usize + 1);
@@ -248,7 +250,7 @@ fn read_file(path: &Path, large: &Mutex<()>, calls: &mut Calls) -> Result<Read, 
     Ok((dump, mentioned))
 }
 
-/// What a file's bytes say, and of which rank and of which others.
+/// Parses a file's bytes: the dump, its rank and the other ranks it mentions.
 pub(super) fn read_bytes(bytes: &[u8], calls: &mut Calls) -> Result<(Dump, Option<u32>, Vec<u32>), String> {
     if bytes.len() as u64 > FILE_MAX {
         return Err(format!("longer than {} MiB, which is longer than any dump", FILE_MAX >> 20));
@@ -274,7 +276,8 @@ fn nanoseconds(time: SystemTime) -> Option<i64> {
     i64::try_from(time.duration_since(UNIX_EPOCH).ok()?.as_nanos()).ok()
 }
 
-/// A copied file is younger than its dump. A rank writes one at the latest soon after its operations' time is up.
+/// A copied file is newer than its dump. A rank writes its dump soon after its operations time out, at the
+/// latest.
 fn is_credible(dump: &Dump, written_ns: i64) -> bool {
     const GRACE_NS: i64 = 120_000_000_000;
     let times = dump.records.iter().flat_map(|record| [record.created_ns, record.ended_ns()]);
@@ -381,10 +384,10 @@ mod tests {
         assert_eq!(refusals[0].file, "trace_1");
         assert_eq!(
             refusals[0].problem,
-            "of an earlier job: it was written 30.0 min before this one's first operation"
+            "belongs to an earlier job: it was written 30.0 min before the first operation of this job"
         );
         let lost_its_first = dump(0, Some((7, 100 * MINUTE)), 110 * MINUTE);
-        assert_eq!(left(vec![lost_its_first, old()]), [], "nobody knows when it began");
+        assert_eq!(left(vec![lost_its_first, old()]), [], "its beginning is unknown");
         assert_eq!(left(vec![dump(0, None, 110 * MINUTE), old()]), []);
         let clocks_differ = dump(1, Some((0, 98 * MINUTE)), 99 * MINUTE + MINUTE / 2);
         assert_eq!(left(vec![new(), clocks_differ]), []);
@@ -404,7 +407,7 @@ mod tests {
         let problems: Vec<&str> =
             found.refusals.iter().map(|refusal| refusal.problem.lines().next().unwrap()).collect();
         assert_eq!(problems.len(), 3, "{problems:?}");
-        assert!(problems[0].starts_with("it is of rank 0, and so is "), "{problems:?}");
+        assert!(problems[0].starts_with("duplicate dump of rank 0: another is "), "{problems:?}");
         assert!(problems[1].starts_with("at byte 1: truncated JSON: EOF"), "{problems:?}");
         assert!(problems[2].starts_with("No such file"), "{problems:?}");
     }

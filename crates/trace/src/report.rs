@@ -1,4 +1,4 @@
-//! The verdict in words for a person, and as JSON for a program.
+//! The verdict as text and as JSON.
 
 use serde_json::{Value, json};
 use tenfold_console::one_line;
@@ -9,16 +9,16 @@ use super::read::Refusal;
 use super::verdict::{Finding, Level};
 use super::words;
 
-/// All that was found out.
+/// The results of the analysis.
 pub(crate) struct Report<'a> {
     pub(crate) job: &'a Job<'a>,
     pub(crate) findings: &'a [Finding],
     pub(crate) refusals: &'a [Refusal],
-    /// Files beside the dumps whose names say no rank.
+    /// Files beside the dumps whose names have no rank.
     pub(crate) left_out: usize,
 }
 
-/// Letters between commands to the terminal, or nothing.
+/// Letters with terminal colours, or without.
 struct Paint {
     is_on: bool,
 }
@@ -72,10 +72,10 @@ impl Report<'_> {
         let blind =
             self.job.dumps.iter().flat_map(|dump| &dump.records).any(|record| record.end == End::Unknown);
         let caveat = if blind { "; whether it completed is not recorded" } else { "" };
-        format!("no trouble found{}{caveat}", place.unwrap_or_default())
+        format!("no problem found{}{caveat}", place.unwrap_or_default())
     }
 
-    /// One screen: what went wrong, who it was, and what the answer is made of.
+    /// One screen: what went wrong, on which ranks, and what the verdict is based on.
     pub(crate) fn text(&self, limit: usize, colour: bool) -> String {
         let paint = Paint { is_on: colour };
         let mut lines = Vec::new();
@@ -103,7 +103,7 @@ impl Report<'_> {
         lines.join("\n") + "\n"
     }
 
-    /// What the verdict is made of.
+    /// What the verdict is based on.
     fn basis(&self) -> String {
         let job = self.job;
         let mut versions: Vec<&str> = job.dumps.iter().map(|dump| &*dump.version).collect();

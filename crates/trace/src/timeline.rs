@@ -1,8 +1,8 @@
-//! Operations over time, as boxes in lanes: what both the Perfetto trace and the page draw.
+//! Operations over time, as boxes in lanes: the common part of the Perfetto trace and the page.
 //!
-//! Each rank is a process and each group a thread of it. Operations that overlap get further lanes, since a thread's boxes
-//! must not cross. An end that was not recorded is not made up: such a box is a mark at its beginning. An operation that was under
-//! way lasts until the dump.
+//! Each rank is a process and each group a thread of it. Operations that overlap get further lanes, since a
+//! thread's boxes must not cross. An end that was not recorded is not invented: such a box is a mark at its
+//! beginning. An operation that was in progress lasts until the dump.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,12 +13,12 @@ use super::align::{Group, Job};
 use super::dump::{Detail, Dump, End, Record};
 use super::words;
 
-/// Lanes of one group on one rank: more than a program has operations under way. What does not fit is a mark at its beginning, which
-/// crosses nothing.
+/// Lanes of one group on one rank: more than a program has operations in progress. A box that does not fit
+/// becomes a mark at its beginning, which crosses nothing.
 const LANES_MAX: usize = 256;
 
 pub(crate) struct Timeline<'a> {
-    /// Nanoseconds since 1970 of the first moment.
+    /// The first moment, in nanoseconds since 1970.
     pub(crate) start_ns: i64,
     pub(crate) end_ns: i64,
     pub(crate) boxes: Vec<Box<'a>>,
@@ -109,7 +109,7 @@ impl<'a> Timeline<'a> {
         })
     }
 
-    /// From the first rank that came to a collective, through the others, to the last.
+    /// From the first rank that entered a collective, through the others, to the last.
     fn arrows(&self, flow: usize, together: &[&Box<'_>]) -> Vec<Value> {
         if together.len() < 2 {
             return Vec::new();
@@ -136,7 +136,7 @@ impl<'a> Timeline<'a> {
     }
 }
 
-/// The number of a box's thread: groups lie as far apart as lanes can ever need.
+/// The number of a box's thread: groups are as far apart as lanes can ever need.
 fn thread_of(one: &Box<'_>) -> u64 {
     ((one.group as u64) << 16) + one.lane as u64 + 1
 }
@@ -167,7 +167,7 @@ pub(crate) fn fields(one: &Box<'_>) -> Vec<(String, Value)> {
 
 pub(crate) fn state(record: &Record) -> &'static str {
     match record.end {
-        End::Open => "under way when the dump was written",
+        End::Open => "in progress when the dump was written",
         End::Completed(_) => "completed",
         End::Failed => "failed",
         End::Unknown => "its end was not recorded",
@@ -198,7 +198,7 @@ fn end_of(record: &Record, dump: &Dump) -> i64 {
     }
 }
 
-/// Puts each box into the first lane of its rank and group that is free by then. They come sorted by beginning.
+/// Puts each box into the first free lane of its rank and group. Boxes are sorted by beginning.
 fn choose_lanes(boxes: &mut [Box<'_>]) {
     let mut lanes: Vec<i64> = Vec::new();
     let mut of = None;

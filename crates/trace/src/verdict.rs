@@ -1,12 +1,13 @@
 //! What went wrong, most important first: a pure function of the aligned dumps.
 //!
-//! The one who is waited for matters, not those who wait. A rank that left no dump comes first; then the first call of a group in which
-//! ranks differ, since what follows it is its consequence; then ranks that have not come as far as the others. Of these, those come first
-//! that do not wait for somebody themselves: a rank in one group may keep another from entering a collective of a second.
+//! The rank that is waited for matters, not the ranks that wait. A rank without a dump comes first. Then the
+//! first call of a group in which ranks differ, since what follows is its consequence. Then ranks that are
+//! behind the others. Among these, ranks that do not wait for another rank come first: a rank in one group
+//! may keep another from entering a collective of a second group.
 //!
-//! Each of these has a file of its own here: [`missing`], [`differ`], [`behind`], [`messages`]; [`circle`] tells causes from consequences,
-//! and [`failed`] knows who did not come because the group had failed.
-//! How late ranks arrive is in `arrivals`.
+//! Each of these has its own file here: [`missing`], [`differ`], [`behind`], [`messages`]; [`circle`]
+//! separates causes from consequences, and [`failed`] knows which ranks are missing because the group had
+//! failed. How late ranks arrive is in `arrivals`.
 
 mod behind;
 mod circle;
@@ -23,7 +24,7 @@ use super::dump::{Dump, End, Record};
 use super::read::Refusal;
 use super::words;
 
-/// A wait that is known to be shorter may be on its way: whoever dumps a job that runs finds such.
+/// A shorter wait may be about to end: a dump of a running job has such waits.
 pub(super) const SHORT_S: f64 = 1.0;
 /// Frames of a stack that are shown.
 const FRAMES_MAX: usize = 3;
@@ -32,7 +33,7 @@ const FRAMES_MAX: usize = 3;
 pub(crate) enum Level {
     /// Something is wrong.
     Bad,
-    /// Worth a line, and no reason to worry.
+    /// Worth a line, but not a problem.
     Note,
 }
 
@@ -67,17 +68,17 @@ impl Kind {
 pub(crate) struct Finding {
     pub(crate) kind: Kind,
     pub(crate) level: Level,
-    /// One sentence that names the culprit.
+    /// One sentence that names the rank at fault.
     pub(crate) headline: String,
-    /// What is known about it, a line each.
+    /// What is known about it, one line each.
     pub(crate) lines: Vec<String>,
     /// The ranks it is about.
     pub(crate) ranks: Vec<u32>,
-    /// Those who wait for them.
+    /// The ranks that wait for them.
     pub(crate) waiting: Vec<u32>,
     pub(crate) group: Option<String>,
     pub(crate) sequence: Option<i64>,
-    /// Where others follow from it: it is shown behind what it follows from.
+    /// Whether it follows from other findings: it is shown after its cause.
     pub(crate) is_consequence: bool,
 }
 
@@ -116,7 +117,7 @@ impl Finding {
     }
 }
 
-/// Everything worth saying, most important first.
+/// All findings, most important first.
 pub(crate) fn findings(job: &Job<'_>, refusals: &[Refusal]) -> Vec<Finding> {
     let mut all = Vec::new();
     all.extend(missing::find(job, refusals));
@@ -134,7 +135,7 @@ pub(crate) fn findings(job: &Job<'_>, refusals: &[Refusal]) -> Vec<Finding> {
     circle::find_consequences(&mut all);
     let is_explained = |group: &Group<'_>| {
         let is_cause = |finding: &Finding| finding.level == Level::Bad && !finding.is_consequence;
-        // A rank without a dump fails every group that it is in.
+        // A rank without a dump blocks every group that it is in.
         let lacks_one = || group.members.iter().any(|rank| job.missing.binary_search(rank).is_ok());
         lacks_one() || all.iter().any(|finding| is_cause(finding) && finding.is_about(group))
     };
@@ -146,10 +147,10 @@ pub(crate) fn findings(job: &Job<'_>, refusals: &[Refusal]) -> Vec<Finding> {
     all
 }
 
-/// What ranks do in one operation that others are missing from.
+/// What ranks do in one operation that other ranks are missing from.
 struct Waiting {
     text: String,
-    /// Seconds; known if a dump tells when it was written.
+    /// Seconds; known if a dump says when it was written.
     longest: Option<f64>,
     is_over: bool,
 }
@@ -160,7 +161,7 @@ impl Waiting {
         let of = |end: End| -> Vec<(u32, &Record)> {
             records.iter().copied().filter(|(_, record)| record.end == end).collect()
         };
-        // Of those in different states, the ones that tell most are spoken of.
+        // Of ranks in different states, those with the most information are reported.
         let [open, failed, unknown] = [End::Open, End::Failed, End::Unknown].map(of);
         let (shown, state) = match (open.is_empty(), failed.is_empty(), unknown.is_empty()) {
             (false, _, _) => (&open[..], End::Open),
@@ -196,13 +197,13 @@ impl Waiting {
         Waiting { text, longest, is_over: state == End::Failed }
     }
 
-    /// So short that it may be on its way.
+    /// Whether it is so short that it may be about to end.
     fn is_short(&self) -> bool {
         !self.is_over && self.longest.is_some_and(|longest| longest < SHORT_S)
     }
 }
 
-/// What a rank did last in a group, and last of all if that was elsewhere.
+/// What a rank did last in a group, and last of all if that was in another group.
 fn last_words(job: &Job<'_>, group: &Group<'_>, rank: u32) -> Vec<String> {
     let Some(dump) = job.dump(rank) else { return vec![format!("rank {rank} left no dump")] };
     let host = dump.host.as_ref().filter(|_| job.has_several_hosts());

@@ -1,10 +1,10 @@
-//! Ranks, times, sizes and call sites, as they read in a sentence.
+//! Ranks, times, sizes and call sites, as parts of a sentence.
 
 use std::fmt::Write as _;
 
 use super::dump::{Detail, Dump, Frame, Record, Shape};
 
-/// How many ranks, or runs of ranks, are named one by one.
+/// How many ranks, or ranges of ranks, are named individually.
 const NAMED_MAX: usize = 6;
 /// How many tensors of one operation are described.
 const TENSORS_MAX: usize = 3;
@@ -15,7 +15,7 @@ pub(crate) fn ranks(ranks: &[u32]) -> String {
     format!("{word} {}", numbers(ranks))
 }
 
-/// `2`, `0, 1 and 3`, `0-6 and 8`. From three in a row on, a run is written as one.
+/// `2`, `0, 1 and 3`, `0-6 and 8`. Three or more consecutive ranks are written as a range.
 pub(crate) fn numbers(ranks: &[u32]) -> String {
     let mut runs: Vec<(u32, u32)> = Vec::new();
     for &rank in ranks {
@@ -73,7 +73,8 @@ fn thousands(number: usize) -> String {
     text
 }
 
-/// What was given to an operation: `Float [4] → Float [3, 4], root 2`. The root is a rank of the job; the record has one of its group.
+/// The arguments of an operation: `Float [4] → Float [3, 4], root 2`. The root is a rank of the job; the
+/// record has one of its group.
 pub(crate) fn tensors(record: &Record, root: Option<i64>) -> String {
     let (inputs, outputs) = (shapes(&record.inputs), shapes(&record.outputs));
     let mut argument = String::new();
@@ -123,7 +124,7 @@ pub(crate) fn frame(frame: &Frame) -> String {
     format!("{}:{} in {}", short_file(frame), frame.line, frame.name)
 }
 
-/// Where PyTorch's code and ours is, installed or not. A program may well lie in a folder called `torch`.
+/// Where PyTorch's code and ours is, installed or not. A program may itself be in a folder called `torch`.
 const LIBRARIES: [&str; 8] = [
     "-packages/torch/", // site-packages, and Debian's dist-packages
     "-packages/tenfold/",
@@ -135,7 +136,8 @@ const LIBRARIES: [&str; 8] = [
     "/c10d/ProcessGroup",
 ];
 
-/// The frames of the program itself, innermost first; all frames, if none is. In tenfold's dumps all are: its recorder leaves out its own.
+/// The frames of the program itself, innermost first; all frames if there are none. Tenfold's recorder leaves
+/// out its own frames, so all frames of its dumps count.
 pub(crate) fn program_frames(record: &Record) -> impl Iterator<Item = &Frame> {
     let is_library = |frame: &&Frame| {
         let file = &*frame.file;

@@ -1,14 +1,14 @@
-//! Times of collectives as a person reads them, and as a program does.
+//! Times of collectives as tables and as JSON.
 //!
-//! One figure is the median over the rounds of the mean time of an operation. A ratio is taken round by round, since
-//! what was measured in one round had the same machine, against the peer with the best median.
+//! One figure is the median over the rounds of the mean time of an operation. A ratio is computed round by
+//! round, since measurements of one round saw the same machine, against the peer with the best median.
 
 use super::super::report::{align, median};
 use super::operation::{Dtype, Memory, Operation, Point, Transport};
 use super::peer::Implementation;
 use tenfold_console::show_size;
 
-/// What one round of one column gave, in microseconds of one operation.
+/// The result of one column in one round, in microseconds of one operation.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Sample {
     pub(crate) mean_us: f64,
@@ -45,7 +45,7 @@ impl Subject {
 pub(crate) struct Column {
     pub(crate) subject: Subject,
     pub(crate) algorithm: Option<String>,
-    /// In the order of the rounds; none if it has no such case.
+    /// In the order of the rounds; none if the implementation has no such case.
     pub(crate) samples: Vec<Sample>,
 }
 
@@ -74,7 +74,7 @@ fn percentile(mut figures: Vec<f64>, share: f64) -> Option<f64> {
     figures.get(place.saturating_sub(1)).copied()
 }
 
-/// All rounds of one point, for everybody.
+/// All rounds of one point, for all implementations.
 #[derive(Clone, Debug)]
 pub(crate) struct Row {
     pub(crate) point: Point,
@@ -170,7 +170,7 @@ struct JsonRow {
     algorithm: Option<String>,
     implementation: Implementation,
     memory: Memory,
-    /// Null where the implementation has no such case.
+    /// Null if the implementation has no such case.
     median_us: Option<f64>,
     /// Over the batches of all rounds, each the mean of its operations; `min_us` likewise.
     p99_us: Option<f64>,
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_lines_up_and_shows_what_an_implementation_has_not() {
+    fn a_table_lines_up_and_shows_missing_cases() {
         let mut barrier = row(0, &[0.2], &[], &[73.0], &[0.31]);
         barrier.point.operation = Operation::Barrier;
         let rows = [

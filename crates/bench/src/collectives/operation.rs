@@ -1,7 +1,7 @@
 //! What is measured: operations, element types, and the bytes that a size stands for.
 //!
-//! A size means what it means in nccl-tests: the larger of the buffers a rank lends. So `all_gather` of 64 MiB on two
-//! ranks gathers 32 MiB from each, and the figures of one size can be compared across operations.
+//! A size means the same as in nccl-tests: the larger of the buffers a rank lends. So `all_gather` of 64 MiB
+//! on two ranks gathers 32 MiB from each, and the figures of one size can be compared across operations.
 
 use std::fmt;
 
@@ -44,7 +44,7 @@ impl Operation {
         }
     }
 
-    /// Whether every rank has a part of its own in the larger buffer.
+    /// Whether every rank has a separate part in the larger buffer.
     fn is_blockwise(self) -> bool {
         matches!(
             self,
@@ -56,7 +56,7 @@ impl Operation {
         )
     }
 
-    /// The bytes really used for a size asked for: whole elements, and as many for each rank.
+    /// The bytes actually used for a requested size: whole elements, and the same number for each rank.
     pub(crate) fn bytes(self, asked: usize, dtype: Dtype, ranks: usize) -> usize {
         match self {
             Operation::Barrier => 0,
@@ -65,8 +65,8 @@ impl Operation {
         }
     }
 
-    /// What makes the bandwidth of an operation comparable with the hardware's, as nccl-tests has it: how often each
-    /// byte of the larger buffer must cross a link, whatever the algorithm.
+    /// What makes the bandwidth of an operation comparable with the hardware's, as in nccl-tests: how often
+    /// each byte of the larger buffer must cross a link, whatever the algorithm.
     pub(crate) fn bus_factor(self, ranks: usize) -> f64 {
         let others = (ranks - 1) as f64 / ranks as f64;
         match self {
@@ -123,7 +123,7 @@ impl Dtype {
     }
 }
 
-/// Where a tensor lies. Only ours can lie where peers read it in place.
+/// The memory of a tensor. Only ours can be in memory that peers read in place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Memory {
@@ -142,7 +142,7 @@ impl Memory {
     }
 }
 
-/// What carries the bytes.
+/// The transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Transport {

@@ -1,7 +1,8 @@
-//! Who is measured, and how its ranks are started.
+//! The implementations that are measured, and how their ranks are started.
 //!
-//! Nothing is installed here: what is missing is named together with the line that installs it. Peers run as their
-//! makers ship them, with what the transport asked for needs and nothing tuned; [`Recipe::remark`] says what that was.
+//! Nothing is installed here: if something is missing, the error has the command that installs it. Peers run
+//! as shipped, with the settings that the requested transport needs and no tuning; [`Recipe::remark`] says
+//! which.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -47,7 +48,7 @@ impl fmt::Display for Implementation {
     }
 }
 
-/// What a user calls a peer.
+/// The names of peers for the user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 #[value(rename_all = "lowercase")]
 pub(crate) enum PeerName {
@@ -60,7 +61,7 @@ pub(crate) enum PeerName {
     Mpi,
 }
 
-/// Where the ranks of a team find the others, and us.
+/// Where the ranks of a team find each other, and us.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Meeting<'a> {
     pub(crate) team: &'a str,
@@ -121,7 +122,7 @@ impl Recipe {
         }
     }
 
-    /// What its figures were carried by: Gloo knows only TCP.
+    /// The transport of its figures: Gloo only has TCP.
     pub(crate) fn transport(&self, asked: Transport) -> Transport {
         if self.implementation == Implementation::Gloo { Transport::Tcp } else { asked }
     }
@@ -160,12 +161,13 @@ impl Recipe {
                 command.env("PATH", joined(root.join("bin"), "PATH"));
                 command.env("I_MPI_FABRICS", if tcp { "ofi" } else { "shm" });
                 if tcp {
-                    // Its collectives would go on using shared memory within a host.
+                    // Its collectives would otherwise use shared memory within a host.
                     command.env("FI_PROVIDER", "tcp").env("I_MPI_COLL_INTRANODE", "pt2pt");
                 }
             }
             Implementation::Mpich if tcp => {
-                // The first makes ranks of one host strangers; the others are for builds on UCX and on libfabric.
+                // The first disables shared memory between ranks of one host; the others are for builds on
+                // UCX and on libfabric.
                 command.env("MPIR_CVAR_NOLOCAL", "1").env("UCX_TLS", "tcp,self").env("FI_PROVIDER", "tcp");
             }
             Implementation::Mpich | Implementation::Tenfold | Implementation::Gloo => {}
@@ -217,13 +219,14 @@ fn gloo(python: &Path, rank: usize, meeting: Meeting<'_>) -> Command {
     command.args(["-c", GLOO_PROGRAM]).arg(coordinator_port.to_string()).arg(team);
     command.args([rank, ranks, usize::from(store_port)].map(|number| number.to_string()));
     if std::env::var_os("GLOO_SOCKET_IFNAME").is_none() {
-        // Else it looks up the host's name, which not every machine has an address for. The path is loopback anyway.
+        // Otherwise it looks up the host's name, for which not every machine has an address. The path is
+        // loopback anyway.
         command.env("GLOO_SOCKET_IFNAME", if cfg!(target_os = "linux") { "lo" } else { "lo0" });
     }
     command
 }
 
-/// A folder in front of what the variable holds already.
+/// Puts a folder in front of the variable's value.
 fn joined(first: PathBuf, variable: &str) -> OsString {
     let rest = std::env::var_os(variable).unwrap_or_default();
     let all =
@@ -236,7 +239,7 @@ fn joined(first: PathBuf, variable: &str) -> OsString {
 struct Mpi {
     compiler: PathBuf,
     launcher: PathBuf,
-    /// Its folder, if the compiler does not know where that is.
+    /// Its folder, if the compiler does not know it.
     root: Option<PathBuf>,
 }
 
@@ -250,8 +253,8 @@ impl Mpi {
         }
     }
 
-    /// Debian installs several side by side under names of their own; elsewhere the plain name is the only one, and
-    /// its launcher says whose it is.
+    /// Debian installs several side by side under different names. Elsewhere the plain name is the only one,
+    /// and its launcher says which MPI it is.
     fn in_path(suffix: &str, signature: &str) -> Option<Self> {
         let named = |suffix: &str| {
             let (compiler, launcher) =
@@ -318,7 +321,7 @@ fn program(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file())
 }
 
-/// Where `./test` keeps what it fetched.
+/// Where `./test` keeps its downloads.
 fn cache() -> Option<PathBuf> {
     let folder = |variable| std::env::var_os(variable).map(PathBuf::from);
     folder("TENFOLD_CACHE")
@@ -326,7 +329,7 @@ fn cache() -> Option<PathBuf> {
         .or_else(|| folder("HOME").map(|home| home.join(".cache/tenfold")))
 }
 
-/// The Python that was named; else the one that `./test` set up, else whichever there is.
+/// The given Python; otherwise the one that `./test` set up; otherwise any.
 pub(crate) fn python_with_torch(named: Option<&Path>) -> PathBuf {
     named.map(Path::to_owned).or_else(cached_python).unwrap_or_else(|| "python3".into())
 }
@@ -368,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn intel_mpi_is_told_where_it_lies_and_which_fabric_to_use() {
+    fn intel_mpi_gets_its_folder_and_its_fabric() {
         let how =
             How::Mpi { launcher: "mpiexec".into(), program: "/tmp/rank".into(), root: Some("/intel".into()) };
         let commands = Recipe { implementation: Implementation::IntelMpi, how }.commands(MEETING);
@@ -382,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named_with_the_line_that_installs_it() {
+    fn a_missing_program_is_named_with_the_command_that_installs_it() {
         for implementation in [Implementation::OpenMpi, Implementation::Mpich, Implementation::IntelMpi] {
             assert!(install_hint(implementation).contains("install"), "{implementation}");
         }

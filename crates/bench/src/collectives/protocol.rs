@@ -1,7 +1,8 @@
-//! The lines that the coordinator and a rank exchange, alike for ours, Gloo's and every MPI's.
+//! The lines that the coordinator and a rank exchange, the same for ours, Gloo's and every MPI's.
 //!
-//! A rank says `hello`, then reads: asleep, so that it takes nothing from the implementation whose turn it is. Each order
-//! is one line, and so is its answer. Lines of words, because one of the readers is written in C.
+//! A rank sends `hello`, then blocks in a read, so that it takes no time from the implementation whose turn
+//! it is. Each order is one line, and so is its answer. Lines of words, because one of the readers is written
+//! in C.
 
 use std::fmt;
 
@@ -9,14 +10,14 @@ use clap::ValueEnum as _;
 
 use super::operation::{Dtype, Memory, Operation, Point};
 
-/// What a rank is told to run: `run OP DTYPE BYTES MEMORY CHECK WARMUP BATCHES ITERATIONS`.
+/// What a rank is asked to run: `run OP DTYPE BYTES MEMORY CHECK WARMUP BATCHES ITERATIONS`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Order {
     pub(crate) operation: Operation,
     pub(crate) dtype: Dtype,
     pub(crate) bytes: usize,
     pub(crate) memory: Memory,
-    /// Run it once with known values first, and refuse to be measured with wrong results.
+    /// Run it once with known values first, and refuse to measure wrong results.
     pub(crate) check: bool,
     pub(crate) pace: Pace,
 }
@@ -29,7 +30,7 @@ pub(crate) struct Pace {
     pub(crate) iterations: u64,
 }
 
-/// What ends a rank in peace; without it, an end of the connection means that the coordinator died.
+/// The order that ends a rank; without it, the end of the connection means that the coordinator died.
 pub(crate) const BYE: &str = "bye\n";
 
 impl Order {
@@ -74,18 +75,18 @@ impl fmt::Display for Order {
     }
 }
 
-/// What a rank says.
+/// The answer of a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
-    /// `hello TEAM RANK VERSION`: it has met its peers and waits for orders.
+    /// `hello TEAM RANK VERSION`: it has joined its peers and waits for orders.
     Hello { team: String, rank: usize, version: String },
     /// `missing REASON`: it cannot take part at all, as when Python has no torch.
     Missing(String),
-    /// `done ALGORITHM NS,NS,…`: the time of each batch; `-` stands for an algorithm nobody told.
+    /// `done ALGORITHM NS,NS,…`: the time of each batch; `-` stands for an unknown algorithm.
     Done { algorithm: Option<String>, batches: Vec<u64> },
     /// `cannot REASON`: this implementation has no such case; the others may.
     Cannot(String),
-    /// `wrong REASON`: nothing that this run says can be trusted.
+    /// `wrong REASON`: the results of this run cannot be trusted.
     Wrong(String),
 }
 
@@ -131,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_are_read_and_what_is_none_is_refused() {
+    fn answers_are_read_and_invalid_ones_are_refused() {
         let hello = Answer::Hello { team: "t1".into(), rank: 3, version: "Open MPI v4.1.4".into() };
         assert_eq!(Answer::parse("hello t1 3 Open MPI v4.1.4\n"), Some(hello));
         let done = Answer::Done { algorithm: Some("ring".into()), batches: vec![10, 20] };

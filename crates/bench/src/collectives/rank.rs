@@ -1,4 +1,4 @@
-//! One of our ranks: meets the others, then does as the coordinator says.
+//! One of our ranks: joins the others, then follows the coordinator's orders.
 //!
 //! The only file of the benchmark that calls our own collectives; the peers' are in `peers/`.
 #![expect(
@@ -71,12 +71,12 @@ struct Session {
     group: Group,
     rank: usize,
     ranks: usize,
-    /// Of the last case: all its rounds find them touched.
+    /// Of the last case: in all its rounds they are touched already.
     buffers: Option<(Order, Buffers)>,
 }
 
 impl Session {
-    /// The answer, or what is wrong.
+    /// The answer, or the error.
     fn obey(&mut self, order: Order) -> Result<String, String> {
         let kept = self.buffers.take().filter(|(known, _)| known.is_same_case(&order));
         let mut buffers = match kept {
@@ -137,7 +137,7 @@ impl Session {
         Ok((algorithm, times))
     }
 
-    /// One turn of the loop that is measured; by which algorithm.
+    /// One turn of the measured loop; returns the algorithm.
     #[inline]
     fn turn(&self, operation: Operation, buffers: &mut Buffers) -> tenfold::Result<&'static str> {
         if operation == Operation::SendRecv {
@@ -169,7 +169,7 @@ impl Session {
         }
     }
 
-    /// There and back between ranks 0 and 1.
+    /// A round trip between ranks 0 and 1.
     #[inline]
     fn bounce(&self, buffers: &mut Buffers) -> tenfold::Result<&'static str> {
         let Buffers { input, output } = buffers;
@@ -189,10 +189,10 @@ impl Session {
     }
 }
 
-/// What a rank lends.
+/// The buffers that a rank lends.
 struct Buffers {
     input: Buffer,
-    /// None where the result is in place.
+    /// None if the result is in place.
     output: Option<Buffer>,
 }
 

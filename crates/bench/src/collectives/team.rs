@@ -1,8 +1,9 @@
-//! All ranks of one implementation: child processes that wait asleep for their turn and never outlive us.
+//! All ranks of one implementation: child processes that sleep until their turn and never outlive us.
 //!
-//! Each rank holds a connection to the coordinator and reads from it. So a coordinator that dies is noticed by every rank
-//! at once; besides, the kernel kills what we started ([`server::host`](super::super::server::host)), and the ranks tie
-//! themselves to whoever started them.
+//! Each rank has a connection to the coordinator and reads from it. So every rank notices immediately if the
+//! coordinator dies. In addition, the kernel kills what we started
+//! ([`server::host`](super::super::server::host)), and the ranks tie themselves to the process that started
+//! them.
 #![expect(clippy::disallowed_methods, reason = "a benchmark waits for its children, and reads the clock")]
 
 use std::fs::File;
@@ -25,17 +26,17 @@ use tenfold_console::Program;
 
 /// Importing PyTorch from a cold disk takes a while, on every rank.
 const START_MAX: Duration = Duration::from_secs(180);
-/// Far beyond any measurement that is still worth waiting for.
+/// Far beyond any measurement that is worth waiting for.
 const ANSWER_MAX: Duration = Duration::from_secs(120);
-/// How long a rank may take to leave before it is made to.
+/// How long a rank may take to exit before it is killed.
 const LEAVE_MAX: Duration = Duration::from_secs(3);
 const GLANCE: Duration = Duration::from_millis(100);
-/// Between two looks at something that gives no sign by itself, such as a child's end.
+/// Between two checks of something that causes no event, such as a child's exit.
 const NAP: Duration = Duration::from_millis(10);
 /// The longest answer: the times of a thousand batches.
 const ANSWER_BYTES_MAX: usize = 1 << 16;
 
-/// Where ranks report: our port, a store in which they find each other, a folder for what they write.
+/// Where ranks report: our port, a store in which they find each other, a folder for their output.
 #[derive(Debug)]
 pub(crate) struct Coordinator {
     listener: TcpListener,
@@ -67,7 +68,7 @@ impl Coordinator {
         address.map(|address| address.port()).map_err(|error| Failure::new(format!("lost our port: {error}")))
     }
 
-    /// The next rank at the door, if there is one.
+    /// The next rank that has connected, if there is one.
     fn accept(&self) -> Result<Option<Member>, Failure> {
         match self.listener.accept() {
             Ok((stream, _)) => {
@@ -79,7 +80,7 @@ impl Coordinator {
     }
 }
 
-/// What one measurement of a team gave.
+/// The result of one measurement of a team.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Outcome {
     /// Nanoseconds of each batch, of the rank that took longest over it.
@@ -91,9 +92,9 @@ pub(crate) enum Outcome {
 #[derive(Debug)]
 pub(crate) struct Team<'a> {
     pub(crate) implementation: Implementation,
-    /// As the implementation calls itself.
+    /// The implementation's own name.
     pub(crate) version: String,
-    /// What its bytes travel by.
+    /// Its transport.
     pub(crate) transport: Transport,
     coordinator: &'a Coordinator,
     /// By rank.
@@ -103,7 +104,7 @@ pub(crate) struct Team<'a> {
 }
 
 impl<'a> Team<'a> {
-    /// Starts all ranks and waits until each has met the others.
+    /// Starts all ranks and waits until each has joined the others.
     pub(crate) fn start(
         recipe: &Recipe,
         ranks: usize,
@@ -146,7 +147,7 @@ impl<'a> Team<'a> {
         while seats.iter().any(Option::is_none) {
             self.look_after(start, START_MAX, "meet")?;
             strangers.extend(self.coordinator.accept()?);
-            // A rank says hello once in its life: looking now and then will do.
+            // A rank sends hello only once, so checking now and then is enough.
             thread::sleep(NAP);
             let mut index = 0;
             while index < strangers.len() {
@@ -158,7 +159,7 @@ impl<'a> Team<'a> {
                         let member = strangers.swap_remove(index);
                         let seat = seats.get_mut(rank).filter(|seat| seat.is_none());
                         *seat.ok_or_else(|| {
-                            Failure::new(format!("there are two of rank {rank}, or too many"))
+                            Failure::new(format!("rank {rank} is a duplicate or out of range"))
                         })? = Some(member);
                         self.version = version;
                     }
@@ -167,7 +168,7 @@ impl<'a> Team<'a> {
                             .hint("name a Python that has PyTorch with `--python` or TENFOLD_PYTHON"));
                     }
                     Some(other) => {
-                        return Err(Failure::new(format!("a rank says {other:?} instead of hello")));
+                        return Err(Failure::new(format!("a rank sent {other:?} instead of hello")));
                     }
                 }
             }
@@ -176,7 +177,7 @@ impl<'a> Team<'a> {
         Ok(())
     }
 
-    /// Lets all ranks run it, asleep until they have.
+    /// Lets all ranks run it, and sleeps until they have.
     pub(crate) fn measure(&mut self, order: Order) -> Result<Outcome, Failure> {
         let line = format!("{order}\n");
         let failed = |rank: usize, failure: Failure, log: &Path| {
@@ -215,7 +216,7 @@ impl<'a> Team<'a> {
         }
     }
 
-    /// Fails when there is no point in waiting any longer.
+    /// Fails when waiting any longer is pointless.
     fn look_after(&mut self, start: Instant, patience: Duration, what: &str) -> Result<(), Failure> {
         self.coordinator.interrupt.check()?;
         for child in &mut self.children {
@@ -252,7 +253,7 @@ impl Drop for Team<'_> {
     }
 }
 
-/// A launcher that is asked to end takes its ranks with it; one that does not listen is killed.
+/// A launcher that is asked to exit takes its ranks with it; one that does not react is killed.
 fn end(child: &mut Child) {
     let process = rustix::process::Pid::from_child(child);
     let _gone = rustix::process::kill_process(process, rustix::process::Signal::TERM);
@@ -267,7 +268,7 @@ fn end(child: &mut Child) {
     let _reaped = child.wait();
 }
 
-/// Starts a command so that the kernel kills it when we die; what it says goes to the log.
+/// Starts a command so that the kernel kills it when we die; its output goes to the log.
 fn spawn(command: &Command, log: &Path) -> Result<Child, Failure> {
     let program = command.get_program();
     let cannot =
@@ -284,7 +285,7 @@ fn spawn(command: &Command, log: &Path) -> Result<Child, Failure> {
     host.stdin(Stdio::null()).stdout(log()?).stderr(log()?).spawn().map_err(cannot)
 }
 
-/// What a process said last, for an error.
+/// The last output of a process, for an error.
 fn last_lines(log: &Path) -> String {
     const LINES_MAX: usize = 12;
     let text = String::from_utf8_lossy(&std::fs::read(log).unwrap_or_default()).into_owned();
@@ -296,7 +297,7 @@ fn lost(error: &std::io::Error) -> Failure {
     Failure::new(format!("lost the connection to it: {error}"))
 }
 
-/// A batch took as long as the rank that was last to finish it.
+/// A batch took as long as its slowest rank.
 fn slowest(answers: impl Iterator<Item = Answer>) -> Result<Outcome, Failure> {
     let mut slowest: Vec<u64> = Vec::new();
     let mut used = None;
@@ -310,13 +311,13 @@ fn slowest(answers: impl Iterator<Item = Answer>) -> Result<Outcome, Failure> {
                 used = used.or(algorithm);
             }
             Answer::Cannot(reason) => return Ok(Outcome::Cannot(reason)),
-            other => return Err(Failure::new(format!("a rank says {other:?} instead of times"))),
+            other => return Err(Failure::new(format!("a rank sent {other:?} instead of times"))),
         }
     }
     Ok(Outcome::Done { algorithm: used, batches: slowest })
 }
 
-/// One rank as the coordinator knows it.
+/// One rank, as the coordinator sees it.
 #[derive(Debug)]
 struct Member {
     stream: TcpStream,
@@ -330,7 +331,7 @@ impl Member {
         Ok(Member { stream, unread: Vec::new() })
     }
 
-    /// The next answer, if it has come whole.
+    /// The next answer, if it has arrived completely.
     fn poll_answer(&mut self) -> Result<Option<Answer>, Failure> {
         loop {
             if let Some(end) = self.unread.iter().position(|&byte| byte == b'\n') {
@@ -339,10 +340,10 @@ impl Member {
                 let answer = Answer::parse(&line);
                 return answer
                     .map(Some)
-                    .ok_or_else(|| Failure::new(format!("it says `{}`", line.trim_end())));
+                    .ok_or_else(|| Failure::new(format!("invalid answer `{}`", line.trim_end())));
             }
             if self.unread.len() > ANSWER_BYTES_MAX {
-                return Err(Failure::new("it says more than any answer needs"));
+                return Err(Failure::new("the answer is too long"));
             }
             let mut buffer = [0; 4096];
             match self.stream.read(&mut buffer) {
@@ -371,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn one_rank_that_cannot_speaks_for_all() {
+    fn one_rank_that_cannot_run_a_case_excludes_all() {
         let outcome =
             slowest([done(None, &[5]), Answer::Cannot("it has no bf16".into())].into_iter()).unwrap();
         assert_eq!(outcome, Outcome::Cannot("it has no bf16".into()));

@@ -1,11 +1,12 @@
 //! Known values, so that a result can be checked before it is timed.
 //!
-//! Every element is a small whole number made from its rank and its place: exact in every dtype, and so are the sums over
-//! 64 ranks, in any order. So what is right can be compared byte by byte. `peers/` has the same numbers in C and Python.
+//! Every element is a small integer made from its rank and its position: exact in every dtype, and so are the
+//! sums over 64 ranks, in any order. So results can be compared byte by byte. `peers/` has the same numbers
+//! in C and Python.
 
 use super::operation::{Dtype, Operation};
 
-/// Whose result, and of what.
+/// Which rank's result, and of which operation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scene {
     pub(crate) operation: Operation,
@@ -17,7 +18,7 @@ pub(crate) struct Scene {
 }
 
 impl Scene {
-    /// What `rank` puts in.
+    /// The input of `rank`.
     pub(crate) fn fill(&self, input: &mut [u8]) {
         let modulus = if self.is_reduction() { TERM_MODULUS } else { MODULUS };
         for (index, element) in input.chunks_exact_mut(self.dtype.size()).enumerate() {
@@ -25,7 +26,7 @@ impl Scene {
         }
     }
 
-    /// Where the result first differs from what it should be.
+    /// Where the result first differs from the expected one.
     pub(crate) fn first_difference(&self, result: &[u8]) -> Option<usize> {
         let mut right = [0; 8];
         let right = &mut right[..self.dtype.size()];
@@ -54,9 +55,9 @@ impl Scene {
     }
 }
 
-/// Prime, so that blocks of a power of two do not look alike.
+/// Prime, so that blocks of a power of two differ.
 const MODULUS: u32 = 127;
-/// 64 ranks add up to 128 at most, which bf16 and u8 still hold.
+/// The sum over 64 ranks is at most 128, which bf16 and u8 can represent.
 const TERM_MODULUS: u32 = 3;
 
 fn number(rank: usize, index: usize, modulus: u32) -> u8 {
@@ -77,7 +78,7 @@ fn put(element: &mut [u8], dtype: Dtype, number: u8) {
     }
 }
 
-/// A whole number up to 255 as f16: the same digits as in f32, an exponent with another bias.
+/// An integer up to 255 as f16: the same digits as in f32, an exponent with another bias.
 fn half_bits(number: u8) -> u16 {
     const BIAS_DIFFERENCE: u32 = 127 - 15;
     match number {
@@ -147,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_have_values_of_their_own() {
+    fn ranks_have_different_values() {
         assert_ne!(input(Operation::AllGather, 0, 16), input(Operation::AllGather, 1, 16));
         assert_ne!(input(Operation::AllReduce, 0, 16), input(Operation::AllReduce, 2, 16));
     }

@@ -186,7 +186,7 @@ class Case:
 
 def main():
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # whoever started us may die while we work
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # our parent may die while we work
     torch.set_num_threads(1)  # filling a tensor must not leave a pool of threads awake
     day = datetime.timedelta(days=1)
     store = dist.TCPStore("127.0.0.1", store_port, is_master=False, wait_for_workers=False)

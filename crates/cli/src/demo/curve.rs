@@ -1,10 +1,10 @@
 //! A curve made of block characters.
 
-/// Eighths of a character, from nothing to all of it.
+/// Eighths of a character, from empty to full.
 const BLOCKS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
-/// What stands for a number that cannot be drawn.
+/// What is drawn for a number that cannot be drawn.
 const NO_NUMBER: char = '×';
-/// Before each line: a number and a space.
+/// The width in front of each line: a number and a space.
 const MARGIN: usize = 7;
 
 /// Values from left to right, as `height` lines of at most `width` columns; zero is at the bottom, the highest value at the top.
@@ -12,7 +12,7 @@ pub(super) fn draw(values: &[f32], width: usize, height: usize) -> Vec<String> {
     let columns = resample(values, width.saturating_sub(MARGIN).max(1));
     let top = columns.iter().copied().filter(|value| value.is_finite()).fold(0.0, f32::max);
     let eighths = |value: f32| match value / top * (height * 8) as f32 {
-        part if part > 0.0 => part.ceil() as usize, // what is not zero is seen
+        part if part > 0.0 => part.ceil() as usize, // what is not zero is visible
         _ => 0,
     };
     let line = |row: usize| {
@@ -29,12 +29,12 @@ pub(super) fn draw(values: &[f32], width: usize, height: usize) -> Vec<String> {
     (0..height).map(line).collect()
 }
 
-/// In the margin's width, whatever it is.
+/// Fits the margin's width, whatever the value.
 fn number(value: f32) -> String {
     if value < 1000.0 { format!("{value:.2}") } else { format!("{value:.0e}") }
 }
 
-/// As many columns as there is room for, each the mean of its values; fewer values are made broader.
+/// As many columns as fit, each the mean of its values; fewer values get wider columns.
 fn resample(values: &[f32], columns: usize) -> Vec<f32> {
     let mean = |column: usize| {
         let from = column * values.len() / columns;

@@ -1,23 +1,23 @@
-//! What the demo learns: to which arm of a spiral a point of the plane belongs.
+//! The task of the demo: to which arm of a spiral a point of the plane belongs.
 //!
-//! Points are made on the spot and follow from a seed, so that every worker can make the same ones and take its share.
+//! Points are generated from a seed, so that every worker can generate the same ones and take its share.
 
 use std::f32::consts::TAU;
 
-/// Arms of the spiral, and so what there is to tell apart.
+/// Arms of the spiral, which are the classes.
 pub(super) const CLASSES: usize = 3;
 /// How far each arm turns, from the middle to its end.
 const TURNS: f32 = 1.25;
-/// Points lie up to this far beside their place, in both directions.
+/// Points are up to this far from their exact position, in both directions.
 const NOISE: f32 = 0.03;
 
-/// Numbers as good as random that follow from a seed.
+/// Pseudo-random numbers that follow from a seed.
 #[derive(Debug)]
 pub(super) struct Random(u64);
 
 impl Random {
     pub(super) fn new(seed: u64) -> Self {
-        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1) // xorshift stays at zero for ever
+        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1) // xorshift never leaves zero
     }
 
     fn next(&mut self) -> u64 {
@@ -59,7 +59,7 @@ pub(super) fn spirals(count: usize, seed: u64) -> Vec<Point> {
     (0..count).map(point).collect()
 }
 
-/// Every so many points, beginning with one's own: what this rank learns from.
+/// Every n-th point, beginning with this rank's own number: what this rank learns from.
 pub(super) fn share(points: &[Point], rank: usize, ranks: usize) -> Vec<Point> {
     points.iter().skip(rank).step_by(ranks).copied().collect()
 }

@@ -1,23 +1,24 @@
-//! A small network by hand: layers of weights, tanh between them, cross-entropy at the end.
+//! A small hand-written network: layers of weights, tanh between them, cross-entropy at the end.
 //!
-//! Weights lie with one row per *input*, so that the inner loops of forward and of the gradient run over neighbours. Backward hands
-//! out each parameter's gradient as soon as it is known, last layer first, and computes it where it shall lie.
+//! Weights have one row per *input*, so that the inner loops of forward and of the gradient run over adjacent
+//! values. Backward returns each parameter's gradient as soon as it is known, last layer first, and computes
+//! it in its final place.
 
 use super::data::{CLASSES, Point, Random};
 
-/// What a step of momentum keeps of the last one.
+/// The share of the last step that momentum keeps.
 const MOMENTUM: f32 = 0.9;
 
 #[derive(Debug)]
 pub(super) struct Model {
-    /// How many values go into each layer, and at the end how many come out.
+    /// The number of inputs of each layer, and of the outputs of the last.
     widths: Vec<usize>,
     /// Weight and bias of each layer in turn.
     pub(super) parameters: Vec<Vec<f32>>,
     speeds: Vec<Vec<f32>>,
 }
 
-/// What forward has computed for some points: the values before each layer, and behind the last.
+/// The results of forward for some points: the values before each layer, and after the last.
 #[derive(Debug)]
 pub(super) struct Pass {
     values: Vec<Vec<f32>>,
@@ -71,7 +72,7 @@ impl Model {
         Pass { values }
     }
 
-    /// Gives every parameter's number, last layer first, and a function that writes its gradient.
+    /// Returns every parameter's number, last layer first, and a function that writes its gradient.
     pub(super) fn backward<E>(
         &self,
         pass: &Pass,
@@ -104,7 +105,7 @@ impl Model {
         Ok(())
     }
 
-    /// One parameter moves against its gradient.
+    /// Moves one parameter against its gradient.
     pub(super) fn step(&mut self, parameter: usize, gradient: &[f32], rate: f32) {
         let values = self.parameters[parameter].iter_mut().zip(&mut self.speeds[parameter]);
         for ((value, speed), slope) in values.zip(gradient) {
@@ -131,7 +132,7 @@ impl Pass {
         self.scores().zip(points).map(one).sum::<f32>() / points.len() as f32
     }
 
-    /// How many points get the highest score for where they belong.
+    /// How many points get the highest score for their class.
     pub(super) fn right(&self, points: &[Point]) -> usize {
         let is_right = |(scores, point): &(&[f32], &Point)| {
             (0..CLASSES).all(|other| other == point.class || scores[other] < scores[point.class])
@@ -139,7 +140,7 @@ impl Pass {
         self.scores().zip(points).filter(is_right).count()
     }
 
-    /// By each score.
+    /// The derivative by each score.
     fn slope_of_loss(&self, points: &[Point]) -> Vec<f32> {
         let one = |(scores, point): (&[f32], &Point)| {
             let mut slope = likelihoods(scores);

@@ -1,4 +1,4 @@
-//! How far the training is: a bar that moves on a terminal, a line now and then elsewhere.
+//! The progress of the training: a moving bar on a terminal, an occasional line elsewhere.
 
 use std::io::{self, Write};
 
@@ -6,14 +6,14 @@ use tenfold_console::WIPE;
 
 const GREEN: &str = "\x1b[32m";
 const PLAIN: &str = "\x1b[0m";
-/// Lines where nothing can move.
+/// The number of lines if the bar cannot move.
 const LINES: usize = 5;
 
 /// Where the demo writes, and what may be written there.
 #[derive(Debug)]
 pub(super) struct Screen<W> {
     pub(super) output: W,
-    /// A bar can move here.
+    /// Whether a bar can move here.
     pub(super) is_terminal: bool,
     pub(super) has_colours: bool,
     /// Columns.
@@ -26,7 +26,7 @@ pub(super) struct Progress {
     /// Steps done.
     pub(super) step: u32,
     pub(super) steps: u32,
-    /// The mean of all workers since the point before.
+    /// The mean of all workers since the previous point.
     pub(super) loss: f32,
 }
 
@@ -35,7 +35,7 @@ impl<W: Write> Screen<W> {
         writeln!(self.output, "{text}")
     }
 
-    /// Moves the bar; elsewhere a line, if `before` lies in an earlier fifth of the way.
+    /// Moves the bar; elsewhere prints a line, if `before` is in an earlier fifth of the training.
     pub(super) fn progress(&mut self, before: Option<Progress>, now: Progress) -> io::Result<()> {
         if self.is_terminal {
             let bar = bar(now, self.width.saturating_sub(1), self.has_colours);
@@ -50,7 +50,7 @@ impl<W: Write> Screen<W> {
         self.output.flush()
     }
 
-    /// The bar has done its work and goes; lines stay, and what follows stands apart from them.
+    /// Removes the bar; lines stay, and an empty line follows them.
     pub(super) fn end_of_progress(&mut self) -> io::Result<()> {
         if self.is_terminal { write!(self.output, "{WIPE}") } else { writeln!(self.output) }
     }

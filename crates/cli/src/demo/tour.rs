@@ -1,4 +1,4 @@
-//! What training rests on, one by one: operations of the store and of a group, checked and timed.
+//! The operations that training relies on, one by one: those of the store and of a group, checked and timed.
 
 #![expect(clippy::disallowed_methods, reason = "reports how long things took")]
 
@@ -12,7 +12,7 @@ use tenfold_store::{StoreCollectives, StoreExt, TcpStore};
 use super::progress::Screen;
 use tenfold_console::show_size;
 
-/// What one worker has seen.
+/// The results of one worker.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Tour {
     /// Workers whose value arrived, and the sum of all workers' numbers squared.
@@ -34,10 +34,10 @@ struct Collective {
     shared_us: f64,
 }
 
-/// How much of it.
+/// How much to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Length {
-    /// What a line has room for, in little time also on a busy machine.
+    /// What fits on a line, and takes little time even on a busy machine.
     Short,
     Whole,
 }
@@ -126,7 +126,7 @@ fn collectives(group: &Group, length: Length) -> Result<Vec<Collective>, Box<dyn
     Ok(rows)
 }
 
-/// Every rank gives its number plus one, plus the place; the sum is known.
+/// Every rank contributes its number plus one, plus the position; the sum is known.
 fn check_sum(group: &Group, tensor: &mut Buffer) -> Result<(), Box<dyn std::error::Error>> {
     let ranks = group.size();
     for (place, value) in tensor.as_mut_slice::<f32>().iter_mut().enumerate() {
@@ -175,13 +175,13 @@ fn time_both(
     Ok(Collective { operation, bytes, algorithm, private_us, shared_us })
 }
 
-/// A worker that did not meet all others, or got a wrong sum, is an error.
+/// A worker that did not get all values, or got a wrong sum, is an error.
 pub(super) fn check<'a>(tours: impl Iterator<Item = &'a Tour>, workers: usize) -> Result<(), String> {
     let expected: i64 = (0..workers as i64).map(|rank| rank * rank).sum();
     for (rank, Tour { met, sum, .. }) in tours.enumerate() {
         if *met != workers || *sum != expected {
             return Err(format!(
-                "worker {rank} met {met} of {workers} and got the sum {sum} instead of {expected}"
+                "worker {rank} got {met} of {workers} values and the sum {sum} instead of {expected}"
             ));
         }
     }
@@ -234,7 +234,7 @@ fn store_rows(tours: &[&Tour]) -> Vec<(String, f64)> {
     tours[0].medians.iter().enumerate().map(row).collect()
 }
 
-/// The slowest rank's medians: a collective is over when its last rank is done.
+/// The slowest rank's medians: a collective is complete when its last rank is done.
 fn collective_rows(tours: &[&Tour]) -> Vec<Collective> {
     let row = |(index, row): (usize, &Collective)| {
         let slowest = |time: fn(&Collective) -> f64| {

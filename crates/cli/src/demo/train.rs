@@ -1,4 +1,4 @@
-//! The training, as one rank of it: everything that a framework would do, and a reducer in the middle.
+//! The training on one rank: everything that a framework would do, with a reducer in the middle.
 
 #![expect(clippy::disallowed_methods, reason = "reports how long steps took")]
 
@@ -13,17 +13,17 @@ use super::model::Model;
 use super::progress::Progress;
 
 const HIDDEN: [usize; 2] = [64, 64];
-/// Points in a batch, of all ranks together: so the result hardly depends on how many they are.
+/// Points in a batch, of all ranks together, so that the result hardly depends on the number of ranks.
 const BATCH: usize = 256;
-/// Enough for one batch of the most workers that the command takes.
+/// Enough for one batch of the most workers that the command accepts.
 const TRAINING_POINTS: usize = 6144;
 pub(super) const TEST_POINTS: usize = 1500;
 const RATE: f32 = 0.3;
-/// Points of the curve, unless they would be too far apart to tell that all is well.
+/// Points of the curve, unless they would be too far apart to show progress.
 const CURVE_POINTS: u32 = 100;
 const STEPS_APART: u32 = 100;
 
-/// How it went, on one rank.
+/// The result on one rank.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Training {
     pub(super) parameters: usize,
@@ -36,7 +36,8 @@ pub(super) struct Training {
     pub(super) fingerprint: String,
 }
 
-/// Trains for so many steps; every rank of the group calls it. `tell` hears on all ranks how far all are.
+/// Trains for this many steps; every rank of the group calls it. `tell` is called on all ranks with the
+/// common progress.
 pub(super) fn train<E: From<tenfold::Error>>(
     group: &Group,
     steps: u32,
@@ -46,7 +47,7 @@ pub(super) fn train<E: From<tenfold::Error>>(
     let mut random = Random::new(100 + rank as u64);
     let mut own = data::share(&data::spirals(TRAINING_POINTS, 1), rank, ranks);
     let own_batch = (BATCH / ranks).max(1);
-    // Every rank has values of its own, until it gets those of rank 0.
+    // Every rank has its own values, until it gets those of rank 0.
     let mut model = Model::new(&HIDDEN, 1 + rank as u64);
     begin_alike(group, &mut model)?;
     let params: Vec<Param> =
@@ -62,7 +63,7 @@ pub(super) fn train<E: From<tenfold::Error>>(
             random.shuffle(&mut own);
             next = 0;
         }
-        let rate = RATE * (1.0 - (step - 1) as f32 / steps as f32); // slower and slower, so that it settles
+        let rate = RATE * (1.0 - (step - 1) as f32 / steps as f32); // decreases, so that it converges
         loss += one_step(&mut model, &mut reducer, &own[next..next + own_batch], rate)?;
         next += own_batch;
         busy += begin.elapsed();

@@ -1,7 +1,7 @@
 //! One worker process: joins the others, trains, takes the tour, reports.
 //!
-//! It tells the parent everything through the store, also why it failed: a death is told by each that noticed it, and the parent
-//! makes one message of that.
+//! It reports everything to the parent through the store, including why it failed. Each worker that noticed a
+//! death reports it, and the parent makes one message of that.
 
 #![expect(clippy::disallowed_methods, reason = "reports how long joining took")]
 
@@ -34,12 +34,12 @@ pub(crate) struct WorkerArgs {
     tour: bool,
 }
 
-/// What a worker tells the parent at its end.
+/// The final report of a worker to the parent.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Report {
     pub(super) rank: usize,
     pub(super) pid: u32,
-    /// From its start until all others were there.
+    /// Time from its start until all others had joined.
     pub(super) joined_ms: f64,
     #[serde(flatten)]
     pub(super) training: Training,
@@ -56,7 +56,7 @@ pub(crate) fn run_worker(args: &WorkerArgs) -> Outcome {
         Err(error) => (keys::failure(args.rank), error.to_string().into_bytes(), FAILURE),
     };
     store.set(key, value)?;
-    store.ping()?; // it has arrived before this process ends
+    store.ping()?; // the report has arrived before this process exits
     Ok(code)
 }
 

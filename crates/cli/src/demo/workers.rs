@@ -1,4 +1,4 @@
-//! The worker processes, from the parent's side: none outlives the demo, and one that fails is named.
+//! The worker processes, seen from the parent: none outlives the demo, and one that fails is named.
 
 #![expect(clippy::disallowed_methods, reason = "waits for processes, with a limit")]
 
@@ -12,17 +12,17 @@ use super::progress::Progress;
 use super::{Args, LIMIT, keys};
 use tenfold_console::{FAILURE, Program};
 
-/// How often it is looked whether all are alive.
+/// How often to check whether all are alive.
 const SLICE: Duration = Duration::from_millis(100);
-/// Workers fail because of one another: once the first has ended, so long is waited for the one that others failed because of,
-/// and for one that says so.
+/// Workers fail because of one another. Once the first has exited, this is how long to wait for the worker
+/// that caused it, and for one that reports it.
 const SETTLING: Duration = Duration::from_secs(2);
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 pub(super) struct Workers {
     store: TcpStore,
     children: Vec<Child>,
-    /// How far they were when they last said something.
+    /// Their last reported progress.
     last: Option<Progress>,
 }
 
@@ -41,9 +41,9 @@ impl Workers {
                 .args(args.tour.then_some("--tour"))
                 .stdin(Stdio::null())
                 .stdout(Stdio::null());
-            // A demo that fails says why; it has nothing to look for in dumps.
+            // A failing demo reports the reason; its user does not need dumps.
             command.env("TORCH_FR_DUMP_ON_TIMEOUT", "0");
-            tenfold_memory::spawn::die_with_parent(&mut command); // a demo that is killed leaves nobody behind
+            tenfold_memory::spawn::die_with_parent(&mut command); // a killed demo leaves no process behind
             workers.children.push(command.spawn()?);
         }
         Ok(workers)
@@ -60,7 +60,7 @@ impl Workers {
         Ok(progress)
     }
 
-    /// What they told at their end, by rank; all have ended well.
+    /// Their final reports, by rank; all have succeeded.
     pub(super) fn reports<R: serde::de::DeserializeOwned>(
         &mut self,
     ) -> Result<Vec<R>, Box<dyn std::error::Error>> {
@@ -74,7 +74,7 @@ impl Workers {
         self.failure().map_or(Ok(reports), |failure| Err(failure.into()))
     }
 
-    /// A value, or why it will not come.
+    /// A value, or why it will not arrive.
     fn wait_for(&mut self, key: &str) -> Result<Value, Box<dyn std::error::Error>> {
         let started = Instant::now();
         loop {
@@ -89,7 +89,7 @@ impl Workers {
         }
     }
 
-    /// The worker that others failed because of, and what one of them noticed; nothing if all are well.
+    /// The worker that made others fail, and what one of them noticed; nothing if no worker has failed.
     fn failure(&mut self) -> Option<String> {
         self.ended_badly().first()?;
         let started = Instant::now();
@@ -106,12 +106,12 @@ impl Workers {
         let pid = self.children[culprit].id();
         let when = match self.last {
             Some(Progress { step, steps, .. }) => format!("after step {step} of {steps}"),
-            None => "before the first step was told".to_string(),
+            None => "before the first step was reported".to_string(),
         };
         let mut text = format!("worker {culprit} (pid {pid}) ended with {status} {when}");
         let witness = ended.iter().map(|(rank, _)| *rank).find_map(|rank| Some((rank, self.told(rank)?)));
         if let Some((rank, told)) = witness {
-            text += &format!("\n  worker {rank} says: {}", told.replace('\n', "\n  "));
+            text += &format!("\n  worker {rank} reports: {}", told.replace('\n', "\n  "));
         }
         Some(text)
     }
@@ -131,7 +131,8 @@ impl Workers {
     }
 }
 
-/// One that was killed did not end because of others, nor one that panicked; one that says why it failed may have.
+/// A worker that was killed or panicked did not fail because of others; one that reports why it failed may
+/// have.
 fn blame(status: ExitStatus) -> u8 {
     match (status.signal(), status.code()) {
         (Some(_), _) => 2,
@@ -143,7 +144,7 @@ fn blame(status: ExitStatus) -> u8 {
 impl Drop for Workers {
     fn drop(&mut self) {
         for child in &mut self.children {
-            let _ = child.kill(); // it may have ended by itself
+            let _ = child.kill(); // it may have exited by itself
         }
         for child in &mut self.children {
             let _ = child.wait();

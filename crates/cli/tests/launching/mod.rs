@@ -1,4 +1,4 @@
-//! `tenfold run` as a child process that does not outlive its test, and what it started.
+//! `tenfold run` as a child process that does not outlive its test, and the processes that it started.
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
 #![allow(clippy::unwrap_used, reason = "tests: helpers that may fail")]
@@ -18,7 +18,7 @@ use crate::serving::{Process, TENFOLD};
 /// Nothing in these tests takes this long unless it hangs.
 pub const HANG: Duration = Duration::from_secs(40);
 
-/// `tenfold run` with what one would type behind it; the last word is a script for `sh`.
+/// `tenfold run` with these arguments; the last one is a script for `sh`.
 pub fn command(words: &[&str]) -> Command {
     let (script, options) = words.split_last().unwrap();
     let mut command = Command::new(TENFOLD);
@@ -76,7 +76,7 @@ impl Run {
         by_rank.into_values().collect()
     }
 
-    /// The next line, of whichever rank.
+    /// The next line, of any rank.
     pub fn any_line(&mut self) -> String {
         let mut line = String::new();
         self.output.read_line(&mut line).unwrap();
@@ -88,7 +88,7 @@ impl Run {
     }
 }
 
-/// Waits for a launcher's end; standard error and how it ended.
+/// Waits for a launcher to exit; returns its standard error and how it ended.
 pub fn ended(mut launcher: Process) -> (String, ExitStatus) {
     wait_until_gone(&handle(&launcher.0.id().to_string()));
     let mut text = String::new();
@@ -96,7 +96,7 @@ pub fn ended(mut launcher: Process) -> (String, ExitStatus) {
     (text, launcher.0.wait().unwrap())
 }
 
-/// Of a process by its number, which stays the same process's as long as it is held.
+/// A handle on a process by its number, which refers to the same process as long as it is held.
 pub fn handle(process: &str) -> OwnedFd {
     pidfd_open(pid(process), PidfdFlags::empty()).unwrap()
 }
@@ -111,8 +111,8 @@ pub fn wait_until_gone(handle: &OwnedFd) {
     assert_eq!(ended, 1, "it does not end");
 }
 
-/// For what no file descriptor tells.
-#[expect(clippy::disallowed_methods, reason = "a hang is told, and not waited for")]
+/// For conditions that no file descriptor reports.
+#[expect(clippy::disallowed_methods, reason = "a hang is reported instead of waited for")]
 pub fn wait_until(what: &str, is_so: impl Fn() -> bool) {
     let start = std::time::Instant::now();
     while !is_so() {

@@ -78,7 +78,7 @@ impl Serve {
         let address = address.parse().unwrap();
         let (lines, inbox) = mpsc::channel();
         std::thread::spawn(move || {
-            // A test that ended does not listen any more.
+            // A test that has ended no longer listens.
             log.lines().map_while(Result::ok).all(|line| lines.send(line).is_ok());
         });
         Serve { process, address, output, log: inbox }
@@ -106,7 +106,7 @@ impl Serve {
         self.log.try_iter().collect()
     }
 
-    /// Waits for its end, and returns the rest of what it said.
+    /// Waits for it to exit, and returns the rest of its output.
     pub fn ended(&mut self) -> (ExitStatus, Vec<String>) {
         let mut rest = Vec::new();
         // Standard error ends with the process.

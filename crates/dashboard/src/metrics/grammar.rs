@@ -1,4 +1,4 @@
-//! The grammar of Prometheus' text format, read strictly: what a test holds our page against.
+//! A strict parser of Prometheus' text format, for tests of our page.
 
 /// One number: its metric, labels and value.
 pub(crate) type Sample = (String, Vec<(String, String)>, f64);
@@ -8,30 +8,30 @@ pub(crate) fn parse(text: &str) -> Result<Vec<Sample>, String> {
         return Err("the last line has no end".into());
     }
     let mut samples: Vec<Sample> = Vec::new();
-    let mut told: Vec<&str> = Vec::new(); // metrics that were introduced, each once
+    let mut told: Vec<&str> = Vec::new(); // metrics that were declared, each once
     let mut lines = text.lines();
     while let Some(line) = lines.next() {
         let wrong = |what: &str| format!("{what}: {line}");
         if let Some(help) = line.strip_prefix("# HELP ") {
-            let (name, text) = help.split_once(' ').ok_or(wrong("no help"))?;
+            let (name, text) = help.split_once(' ').ok_or(wrong("invalid help"))?;
             let kind = lines.next().and_then(|line| line.strip_prefix("# TYPE ")?.strip_prefix(name));
-            let kind = kind.ok_or(wrong("no type after it"))?.trim_start();
+            let kind = kind.ok_or(wrong("no type after the help"))?.trim_start();
             let ends_right = (kind == "counter") == name.ends_with("_total");
             if !is_name(name) || text.is_empty() || told.contains(&name) || !ends_right {
-                return Err(wrong("not introduced as it should be"));
+                return Err(wrong("invalid declaration"));
             }
             if !["counter", "gauge"].contains(&kind) {
-                return Err(wrong("no such type"));
+                return Err(wrong("unknown type"));
             }
             told.push(name);
             continue;
         }
-        let (name, labels, value) = sample(line).ok_or(wrong("no sample"))?;
+        let (name, labels, value) = sample(line).ok_or(wrong("invalid sample"))?;
         if told.last() != Some(&name.as_str()) {
             return Err(wrong("not in its metric's group"));
         }
         if samples.iter().any(|known| known.0 == name && known.1 == labels) {
-            return Err(wrong("said twice"));
+            return Err(wrong("duplicate"));
         }
         samples.push((name, labels, value));
     }

@@ -1,17 +1,19 @@
-// The dashboard's page: asks the API once a second and shows what it says.
+// The dashboard's page: polls the API once a second and shows the answers.
 //
-// Whatever comes from the API (names of ranks, hosts, keys) was written by strangers and is put in as text, never as
-// markup. Rows are kept and changed in place, so that focus, selection and scroll stay where they are. What is long is
-// cut to a number of rows that a browser draws at once; a button shows more.
+// Whatever comes from the API (names of ranks, hosts, keys) was written by untrusted clients and is inserted
+// as text,
+// never as markup. Rows are kept and changed in place, so that focus, selection and scroll position stay.
+// Long tables
+// are cut to a number of rows that a browser draws quickly; a button shows more.
 "use strict";
 
-const FAST = 1000; // ms between two looks at what moves
-const SLOW = 4000; // ms between two looks at keys, slow operations and clients
+const FAST = 1000; // ms between two requests for what changes often
+const SLOW = 4000; // ms between two requests for keys, slow operations and clients
 const PATIENCE = 8000; // ms that one answer may take
 const ROWS = 100; // of a table before "show more"
 const RANK_ROWS = 64; // ranks as rows of a table; more of them become cells
 const CELLS = 2048;
-const PROBLEMS = 20; // ranks named one by one above the cells
+const PROBLEMS = 20; // ranks named individually above the cells
 
 const $ = (id) => document.getElementById(id);
 const list = (value) => (Array.isArray(value) ? value : []);
@@ -26,7 +28,7 @@ function make(tag, classes, ...content) {
   return node;
 }
 
-/** Sets text only where it changed: an untouched node keeps its selection and costs no layout. */
+/** Sets text only if it changed: an untouched node keeps its selection and costs no layout. */
 function write(node, text) {
   const wanted = text === null || text === undefined ? "" : String(text);
   if (node.textContent !== wanted) node.textContent = wanted;
@@ -44,7 +46,7 @@ function show(node, wanted) {
   if (node.hasAttribute("hidden") === wanted) node.toggleAttribute("hidden", !wanted); // also for SVG
 }
 
-/** Makes the children of `parent` those of `items`, by key: kept where known, made where new, moved only if needed. */
+/** Makes the children of `parent` those of `items`, by key: kept if known, made if new, moved only if needed. */
 function sync(parent, items, keyOf, create, update) {
   const known = parent.known ?? (parent.known = new Map());
   const seen = new Set();
@@ -76,9 +78,9 @@ function fill(tr, ...texts) {
   texts.forEach((text, index) => write(tr.cells[index], text));
 }
 
-/** A table of rows cut to what is drawn at once; says how many there are, and lets one have more. */
+/** A table of rows cut to what is drawn quickly; shows how many there are, with a button for more. */
 const shown = new Map();
-const FIRST = { slow: 10, waiting: 20 }; // what stands above other parts is kept short
+const FIRST = { slow: 10, waiting: 20 }; // tables above other parts are kept short
 function table(name, items, keyOf, columns, update) {
   const limit = shown.get(name) ?? FIRST[name] ?? ROWS;
   show($(`${name}-table`), items.length > 0);
@@ -94,7 +96,7 @@ function more(name, rest, limit) {
   write(button, `show ${count(Math.min(rest, limit * 4))} more of ${count(rest)}`);
 }
 
-// ---- Numbers as people read them ----------------------------------------------------------------------------------
+// ---- Readable numbers ----------------------------------------------------------------------------------
 
 const whole = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 const count = (value) => (number(value) === null ? "–" : whole.format(value));
@@ -107,7 +109,7 @@ function short(value) {
   }
 }
 
-/** 20, 2.5, 310: no more digits than are of use. */
+/** 20, 2.5, 310: no more digits than are useful. */
 const trim = (value) => value.toFixed(value < 100 && value % 1 ? 1 : 0);
 
 function bytes(value) {
@@ -129,7 +131,7 @@ function seconds(value) {
   return `${Math.floor(full / 86400)} d ${Math.floor(full / 3600) % 24} h`;
 }
 
-/** Whole seconds, for ages that are counted so. */
+/** Whole seconds, for ages that have no fractions. */
 const age = (value) => (number(value) === null ? "–" : value < 1 ? "now" : seconds(value).replace(/\.0 s$/, " s"));
 
 function microseconds(value) {
@@ -158,7 +160,7 @@ function ranges(numbers) {
 const SVG = "http://www.w3.org/2000/svg";
 const [WIDTH, HEIGHT, STEPS] = [300, 100, 300];
 const charts = [];
-let pointedAt = null; // how many steps ago the pointer is, over any chart
+let pointedAt = null; // the pointer's position on any chart, in steps ago
 
 function svg(tag, attributes) {
   const node = document.createElementNS(SVG, tag);
@@ -203,7 +205,7 @@ class Chart {
     $("charts").append(this.figure);
   }
 
-  /** series: [{name, values, slot}], oldest first; limit: a line that must not be crossed. */
+  /** series: [{name, values, slot}], oldest first; limit: a line for the upper limit. */
   draw(series, { step = 1, limit = null } = {}) {
     Object.assign(this, { series, step, limit });
     const length = Math.max(0, ...series.map((one) => one.values.length));
@@ -252,7 +254,7 @@ class Chart {
     });
   }
 
-  /** The figures in words: those of now, or of where the pointer is. */
+  /** The figures as text: the current ones, or those at the pointer. */
   label() {
     if (!this.series) return;
     const back = pointedAt ?? 0;
@@ -284,7 +286,7 @@ function pointAt(steps) {
   for (const chart of charts) chart.label();
 }
 
-/** The operations that get a colour of their own: the most frequent five, each keeping its colour while it is one. */
+/** The operations that get their own colour: the five most frequent, each keeping its colour while it is one of them. */
 const slots = new Map();
 function colours(totals) {
   const first = Object.keys(totals).sort((a, b) => totals[b] - totals[a]).slice(0, 5);
@@ -343,7 +345,7 @@ function showVerdicts(runs, waiters, server) {
   const worst = lines.find((line) => line.level === "bad") ?? lines[0];
   const title = `${SIGNS[worst.level]} tenfold ${location.host}`;
   if (document.title !== title) document.title = title;
-  // For a screen reader: once when it changes, not with every second that somebody waits.
+  // For a screen reader: once when it changes, not with every second of a wait.
   const steady = worst.text.replace(/\d+(\.\d+)? (s|min|h|d)\b/g, "").trim();
   if (view.said !== steady) {
     view.said = steady;
@@ -356,7 +358,7 @@ function storeVerdict(waiters, server) {
   const clients = plural(server.connections ?? 0, "client");
   if (longest && longest.seconds >= 10) {
     const amount = server.waiters_count ?? waiters.length;
-    const text = `${plural(amount, "client")} wait${amount === 1 ? "s" : ""}, the longest for ${seconds(longest.seconds)}: ${longest.keys}`;
+    const text = `${plural(amount, "client")} ${amount === 1 ? "has" : "have"} waited, the longest for ${seconds(longest.seconds)}: ${longest.keys}`;
     return { key: "store", level: "waiting", text };
   }
   return { key: "store", level: "ok", text: `store: ${clients}, ${plural(server.keys ?? 0, "key")}, no long waits` };
@@ -403,17 +405,17 @@ function waitsIn(rank) {
   return first?.under_way && first.seconds > 2 ? first : null;
 }
 
-/** How late a rank comes to the collectives of a group, if that is worth a word. */
+/** How late a rank is in the collectives of a group, if that is worth showing. */
 function lateness(collective) {
   const late = number(collective.late_seconds);
-  return late === null || late < 0.001 ? "" : `; lately ${(late * 1000).toFixed(0)} ms late`;
+  return late === null || late < 0.001 ? "" : `; recently ${(late * 1000).toFixed(0)} ms late`;
 }
 
 function nameOf(collective) {
   return `${String(collective.call).split("(")[0]} #${collective.number}`;
 }
 
-/** What a rank last asked the store for. All that is known of one that hangs in its own code. */
+/** The last request of a rank to the store. Nothing else is known of one that hangs in its own code. */
 function lastAsked(rank) {
   const last = rank.store_last;
   return last ? `after ${last.operation} in the store, ${seconds(last.seconds)} ago` : "";
@@ -430,7 +432,7 @@ function doing(rank, state) {
   return lastAsked(rank);
 }
 
-/** CPU per wall second over the last beats of its node: when a beat came is known to a second only, so not two alone. */
+/** CPU per wall second over the last beats of its node: the time of a beat is known to a second only, so two beats are not enough. */
 const samples = new Map();
 function cpu(run, rank, node) {
   const key = `${run.id} ${rank.rank} ${rank.pid}`;
@@ -469,7 +471,7 @@ function readRanks(run) {
 }
 
 function showRuns(runs) {
-  // Those that run come first; of those that are over only the last few are of interest.
+  // Running jobs come first; of finished ones only the last few are of interest.
   const ordered = runs.slice().sort((a, b) => Boolean(a.state?.outcome) - Boolean(b.state?.outcome)).slice(0, 8);
   sync($("runs"), ordered, (run) => String(run.id), makeRun, showRun);
 }
@@ -514,7 +516,7 @@ function showRun(part, run) {
     ["nodes", `${nodes.filter((one) => one.node.status === "joined").length} (${state.nodes_min ?? "?"} to ${state.nodes_max ?? "?"})`],
     ["ranks", ranks.length],
   ];
-  // The server lists the longest waits only: beyond them a rank that waits looks like one that runs.
+  // The server lists the longest waits only: a rank with a shorter wait looks as if it ran.
   const waits = number(view.overview?.server?.waiters_count) ?? 0;
   if (waits > view.waiters.length) facts.push(["known waits", `${count(view.waiters.length)} of ${count(waits)}`]);
   sync(part.facts, facts, ([name]) => name, ([name]) => make("span", "", `${name} `, make("b", "")),
@@ -528,7 +530,7 @@ function showRun(part, run) {
   const many = ranks.length > RANK_ROWS;
   showLegend(part.legend, ranks, many);
   if (many) {
-    // Those that keep others waiting come before those that wait, of whom a few are enough.
+    // Ranks that keep others waiting come first; of those that wait, a few are enough.
     const problems = ranks.filter((one) => PROBLEM.has(one.state)).sort(worstFirst);
     const blamed = problems.filter((one) => one.state !== "stuck").length;
     const named = problems.slice(0, Math.min(PROBLEMS, Math.max(blamed + 2, 6)));
@@ -662,7 +664,7 @@ function showDetail(detail, one) {
 function showCells(part, nodes, ranks) {
   const wanted = ranks.slice(0, part.cellsMax);
   const allowed = new Set(wanted);
-  // Many small nodes: one field of cells; few large ones: a field for each.
+  // Many small nodes: one field of cells; few large ones: one field each.
   const fields = nodes.length > 64
     ? [{ key: "all", node: null, ranks: wanted }]
     : nodes.map((one) => ({ ...one, ranks: one.ranks.filter((rank) => allowed.has(rank)) }));
@@ -790,9 +792,9 @@ const REASONS = {
   connections: "too many connections",
   full: "the table was full",
   handshake: "did not speak the store's protocol (a port scan, or HTTP on the wrong port?)",
-  handshake_timeout: "connected and said nothing",
+  handshake_timeout: "connected but sent nothing",
   memory: "memory was at its limit",
-  message_timeout: "began a message and did not finish it",
+  message_timeout: "did not finish a message",
   not_a_number: "ADD or barrier on a value that is not a number",
   too_long: "a length over its limit",
   unknown_opcode: "an operation that does not exist",
@@ -819,16 +821,16 @@ function showOverview(overview) {
   showRefused(server);
 }
 
-// ---- Keys, slow operations, clients: asked for less often, and only while they can be seen --------------------------
+// ---- Keys, slow operations, clients: requested less often, and only while they are visible --------------------------
 
-// A prefix is any bytes. Here it is percent-encoded, the same in the page's address and in a question to the API, so that
-// "back" goes back, a link can be sent, and a key that is no text can be reached.
+// A prefix is any bytes. Here it is percent-encoded, the same in the page's address and in a request to the API, so that
+// "back" goes back, a link can be sent, and a key that is not text can be reached.
 const SLASH = "%2F";
 
-/** The prefix that is looked at. Clients put a `/` in front of every key, which is not shown at the top of the tree. */
+/** The prefix that is shown. Clients put a `/` in front of every key, which is not shown at the top of the tree. */
 function prefix() {
   const wanted = /^#keys=(.*)$/.exec(location.hash)?.[1] ?? "";
-  return wanted === SLASH ? "" : wanted.replace(/[^\w%.~!*'()-]/g, encodeURIComponent); // somebody may have typed it
+  return wanted === SLASH ? "" : wanted.replace(/[^\w%.~!*'()-]/g, encodeURIComponent); // the user may have typed it
 }
 
 function encoded(text, hex) {
@@ -877,7 +879,7 @@ async function askKeys() {
   } catch (problem) {
     return write($("keys-note"), `No answer about these keys: ${problem.message}`);
   }
-  if (wanted !== prefix()) return; // somebody has gone elsewhere meanwhile
+  if (wanted !== prefix()) return; // the user has gone elsewhere meanwhile
   if (survey.counting) {
     setTimeout(() => keysPoll.now(), FAST);
     return write($("keys-note"), "Counting…");
@@ -958,7 +960,7 @@ async function showValue(entry) {
   }
 }
 
-/** 16 bytes a line: where, in hexadecimal, as letters. */
+/** 16 bytes per line: the offset, in hexadecimal, as characters. */
 function hexDump(hex) {
   const lines = [];
   for (let at = 0; at < hex.length; at += 32) {
@@ -996,7 +998,7 @@ const view = { runs: [], waiters: [], overview: null, history: null, survey: nul
 
 class NoAnswer extends Error {}
 
-/** One answer of the API; an error of the server has its own words. */
+/** One answer of the API; an error of the server has its own text. */
 async function ask(path) {
   const abort = new AbortController();
   const timer = setTimeout(() => abort.abort(), PATIENCE);
@@ -1012,7 +1014,7 @@ async function ask(path) {
   }
 }
 
-/** Does `work` again and again, one at a time: the next waits for the last, however slow the server is. */
+/** Repeats `work`, one at a time: the next waits for the last, however slow the server is. */
 function poll(period, work, wanted = () => true) {
   let timer = null;
   let busy = false;
@@ -1026,7 +1028,7 @@ function poll(period, work, wanted = () => true) {
       try {
         await work();
       } catch (problem) {
-        // That nobody answers is said by the fast poll; anything else is a mistake of this page.
+        // The fast poll reports that the server does not answer; any other error is a bug of this page.
         if (!(problem instanceof NoAnswer)) console.error(problem);
       }
       busy = false;
@@ -1038,7 +1040,7 @@ function poll(period, work, wanted = () => true) {
   return { now: turn };
 }
 
-view.slowness = 1; // grows while nobody answers
+view.slowness = 1; // grows while the server does not answer
 
 async function askAll() {
   const [overview, runs, waiters, past] = await Promise.allSettled(
@@ -1047,7 +1049,7 @@ async function askAll() {
   live();
   const isFirst = view.overview === null;
   view.overview = overview.value;
-  if (isFirst) showKeys(); // which may have come before it was known whether values are shown
+  if (isFirst) showKeys(); // they may have arrived before it was known whether values are shown
   if (runs.status === "fulfilled") view.runs = list(runs.value);
   if (waiters.status === "fulfilled") view.waiters = list(waiters.value);
   if (past.status === "fulfilled") view.history = past.value;
@@ -1066,7 +1068,7 @@ function live() {
   document.body.classList.remove("stale");
   const pulse = $("pulse");
   pulse.className = "pulse live";
-  void pulse.offsetWidth; // starts the animation anew
+  void pulse.offsetWidth; // restarts the animation
   pulse.classList.add("beat");
   write($("pulse-text"), "live");
 }

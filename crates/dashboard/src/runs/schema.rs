@@ -1,4 +1,4 @@
-//! What launchers write into the store about a job, as much of it as is shown.
+//! What launchers write into the store about a job, as far as it is shown.
 //!
 //! The writers are the launcher's `rendezvous/state.rs` and `inspect.rs`. The types here are lenient on purpose: a newer or
 //! older launcher may have written the text, or any other client. Unknown fields are ignored and known ones may be missing.
@@ -12,7 +12,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::super::collectives::Collective;
 use super::{COLLECTIVES_MAX, LOST_AFTER, LOST_AFTER_MIN, NODES_MAX};
 
-/// A job's state, as much of it as is shown.
+/// A job's state, as far as it is shown.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct State {
@@ -99,12 +99,12 @@ pub(super) struct RankStatus {
     pub(super) memory_bytes: Option<u64>,
     pub(super) last_output_seconds: Option<f64>,
     pub(super) started_unix: Option<f64>,
-    /// What it does in its groups, where it tells.
+    /// Its calls in its groups, if it reports them.
     pub(super) collectives: Vec<Collective>,
 }
 
 impl RankStatus {
-    /// What it does in its groups; nothing of one that has ended.
+    /// Its calls in its groups; nothing if it has exited.
     pub(super) fn under_way(&self) -> &[Collective] {
         let count = if self.state == "ended" { 0 } else { self.collectives.len().min(COLLECTIVES_MAX) };
         &self.collectives[..count]
@@ -135,7 +135,7 @@ fn bounded<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> R
     deserializer.deserialize_seq(Bounded(PhantomData))
 }
 
-/// Ranks that can be read, whatever stands between them.
+/// The ranks that can be read, skipping everything else.
 fn lenient<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<RankStatus>, D::Error> {
     let ranks = Option::<Vec<serde_json::Value>>::deserialize(deserializer)?.unwrap_or_default();
     Ok(ranks.into_iter().filter_map(|rank| serde_json::from_value(rank).ok()).collect())

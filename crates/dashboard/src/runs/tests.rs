@@ -71,7 +71,7 @@ fn a_rank_that_does_not_wait_is_shown_with_what_it_last_asked_for() {
         serde_json::from_value(json!({"peer": peer, "last_operation": operation, "idle_seconds": idle}))
             .unwrap()
     };
-    // A server that listens on `::` sees a v4 client as a v6 one.
+    // A server that listens on `::` sees an IPv4 client as an IPv6 one.
     let clients = [client("[::ffff:127.0.0.1]:7", Some("set"), 33.0), client("127.0.0.1:8", None, 1.0)];
     let run = describe(vec![raw(&running, &beats)], &[], &clients).remove(0);
     let last: Vec<_> = run.nodes[0].ranks.iter().map(|rank| rank.store_last.clone()).collect();
@@ -79,7 +79,7 @@ fn a_rank_that_does_not_wait_is_shown_with_what_it_last_asked_for() {
 }
 
 #[test]
-fn what_launchers_wait_for_is_nobodys_business() {
+fn waits_of_launchers_are_not_shown() {
     let facts = |waiters: &[WaiterFacts]| -> Facts {
         serde_json::from_value(json!({"waiters_count": 2, "oldest_wait_seconds": 40.0, "waiters": waiters}))
             .unwrap()
@@ -99,14 +99,14 @@ fn what_launchers_wait_for_is_nobodys_business() {
 }
 
 #[test]
-fn a_node_is_lost_when_it_was_silent_for_longer_than_it_said_it_may_be() {
+fn a_node_is_lost_when_it_is_unresponsive_for_longer_than_it_announced() {
     let silence_max = |text: &str| parse_beat(text.as_bytes()).silence_max();
     assert_eq!(silence_max(r#"{"beat": 1, "silence_max_seconds": 90.0}"#), 90.0);
     assert_eq!(silence_max(r#"{"beat": 1}"#), 15.0, "an older launcher says nothing of it");
     assert_eq!(
         silence_max(r#"{"beat": 1, "silence_max_seconds": 0.2}"#),
         5.0,
-        "it is looked at once a second"
+        "beats are read once per second"
     );
     let running = state("running", &[("a", Some(0)), ("b", Some(1))]);
     let mut raw = raw(&running, &[("a", 60.0, vec![]), ("b", 91.0, vec![])]);
@@ -150,7 +150,7 @@ fn ranks_that_have_not_joined_are_shown_with_their_numbers() {
     assert_eq!(seen(0), [(Some(0), "missing", false), (Some(1), "missing", false)]);
     assert_eq!(seen(1), [(Some(2), "running", false), (Some(3), "running", true)]);
 
-    // Before the round begins nobody knows the numbers; after its end nobody is missing.
+    // Before the round begins the numbers are unknown; after its end no rank is missing.
     let run = one(raw(&state("joining", &[("a", None)]), &[]), &[]);
     assert_eq!(run.nodes[0].ranks.len(), 2);
     assert_eq!(run.nodes[0].ranks[0].status.rank, None);
@@ -193,7 +193,7 @@ fn a_rank_is_stuck_when_stopped_or_when_it_waits_long() {
 }
 
 #[test]
-fn a_rank_that_the_others_wait_for_in_a_collective_is_the_culprit() {
+fn a_rank_that_others_wait_for_in_a_collective_is_named() {
     let running = state("running", &[("a", Some(0)), ("b", Some(1))]);
     let at = |local_rank: usize, number: usize, state: &str, call: u64, under_way: bool| {
         let mut rank = rank(local_rank, number, state, "10.0.0.1:1");
@@ -215,7 +215,7 @@ fn a_rank_that_the_others_wait_for_in_a_collective_is_the_culprit() {
     let ranks: Vec<&Rank> = run.nodes.iter().flat_map(|node| &node.ranks).collect();
     let culprits: Vec<bool> = ranks.iter().map(|rank| rank.culprit).collect();
     assert_eq!(culprits, [false, false, true, false]);
-    let why = "has not entered all_reduce #288 of group `default`, in which 3 others wait for 41 s; it last finished \
+    let why = "has not entered all_reduce #288 of group `default`, in which 3 other ranks have waited for 41 s; it last finished \
                all_reduce #287 (41 s)";
     assert_eq!((ranks[2].stuck, ranks[2].why.as_str()), (true, why));
     let verdict = super::super::verdict::verdict(&serde_json::to_value(&run).unwrap());
@@ -224,7 +224,7 @@ fn a_rank_that_the_others_wait_for_in_a_collective_is_the_culprit() {
     let ended = one(raw(&running, &beats("ended")), &[]);
     assert!(
         ended.nodes.iter().flat_map(|node| &node.ranks).all(|rank| !rank.culprit),
-        "it is over for that one"
+        "that rank has exited"
     );
 }
 
@@ -248,7 +248,7 @@ fn a_state_that_cannot_be_read_is_an_error_text() {
 }
 
 #[test]
-fn what_strangers_claim_is_bounded() {
+fn numbers_from_clients_are_bounded() {
     let mut boastful = state("running", &[("a", Some(0)), ("b", Some(usize::MAX))]);
     boastful["nodes_min"] = json!(u64::MAX);
     boastful["members"][0]["node"]["ranks"] = json!(u64::MAX);
@@ -279,12 +279,12 @@ fn a_beat_is_as_old_as_its_last_move() {
     assert_eq!(beats.age("other", "a", 7, at(20)), 0.0, "a node of the same name in another job");
     assert_eq!(beats.age("job", "a", 8, at(21)), 0.0);
     assert_eq!(beats.age("job", "a", 8, at(23)), 2.0);
-    assert_eq!(beats.age("job", "a", 1, at(24)), 0.0, "one that began anew");
+    assert_eq!(beats.age("job", "a", 1, at(24)), 0.0, "a beat that starts again");
     beats.forget_others(&[]);
     assert!(beats.seen.is_empty());
 }
 
-/// Any JSON, often with the fields that are looked for.
+/// Any JSON, often with the expected fields.
 fn any_json() -> impl Strategy<Value = serde_json::Value> {
     let leaf = prop_oneof![
         Just(json!(null)),
@@ -322,7 +322,7 @@ fn any_json() -> impl Strategy<Value = serde_json::Value> {
 
 proptest! {
     #[test]
-    fn nothing_that_is_written_there_harms_the_reader(state in any_json(), beat in any_json()) {
+    fn nothing_in_the_keys_harms_the_reader(state in any_json(), beat in any_json()) {
         let ranks = parse_beat(beat.to_string().as_bytes()).ranks;
         let state = parse_state(state.to_string().as_bytes(), &mut left());
         let nodes = [("a".to_owned(), Beat { seconds: 1.0, silence_max: LOST_AFTER, ranks })].into();

@@ -1,4 +1,4 @@
-//! Requests to a dashboard's API, and what to say if it does not answer as one.
+//! Requests to a dashboard's API, and messages for addresses that are not one.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,10 +6,10 @@ use std::time::Duration;
 use serde_json::Value;
 use tenfold_http::client::{self, Address, Client};
 
-/// The longest answer that is read: the facts of ten thousand ranks are a third of it.
+/// The longest answer that is read, three times the facts of ten thousand ranks.
 const ANSWER_MAX: usize = 16 << 20;
 
-/// Where a dashboard is, and how long it may take.
+/// The address of a dashboard, and the time limit of a request.
 #[derive(Clone, Debug)]
 pub(super) struct Dashboard {
     client: Client,
@@ -18,7 +18,7 @@ pub(super) struct Dashboard {
 /// Why there is no answer.
 #[derive(Debug)]
 pub(super) enum Trouble {
-    /// No answer, or not one of HTTP.
+    /// No answer, or not an HTTP answer.
     Http(client::Error),
     /// An error of the dashboard, in its own words.
     Refused(String),
@@ -36,7 +36,7 @@ impl fmt::Display for Trouble {
 }
 
 impl Trouble {
-    /// Does something else listen there, such as a store?
+    /// Whether something else listens there, such as a store.
     pub(super) fn is_not_http(&self) -> bool {
         matches!(self, Trouble::Http(client::Error::NotHttp))
     }
@@ -44,7 +44,7 @@ impl Trouble {
     /// The whole message, for a user who has just typed an address.
     pub(super) fn message(&self, address: &str) -> String {
         let hint =
-            "\n  hint: give the address that `tenfold serve --dashboard` or `tenfold run --dashboard` prints";
+            "\n  hint: use the address that `tenfold serve --dashboard` or `tenfold run --dashboard` prints";
         match self {
             Trouble::Refused(text) => format!("the dashboard at {address} refused: {text}"),
             _ => format!("no dashboard at {address}: {self}{hint}"),
@@ -58,7 +58,7 @@ impl Dashboard {
         Dashboard { client: Client::new(address).timeout(timeout).body_max(ANSWER_MAX) }
     }
 
-    /// The JSON at this path.
+    /// Requests the JSON at this path.
     pub(super) fn get(&self, path: &str) -> Result<Value, Trouble> {
         let answer = self.client.get(path).map_err(Trouble::Http)?;
         let status = answer.status;
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
     use tenfold_http::{Options, Response, Server};
 
-    /// What a dashboard that always answers so is understood as.
+    /// The result for a dashboard that always gives this answer.
     fn answer(status: u16, body: &'static str) -> Result<Value, String> {
         let server = Server::start(Options::default(), move |_| Response::json(status, body)).unwrap();
         let dashboard = Dashboard::new("localhost", server.address().port(), Duration::from_secs(60));
@@ -90,7 +90,7 @@ mod tests {
     fn an_answer_is_json() {
         assert_eq!(answer(200, r#"{"a":1}"#), Ok(serde_json::json!({"a": 1})));
         let expected = "no dashboard at HERE: `/api/x` did not answer with JSON (status 200): \
-                        expected ident at line 1 column 2\n  hint: give the address that \
+                        expected ident at line 1 column 2\n  hint: use the address that \
                         `tenfold serve --dashboard` or `tenfold run --dashboard` prints";
         assert_eq!(answer(200, "no"), Err(expected.into()));
     }
@@ -109,7 +109,7 @@ mod tests {
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let trouble = Dashboard::new("127.0.0.1", port, Duration::from_secs(60)).get("/").unwrap_err();
         let hint =
-            "hint: give the address that `tenfold serve --dashboard` or `tenfold run --dashboard` prints";
+            "hint: use the address that `tenfold serve --dashboard` or `tenfold run --dashboard` prints";
         assert_eq!(trouble.message("HERE"), format!("no dashboard at HERE: connection refused\n  {hint}"));
         assert!(!trouble.is_not_http());
     }

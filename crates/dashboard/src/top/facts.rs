@@ -1,6 +1,7 @@
-//! What the dashboard's API said at one moment, and what of it is shown: tables of text.
+//! What the dashboard's API answered at one moment, and what is shown of it: tables of text.
 //!
-//! Everything in it came from others and goes to a terminal, so [`clean`] takes out what a terminal would obey.
+//! Everything in it comes from untrusted clients and goes to a terminal, so [`clean`] removes terminal
+//! commands.
 
 use serde_json::{Value, json};
 
@@ -8,7 +9,7 @@ use super::ask::{Dashboard, Trouble};
 use crate::verdict::{self, Level, Verdict, is_good_end, show_seconds};
 use tenfold_console::{one_line, show_size};
 
-/// The answers, as they came.
+/// The answers of the API, unchanged.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Facts {
     pub(super) overview: Value,
@@ -19,7 +20,7 @@ pub(super) struct Facts {
     pub(super) keys: Value,
 }
 
-/// How a row is drawn; plain text has the word in a cell too.
+/// How a row is drawn; a cell also has the word as plain text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tone {
     Plain,
@@ -40,11 +41,11 @@ pub(super) struct Row {
 #[derive(Clone, Debug)]
 pub(super) struct Pane {
     pub(super) title: &'static str,
-    /// Behind the title: how many there are.
+    /// After the title: how many there are.
     pub(super) count: String,
     pub(super) columns: Vec<Column>,
     pub(super) rows: Vec<Row>,
-    /// What to say when there are no rows.
+    /// The text if there are no rows.
     pub(super) nothing: &'static str,
 }
 
@@ -62,9 +63,9 @@ fn right(name: &'static str) -> Column {
     Column { name, right: true }
 }
 
-/// Rows of one pane; more are of no use to somebody who reads.
+/// Rows of one pane; more are not useful.
 const ROWS_MAX: usize = 2000;
-/// Letters of one cell.
+/// Characters of one cell.
 const CELL_MAX: usize = 200;
 const VERDICT_MAX: usize = 600;
 const RANKS_AS_THEY_ARE: usize = 64;
@@ -97,7 +98,7 @@ impl Facts {
         )
     }
 
-    /// What is the matter, per job; about the store if there is no job.
+    /// The verdict of each job, or of the store if there is no job.
     pub(super) fn verdicts(&self) -> Vec<Verdict> {
         let mut runs: Vec<&Value> = list(&self.runs).iter().collect();
         runs.sort_by_key(|run| run["state"]["outcome"].is_string()); // those that are over come last
@@ -140,7 +141,7 @@ impl Facts {
                 }
             }
             count += ranks.len();
-            // With many ranks those with a problem come first, for nobody scrolls through 500 that run.
+            // With many ranks, those with a problem come first, so that no scrolling is needed.
             let many = ranks.len() > RANKS_AS_THEY_ARE;
             ranks.sort_by_key(|(tone, rank, _)| (if many { urgency(*tone) } else { 0 }, *rank));
             rows.extend(ranks.into_iter().map(|(_, _, row)| row));
@@ -296,7 +297,7 @@ impl Facts {
         self.history["step_seconds"].as_f64().filter(|step| *step > 0.0).unwrap_or(1.0)
     }
 
-    /// One line of the history, oldest first, per second where it counts what happened.
+    /// One series of the history, oldest first, per second if it counts events.
     pub(super) fn series(&self, name: &str) -> Vec<u64> {
         let scale = if matches!(name, "operations" | "bytes_in" | "bytes_out") { self.step() } else { 1.0 };
         list(&self.history[name])
@@ -305,7 +306,7 @@ impl Facts {
             .collect()
     }
 
-    /// All of it as plain text.
+    /// All panes as plain text.
     pub(super) fn to_text(&self, address: &str) -> String {
         let mut out = format!("{}\n", self.title(address));
         for Verdict { level, text } in self.verdicts() {
@@ -347,7 +348,7 @@ impl Pane {
         self.columns.iter().enumerate().map(|(place, column)| width(place, column)).collect()
     }
 
-    /// Cells one beside the other; the last one is not filled up.
+    /// Cells side by side; the last one is not padded.
     pub(super) fn line(&self, cells: &[String], widths: &[usize]) -> String {
         if cells.len() == 1 {
             return cells[0].clone(); // a line across all columns
@@ -384,7 +385,7 @@ fn urgency(tone: Tone) -> u8 {
     }
 }
 
-/// A node that is not simply there.
+/// A node that has not simply joined.
 fn node_row(node: &Value) -> Option<Row> {
     let rank = node["rank"].as_u64().map_or("a node".into(), |rank| format!("node {rank}"));
     let host = text(&node["node"]["host"]);
@@ -399,7 +400,8 @@ fn node_row(node: &Value) -> Option<Row> {
     Some(row(tone, [what]))
 }
 
-/// Keys by prefix. The server counts them between requests: if it has many, or many clients, it has to be asked again.
+/// Keys by prefix. The server counts them between requests: if it has many keys or clients, it has to be
+/// asked again.
 fn keys(dashboard: &Dashboard) -> Result<Value, Trouble> {
     const TRIES: usize = 10;
     for _ in 0..TRIES {
@@ -411,20 +413,20 @@ fn keys(dashboard: &Dashboard) -> Result<Value, Trouble> {
     Ok(Value::Null) // everything else is worth showing
 }
 
-/// From here on it is worth a word that a rank comes late to collectives, in seconds.
+/// How late a rank must be in collectives, in seconds, to be shown as late.
 const LATE: f64 = 1e-3;
 
-/// What a rank does in a group, or did last, and how late it comes.
+/// The current or last call of a rank in a group, and how late the rank is.
 fn collective(one: &Value) -> String {
     let Some(call) = one["call"].as_str() else { return String::new() };
     let when = if one["under_way"] == true { "in" } else { "after" };
     let kind = call.split('(').next().unwrap_or(call);
     let late = one["late_seconds"].as_f64().filter(|late| *late >= LATE);
-    let late = late.map_or_else(String::new, |late| format!(", {:.0} ms late lately", late * 1e3));
+    let late = late.map_or_else(String::new, |late| format!(", recently {:.0} ms late", late * 1e3));
     format!("{when} {kind} #{} of {}{late}", one["number"], text(&one["group"]))
 }
 
-/// What a rank last asked the store for.
+/// The last request of a rank to the store.
 fn last_asked(last: &Value) -> String {
     let Some(seconds) = last["seconds"].as_f64() else { return String::new() };
     format!("after {} in the store, {} ago", text(&last["operation"]), show_seconds(seconds))
@@ -503,7 +505,7 @@ fn list(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// A string that commands no terminal, a number in digits, anything else as nothing.
+/// A string without terminal commands, a number in digits, anything else as nothing.
 fn text(value: &Value) -> String {
     match value {
         Value::String(text) => clean(text),
@@ -516,7 +518,7 @@ fn size(value: &Value) -> String {
     value.as_u64().map_or(String::new(), |bytes| show_size(bytes as usize))
 }
 
-/// Without what moves a cursor, changes colours or turns the writing around; and not too long.
+/// Removes what moves a cursor, changes colours or changes the writing direction, and shortens the text.
 fn clean(text: &str) -> String {
     clean_to(CELL_MAX, text)
 }

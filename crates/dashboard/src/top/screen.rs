@@ -12,7 +12,7 @@ use super::facts::{Facts, Pane, Tone, sign};
 use crate::verdict::{Level, show_seconds};
 use tenfold_console::show_size;
 
-/// What is shown, and where one looks.
+/// What is shown, and the position in it.
 #[derive(Debug)]
 pub(super) struct Screen {
     address: String,
@@ -25,7 +25,7 @@ pub(super) struct Screen {
     height: usize,
 }
 
-/// Narrower or lower than this there is no room for the charts.
+/// In a smaller terminal there is no room for the charts.
 const CHARTS_FROM: (u16, u16) = (50, 16);
 const VERDICT_LINES_MAX: u16 = 6;
 
@@ -33,7 +33,7 @@ impl Screen {
     pub(super) fn new(address: String, facts: Facts) -> Screen {
         let panes = facts.panes();
         let tops = vec![0; panes.len()];
-        // Without a job the ranks are empty, and who waits is the question.
+        // Without a job there are no ranks, so the waiting clients are shown first.
         let pane = usize::from(panes.first().is_some_and(|ranks| ranks.rows.is_empty()));
         Screen { address, facts, panes, pane, tops, height: 1 }
     }
@@ -56,7 +56,7 @@ impl Screen {
         self.tops[self.pane] = top.saturating_add_signed(rows).min(self.top_max());
     }
 
-    /// Rows of one screen, less one that stays in sight.
+    /// Rows of one screen, minus one that stays visible.
     pub(super) fn page(&self) -> isize {
         self.height.saturating_sub(1).max(1) as isize
     }
@@ -65,12 +65,12 @@ impl Screen {
         self.panes[self.pane].rows.len().saturating_sub(self.height)
     }
 
-    /// `silence`: for how long nobody has answered, and why.
+    /// `silence`: for how long the server has not answered, and why.
     pub(super) fn draw(&mut self, frame: &mut Frame<'_>, silence: Option<(Duration, &str)>) {
         let area = frame.area();
         let verdicts = Paragraph::new(self.verdict_lines(silence)).wrap(Wrap { trim: false });
         let charts = area.width >= CHARTS_FROM.0 && area.height >= CHARTS_FROM.1;
-        // A line of words may be broken earlier than its letters say: one more for each.
+        // Lines break between words, so each may need one more row than its length suggests.
         let wanted = self.verdict_height(area.width, silence);
         let rows = Layout::vertical([
             Constraint::Length(1),
@@ -151,7 +151,7 @@ impl Screen {
             let chosen = place == self.pane;
             let count = if pane.count.is_empty() { String::new() } else { format!(" {}", pane.count) };
             let style = if chosen { Style::new().add_modifier(Modifier::REVERSED) } else { dim() };
-            // Brackets too: where there are no colours, reversed may look like nothing.
+            // Brackets too: without colours, reversed text may look like plain text.
             let (open, close) = if chosen { ("[", "]") } else { (" ", " ") };
             Span::styled(format!("{open}{}{count}{close}", pane.title), style)
         };
@@ -242,11 +242,11 @@ mod tests {
     }
 
     #[test]
-    fn the_screen_says_first_who_is_missing_and_then_shows_every_rank() {
+    fn the_screen_first_names_the_missing_ranks_and_then_shows_every_rank() {
         let mut screen = Screen::new("127.0.0.1:29580".into(), hung());
         let expected = "\
 tenfold 0.1.0 · store 10.0.0.1:29500 · dashboard 127.0.0.1:29580 · up 5 min 0 s
-✗ job x: 7 of 8 ranks joined — rank 5 (host b7) has not joined, 6 wait for up to 41 s
+✗ job x: 7 of 8 ranks joined — rank 5 (host b7) has not joined, 6 have waited up to 41 s
 operations/s 40         in 1.0 KiB/s           out 1.0 KiB/s           memory 1000 B
 (charts)
 (charts)
@@ -311,14 +311,14 @@ q quit   Tab next pane   ↑↓ PgUp PgDn scroll
     }
 
     #[test]
-    fn a_server_that_does_not_answer_is_said_first() {
+    fn a_server_that_does_not_answer_is_reported_first() {
         let mut screen = Screen::new("here".into(), hung());
         let text = drawn(&mut screen, Some((Duration::from_secs(5), "connection refused")), 100, 12);
         let second = text.lines().nth(1).unwrap();
         assert_eq!(second, "✗ no answer for 5.0 s: connection refused; showing the last known state");
     }
 
-    /// A server that says something else than it should, everywhere.
+    /// A server with unexpected data in every field.
     #[test]
     fn a_hostile_server_cannot_command_the_terminal() {
         fn poison(value: &mut serde_json::Value) {
@@ -358,7 +358,7 @@ q quit   Tab next pane   ↑↓ PgUp PgDn scroll
     }
 
     #[test]
-    fn what_strangers_wrote_cannot_command_the_terminal() {
+    fn text_of_clients_cannot_command_the_terminal() {
         let mut screen = Screen::new("here".into(), hung());
         screen.pane = 4;
         let text = drawn(&mut screen, None, 80, 16);
@@ -384,7 +384,7 @@ q quit   Tab next pane   ↑↓ PgUp PgDn scroll
     fn a_snapshot_has_all_of_it_as_plain_text() {
         let expected = "\
 tenfold 0.1.0 · store 10.0.0.1:29500 · dashboard here · up 5 min 0 s
-✗ job x: 7 of 8 ranks joined — rank 5 (host b7) has not joined, 6 wait for up to 41 s
+✗ job x: 7 of 8 ranks joined — rank 5 (host b7) has not joined, 6 have waited up to 41 s
 now: 40 operations/s, 1.0 KiB/s in, 1.0 KiB/s out, 8 clients, 6 waiting
 
 Ranks (8)

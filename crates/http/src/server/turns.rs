@@ -1,16 +1,19 @@
-//! The responder's loop: each connection has its turn when its socket is ready, and a deadline for what it is about.
+//! The server's loop: each connection has its turn when its socket is ready, and a deadline for its current
+//! phase.
 //!
-//! One request of a connection is answered at a time, in order, and the next is read when the answer was taken; so a
-//! client that sends many at once gets them all, and holds no more than one answer and one head.
+//! A connection's requests are answered one at a time, in order, and the next is read after the answer was
+//! taken. So a client that sends many in one write gets all answers, and holds at most one answer and one
+//! head.
 //!
-//! Handlers that may take long run elsewhere (`workers`): the connection waits for its answer, the others do not.
+//! Handlers that may take long run on other threads (`workers`): the connection waits for its answer, other
+//! connections do not.
 //!
-//! When there are too many connections, those that keep us waiting go first: whoever sends a whole request at once is
-//! answered, however many others have sent half of one.
+//! When there are too many connections, those that keep us waiting are closed first: a client that sends a
+//! whole request quickly is answered, however many others have sent half of one.
 
 #![expect(
     clippy::disallowed_methods,
-    reason = "the edge: reads the clock once a round and after each answer"
+    reason = "the outermost layer: reads the clock once a round and after each answer"
 )]
 
 use std::io;
@@ -30,26 +33,26 @@ use crate::request::{Method, Request};
 use crate::response::Response;
 use crate::stream::Listener;
 
-/// What wakes the loop to end, or to take answers of handlers.
+/// The token that wakes the loop to stop, or to take answers of handlers.
 pub(super) const WAKE: Token = Token(usize::MAX);
 /// Listeners' tokens count down from here.
 const LISTENERS: usize = usize::MAX - 1;
 const LISTENERS_MAX: usize = 64;
 
-/// One read. Heads are shorter than this as a rule.
+/// Bytes of one read. Heads are usually shorter than this.
 const READ: usize = 4 << 10;
-/// Requests of one connection that are answered before others have their turn.
+/// Requests of one connection that are answered before other connections have their turn.
 const SHARE: usize = 8;
-/// Reads in a row of a connection that is leaving.
+/// Reads in a row of a connection that is being closed.
 const SWALLOWS: usize = 64;
-/// Connections accepted before those that are here have their turn again.
+/// Connections accepted before existing ones have their turn again.
 const ACCEPTS: usize = 64;
-/// How much of an answer must be taken for its deadline to begin anew: a slow client has its time, one that takes a byte now and
-/// then has not.
+/// How much of an answer must be taken for its deadline to restart: a slow client has enough time, but not
+/// one that takes a byte now and then.
 const PROGRESS: usize = 64 << 10;
-/// How long somebody who was told to go may take to hear it.
+/// How long a client that is being closed may take to read why.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long accepting rests when there are no descriptors.
+/// How long accepting pauses when no descriptors are left.
 const ACCEPT_REST: Duration = Duration::from_millis(50);
 
 /// What decides about answers.
@@ -60,11 +63,11 @@ pub(super) struct Policy {
     pub(super) handler: Handler,
 }
 
-/// Who answers.
+/// Where handlers run.
 pub(super) enum Handler {
     /// The loop's thread.
     Here(Box<dyn Fn(&Request) -> Response + Send>),
-    /// Threads of their own.
+    /// Separate threads.
     There(Workers),
 }
 
@@ -74,17 +77,18 @@ pub(super) struct Loop {
     policy: Policy,
     stop: Arc<AtomicBool>,
     connections: Vec<Option<Box<Connection>>>,
-    /// Connections that had more to say than one turn allows.
+    /// Connections that have more to send than one turn allows.
     again: Vec<usize>,
     accept_again: Option<Instant>,
     /// Requests that were handed to threads so far.
     handed: u64,
     now: Instant,
-    /// When this round began. Who is overdue is decided by it: what arrived while a handler worked is not late.
+    /// When this round began. Deadlines are checked against it: what arrived while a handler worked is not
+    /// late.
     woke: Instant,
 }
 
-/// What becomes of a connection after its turn.
+/// What happens to a connection after its turn.
 enum Fate {
     Stays,
     StaysAndGoesOn,
@@ -99,7 +103,7 @@ impl Loop {
         stop: Arc<AtomicBool>,
     ) -> io::Result<Self> {
         assert!(listeners.len() <= LISTENERS_MAX, "a name has fewer addresses than that");
-        assert!(policy.limits.connections > 0, "somebody may connect");
+        assert!(policy.limits.connections > 0, "the limit of connections must not be zero");
         for (index, listener) in listeners.iter_mut().enumerate() {
             listener.register(poll.registry(), Token(LISTENERS - index))?;
         }
@@ -116,7 +120,7 @@ impl Loop {
             if let Err(error) = self.poll.poll(&mut events, self.patience())
                 && error.kind() != io::ErrorKind::Interrupted
             {
-                tracing::error!(%error, "the HTTP responder cannot poll and ends");
+                tracing::error!(%error, "the HTTP server cannot poll and stops");
                 return;
             }
             if self.stop.load(Ordering::SeqCst) {
@@ -141,7 +145,7 @@ impl Loop {
         }
     }
 
-    /// How long there is nothing to do unless something happens.
+    /// How long the loop may sleep if nothing happens.
     fn patience(&self) -> Option<Duration> {
         if !self.again.is_empty() {
             return Some(Duration::ZERO);
@@ -197,7 +201,7 @@ impl Loop {
                         connection.shut();
                         connection.enter(Phase::Leaving, self.now);
                     } else if connection.input.is_empty() {
-                        connection.input = Vec::new(); // an idle connection holds next to nothing
+                        connection.input = Vec::new(); // an idle connection holds almost no memory
                         connection.enter(Phase::Idle, self.now);
                     } else {
                         connection.enter(Phase::Asking, self.now);
@@ -229,16 +233,16 @@ impl Loop {
         if let Err(refusal) = self.admit(connection, &request) {
             return self.refuse(connection, refusal, request.method());
         }
-        // Not the query: it has names of keys, which are not for the log.
+        // Not the query: it has names of keys, which do not belong in the log.
         tracing::debug!(peer = %connection.peer, path = request.path(), "asked");
         let method = request.method();
         let asked = Asked { number: self.handed, method, keep_alive: request.keep_alive };
         match &self.policy.handler {
-            // The handler is ours to call again after a panic: it is `Fn`, so what it changes it changes behind locks
-            // of its own, and those are poisoned.
+            // The handler may be called again after a panic: it is `Fn`, so what it changes is behind its own
+            // locks, and those are poisoned.
             Handler::Here(handler) => {
                 let answer = catch_unwind(AssertUnwindSafe(|| handler(&request))).ok();
-                self.now = Instant::now(); // it may have taken its time, which is not the client's
+                self.now = Instant::now(); // time spent in the handler does not count against the client
                 self.reply(connection, asked, answer);
             }
             Handler::There(workers) => {
@@ -252,7 +256,7 @@ impl Loop {
         }
     }
 
-    /// May this be answered at all? Whoever can open our file may ask anything.
+    /// May this be answered at all? A client that can open our socket file may send any request.
     fn admit(&self, connection: &Connection, request: &Request) -> Result<(), Refusal> {
         let Some(local) = connection.local else { return Ok(()) };
         let named = request.header("host").unwrap_or_default();
@@ -275,7 +279,7 @@ impl Loop {
         connection.answer(response, asked.method != Method::Head, !asked.keep_alive, self.now);
     }
 
-    /// What handlers on other threads have answered goes to those who still wait for it.
+    /// Passes the answers of handlers on other threads to the connections that still wait for them.
     fn take_answers(&mut self) {
         let Handler::There(workers) = &self.policy.handler else { return };
         for (ticket, answer) in workers.take_done() {
@@ -314,7 +318,8 @@ impl Loop {
                     }
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    // A connection that went away while it waited, or no descriptor for it: others go on meanwhile.
+                    // The connection was closed before it was accepted, or no descriptor is left: others
+                    // continue meanwhile.
                     Err(error) => {
                         tracing::debug!(%error, "cannot accept a connection");
                         self.accept_again = Some(self.now + ACCEPT_REST);
@@ -325,7 +330,7 @@ impl Loop {
         }
     }
 
-    /// Its request is here already as a rule, and answered before anybody else can push it out.
+    /// Its request has usually arrived already, and is answered before another connection can displace it.
     fn welcome(&mut self, connection: Connection) {
         let mut connection = Box::new(connection);
         let free = self.connections.iter().position(Option::is_none);
@@ -345,7 +350,7 @@ impl Loop {
         self.serve(slot);
     }
 
-    /// Closes the one that deserves its place least, and returns the place.
+    /// Closes the connection that deserves its slot least, and returns the slot.
     fn make_room(&mut self) -> usize {
         let rank = |connection: &Connection| match connection.phase {
             Phase::Leaving => 0,
@@ -363,8 +368,8 @@ impl Loop {
         slot
     }
 
-    /// Gives up unread answers when all of them together are too much: first those of which nothing was taken for longest. The last
-    /// one stays, however large: it harms nobody else.
+    /// Drops unread answers when all of them together are too much: first those of which nothing was taken
+    /// for longest. The last one stays, however large: it harms no other client.
     fn bound_output(&mut self) {
         loop {
             let unread = self.connections.iter().enumerate();
@@ -386,8 +391,8 @@ impl Loop {
             if self.deadline(connection) > self.woke {
                 continue;
             }
-            tracing::debug!(peer = %connection.peer, phase = ?connection.phase, "closed, its time was up");
-            // Somebody in the middle of a request may still learn why; a silent one is just closed.
+            tracing::debug!(peer = %connection.peer, phase = ?connection.phase, "closed: timed out");
+            // A client in the middle of a request can still read why; an idle one is just closed.
             let is_in_request = !connection.input.is_empty() || connection.begun.is_some();
             let told = match connection.phase {
                 Phase::Asking if is_in_request => Some(Refusal::Slow),
@@ -404,7 +409,7 @@ impl Loop {
     }
 }
 
-/// The next request that is here whole.
+/// The next request that has arrived completely.
 fn next_request(connection: &mut Connection, limits: HeadLimits) -> Result<Option<Request>, Refusal> {
     if connection.begun.is_none() {
         let Some((request, length)) = connection.parser.advance(&connection.input)? else { return Ok(None) };
@@ -420,7 +425,7 @@ fn next_request(connection: &mut Connection, limits: HeadLimits) -> Result<Optio
     }))
 }
 
-/// Reads what a client sends that was told to go, until it goes.
+/// Reads and discards what a client sends that is being closed, until it closes.
 fn swallow(connection: &mut Connection, buffer: &mut [u8]) -> io::Result<Fate> {
     for _ in 0..SWALLOWS {
         match connection.poll_read(buffer)? {

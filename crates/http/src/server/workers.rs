@@ -1,9 +1,9 @@
-//! Threads that run handlers, for servers whose handlers may take long: the loop goes on meanwhile.
+//! Threads that run handlers, for servers whose handlers may take long: the loop continues meanwhile.
 //!
-//! A thread is started when a request comes and none is free, up to a limit, and ends when it had nothing to do for a
-//! while: a server that nobody asks costs no thread beside the loop. Beyond the limit requests wait in a queue with a limit
-//! of its own. A thread that hangs in a handler is lost to the others until the handler ends, which nobody can force; the
-//! loop answers for it when its time is up.
+//! A thread is started when a request arrives and none is free, up to a limit, and ends after it was idle for
+//! a while: an idle server has no thread besides the loop. Beyond the limit, requests wait in a queue, which
+//! has its own limit. A thread that hangs in a handler is not available until the handler returns, which
+//! cannot be forced. When the handler's time limit passes, the loop answers instead.
 
 #![expect(clippy::disallowed_methods, reason = "owns the threads that run handlers")]
 
@@ -19,19 +19,19 @@ use mio::Waker;
 use crate::request::Request;
 use crate::response::Response;
 
-/// How long a thread waits for something to do before it ends.
+/// How long an idle thread waits for a request before it ends.
 const IDLE_MAX: Duration = Duration::from_secs(5);
 
 pub(super) type SharedHandler = Box<dyn Fn(&Request) -> Response + Send + Sync>;
 
-/// Which request of which connection: a connection's place may have been given to another meanwhile.
+/// Which request of which connection: a connection's slot may have been reused meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ticket {
     pub(super) slot: usize,
     pub(super) number: u64,
 }
 
-/// Dropping it lets threads end after what they are doing; nobody waits for them.
+/// Dropping it lets threads end after their current request; it does not wait for them.
 pub(super) struct Workers {
     shared: Arc<Shared>,
 }
@@ -78,7 +78,7 @@ impl Workers {
         Workers { shared: Arc::new(Shared { handler, waker, threads_max, queue_max, state, arrived }) }
     }
 
-    /// Has a request answered; false if there is no room or no thread for it.
+    /// Hands over a request; false if the queue is full or no thread can be started.
     pub(super) fn submit(&self, ticket: Ticket, request: Request) -> bool {
         let mut state = self.shared.state();
         if state.queue.len() >= self.shared.queue_max {
@@ -100,7 +100,7 @@ impl Workers {
         true
     }
 
-    /// What was answered since the last call.
+    /// The answers since the last call.
     pub(super) fn take_done(&self) -> Vec<(Ticket, Option<Response>)> {
         std::mem::take(&mut self.shared.state().done)
     }
@@ -123,7 +123,7 @@ impl Drop for Workers {
 impl Shared {
     fn run(&self) {
         while let Some((ticket, request)) = self.next() {
-            // The handler is ours to call again after a panic: what it changes it changes behind locks of its own.
+            // The handler may be called again after a panic: what it changes is behind its own locks.
             let answer = catch_unwind(AssertUnwindSafe(|| (self.handler)(&request))).ok();
             self.state().done.push((ticket, answer));
             if let Err(error) = self.waker.wake() {

@@ -1,19 +1,19 @@
-//! What can be wrong with a plan, in words.
+//! The possible flaws of a plan, with their messages.
 
 use std::fmt;
 
 use crate::{Chunk, Rank};
 
-/// What is wrong with plans. Steps and parts are counted from 0, as in the listing of a plan.
+/// A flaw of plans. Steps and parts are counted from 0, as in the listing of a plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "each variant says what its fields are")]
 pub enum Flaw {
-    /// A buffer is not cut into as many parts as the collective has it.
+    /// A buffer is not split into as many parts as the collective requires.
     WrongParts { rank: Rank },
-    /// Ranks do not agree on whether the plan may go in pieces.
+    /// Ranks differ on whether the plan may run in pieces.
     PiecesDiffer { rank: Rank, other: Rank },
-    /// A chunk of several parts in a plan that is said to go in pieces.
+    /// A chunk of several parts in a plan that is declared to run in pieces.
     ClaimsPieces { rank: Rank, step: usize },
     /// A chunk or a peer that does not exist.
     OutOfBounds { rank: Rank, step: usize },
@@ -21,43 +21,43 @@ pub enum Flaw {
     SelfMessage { rank: Rank, step: usize },
     /// Peers of one step are named twice, or those of a reduction are not ascending.
     PeersNotAscending { rank: Rank, step: usize },
-    /// The input is the caller's.
+    /// The input belongs to the caller.
     WritesInput { rank: Rank, step: usize },
     /// What is written overlaps what is read in the same step, without being the same.
     Overlaps { rank: Rank, step: usize },
-    /// Reads memory that holds nothing yet.
+    /// Reads memory that has not been written yet.
     ReadsNothing { rank: Rank, step: usize, chunk: Chunk },
     /// What is combined or copied has another number of parts, or parts of other lengths.
     WrongShape { rank: Rank, step: usize, from: Rank },
     /// Combines different elements.
     MixesParts { rank: Rank, step: usize },
-    /// Combines two sums that both hold what `contributor` gave.
+    /// Combines two sums that both include the value of `contributor`.
     CountedTwice { rank: Rank, step: usize, contributor: Rank },
-    /// `finish` though what `missing` gave is not in yet.
+    /// `finish` although the value of `missing` is not included yet.
     FinishedTooEarly { rank: Rank, step: usize, missing: Rank },
-    /// Combines what was finished already.
+    /// Combines a result that is already finished.
     FinishedTwice { rank: Rank, step: usize },
     /// Writes memory that `reader` may still be reading.
     OverwritesLent { rank: Rank, step: usize, reader: Rank },
-    /// Nobody can go on.
+    /// No rank can continue.
     Deadlock { stuck: Vec<Stuck> },
-    /// A message that nobody takes.
+    /// A message that no rank takes.
     LeftOver { from: Rank, to: Rank },
-    /// Left a barrier without word that `absent` has come.
+    /// Left a barrier without knowing that `absent` has joined.
     LeftAlone { rank: Rank, absent: Rank },
-    /// A result without what `contributor` gave.
+    /// A result without the value of `contributor`.
     Missing { rank: Rank, part: usize, contributor: Rank },
     /// A result that counts every rank but was never finished.
     NeverFinished { rank: Rank, part: usize },
-    /// A result that is nothing, or something else altogether.
+    /// A result that is empty, or something else altogether.
     WrongResult { rank: Rank, part: usize },
     /// Two ranks combined the same values in different order, so their bits may differ.
     RanksDiffer { rank: Rank, other: Rank, part: usize },
-    /// Combined in another way than in one pass in order of rank.
+    /// Not combined in one pass in order of rank.
     NotInRankOrder { rank: Rank, part: usize },
 }
 
-/// A rank that cannot go on.
+/// A rank that cannot continue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stuck {
     /// The rank that waits.
@@ -68,7 +68,7 @@ pub struct Stuck {
     pub waits_for: Wait,
 }
 
-/// What a stuck rank waits for.
+/// What a blocked rank waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
     /// A message of this rank.
@@ -83,15 +83,15 @@ impl fmt::Display for Flaw {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Flaw::WrongParts { rank } => {
-                write!(f, "rank {rank} cuts its buffers into other parts than the collective does")
+                write!(f, "rank {rank} does not split its buffers into the parts of the collective")
             }
             Flaw::PiecesDiffer { rank, other } => {
-                write!(f, "only one of ranks {rank} and {other} may go in pieces")
+                write!(f, "only one of ranks {rank} and {other} may run in pieces")
             }
             Flaw::ClaimsPieces { rank, step } => {
                 write!(
                     f,
-                    "step {step} of rank {rank} has a chunk of several parts, so the plan cannot go in pieces"
+                    "step {step} of rank {rank} has a chunk of several parts, so the plan cannot run in pieces"
                 )
             }
             Flaw::OutOfBounds { rank, step } => {
@@ -107,16 +107,19 @@ impl fmt::Display for Flaw {
                 write!(f, "step {step} of rank {rank} writes the caller's input")
             }
             Flaw::Overlaps { rank, step } => {
-                write!(f, "step {step} of rank {rank} writes over what it is reading")
+                write!(f, "step {step} of rank {rank} overwrites what it is reading")
             }
             Flaw::ReadsNothing { rank, step, chunk } => {
-                write!(f, "step {step} of rank {rank} reads {chunk}, which holds nothing yet")
+                write!(f, "step {step} of rank {rank} reads {chunk}, which is not written yet")
             }
             Flaw::WrongShape { rank, step, from } if rank == from => {
                 write!(f, "step {step} of rank {rank} has chunks of different lengths")
             }
             Flaw::WrongShape { rank, step, from } => {
-                write!(f, "step {step} of rank {rank} gets a message of rank {from} that has another length")
+                write!(
+                    f,
+                    "step {step} of rank {rank} gets a message of rank {from} that has a different length"
+                )
             }
             Flaw::MixesParts { rank, step } => {
                 write!(f, "step {step} of rank {rank} combines parts that do not belong together")
@@ -128,7 +131,7 @@ impl fmt::Display for Flaw {
                 write!(f, "step {step} of rank {rank} finishes a result that lacks rank {missing}")
             }
             Flaw::FinishedTwice { rank, step } => {
-                write!(f, "step {step} of rank {rank} combines what was finished already")
+                write!(f, "step {step} of rank {rank} combines a result that is already finished")
             }
             Flaw::OverwritesLent { rank, step, reader } => {
                 write!(f, "step {step} of rank {rank} overwrites what rank {reader} may still be reading")
@@ -153,7 +156,7 @@ impl fmt::Display for Flaw {
             }
             Flaw::LeftOver { from, to } => write!(f, "rank {to} never takes a message of rank {from}"),
             Flaw::LeftAlone { rank, absent } => {
-                write!(f, "rank {rank} may leave the barrier before rank {absent} has come")
+                write!(f, "rank {rank} may leave the barrier before rank {absent} has joined")
             }
             Flaw::Missing { rank, part, contributor } => {
                 write!(f, "output[{part}] of rank {rank} lacks rank {contributor}")

@@ -1,13 +1,14 @@
-//! Values as symbols: what was given by which rank, and what was combined of which.
+//! Values as symbols: which rank's value it is, or which symbols were combined.
 
 use std::collections::HashMap;
 use std::rc::Rc;
 
 use crate::{Plan, Rank};
 
-/// What memory holds. Two are equal only if they stand for the same bits.
+/// The contents of memory. Two are equal only if they stand for the same bits.
 ///
-/// The first numbers are what ranks gave, by place; the others are combinations, in the order they were first made.
+/// The first numbers are the ranks' values, by position; the others are combinations, in the order they were
+/// first made.
 pub(super) type Symbol = usize;
 
 /// Symbols combined in this order.
@@ -17,7 +18,7 @@ pub(super) struct Combination {
     pub(super) finished: bool,
 }
 
-/// What is known of a symbol without taking it apart.
+/// What is known of a symbol without decomposing it.
 pub(super) struct Summary<'a> {
     /// Which part of which round it belongs to.
     pub(super) element: (usize, usize),
@@ -30,8 +31,8 @@ pub(super) enum Contributors<'a> {
     Many(&'a RankSet),
 }
 
-/// All symbols so far, each combination under one number: comparing results is comparing numbers, and a combination is
-/// as small as the list of its operands.
+/// All symbols so far, each combination under one number: comparing results means comparing numbers, and a
+/// combination is as small as the list of its operands.
 pub(super) struct Symbols {
     pub(super) size: usize,
     /// How many parts a rank has at most.
@@ -49,7 +50,7 @@ impl Symbols {
         Symbols { size: plans.len(), parts, given, numbers: HashMap::new(), summaries: Vec::new() }
     }
 
-    /// What `rank` gave as this part in this round.
+    /// The value of `rank` for this part in this round.
     pub(super) fn given(&self, rank: Rank, (part, round): (usize, usize)) -> Symbol {
         (round * self.size + rank) * self.parts + part
     }
@@ -69,7 +70,7 @@ impl Symbols {
         number
     }
 
-    /// Whether the symbol is the finished combination of what all ranks gave, in order of rank.
+    /// Whether the symbol is the finished combination of all ranks' values, in order of rank.
     pub(super) fn is_in_rank_order(&self, symbol: Symbol, element: (usize, usize)) -> bool {
         let operands = (0..self.size).map(|rank| self.given(rank, element)).collect();
         self.numbers.get(&Combination { operands, finished: true }) == Some(&symbol)
@@ -86,7 +87,7 @@ impl Symbols {
     }
 }
 
-/// A set of ranks, a bit each.
+/// A set of ranks, one bit each.
 pub(super) struct RankSet(Vec<u64>);
 
 impl RankSet {
@@ -94,7 +95,7 @@ impl RankSet {
         RankSet(vec![0; size.div_ceil(64)])
     }
 
-    /// Adds all of `contributors`, or gives the first rank that was there already.
+    /// Adds all of `contributors`, or returns the first rank that is already in the set.
     pub(super) fn add(&mut self, contributors: &Contributors<'_>) -> Result<(), Rank> {
         match contributors {
             Contributors::One(rank) => self.add_word(rank / 64, 1 << (rank % 64)),

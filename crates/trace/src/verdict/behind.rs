@@ -1,14 +1,16 @@
-//! Ranks that have not come as far as the others of their group; and groups in which all have come, and nothing moves.
+//! Ranks that are behind the others of their group, and groups in which all ranks have arrived but nothing
+//! moves.
 
 use super::super::align::{Group, Job, Standing};
 use super::super::dump::{End, Record};
 use super::super::words;
 use super::{Finding, Kind, Level, Waiting, failed, last_words};
 
-/// Culprits whose last calls are told.
+/// Ranks at fault whose last calls are reported.
 const TOLD_MAX: usize = 2;
 
-/// `differing` are groups, by index, with the number at which their ranks differ: what comes after follows from that.
+/// `differing` are groups, by index, with the number at which their ranks differ: what comes after is a
+/// consequence.
 pub(super) fn find(job: &Job<'_>, differing: &[(usize, i64)]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (index, group) in job.groups.iter().enumerate() {
@@ -27,7 +29,7 @@ pub(super) fn find(job: &Job<'_>, differing: &[(usize, i64)]) -> Vec<Finding> {
     findings
 }
 
-/// Who is behind, and the first collective that they are missing from.
+/// The ranks that are behind, and the first collective that they are missing from.
 struct Laggards {
     ranks: Vec<u32>,
     sequence: i64,
@@ -44,7 +46,8 @@ fn laggards(job: &Job<'_>, group: &Group<'_>) -> Option<Laggards> {
     let lowest = reached.iter().map(|(_, sequence)| *sequence).min()?;
     let ranks: Vec<u32> =
         reached.iter().filter(|(_, sequence)| *sequence == lowest).map(|(rank, _)| *rank).collect();
-    // What the others have completed they did not need these ranks for, or a ring is older: the first they are still in counts.
+    // What the other ranks have completed did not need these ranks, or a ring is older: the first that they
+    // are still in counts.
     let mut later = group.rows.range(lowest.checked_add(1)?..);
     let next = later.clone().next().map(|(&sequence, _)| sequence)?;
     let is_open = |records: &[&Record]| records.iter().any(|record| !record.is_completed());
@@ -100,7 +103,7 @@ fn behind(job: &Job<'_>, group: &Group<'_>, laggards: &Laggards) -> Option<Findi
     Some(finding)
 }
 
-/// They would have come, and the group had failed.
+/// They would have arrived, but the group had failed.
 fn kept_away(group: &Group<'_>, title: &str, sequence: i64, ranks: Vec<u32>) -> Finding {
     let (who, place) = (words::ranks(&ranks), &group.title);
     let headline = format!("{who} had not entered {title} of {place} when the group failed");
@@ -122,10 +125,10 @@ fn records_of<'a>(group: &Group<'a>, sequence: i64) -> Vec<(u32, &'a Record)> {
     ranks.into_iter().filter_map(|rank| Some((rank, group.at(sequence, rank)?))).collect()
 }
 
-/// All have entered, their calls agree, and some are still in it.
+/// All ranks have entered, their calls match, and some are still in it.
 fn stuck(job: &Job<'_>, group: &Group<'_>) -> Option<Finding> {
     if group.members.iter().any(|rank| job.missing.binary_search(rank).is_ok()) {
-        return None; // told with the ranks that are missing
+        return None; // reported with the missing ranks
     }
     let is_inside = |record: &Record| matches!(record.end, End::Open | End::Failed);
     let is_open = |records: &[&Record]| records.iter().any(|record| is_inside(record));

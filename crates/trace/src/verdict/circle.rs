@@ -1,7 +1,8 @@
-//! Causes and consequences: a rank that others wait for may wait itself.
+//! Separates causes from consequences: a rank that others wait for may itself wait.
 //!
-//! A finding is a consequence if all the ranks it blames wait in another. If every finding is one, ranks wait for each other in a
-//! circle, which is the typical fault of programs that use two groups in different order on different ranks.
+//! A finding is a consequence if all the ranks it blames wait in another. If every finding is a consequence,
+//! ranks wait for each other in a circle. This is the typical fault of programs that use two groups in
+//! different order on different ranks.
 
 use super::{Finding, Kind, Level, words};
 
@@ -33,7 +34,7 @@ pub(super) fn find_consequences(all: &mut Vec<Finding>) {
     consequences.iter().for_each(|&index| all[index].is_consequence = true);
 }
 
-/// Follows from somebody who waits to whom it waits for, until somebody comes again.
+/// Follows the waits from rank to rank until a rank appears again.
 fn circle(all: &[Finding], waits: &[usize]) -> Option<Finding> {
     let mut path: Vec<(u32, usize)> = Vec::new();
     let mut rank = *all[*waits.first()?].waiting.first()?;
@@ -54,8 +55,8 @@ fn circle(all: &[Finding], waits: &[usize]) -> Option<Finding> {
     let mut finding = Finding::new(Kind::Deadlock, headline);
     for (rank, index) in circle {
         let other = &all[*index];
-        let (whom, what) = (words::ranks(&other.ranks), &other.headline);
-        finding.lines.push(format!("rank {rank} waits for {whom}: {what}"));
+        let (others, what) = (words::ranks(&other.ranks), &other.headline);
+        finding.lines.push(format!("rank {rank} waits for {others}: {what}"));
     }
     finding.lines.push("call the collectives of several groups in the same order on all ranks".into());
     finding.ranks = ranks.clone();

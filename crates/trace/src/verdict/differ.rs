@@ -1,4 +1,4 @@
-//! The first call of a group in which ranks differ, and who is in the minority.
+//! The first call of a group in which ranks differ, and which ranks are in the minority.
 
 use std::cmp::Reverse;
 
@@ -11,13 +11,13 @@ use super::{Finding, Kind};
 /// Classes of ranks that are described.
 const CLASSES_MAX: usize = 3;
 
-/// Ranks whose calls belong together, and the calls of the first of them.
+/// Ranks whose calls match, and the calls of the first of them.
 struct Class<'a> {
     ranks: Vec<u32>,
     records: &'a [&'a Record],
 }
 
-/// The number of the first difference in a group, with what is to be said.
+/// The number of the first difference in a group, with its finding.
 pub(super) fn find(group: &Group<'_>) -> Option<(i64, Finding)> {
     group.rows.keys().find_map(|&sequence| {
         let finding = between_ranks(group, sequence).or_else(|| within_a_call(group, sequence))?;
@@ -30,7 +30,7 @@ fn between_ranks(group: &Group<'_>, sequence: i64) -> Option<Finding> {
     if classes.len() < 2 {
         return None;
     }
-    // The first rank is the first of its class: the sort is stable, so with a draw the order of ranks stays.
+    // The first rank is the first of its class: the sort is stable, so in a tie the order of ranks is kept.
     classes.sort_by_key(|class| Reverse(class.ranks.len()));
     let is_draw = classes[0].ranks.len() == classes[1].ranks.len();
     let (expected, others) = classes.split_first().expect("there are two");
@@ -47,7 +47,7 @@ fn between_ranks(group: &Group<'_>, sequence: i64) -> Option<Finding> {
             format!("{who} called {other_name} #{sequence} of {place} where {rest} called {expected_name}")
         }
         Difference::Count => format!(
-            "{who} called {} operations at once at #{sequence} of {place}, {rest} {}",
+            "{who} called {} operations together at #{sequence} of {place}, {rest} {}",
             others[0].records.len(),
             expected.records.len()
         ),
@@ -128,7 +128,8 @@ fn describe(group: &Group<'_>, class: &Class<'_>) -> String {
     format!("{who}: {}{more}, {what}{site}", first.operation)
 }
 
-/// One call too many or too few moves all that follow: a rank whose next call is what the others call now.
+/// One extra or missing call shifts all that follow: finds a rank whose next call is what the other ranks
+/// call now.
 fn shift(group: &Group<'_>, sequence: i64, expected: &Class<'_>, other: &Class<'_>) -> Option<String> {
     let records = |rank: u32, at: i64| group.rows.get(&at)?.get(rank);
     let (ours, theirs) = (*expected.ranks.first()?, *other.ranks.first()?);
@@ -140,15 +141,17 @@ fn shift(group: &Group<'_>, sequence: i64, expected: &Class<'_>, other: &Class<'
     let who = words::ranks(&other.ranks);
     let verb = if other.ranks.len() == 1 { "seems" } else { "seem" };
     if fits(records(ours, sequence), records(theirs, next)) {
-        return Some(format!("{who} {verb} to make one call more: the next is what the others call here"));
+        return Some(format!(
+            "{who} {verb} to make one extra call: its next call is what the others call here"
+        ));
     }
     if fits(records(ours, next), records(theirs, sequence)) {
-        return Some(format!("{who} {verb} to have left out one call: this is what the others call next"));
+        return Some(format!("{who} {verb} to have skipped one call: this is what the others call next"));
     }
     None
 }
 
-/// What one rank's sizes contradict, or all ranks' together.
+/// Contradictions in one rank's sizes, or in all ranks' together.
 fn within_a_call(group: &Group<'_>, sequence: i64) -> Option<Finding> {
     if !group.members_known {
         return None;

@@ -1,8 +1,9 @@
-//! What ranks say of the failure of a group, and who did not come because of it.
+//! The failure of a group as ranks report it, and which ranks are missing because of it.
 //!
-//! A call on a group that has failed is refused before it is recorded: a rank that heard of the failure early looks as if it had
-//! not come. It is a witness, no culprit, unless the others had waited their whole time for it, or the failure is said to be its.
-//! Only tenfold's recorder tells of failures; without that, nobody is excused.
+//! A call on a group that has failed is refused before it is recorded, so a rank that learned of the failure
+//! early looks as if it had not arrived. It is not at fault, unless the other ranks had waited for it until
+//! they timed out, or the failure names it. Only tenfold's recorder records failures; without that, no rank
+//! is excused.
 
 use std::collections::BTreeSet;
 
@@ -11,28 +12,28 @@ use super::super::dump::{Failure, Record};
 use super::super::words::{self, counted};
 use super::{Finding, Kind};
 
-/// What the rank's dump says of its group's failure.
+/// What the rank's dump says about its group's failure.
 pub(super) fn of_rank<'a>(job: &Job<'a>, group: &Group<'_>, rank: u32) -> Option<&'a Failure> {
     job.dump(rank)?.groups.get(&group.name)?.failure.as_ref()
 }
 
-/// The rank whose words say most: who is to blame, else those that came first.
+/// The rank with the best information: one that names the rank at fault, otherwise the earliest.
 pub(super) fn of_group<'a>(job: &Job<'a>, group: &Group<'_>) -> Option<(u32, &'a Failure)> {
     let all = group.members.iter().filter_map(|&rank| Some((rank, of_rank(job, group, rank)?)));
     all.min_by_key(|(rank, failure)| (failure.rank.is_none(), failure.at_ns, *rank))
 }
 
-/// Who was kept from coming to an operation by a failure that is another's?
+/// The ranks that did not enter an operation because of a failure that another rank caused.
 pub(super) struct Excuses<'j, 'a, 'g> {
     job: &'j Job<'a>,
     group: &'j Group<'g>,
     blamed: BTreeSet<u32>,
-    /// Somebody waited for as long as it was allowed to: whoever was meant to come had time enough.
+    /// A rank waited until it timed out, so the missing ranks had enough time.
     is_time_up: bool,
 }
 
 impl<'j, 'a, 'g> Excuses<'j, 'a, 'g> {
-    /// `entered` are those who came.
+    /// `entered` are the ranks that entered.
     pub(super) fn new(job: &'j Job<'a>, group: &'j Group<'g>, entered: &[(u32, &Record)]) -> Self {
         let failures = group.members.iter().filter_map(|&rank| of_rank(job, group, rank));
         let blamed = failures.filter_map(|failure| failure.rank).collect();
@@ -52,7 +53,7 @@ fn is_time_up(record: &Record) -> bool {
     waited.zip(limit).is_some_and(|(waited, limit)| waited >= limit - limit / 20)
 }
 
-/// `rank 0's error: rank 1 died`: the first line, as far as it is given.
+/// `rank 0's error: rank 1 died`: the first line, if there is one.
 pub(super) fn line(job: &Job<'_>, group: &Group<'_>) -> Option<String> {
     let (rank, failure) = of_group(job, group)?;
     let text = failure.text.lines().next().filter(|text| !text.is_empty())?;

@@ -1,11 +1,11 @@
-//! Messages without a partner, and partners that do not fit each other.
+//! Messages without a partner, and partners that do not match.
 
 use super::super::align::{Group, Job, Standing};
 use super::super::dump::{End, Record, Shape};
 use super::super::words;
 use super::{Finding, Kind, Level, Waiting, failed, last_words};
 
-/// Pairs of ranks that are told about.
+/// Pairs of ranks that are reported.
 const PAIRS_MAX: usize = 4;
 
 pub(super) fn find(job: &Job<'_>, group: &Group<'_>) -> Vec<Finding> {
@@ -44,7 +44,8 @@ fn pair(job: &Job<'_>, group: &Group<'_>, source: u32, target: u32) -> Option<Fi
     let mut sends = group.sends.get(&(source, target)).cloned().unwrap_or_default();
     let mut receives = group.receives.get(&(Some(source), target)).cloned().unwrap_or_default();
     if !is_whole(job, source) || !is_whole(job, target) {
-        // What went before is lost on one side or both: only those under way can be told to lack a partner.
+        // Earlier messages are lost on one side or both: only those in progress can be known to lack a
+        // partner.
         sends.retain(|record| record.end == End::Open);
         receives.retain(|record| record.end == End::Open);
     } else if let Some(finding) = misfit(group, source, target, &sends, &receives) {
@@ -106,7 +107,7 @@ fn alone(
         }
     }
     if record.is_completed() {
-        finding.level = Level::Note; // it left with nobody to take it, and its sender went on
+        finding.level = Level::Note; // it was sent without a receiver, and its sender continued
     } else if waiting.is_short() {
         finding.level = Level::Note;
         finding.lines.push("this is so short that it may still arrive".into());
@@ -121,7 +122,7 @@ fn alone(
     finding
 }
 
-/// The first message that its receiver expects to be another.
+/// The first message that does not match what its receiver expects.
 fn misfit(
     group: &Group<'_>,
     source: u32,
@@ -138,7 +139,7 @@ fn misfit(
     let number = sends.iter().zip(receives).position(|both| !fits(&both))?;
     let (send, receive) = (sends[number], receives[number]);
     let headline = format!(
-        "rank {target} receives another tensor than rank {source} sends: message {} between them ({})",
+        "rank {target} receives a different tensor than rank {source} sends: message {} between them ({})",
         number + 1,
         group.title
     );

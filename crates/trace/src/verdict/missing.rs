@@ -1,4 +1,4 @@
-//! Ranks that left no dump: they died, were killed, or hang so that they cannot even write.
+//! Ranks without a dump: they died, were killed, or hang so that they cannot even write.
 
 use super::super::align::Job;
 use super::super::dump::Record;
@@ -6,7 +6,7 @@ use super::super::read::Refusal;
 use super::super::words;
 use super::{Finding, Kind, Waiting, failed};
 
-/// Groups in which somebody waits that are named.
+/// Groups with waiting ranks that are named.
 const GROUPS_MAX: usize = 3;
 
 pub(super) fn find(job: &Job<'_>, refusals: &[Refusal]) -> Option<Finding> {

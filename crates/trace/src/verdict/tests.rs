@@ -1,4 +1,4 @@
-//! Every verdict, from small made-up dumps, with its words.
+//! Every verdict with its exact text, from small constructed dumps.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -44,7 +44,8 @@ fn shapes(sizes: &[i64]) -> Vec<Shape> {
     vec![Shape { sizes: sizes.to_vec(), dtype: Some("Float".into()) }]
 }
 
-/// A call of group `0`, begun so many seconds before the dumps; its end so many milliseconds later, if there is one.
+/// A call of group `0`, begun this many seconds before the dumps; it ends this many milliseconds later, if at
+/// all.
 fn call(dump: &mut Dump, operation: &str, sequence: i64, ago: f64, ended_after_ms: Option<i64>) {
     call_in(dump, "0", operation, sequence, ago, ended_after_ms);
 }
@@ -112,19 +113,19 @@ fn so_far_well() -> Vec<Dump> {
 
 #[test]
 fn nothing_is_wrong() {
-    assert_eq!(text(&so_far_well()), "✓ no trouble found: all ranks have reached all_reduce #2 of group dp");
+    assert_eq!(text(&so_far_well()), "✓ no problem found: all ranks have reached all_reduce #2 of group dp");
     let mut unwatched = so_far_well();
     let records = unwatched.iter_mut().flat_map(|dump| &mut dump.records);
     records.for_each(|record| record.end = End::Unknown);
     assert_eq!(
         text(&unwatched),
-        "✓ no trouble found: all ranks have reached all_reduce #2 of group dp; whether it completed is not recorded"
+        "✓ no problem found: all ranks have reached all_reduce #2 of group dp; whether it completed is not recorded"
     );
     assert_eq!(text(&dumps(2)), "✓ no operations were recorded");
 }
 
 #[test]
-fn a_rank_that_does_not_come_is_named() {
+fn a_rank_that_does_not_arrive_is_named() {
     let mut dumps = so_far_well();
     call(&mut dumps[0], "all_reduce", 3, 40.1, None);
     call(&mut dumps[1], "all_reduce", 3, 40.0, None);
@@ -155,11 +156,11 @@ fn a_rank_that_never_called_anything_is_named_and_one_whose_ring_lost_it_is_not(
 }
 
 #[test]
-fn a_wait_of_milliseconds_is_no_trouble() {
+fn a_wait_of_milliseconds_is_not_a_problem() {
     let mut dumps = so_far_well();
     call(&mut dumps[0], "all_reduce", 3, 0.004, None);
     let text = text(&dumps);
-    assert!(text.starts_with("✓ no trouble found"), "{text}");
+    assert!(text.starts_with("✓ no problem found"), "{text}");
     assert!(text.contains("! ranks 1 and 2 have not entered all_reduce #3 of group dp\n"), "{text}");
     assert!(text.ends_with("this is so short that it may still arrive"), "{text}");
 }
@@ -172,15 +173,15 @@ fn rings_that_begin_at_different_records_are_laid_side_by_side() {
     }
     dumps[1].records.drain(..2);
     dumps[2].records.drain(..1);
-    assert_eq!(text(&dumps), "✓ no trouble found: all ranks have reached all_reduce #3 of group dp");
+    assert_eq!(text(&dumps), "✓ no problem found: all ranks have reached all_reduce #3 of group dp");
 }
 
 #[test]
-fn who_is_waited_for_comes_before_who_waits_itself() {
+fn a_rank_that_is_waited_for_comes_before_a_rank_that_waits() {
     let mut dumps = so_far_well();
     add_group(&mut dumps, "1", "a", &[0, 1]);
     add_group(&mut dumps, "2", "b", &[1, 2]);
-    // Rank 2 does not come to `b`, so rank 1 is stuck there and does not come to `a`.
+    // Rank 2 does not enter `b`, so rank 1 blocks there and does not enter `a`.
     call_in(&mut dumps[0], "1", "all_reduce", 1, 20.0, None);
     call_in(&mut dumps[1], "2", "all_reduce", 1, 21.0, None);
     let text = text(&dumps);
@@ -240,13 +241,14 @@ fn one_call_too_many_or_too_few_is_guessed() {
         call(&mut dumps[rank], names[0], 3, 40.0, None);
         call(&mut dumps[rank], names[1], 4, 39.0, None);
     }
-    // Both fit: the first is said.
+    // Both fit: the first is reported.
     assert!(
-        text(&dumps).ends_with("rank 1 seems to make one call more: the next is what the others call here")
+        text(&dumps)
+            .ends_with("rank 1 seems to make one extra call: its next call is what the others call here")
     );
     dumps[1].records.pop();
     assert!(
-        text(&dumps).contains("rank 1 seems to have left out one call: this is what the others call next")
+        text(&dumps).contains("rank 1 seems to have skipped one call: this is what the others call next")
     );
 }
 
@@ -297,7 +299,7 @@ fn an_output_that_does_not_hold_all_inputs_is_named() {
     assert_eq!(
         text(&dumps),
         "✗ rank 0 called _all_gather_base #3 of group dp with sizes that do not fit\n    \
-         its output has 8 elements and its input 4: with 3 ranks it would be 12\n    \
+         its output has 8 elements and its input 4: with 3 ranks, 12 are expected\n    \
          rank 0: _all_gather_base, Float [4] → Float [8], called at job/train.py:83 in step"
     );
 }
@@ -320,13 +322,14 @@ fn a_rank_without_a_dump_comes_first() {
     assert!(text.ends_with("a file that cannot be read (see above) may be its dump"), "{text}");
 }
 
-/// The rank's dump says that its group `0` failed, so many seconds before.
+/// The rank's dump says that its group `0` failed this many seconds before.
 fn fail(dump: &mut Dump, ago: f64, text: &str, rank: Option<u32>) {
     let at_ns = NOW - (ago * 1e9) as i64;
     dump.groups.get_mut("0").unwrap().failure = Some(Failure { at_ns, text: text.into(), rank });
 }
 
-/// Rank 0 is in all_reduce #3 and failed there after two seconds; the others did not come, and were told of it.
+/// Rank 0 is in all_reduce #3 and failed there after two seconds; the other ranks did not enter it, and
+/// learned of the failure.
 fn told_of_a_failure(rank: Option<u32>) -> Vec<Dump> {
     let mut dumps = so_far_well();
     call(&mut dumps[0], "all_reduce", 3, 20.0, None);
@@ -337,7 +340,7 @@ fn told_of_a_failure(rank: Option<u32>) -> Vec<Dump> {
 }
 
 #[test]
-fn who_was_kept_away_by_a_failure_is_no_culprit() {
+fn a_rank_that_is_missing_because_of_a_failure_is_not_blamed() {
     // Rank 1 died.
     let mut dumps = told_of_a_failure(Some(1));
     dumps.remove(1);
@@ -353,18 +356,18 @@ fn who_was_kept_away_by_a_failure_is_no_culprit() {
     dumps.iter_mut().for_each(|dump| dump.groups.get_mut("0").unwrap().failure = None);
     assert!(
         text(&dumps).contains("✗ rank 2 has not entered all_reduce #3 of group dp\n"),
-        "nobody says otherwise: {}",
+        "no rank contradicts it: {}",
         text(&dumps)
     );
 }
 
 #[test]
-fn who_is_to_blame_for_a_failure_is_named_and_the_others_are_not() {
+fn only_the_rank_that_caused_a_failure_is_named() {
     let said = text(&told_of_a_failure(Some(1)));
     assert!(said.starts_with("✗ rank 1 has not entered all_reduce #3 of group dp\n"), "{said}");
     assert!(said.contains("    rank 2 had not entered it when the group failed\n"), "{said}");
     assert!(said.ends_with("    rank 0's error: rank 1 died"), "{said}");
-    // Nobody knows who it was: the failure itself is told.
+    // The rank at fault is unknown: the failure itself is reported.
     let said = text(&told_of_a_failure(None));
     assert_eq!(
         said,
@@ -374,7 +377,7 @@ fn who_is_to_blame_for_a_failure_is_named_and_the_others_are_not() {
 }
 
 #[test]
-fn who_does_not_come_until_the_others_time_is_up_is_not_excused_by_their_failure() {
+fn a_rank_that_is_missing_until_others_time_out_is_not_excused() {
     let mut dumps = told_of_a_failure(None);
     let record = dumps[0].records.last_mut().unwrap();
     record.created_ns = Some(NOW - 48 * SECOND);
@@ -383,7 +386,7 @@ fn who_does_not_come_until_the_others_time_is_up_is_not_excused_by_their_failure
 }
 
 #[test]
-fn a_partner_that_a_failure_kept_from_its_message_is_no_culprit() {
+fn a_partner_that_is_missing_because_of_a_failure_is_not_blamed() {
     let mut dumps = so_far_well();
     message(&mut dumps[0], "recv", (Some(1), 0), 20.0, None);
     let record = dumps[0].records.last_mut().unwrap();
@@ -398,11 +401,11 @@ fn a_partner_that_a_failure_kept_from_its_message_is_no_culprit() {
 }
 
 #[test]
-fn ranks_and_groups_that_are_not_asked_for_do_not_count() {
+fn ranks_and_groups_that_are_not_selected_do_not_count() {
     let mut dumps = so_far_well();
     dumps.pop();
     let filter = Filter { ranks: [0, 1].into(), groups: Vec::new() };
-    assert!(text_with(&dumps, &[], &[], &filter).starts_with("✓ no trouble found"));
+    assert!(text_with(&dumps, &[], &[], &filter).starts_with("✓ no problem found"));
     add_group(&mut dumps, "1", "a", &[0, 1]);
     call_in(&mut dumps[0], "1", "all_reduce", 1, 20.0, None);
     let filter = Filter { ranks: [0, 1].into(), groups: vec!["a".into()] };
@@ -432,7 +435,7 @@ fn members_that_no_recorder_names_are_those_seen() {
 }
 
 #[test]
-fn a_group_that_is_complete_and_does_not_move_is_told() {
+fn a_complete_group_that_does_not_move_is_reported() {
     let mut dumps = so_far_well();
     for dump in &mut dumps {
         call(dump, "all_reduce", 3, 40.0, None);
@@ -450,7 +453,7 @@ fn a_group_that_is_complete_and_does_not_move_is_told() {
 }
 
 #[test]
-fn ranks_that_failed_in_a_call_that_agrees_are_told() {
+fn ranks_that_failed_in_a_matching_call_are_reported() {
     let mut dumps = so_far_well();
     for dump in &mut dumps {
         call(dump, "all_reduce", 3, 0.5, Some(1));
@@ -487,7 +490,8 @@ fn ranks_of_a_group_count_in_the_order_of_the_group() {
     let mut dumps = dumps(3);
     dumps.iter_mut().for_each(|dump| dump.groups.clear());
     add_group(&mut dumps, "0", "turned", &[2, 1, 0]);
-    // Number 0 of the group, rank 2, sends to its number 1, rank 1; number 2, rank 0, receives from number 0 in vain.
+    // Group rank 0, rank 2, sends to group rank 1, rank 1; group rank 2, rank 0, receives from group rank 0,
+    // which does not send.
     message(&mut dumps[2], "send", (Some(0), 1), 30.0, Some(1));
     message(&mut dumps[1], "recv", (Some(0), 1), 30.0, Some(1));
     message(&mut dumps[0], "recv", (Some(0), 2), 20.0, None);
@@ -497,7 +501,7 @@ fn ranks_of_a_group_count_in_the_order_of_the_group() {
         "{said}"
     );
     assert!(said.contains("rank 2's last call of all was a send to rank 1 of group turned"), "{said}");
-    assert_eq!(said.matches('✗').count(), 1, "the messages that met are no trouble: {said}");
+    assert_eq!(said.matches('✗').count(), 1, "the matching messages are not reported: {said}");
 }
 
 #[test]
@@ -511,11 +515,11 @@ fn uneven_parts_are_looked_up_in_the_order_of_the_group() {
         record.inputs = shapes(&[own]);
         record.outputs = [shapes(&[3]), shapes(&[5])].concat();
     }
-    assert!(text(&dumps).starts_with("✓ no trouble found"), "{}", text(&dumps));
+    assert!(text(&dumps).starts_with("✓ no problem found"), "{}", text(&dumps));
 }
 
 #[test]
-fn a_root_is_told_as_a_rank_of_the_job() {
+fn a_root_is_reported_as_a_rank_of_the_job() {
     let mut dumps = dumps(3);
     dumps.iter_mut().for_each(|dump| dump.groups.clear());
     add_group(&mut dumps, "0", "turned", &[2, 1, 0]);
@@ -532,7 +536,7 @@ fn a_root_is_told_as_a_rank_of_the_job() {
 }
 
 #[test]
-fn a_receiver_from_anybody_needs_a_sender() {
+fn a_receiver_from_any_rank_needs_a_sender() {
     let mut dumps = so_far_well();
     message(&mut dumps[0], "recv", (None, 0), 20.0, None);
     assert!(
@@ -543,7 +547,7 @@ fn a_receiver_from_anybody_needs_a_sender() {
 }
 
 #[test]
-fn a_message_that_its_receiver_expects_to_be_another_is_named() {
+fn a_message_that_does_not_match_its_receiver_is_named() {
     let mut dumps = so_far_well();
     message(&mut dumps[0], "send", (Some(0), 1), 30.0, None);
     message(&mut dumps[1], "recv", (Some(0), 1), 30.0, None);
@@ -551,13 +555,13 @@ fn a_message_that_its_receiver_expects_to_be_another_is_named() {
     dumps[1].records[2].inputs.clear();
     assert_eq!(
         text(&dumps),
-        "✗ rank 1 receives another tensor than rank 0 sends: message 1 between them (group dp)\n    \
+        "✗ rank 1 receives a different tensor than rank 0 sends: message 1 between them (group dp)\n    \
          rank 0 sends Float [4], called at job/train.py:80 in step\n    \
          rank 1 receives Float [6], called at job/train.py:80 in step"
     );
 }
 
-/// Twenty collectives to which rank 1 comes 20 ms after the others.
+/// Twenty collectives at which rank 1 arrives 20 ms after the others.
 fn late() -> Vec<Dump> {
     let mut dumps = dumps(3);
     for sequence in 1..=20 {
@@ -572,7 +576,7 @@ fn late() -> Vec<Dump> {
 
 #[test]
 fn a_straggler_is_named_with_what_it_costs() {
-    let told = "✓ no trouble found: all ranks have reached all_reduce #20 of group dp\n\
+    let told = "✓ no problem found: all ranks have reached all_reduce #20 of group dp\n\
          ! rank 1 is a straggler: the last to reach 20 of 20 collectives of group dp\n    \
          the other ranks waited 400.0 ms for it, 20.0 ms each time; longest in all_reduce #";
     let text = text(&late());
@@ -581,7 +585,7 @@ fn a_straggler_is_named_with_what_it_costs() {
 }
 
 #[test]
-fn clocks_that_differ_are_taken_off_before_somebody_is_called_late() {
+fn differences_of_clocks_are_subtracted_before_a_rank_is_called_late() {
     let mut dumps = late();
     let skew = 3 * SECOND;
     for dump in &mut dumps {
@@ -610,19 +614,19 @@ fn clocks_that_differ_are_taken_off_before_somebody_is_called_late() {
 }
 
 #[test]
-fn one_very_late_arrival_is_told() {
+fn one_very_late_arrival_is_reported() {
     let mut dumps = so_far_well();
     for dump in &mut dumps {
         let ago = if dump.rank == 2 { 10.0 } else { 14.2 };
         call(dump, "all_reduce", 3, ago, Some(5));
     }
     assert!(text(&dumps).contains(
-        "! rank 2 came 4.2 s late to all_reduce #3 of group dp\n    it called it at job/train.py:83 in step"
+        "! rank 2 arrived 4.2 s late at all_reduce #3 of group dp\n    it called it at job/train.py:83 in step"
     ));
 }
 
 #[test]
-fn what_a_dump_says_commands_no_terminal() {
+fn text_of_a_dump_cannot_command_the_terminal() {
     let mut dumps = so_far_well();
     add_group(&mut dumps, "1", "\u{1b}[2J", &[0, 1]);
     call_in(&mut dumps[0], "1", "\u{1b}]0;x\u{7}", 1, 20.0, None);
@@ -630,7 +634,7 @@ fn what_a_dump_says_commands_no_terminal() {
 }
 
 #[test]
-fn every_event_of_the_timeline_is_as_its_format_wants_it() {
+fn every_event_of_the_timeline_follows_the_format() {
     let mut dumps = late();
     add_group(&mut dumps, "1", "tp", &[0, 2]);
     for (rank, operation, detail) in
@@ -682,7 +686,7 @@ fn operations_that_overlap_cross_in_no_lane() {
     }
 }
 
-/// Numbers as a stranger may write them.
+/// Numbers as an untrusted file may have them.
 fn extreme() -> impl Strategy<Value = i64> {
     prop_oneof![prop::sample::select(vec![i64::MIN, -1, 0, 1, 2, 3, NOW, i64::MAX]), any::<i64>()]
 }
@@ -737,7 +741,7 @@ fn any_record() -> impl Strategy<Value = Record> {
     )
 }
 
-/// Dumps that real jobs left, of rank 0 or 1, pickled and as JSON.
+/// Dumps of real jobs, of rank 0 or 1, pickled and as JSON.
 fn real_dumps() -> &'static [Vec<u8>] {
     static ALL: OnceLock<Vec<Vec<u8>>> = OnceLock::new();
     ALL.get_or_init(|| {
@@ -752,7 +756,7 @@ fn real_dumps() -> &'static [Vec<u8>] {
     })
 }
 
-/// What may happen to a byte on its way: it is another, is lost, or comes again; and the file may end there.
+/// Damage to a byte: it is changed, lost, or repeated; and the file may end there.
 fn damage(bytes: &mut Vec<u8>, (place, kind, byte): (prop::sample::Index, u8, u8)) {
     let Some(last) = bytes.len().checked_sub(1) else { return };
     let at = place.index(last + 1);
@@ -796,7 +800,7 @@ proptest! {
     }
 
     #[test]
-    fn whatever_the_records_say_there_is_a_verdict_and_a_picture(
+    fn any_records_have_a_verdict_and_a_picture(
         records in prop::collection::vec(prop::collection::vec(any_record(), 0..12), 1..4),
         ranks in prop::collection::vec(prop_oneof![0..5u32, Just(u32::MAX)], 0..5),
     ) {
