@@ -98,7 +98,7 @@ def test_it_says_which_rank_has_not_joined_without_a_complaint_or_a_request_to_e
         look(browser, server.url)
         verdict = "document.querySelector('.verdict').innerText"
         browser.until(
-            f"{verdict}.includes('7 of 8 ranks joined — rank 5 (host b7) has not joined, 6 have waited up to ')"
+            f"{verdict}.includes('7 of 8 ranks joined — rank 5 (host b7) has not joined, 6 have waited ')"
         )
         browser.until("document.querySelector('.ranks tr.absent')?.innerText.includes('not joined')")
         rows = browser.run(
