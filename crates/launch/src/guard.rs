@@ -2,12 +2,13 @@
 //!
 //! It waits for the launcher's end, which it sees by a pipe that only the launcher holds open. Then it kills every process
 //! that belongs to the run (see [`super::leftovers`]) and removes the run's temporary folders. Through the same pipe it
-//! learns the ranks and their pipes. It has a session of its own and none of the launcher's files. A launcher that exits
+//! learns the ranks and their pipes. It has its own session and none of the launcher's files. A launcher that exits
 //! normally has ended all processes itself, and kills the guard.
 //!
-//! If a job has other nodes, its ranks run on a lease: each time the store answers a heartbeat, the launcher tells the guard
-//! until when. A launcher that is frozen or cut off from the store cannot. Then the guard ends the ranks before the other
-//! nodes declare this one dead and start the next round without it, so two rounds of a job never run at the same time.
+//! If a job has other nodes, its ranks run on a lease: each time the store answers a heartbeat, the launcher
+//! sends the guard the time until which they may run. A launcher that is frozen or cut off from the store
+//! cannot. Then the guard ends the ranks before the other nodes declare this one dead and start the next
+//! round without it, so two rounds of a job never run at the same time.
 
 #![expect(clippy::disallowed_methods, reason = "a lease is a time of a clock that all processes share")]
 

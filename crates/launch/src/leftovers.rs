@@ -28,7 +28,7 @@ use super::proc::{self, Stat, Unnamed};
 
 /// From SIGTERM to SIGKILL.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How long to go on killing: a process that hangs in the kernel cannot be killed.
+/// How long to continue killing: a process that hangs in the kernel cannot be killed.
 const KILLING_MAX: Duration = Duration::from_secs(10);
 
 /// Makes this process the subreaper of its descendants, so that [`Finder::Tree`] finds them. False if the kernel does not
@@ -126,7 +126,7 @@ fn holds_any(process: Pid, pipes: &HashSet<u64>) -> bool {
         && proc::open_inodes(process, Unnamed::Pipe, usize::MAX).any(|pipe| pipes.contains(&pipe))
 }
 
-/// A process as it was when it was found. Its start time tells it from a later one with the same number.
+/// A process as it was when it was found. Its start time distinguishes it from a later one with the same number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Found {
     process: Pid,

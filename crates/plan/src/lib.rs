@@ -36,7 +36,7 @@
 //!
 //! | kind | `Input` | `Output` | parts of one length |
 //! |---|---|---|---|
-//! | all_reduce, reduce, broadcast | none | `k` parts, in place; other ranks' are of no use after a reduce | `Output[i]` everywhere |
+//! | all_reduce, reduce, broadcast | none | `k` parts, in place; those of other ranks are unspecified after a reduce | `Output[i]` everywhere |
 //! | reduce_scatter | `n` parts | 1 part | `Input[i]` everywhere and `Output` of rank `i` |
 //! | all_gather | 1 part | `n` parts | `Input` of rank `i` and `Output[i]` everywhere |
 //! | gather | 1 part | `n` parts on the root, else none | as all_gather |

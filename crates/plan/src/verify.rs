@@ -137,10 +137,6 @@ fn inspect_step(what: &Step, plan: &Plan, rank: Rank, step: usize, size: usize) 
     Ok(())
 }
 
-// Symbols.
-
-// The run.
-
 /// The unknown length of a part: equal ones stand for equal lengths.
 type Length = (usize, usize);
 

@@ -301,7 +301,7 @@ impl Loop {
         connection.answer(response, method != Method::Head, true, self.now);
     }
 
-    // ── who comes and who goes ─────────────────────────────────────────────────────────────────────────
+    // ── accepting and closing ───────────────────────────────────────────────────────────────────────────
 
     fn accept(&mut self) {
         self.accept_again = None;

@@ -299,7 +299,7 @@ impl World {
         }
     }
 
-    /// One of the things that a node does, at a time of its own choice.
+    /// One of the things that a node does, at a random time.
     fn step(&mut self, at: usize) {
         if !self.nodes[at].is_up() {
             return;

@@ -25,7 +25,7 @@ pub(super) const DELETED: u8 = b'-';
 pub(super) enum Tail {
     /// By readers.
     PassOver,
-    /// By those who have the exclusive lock.
+    /// By writers, which have the exclusive lock.
     Cut,
 }
 

@@ -544,8 +544,6 @@ impl Loop {
             _ => self.close(turn, End::Left),
         }
     }
-
-    // ── the server's own business ──────────────────────────────────────────────────────────────────────
 }
 
 /// A connection during its turn.
