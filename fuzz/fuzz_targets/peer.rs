@@ -45,8 +45,8 @@ fn hellos(data: &[u8]) {
 fn longer<T>(whole: &Result<T, String>, why: String) -> String {
     match whole {
         Err(full)
-            if full.starts_with("it is no tenfold process")
-                && why.starts_with("it is no tenfold process") =>
+            if full.starts_with("it is not a tenfold process")
+                && why.starts_with("it is not a tenfold process") =>
         {
             full.clone()
         }

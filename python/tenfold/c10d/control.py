@@ -97,7 +97,7 @@ class _Response:
     def set_status(self, status: int) -> None:
         """Sets the HTTP status, from 200 to 599."""
         if not 200 <= status <= 599:
-            raise ValueError(f"{status} is no status of an answer: say 200 to 599")
+            raise ValueError(f"{status} is not a status of an answer: say 200 to 599")
         self._status = status
 
     @property

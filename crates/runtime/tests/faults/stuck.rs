@@ -149,6 +149,8 @@ fn a_group_that_is_told_to_gives_up_on_a_rank_that_does_not_come() {
                    and what then";
         assert!(text.ends_with(end), "{text}");
     }
+    // Before it hears of the failure, it could still sum what the others had sent.
+    ranks.wait_for_event(3, "INFO group `default` failed", SOON);
     ranks.tell(3, "come");
     let event = ranks.wait_for_event(3, "raised ", SOON);
     assert!(event.text.contains("is alive and has not entered all_reduce"), "it hears why: {}", event.text);
