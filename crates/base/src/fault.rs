@@ -1,4 +1,4 @@
-//! What broke, before it is known for whom.
+//! What broke, before the operation that it broke is known.
 //!
 //! Everything below an operation reports a [`Fault`]. The crate that runs the operation turns it into its error, at the place
 //! where the operation, its arguments and the time are known. The message says what happened, the hint what to do about it.

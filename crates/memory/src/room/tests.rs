@@ -178,7 +178,7 @@ fn a_message_in_a_region_stays_readable_until_it_is_taken_and_a_later_one_is_not
     peer.add_region(lease.offset(), Arc::clone(region.readable())).unwrap();
     assert_eq!(read(&receiver).unwrap(), b"hello");
     peer.remove_region(lease.offset());
-    assert_eq!(read(&receiver).unwrap(), b"hello", "whoever has begun to read goes on");
+    assert_eq!(read(&receiver).unwrap(), b"hello", "a reader that has begun goes on");
     assert!(receiver.take(Lane::Collective));
     sender.outbox(Lane::Collective).post(&[1, 0, 0], message);
     assert_eq!(read(&receiver), None, "it is stale");

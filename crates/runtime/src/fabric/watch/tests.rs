@@ -19,7 +19,7 @@ fn the_name_of_the_socket_does_not_tell_the_id() {
     assert!(!names.contains(&id) && !names.contains(&id[..16]) && !names.contains(&id[16..]));
 }
 
-/// Two helpers that wait for each other to accept would wait for ever.
+/// Two helpers that wait for each other to accept would wait without end.
 #[test]
 fn a_peer_without_room_for_callers_does_not_stop_the_helper_and_is_dialled_again() {
     let fabric = fabric();

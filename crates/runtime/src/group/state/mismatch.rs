@@ -25,7 +25,7 @@ impl GroupState {
         !self.early_reports.is_empty() || self.comparison.is_some()
     }
 
-    /// Members with whom there is a way.
+    /// Members that this rank is connected with.
     pub(super) fn connected(&self) -> impl Iterator<Item = Rank> {
         let is_connected = |peer: &Arc<Peer>| peer.is_met() && peer.fate().is_none();
         let members = self.mesh.members().iter().enumerate();
