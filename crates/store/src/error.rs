@@ -67,11 +67,6 @@ impl Error {
     pub fn scene(&self) -> &Scene {
         &self.inner.0
     }
-
-    /// What failed, without where.
-    pub fn fault(&self) -> &Fault {
-        &self.inner.1
-    }
 }
 
 impl fmt::Display for Error {
