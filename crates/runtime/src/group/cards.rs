@@ -438,7 +438,7 @@ mod tests {
     }
 
     mod erased {
-        pub trait Json {
+        pub(super) trait Json {
             fn len(&self) -> usize;
         }
 
