@@ -41,8 +41,10 @@ use crate::wire::FabricId;
 /// How long a peer on this host has to show its memory before it is treated as one elsewhere.
 const MEETING_MAX: Duration = Duration::from_secs(10);
 
-/// How often a rank that waits for the end of a round looks whether rank 0 has begun another.
+/// When a rank that waits for the end of a round first looks whether rank 0 has begun another; then after twice as long each
+/// time, up to the second.
 const LOOK: Duration = Duration::from_millis(500);
+const LOOK_MAX: Duration = Duration::from_secs(5);
 
 /// What rank 0 writes once it has read all cards.
 #[derive(Debug, Serialize, Deserialize)]
@@ -307,11 +309,14 @@ impl Seeker<'_> {
     /// How a round ended; nothing if rank 0 has begun another without ending it.
     fn verdict(&self, number: u64) -> Result<Option<Verdict>, Fault> {
         let key = format!("hosts/{number}");
+        let mut look = LOOK;
         loop {
-            if self.left() <= LOOK {
+            if self.left() <= look {
                 return self.read(&key, &format!("found/{number}")).map(Some);
             }
-            match self.store.wait_for(&[self.key(&key)], LOOK) {
+            let waited = self.store.wait_for(&[self.key(&key)], look);
+            look = (2 * look).min(LOOK_MAX);
+            match waited {
                 Ok(()) => return self.read(&key, &format!("found/{number}")).map(Some),
                 Err(error) if !error.is_timeout() => return Err(store_fault(error)),
                 Err(_) if self.read::<u64>("table", "card")? != number => return Ok(None),
