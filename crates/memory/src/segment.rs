@@ -59,6 +59,10 @@ impl Mapping {
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
         // SAFETY: a new mapping at an address of the kernel's choice cannot touch memory of ours.
         let start = unsafe { rustix::mm::mmap(ptr::null_mut(), len, access, flags, file, 0) }?;
+        // A dump of a rank that crashed would go through every page of its own segment and of its peers', which are mostly
+        // holes; the rank would seem alive meanwhile. If the system refuses, only the dump is larger.
+        // SAFETY: it changes what a dump contains, and nothing of the mapping, which was just made.
+        let _ = unsafe { rustix::mm::madvise(start, len, rustix::mm::Advice::LinuxDontDump) };
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Mapping { start, len })
     }
@@ -410,6 +414,23 @@ impl PeerSegment {
 #[cfg(all(test, not(miri)))] // Miri has no memfd.
 mod tests {
     use super::*;
+
+    /// `dd` in a mapping's flags stands for "do not dump".
+    #[test]
+    fn a_segment_is_left_out_of_core_dumps() {
+        let segment = Segment::new(3 * PAGE).unwrap();
+        let address = segment.mapping.start().as_ptr() as usize;
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let is_it = |line: &&str| {
+            let range = line.split_whitespace().next().and_then(|range| range.split_once('-'));
+            let ends =
+                range.map(|(start, end)| (usize::from_str_radix(start, 16), usize::from_str_radix(end, 16)));
+            matches!(ends, Some((Ok(start), Ok(end))) if (start..end).contains(&address))
+        };
+        let flags =
+            maps.lines().skip_while(|line| !is_it(line)).find_map(|line| line.strip_prefix("VmFlags:"));
+        assert!(flags.unwrap().split_whitespace().any(|flag| flag == "dd"), "{flags:?}");
+    }
 
     #[test]
     fn blocks_do_not_overlap_and_freed_ones_are_found_again_and_clean() {

@@ -70,6 +70,19 @@ impl StoreCollectives {
         call.collect(vec![call.key.to_vec()]).map(|mut values| values.remove(0))
     }
 
+    /// Receives what one rank writes under `key` once it has seen `marks/<rank>` of every rank. If that takes too long, the
+    /// error names the ranks without such a key.
+    pub fn await_root(
+        &self,
+        key: impl AsRef<[u8]>,
+        marks: impl AsRef<[u8]>,
+        timeout: Duration,
+    ) -> Result<Value> {
+        let call = self.begin("gather", marks.as_ref(), timeout)?;
+        self.store.wait_for(&[key.as_ref()], timeout).map_err(|error| call.name_missing(error))?;
+        self.store.get(key)
+    }
+
     /// Sends this rank's `data` to the gathering rank.
     pub fn gather_send(
         &self,

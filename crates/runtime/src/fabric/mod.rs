@@ -1,4 +1,4 @@
-//! What a rank owns once, whatever groups it is in: its segment, its bell, its listening sockets, its peers, its engine, and
+//! What a rank owns once, whatever groups it is in (see `pool`): its segment, its bell, its listening sockets, its peers, its engine, and
 //! one helper thread (see `watch`).
 //!
 //! Two ranks of one host meet over an abstract Unix socket: whether that can be connected *is* what being on one host means
@@ -10,6 +10,7 @@
 
 mod early;
 mod peer;
+mod pool;
 mod progress;
 mod regions;
 mod silence;
@@ -105,7 +106,7 @@ struct Unclaimed {
 }
 
 /// How a fabric is made.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct FabricOptions {
     /// The address on which other hosts reach this rank.
     pub interface: Option<IpAddr>,
@@ -148,6 +149,8 @@ pub(crate) struct Fabric {
     socket_name: String,
     address: Option<SocketAddr>,
     peers: Mutex<HashMap<FabricId, Arc<Peer>>>,
+    /// Groups that this fabric has or had.
+    groups: Mutex<pool::Groups>,
     /// Connections that peers opened for a group, until that group asks for them.
     unclaimed: Mutex<HashMap<LinkId, Unclaimed>>,
     /// Notices about groups that this rank does not have.
@@ -277,6 +280,7 @@ impl Fabric {
             socket_name,
             address,
             peers: Mutex::default(),
+            groups: Mutex::default(),
             unclaimed: Mutex::default(),
             early: Mutex::default(),
             remains: Mutex::default(),

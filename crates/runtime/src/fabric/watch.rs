@@ -527,6 +527,13 @@ impl Watch {
 
     fn end(&mut self, peer: &Arc<Peer>, fate: Fate) {
         self.announced.lose(peer.id());
+        self.processes.retain(|_, (other, process)| {
+            let stays = other.id() != peer.id();
+            if !stays {
+                let _ = epoll::delete(&self.poll, process); // the end of its process adds nothing now
+            }
+            stays
+        });
         if peer.end(fate) {
             self.fabric.tell_news();
         }

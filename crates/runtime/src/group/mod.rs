@@ -3,12 +3,17 @@
 //! Each operation is checked here, on the caller's thread, turned into a [`Request`] and submitted; what it does is decided
 //! by a plan (see `planner`), how it is done by the engine. A call that makes no sense is refused before anything was sent.
 
+mod cards;
 mod coalesced;
 mod collectives;
 pub(crate) mod connect;
+mod cores;
+pub(crate) mod directory;
 pub(crate) mod from_environment;
 #[cfg(test)]
 mod hostile;
+#[cfg(test)]
+mod joining;
 mod messages;
 mod planner;
 mod point_to_point;
@@ -40,6 +45,7 @@ use crate::label::{Label, OpKind};
 use crate::recorder::{self, GroupRecord, Newcomer};
 use crate::transport::mesh::{Member, Mesh};
 use connect::Met;
+use cores::Crowd;
 pub use from_environment::Place;
 use planner::Planner;
 use state::GroupState;
@@ -77,6 +83,8 @@ pub struct Options {
     stuck_after: Option<Duration>,
     on_stuck: Option<StuckPolicy>,
     algorithms: Vec<(String, String)>,
+    /// A larger group looks up its ranks when they are needed; see `cards`.
+    contacts_max: usize,
 }
 
 impl Default for Options {
@@ -99,6 +107,7 @@ impl Options {
             stuck_after: None,
             on_stuck: None,
             algorithms: Vec::new(),
+            contacts_max: cards::FULL_MAX,
         }
     }
 
@@ -229,6 +238,8 @@ pub(crate) struct Inner {
     checks_numbers: bool,
     /// The worker server that the environment asked for lives as long as there is a group.
     control: crate::control::Lease,
+    directory: Option<Arc<directory::Directory>>,
+    crowd: Crowd,
 }
 
 impl Group {
@@ -318,7 +329,17 @@ impl Group {
         let room = connect::new_room(&fabric, size, id)?;
         let control = crate::control::start_if_asked(None, 0)?;
         let topology = Topology::new((0..size).collect());
-        let met = Met { fabric, id, room, members, topology, control, confirms_roots: false };
+        let met = Met {
+            fabric,
+            id,
+            room,
+            members,
+            directory: None,
+            topology,
+            control,
+            confirms_roots: false,
+            crowd: Crowd { is_crowded: false, kernels: vec![0; size].into() },
+        };
         Ok(Group::from_met(met, "unmet".into(), 0, Options::default(), Vec::new(), None))
     }
 
@@ -330,8 +351,7 @@ impl Group {
         forced: Vec<&'static Algorithm>,
         global_ranks: Option<Arc<[Rank]>>,
     ) -> Group {
-        let Met { fabric, id, room, members, topology, control, confirms_roots } = met;
-        let crowded = members.iter().filter(|member| member.near).count() > usable_cores();
+        let Met { fabric, id, room, members, directory, topology, control, confirms_roots, crowd } = met;
         let record = recorder::join(Newcomer {
             name: &name,
             rank,
@@ -341,10 +361,10 @@ impl Group {
             among_threads: members.iter().flat_map(|member| &member.peer).any(|peer| is_local(peer.id())),
         });
         tracing::info!("made group `{name}`: rank {rank} of {}, {}", members.len(), ways(&members, rank));
-        let mesh = Mesh::new(rank, id, Arc::clone(&fabric), room, members);
+        let mesh = Mesh::new(rank, id, Arc::clone(&fabric), room, members).with_directory(directory.clone());
         let planner = Planner::new(topology.clone(), rank, forced, confirms_roots);
         let state = GroupState::new(id, Arc::clone(&name), rank, mesh, planner, Arc::clone(&record));
-        let index = fabric.engine.add(state, crowded);
+        let index = fabric.engine.add(state, crowd.is_crowded);
         let children = AtomicU64::new(0);
         let checks_numbers = crate::environment::nan_check().unwrap_or(false); // refused when ranks met
         let inner = Inner {
@@ -359,6 +379,8 @@ impl Group {
             children,
             checks_numbers,
             control,
+            directory,
+            crowd,
         };
         Group { inner: Arc::new(inner), timeout: None, background: false }
     }

@@ -85,7 +85,17 @@ impl Group {
         let name: Arc<str> = options.name.as_str().into();
         let (fabric, control) = (inner.fabric.clone(), inner.control.clone());
         let confirms_roots = ranks.iter().all(|rank| rooms[*rank][2] == 1);
-        let met = Met { fabric, id, room, members, topology, control, confirms_roots };
+        let met = Met {
+            fabric,
+            id,
+            room,
+            members,
+            directory: inner.directory.clone(),
+            topology,
+            control,
+            confirms_roots,
+            crowd: inner.crowd.among(ranks, place),
+        };
         let global_ranks = inner.record.global_ranks_of(ranks);
         Ok(Some(Group::from_met(met, name, place, options, forced, global_ranks)))
     }

@@ -21,6 +21,7 @@ use tenfold_plan::Rank;
 
 use crate::fabric::{Fabric, Peer};
 use crate::fault::{ErrorKind, Fault};
+use crate::group::directory::Directory;
 use crate::label::{Label, is_same_call};
 use crate::transport::tcp::{TcpIn, Unexpected};
 use crate::transport::{Stage, Transport};
@@ -41,7 +42,7 @@ pub(crate) struct Lost {
 /// A member of the group as its links need to know it.
 #[derive(Clone, Debug)]
 pub(crate) struct Member {
-    /// Nothing for this rank itself.
+    /// Nothing for this rank itself, and for a rank of a large group that was not needed yet.
     pub peer: Option<Arc<Peer>>,
     /// Shares memory with this rank.
     pub near: bool,
@@ -57,6 +58,8 @@ pub(crate) struct Mesh {
     key: u32,
     fabric: Arc<Fabric>,
     members: Vec<Member>,
+    /// Finds members that are not known yet.
+    directory: Option<Arc<Directory>>,
     room: Arc<Room>,
     routes: Vec<Route>,
     /// Peers on other hosts with bytes that their socket did not take yet.
@@ -102,6 +105,7 @@ impl Mesh {
             fabric,
             routes: members.iter().map(|_| Route::Unknown).collect(),
             members,
+            directory: None,
             room,
             unwritten: Vec::new(),
             streams,
@@ -116,6 +120,10 @@ impl Mesh {
             withdrawn: None,
             sleeping_on: Vec::new(),
         }
+    }
+
+    pub(crate) fn with_directory(self, directory: Option<Arc<Directory>>) -> Self {
+        Mesh { directory, ..self }
     }
 
     pub(crate) fn members(&self) -> &[Member] {
@@ -148,6 +156,9 @@ impl Mesh {
         if !matches!(self.routes[to], Route::Unknown) {
             return Ok(());
         }
+        if self.members[to].peer.is_none() && !self.look_up(to)? {
+            return Ok(());
+        }
         let member = &self.members[to];
         let Some(peer) = &member.peer else {
             return Err(Fault::argument(format!("rank {to} is this rank itself")).peer(to));
@@ -175,6 +186,15 @@ impl Mesh {
         };
         self.routes[to] = Route::Near(Box::new(near));
         Ok(())
+    }
+
+    /// Finds out how to reach `to`, a rank of a large group; false if that is not known yet.
+    #[cold]
+    fn look_up(&mut self, to: Rank) -> Result<bool, Fault> {
+        let Some(directory) = self.directory.as_ref().filter(|_| to != self.rank) else { return Ok(true) };
+        let Some(found) = directory.poll(&self.fabric, to)? else { return Ok(false) };
+        self.members[to].peer = Some(found);
+        Ok(true)
     }
 
     #[inline]

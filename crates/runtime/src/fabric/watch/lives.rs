@@ -123,7 +123,13 @@ impl Watch {
     }
 
     pub(super) fn watch_near(&mut self, now: Instant, away: bool) {
-        let peers: Vec<Arc<Peer>> = lock(&self.fabric.peers).values().cloned().collect();
+        let peers: Vec<Arc<Peer>> = {
+            let mut peers = lock(&self.fabric.peers);
+            // Of a process that has ended, nothing is left to see; groups that had it keep it.
+            peers.retain(|_, peer| peer.fate().is_none() || Arc::strong_count(peer) > 1);
+            self.pulses.retain(|id, _| peers.contains_key(id));
+            peers.values().cloned().collect()
+        };
         let mut boards: Option<HashMap<FabricId, u64>> = None;
         for peer in peers {
             let Some(last) = peer.pulse() else { continue };
