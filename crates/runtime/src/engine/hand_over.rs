@@ -116,7 +116,7 @@ fn with_a_peer(groups: usize, body: impl Fn(&mut Scene<'_>) + Sync) {
             let (ordered, sends) = rank_1.lock().unwrap().take().expect("there is one rank 1");
             for index in ordered {
                 let work = groups[index].start_send(Buffer::zeros(DType::U8, 1).lend(), 0, Tag(0))?;
-                sends.send(()).unwrap();
+                let _ = sends.send(()); // an error if the message has arrived and rank 0 has finished
                 work.wait()?;
             }
         }
