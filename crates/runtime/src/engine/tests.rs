@@ -22,8 +22,8 @@ fn a_group_with_more_ranks_than_cores_makes_ranks_yield_only_as_long_as_it_exist
     outcome.unwrap();
 }
 
-/// Several threads of rank 0 wait at once; each must be woken by whichever thread completes its operation. Sleepers look
-/// around by themselves only after an hour, so a lost wake-up is a timeout.
+/// Several threads of rank 0 wait at the same time. Each must be woken by the thread that completes its operation. Sleepers
+/// wake up by themselves only after an hour, so a lost wake-up is a timeout.
 #[test]
 fn every_waiter_whose_operation_another_thread_completes_is_woken() {
     const WAITERS: usize = 4;
