@@ -90,6 +90,22 @@ pub(crate) enum Urgency {
     Background,
 }
 
+impl Urgency {
+    /// How often an operation is polled before it is put into the queue, of `quick` turns for a short one. What is called after
+    /// others that are pending cannot be over before them.
+    #[inline]
+    fn turns(self, was_busy: bool, quick: u32) -> u32 {
+        if was_busy || self != Urgency::Quick { 0 } else { quick }
+    }
+
+    /// When the helper looks at an operation that is pending when its call returns. A caller that starts a second operation
+    /// before it waits for the first has other things to do.
+    #[inline]
+    fn helper_looks(self, was_busy: bool) -> When {
+        if was_busy || self == Urgency::Background { When::Soon } else { When::Later }
+    }
+}
+
 /// How often a short operation may be polled before its call returns.
 pub(crate) struct Looks<'a> {
     pub turns: u32,
@@ -317,13 +333,11 @@ impl Engine {
             return Err(fault.clone());
         }
         let was_busy = group.is_busy() || group.is_doubtful();
-        let turns = if was_busy || urgency != Urgency::Quick { 0 } else { patience.quick_turns() };
+        let turns = urgency.turns(was_busy, patience.quick_turns());
         let result = start(group, Looks { turns, crowd: &self.crowd });
         if group.is_busy() {
             group.poll(fabric, to_tell);
-            // A caller that starts a second operation before it waits for the first has other things to do.
-            let when = if was_busy || urgency == Urgency::Background { When::Soon } else { When::Later };
-            self.leave_under_way(state, fabric, index, when);
+            self.leave_under_way(state, fabric, index, urgency.helper_looks(was_busy));
         }
         Ok(result)
     }

@@ -8,7 +8,7 @@ use super::super::trouble::comparison::Ranks;
 use super::notices::{Notice, encode};
 use super::*;
 use crate::OpKind;
-use crate::engine::GroupIndex;
+use crate::engine::{GroupIndex, Urgency};
 use crate::fabric::Bell;
 use crate::recorder::{CallSite, Site, Sizes};
 
@@ -279,4 +279,37 @@ fn an_engine_that_fails_a_group_ends_its_operations_and_reports_the_failure() {
     assert_eq!(told[0].0, [scene.fabrics[1].id()]);
     assert!(matches!(read(&told[0].1), Notice::Failed { rank: 0, .. }));
     fabric.engine.remove(index);
+}
+
+#[test]
+fn a_short_call_is_polled_unless_the_group_is_busy_or_ranks_disagree() {
+    let turns = |prepare: fn(&mut Scripted)| {
+        let mut scene = Scripted::near(2);
+        prepare(&mut scene);
+        let index = move_into_engine(&mut scene);
+        let fabric = &scene.fabrics[0];
+        let turns = fabric.engine.submit(fabric, index, Urgency::Quick, |_, looks| looks.turns).unwrap();
+        fabric.engine.remove(index);
+        turns
+    };
+    assert!(turns(|_| {}) > 0);
+    assert_eq!(turns(|scene| drop(scene.barrier(0))), 0, "a collective is pending");
+    let disagree = |scene: &mut Scripted| scene.hear(0, &called(said(1, 7, Some(head(OpKind::Barrier, 7)))));
+    assert_eq!(turns(disagree), 0, "ranks disagree about a later call");
+}
+
+#[test]
+fn a_thread_that_stopped_waiting_is_not_woken_by_peers() {
+    let mut scene = Scripted::near(2);
+    let (_, work) = scene.receive(0, 4, Some(1), 5);
+    let sent = scene.send(1, &[7; 4], 0, 5);
+    let index = move_into_engine(&mut scene);
+    assert!(work.wait_for(SECOND / 20).is_err(), "rank 1 has not been polled");
+    let Scripted { fabrics, ranks, finished } = &mut scene;
+    ranks[0].poll(&fabrics[1], finished);
+    assert!(!is_rung(&fabrics[0].bell));
+    assert!(work.succeeded());
+    ranks[0].poll(&fabrics[1], finished);
+    assert!(sent.succeeded());
+    fabrics[0].engine.remove(index);
 }
