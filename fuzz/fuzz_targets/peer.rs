@@ -35,7 +35,7 @@ fn hellos(data: &[u8]) {
     for length in 0..data.len().min(HELLO) {
         match hello(&data[..length]) {
             Ok(None) => {}
-            Ok(Some(_)) => panic!("{length} bytes are no hello"),
+            Ok(Some(_)) => panic!("{length} bytes are not a hello"),
             Err(why) => assert_eq!(whole, Err(why).map_err(|why| longer(&whole, why))),
         }
     }

@@ -1,7 +1,7 @@
 //! Commands of several clients, as decoded from any bytes, applied to a table of small limits.
 //!
-//! Never panics; answers only clients that are there, and each wait at most once; stays within its limits; and when
-//! everybody has left and everything is deleted, it holds nothing.
+//! The table never panics. It answers only clients that are connected, and each wait at most once. It stays within its limits.
+//! When all clients have left and all keys are deleted, it holds nothing.
 
 #![no_main]
 
@@ -73,7 +73,7 @@ fuzz_target!(|data: &[u8]| {
             }
             Command::Info => {
                 assert_eq!(table.waiters().len(), waiting.len());
-                unread.clear(); // everybody reads
+                unread.clear(); // all clients read
                 table.sweep();
             }
             Command::Validate { .. } | Command::Ping { .. } => {}
@@ -106,7 +106,7 @@ fuzz_target!(|data: &[u8]| {
     assert_eq!((table.keys(), table.queue_items(), table.bytes()), (0, 0, 0));
 });
 
-/// Notes whose wait ended: an unasked-for answer to somebody who does not wait is a mistake.
+/// Notes which waits ended. An answer to a client that does not wait and has not asked is a mistake.
 fn hand_out(
     waiting: &mut HashSet<ClientId>,
     asker: Option<(ClientId, Operation)>,
@@ -115,7 +115,7 @@ fn hand_out(
 ) {
     for (client, response) in replies {
         match asker {
-            // A wait that is over at once is answered beside one that is pending, and does not end it.
+            // A wait that is over immediately is answered beside one that is pending, and does not end it.
             Some((asker, Operation::Wait)) if client == asker => {}
             // Its own write may have ended its own wait.
             Some((asker, _)) if client == asker && response != Response::Ready => {}

@@ -22,7 +22,7 @@ FAILURES_MAX = 20
 
 
 def run_again(runner: Runner, report: Report, flaky: Path | None) -> bool:
-    """Runs the failed tests again; did each of them pass at last?"""
+    """Runs the failed tests again. Returns whether each of them passed in the end."""
     failed = []
     for test in report.failures():
         for attempt in range(2, TRIES_MAX + 1):

@@ -1,7 +1,7 @@
 """A real browser, driven over WebDriver: Debian's Chromium and its driver, by plain HTTP and JSON.
 
 No package is needed for that, neither Python's nor Node's. The browser is headless, has a profile of its own
-that is thrown away, and is told not to phone home. Waiting is on a condition in the page, never for a time.
+that is deleted, and does not contact its vendor. Tests wait for a condition in the page, never for a time.
 
 `./test` installs both (Debian: chromium, chromium-driver).
 """

@@ -107,7 +107,7 @@ def _python_default(parameter: inspect.Parameter) -> str:
         return NEW_OPTIONS if parameter.name == "opts" else "..."
     if parameter.name == "timeout" and value is None:
         return GROUPS_TIMEOUT
-    # Python's defaults are shared between calls, so ours are those that nobody can change.
+    # Python's defaults are shared between calls, so ours are immutable.
     if isinstance(value, tuple | MappingProxyType) and not value:
         return "[]" if isinstance(value, tuple) else "{}"
     return repr(value)

@@ -92,7 +92,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session")
 def start_server(pytestconfig: pytest.Config) -> Iterator[Callable[[Path], TenfoldServer | TorchServer]]:
     if pytestconfig.getoption("--server") == "tenfold":
-        # A test is over before its clients are gone: nobody is to be waited for.
+        # A test is over before its clients have disconnected: the server must not wait for them.
         yield lambda folder: TenfoldServer(folder / "server.log", "--drain", "0s")
     else:
         servers = TorchServers()
@@ -102,7 +102,7 @@ def start_server(pytestconfig: pytest.Config) -> Iterator[Callable[[Path], Tenfo
 
 @pytest.fixture
 def server(start_server: Callable, tmp_path: Path) -> Iterator[Address]:
-    """The address of a server that nobody has used."""
+    """The address of a new server."""
     running = start_server(tmp_path)
     yield running.address
     running.stop()

@@ -1,4 +1,4 @@
-"""A dashboard with made-up facts: as many ranks, waiters and clients as whoever works on the page asks for.
+"""A dashboard with made-up facts, with any number of ranks, waiters and clients.
 
 It serves the page of this checkout, and the API as it is documented, so that the page can be tried without
 building anything and with jobs that no single machine can run:

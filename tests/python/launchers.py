@@ -116,7 +116,7 @@ class Launcher(Spoken):
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that was free a moment ago: all nodes have to be told the same one before the first starts."""
+    """A port that was free a moment ago: all nodes must be given the same one before the first starts."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return probe.getsockname()[1]

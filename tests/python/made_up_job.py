@@ -1,4 +1,4 @@
-"""A job that is only written down: what launchers and ranks leave in a store, with nobody behind it.
+"""A made-up job: what launchers and ranks leave in a store, without launchers and ranks.
 
 The store, its connections and its waiters are real, so a dashboard shows such a job as it would any other, in
 any state one likes: with a rank that never joins, or one that was stopped.
@@ -19,7 +19,7 @@ PATIENCE = 100.0  # reached only when a test fails
 
 
 class Wire:
-    """A client of the store that says only what it is told, and knows its own address."""
+    """A client of the store that sends only what the test says, and knows its own address."""
 
     def __init__(self, server: Address) -> None:
         self.socket = socket.create_connection((server.host, server.port), timeout=PATIENCE)

@@ -20,8 +20,8 @@ from torch.distributed import ReduceOp
 def run_cases(me: Rank, names: list[str]) -> dict[str, Any]:
     """Runs on every rank: {name: {"returned": value} or {"raised": text}}.
 
-    A case that fails on any rank gets everybody a new group, so that each case can fail only for itself. The
-    ranks tell each other through the store, which has no part in what is tested.
+    After a case that fails on any rank, all ranks make a new group, so that each case can fail only for
+    itself. The ranks tell each other through the store, which has no part in what is tested.
     """
     results = {}
     for name in names:

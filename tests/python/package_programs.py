@@ -31,7 +31,7 @@ class Waiting:
         deadline = time.monotonic() + PATIENCE
         while status.read_text().rpartition(")")[2].split()[0] != "S":
             assert time.monotonic() < deadline, "it does not wait"
-            time.sleep(0.001)  # the kernel tells nobody
+            time.sleep(0.001)  # the kernel has no event for this
 
     def interrupt(self) -> str:
         """Sends Ctrl-C; what it says until its end, which is soon and good."""

@@ -1,4 +1,4 @@
-"""Runs several programs at once, ends them all in time, and shows what they said if any failed."""
+"""Runs several programs at the same time, ends them all in time, and shows their output if any failed."""
 
 import os
 import signal
@@ -75,6 +75,6 @@ def end_family(process: subprocess.Popen | WarmProcess) -> None:
     if isinstance(process, WarmProcess):
         process.end()
         return
-    with suppress(ProcessLookupError):  # nobody left
+    with suppress(ProcessLookupError):  # no process is left
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -47,7 +47,7 @@ class Rank:
         self.store.wait([f"told/{each}" for each in what])
 
     def join(self) -> None:
-        """Makes the default group, anew if there was one."""
+        """Makes the default group, again if there was one."""
         if dist.is_initialized():
             dist.destroy_process_group()
         self.groups += 1
@@ -65,7 +65,7 @@ class Outcome:
     """What became of one rank."""
 
     rank: int
-    code: int | None  # its exit code, minus the signal that killed it; None if its time was up
+    code: int | None  # its exit code, minus the signal that killed it; None if it timed out
     said: str
     report: dict[str, Any]  # empty if it did not live to write it
 
@@ -86,7 +86,7 @@ class Outcome:
         return name in self.report["raised"]
 
     def story(self) -> str:
-        fate = "was killed when its time was up" if self.code is None else f"ended with {self.code}"
+        fate = "timed out and was killed" if self.code is None else f"ended with {self.code}"
         ended = self.report.get("traceback", f"its report is {self.report}")
         return f"rank {self.rank} {fate}; {ended}\nit said:\n{self.said}"
 

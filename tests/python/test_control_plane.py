@@ -366,7 +366,7 @@ import tenfold
 
 server = tenfold.c10d._WorkerServer(sys.argv[1])
 tenfold.c10d._register_handler("mine", lambda request, response: None)
-sys.setswitchinterval(1000.0)  # so that nobody gets the lock between these two, which do not let go of it
+sys.setswitchinterval(1000.0)  # so that no other thread gets the lock between these two calls
 libc = ctypes.PyDLL(None)
 libc.write(1, b"ready\\n", 6)
 libc.pause()

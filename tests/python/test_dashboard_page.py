@@ -205,7 +205,7 @@ def test_a_value_is_shown_on_request_and_only_if_the_server_allows_it(browser, s
         client.ping()
         look(browser, server.url)
         browser.until("document.querySelectorAll('.show-value').length === 2")
-        assert not any("api/value" in url for url in browser.requested()), "nobody asked for a value yet"
+        assert not any("api/value" in url for url in browser.requested()), "no value was asked for yet"
         browser.click("[aria-label='show the value of /color']")
         browser.until("document.querySelector('#value[open] #value-text')?.innerText === 'blue'")
         assert browser.run("return document.querySelector('#value-note').innerText") == "4 B, as text"
@@ -253,7 +253,7 @@ def test_keys_are_looked_into_prefix_by_prefix_and_back(browser, serve):
         browser.until(f"{names} === '0/ 1/ 2/ world'")
         browser.click("#crumbs button")
         browser.until(f"/other/.test({names})")
-        # A name that is no text can be looked into as well.
+        # A name that is not text can be opened as well.
         last = "[...document.querySelectorAll('#keys-table tbody tr button')].at(-1)"
         browser.run(f"{last}.click()")
         browser.until(f"{names} === 'a'")
@@ -380,7 +380,7 @@ def test_a_thousand_waiters_and_five_thousand_keys_are_a_bounded_number_of_rows(
             client.wait_for(f"never/{number}")
         look(browser, server.url)
         browser.until("document.querySelectorAll('#waiting-table tbody tr').length === 20")
-        browser.run("document.querySelector('#keys').scrollIntoView()")  # what nobody sees is not asked for
+        browser.run("document.querySelector('#keys').scrollIntoView()")  # what is hidden is not asked for
         browser.until("document.querySelectorAll('#keys-table tbody tr').length === 100")
         assert browser.run("return document.querySelector('#waiting-count').innerText") == "1,000 clients"
         browser.run("document.querySelector('#clients').open = true")
@@ -422,7 +422,7 @@ def test_with_five_thousand_clients_and_a_hundred_thousand_keys_it_goes_on_under
         clients[0].ping()
         load.start()
         look(browser, server.url)
-        browser.run("document.querySelector('#keys').scrollIntoView()")  # what nobody sees is not asked for
+        browser.run("document.querySelector('#keys').scrollIntoView()")  # what is hidden is not asked for
         browser.until("/^100,000,/.test(document.querySelector('#keys-count').innerText)")
         browser.run("document.querySelector('#clients').open = true")
         browser.run("document.querySelector('#clients').scrollIntoView()")

@@ -151,7 +151,7 @@ def test_a_rank_that_hangs_in_backward_is_named_when_the_time_is_up(world: int, 
     assert any("TimeoutError" in classes for classes, _ in errors), errors
     assert any("did not answer for" in text for _, text in errors), errors
     # It may have all that it needs of the others to end this one backward; then it hears of it in the next.
-    assert victim.returned[1][0], "it went on as if nobody had given up"
+    assert victim.returned[1][0], "it continued as if no rank had given up"
 
 
 def leave_before_backward(me: Rank) -> Any:
@@ -191,7 +191,7 @@ def go_on_in_the_group(me: Rank) -> Any:
 def test_an_exception_in_one_ranks_backward_fails_the_others_and_a_new_model_trains_on(
     ranks: RankServer,
 ) -> None:
-    """What PyTorch's does instead: the other rank waits in backward until its time is up."""
+    """What PyTorch's does instead: the other rank waits in backward until it times out."""
     first, second = ranks.run(go_on_in_the_group, timeout=30)
     assert "a mistake in backward" in second.returned[0][1]
     assert "rank 1" in first.returned[0][1], first.returned

@@ -106,7 +106,7 @@ SIZE = 3
 
 @pytest.fixture(scope="module", params=["numpy", "torch"])
 def told_in_detail(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What each rank was told in each scene of detail_rank.py."""
+    """What each rank reported in each scene of detail_rank.py."""
     folder = tmp_path_factory.mktemp(request.param)
     level = {
         "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
@@ -316,9 +316,9 @@ def test_a_recorder_hook_says_who_the_members_are() -> None:
 
 
 def wrapped(shapes: list[tuple[int, ...]], before: int = 0) -> list[str]:
-    """What two ranks are told that reduce tensors of such shapes in a backend that checks nothing.
+    """What two ranks report that reduce tensors of such shapes in a backend that checks nothing.
 
-    As many tensors as `before` says precede it, which are the same on both.
+    Before that, they reduce `before` tensors of the same shape.
     """
 
     class Careless(tenfold.c10d.Backend):

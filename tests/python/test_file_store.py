@@ -216,7 +216,7 @@ def test_the_file_stays_until_every_rank_has_come(path):
 
 
 def test_a_record_that_pytorch_tore_is_passed_over_and_cut_off(path):
-    """Stock PyTorch would spin here for ever."""
+    """Stock PyTorch would spin here without end."""
     torch_store = stock(path)
     torch_store.set("k", "v")
     with Tenfold(path) as tenfold:

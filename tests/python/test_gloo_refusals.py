@@ -436,7 +436,7 @@ STORE_MISUSES: dict[str, tuple[Callable[[Any, Path], Any], str]] = {
         lambda library, _: where_no_server_is(library),
         r"The client socket has timed out after 1000ms while trying to connect to \(127.0.0.1, \d+\)",
     ),
-    "wait for clients that do not come": (
+    "wait for clients that do not join": (
         lambda library, _: library.TCPStore("127.0.0.1", 0, 2, is_master=True, timeout=timedelta(seconds=1)),
         r"Timed out after \d+ seconds waiting for clients. 1/2 clients joined.",
     ),

@@ -1,8 +1,8 @@
 """Jobs on tenfold that hang or fail on purpose: their dumps, read by `tenfold trace` and PyTorch's analyser.
 
-Every case is played by real processes twice: with `tenfold.init` on arrays, and through PyTorch. Nobody asks
-for the dumps but in the scene `asked`: they are left when a group fails, also by a rank that sleeps or
-computes, because its peers tell it.
+Real processes run every case twice: with `tenfold.init` on arrays, and through PyTorch. Only the scene
+`asked` asks for the dumps. In the others, ranks write them when a group fails, also a rank that sleeps or
+computes, because its peers report the failure to it.
 """
 
 import os
@@ -95,7 +95,7 @@ LANGUAGES = ["arrays", "torch"]
 
 @pytest.fixture(scope="module")
 def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All of them at once."""
+    """All of them, run at the same time."""
     folder = tmp_path_factory.mktemp("scenes")
     titles = [f"{language}/{name}" for language in LANGUAGES for name in SAID]
     run_together([python("hang_scenes.py", folder, *titles)], folder, [ENVIRONMENT])
@@ -103,9 +103,10 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def without_notes(said: str) -> str:
-    """On a machine that is busy a rank may come late to the warm-up, which is told and no matter here.
+    """Removes what differs between runs.
 
-    Nor are the words of the error, which any rank may have been the first to know.
+    On a busy machine a rank may be late for the warm-up, which is reported. Any rank may be the first to
+    report the error, so its text differs, too.
     """
     said = re.sub(r"^! .*\n(    .*\n)*", "", said, flags=re.MULTILINE)
     return re.sub(r"^    rank \d's error: .*\n", "", said, flags=re.MULTILINE)
@@ -210,7 +211,7 @@ def test_the_page_about_hangs_can_be_typed(tmp_path: Path) -> None:
     (job / "tenfold").symlink_to(tenfold_binary())
     blocks = dict(re.findall(r"<!-- test: (\w+).*? -->\n```console\n\$ (.*?)```", page, re.DOTALL))
     answer, expected = blocks["answers"].split("\n", 1)
-    # By its whole path, so that only ranks of this job are asked, whoever else runs the same.
+    # By its whole path, so that only ranks of this job are asked, and no job that runs the same program.
     start, ask = (blocks[name].replace("hangs.py", f"{job}/hangs.py") for name in ("hangs", "asks"))
     environment = {"PATH": f"{job}:{os.environ['PATH']}", "PYTHON_EXEC": sys.executable}
     command = ("bash", "-c", f"cd {job} && {start}")

@@ -1,4 +1,4 @@
-"""What `./test` does with tests that fail: they run again, and nobody overlooks that they had to."""
+"""What `./test` does with tests that fail: they run again, and the output says that they had to."""
 
 import importlib
 import os

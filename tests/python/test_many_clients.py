@@ -1,4 +1,4 @@
-"""Hundreds of clients at once: nothing is lost, nothing is counted twice, everybody passes."""
+"""Hundreds of clients at the same time: nothing is lost, nothing is counted twice, all clients pass."""
 
 from concurrent.futures import ThreadPoolExecutor
 

@@ -28,7 +28,7 @@ def test_ranks_of_pytorch_and_of_tenfold_share_a_store(kind, host, tmp_path):
         ],
         tmp_path,
     )
-    assert not (tmp_path / "store").exists(), "the last to leave removes the file, whoever it is"
+    assert not (tmp_path / "store").exists(), "the last rank that leaves removes the file"
 
 
 @pytest.mark.parametrize("backend", ["gloo", "tenfold"])

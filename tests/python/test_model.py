@@ -82,7 +82,7 @@ class Model:
         return sorted(self.map)
 
     def barrier(self, key, world_size):
-        """Nobody else comes, so more than one more is never enough."""
+        """There are no other clients, so a barrier for more than one more client is never complete."""
         count = self.add(key, 1)
         return CLOSED if count == CLOSED else None if count >= world_size else ABSENT
 
@@ -138,7 +138,7 @@ class Reality:
                 [self.folder + key for key in first] if isinstance(first, list) else self.folder + first
             )
             arguments = (prefixed, *rest)
-        # An answer takes its time even if it is on the way: give up at once only where there will be none.
+        # An answer takes some time even if the value exists, so the timeout is zero only if none is expected.
         self.store.set_timeout(timedelta(milliseconds=0 if times_out else 30_000))
         try:
             answer = getattr(self.store, name)(*arguments)

@@ -209,7 +209,7 @@ def test_a_store_that_cannot_be_opened_is_an_error_in_time(tmp_path):
     with pytest.raises(torch_dist.DistNetworkError, match=r"127\.0\.0\.1:1"):
         _tenfold.TCPStore("127.0.0.1", 1, timeout=SHORT)
     with pytest.raises(torch_dist.DistStoreError, match="No such file or directory"):
-        _tenfold.FileStore(tmp_path / "missing" / "store")  # PyTorch's tries for 300 s, and nobody else runs
+        _tenfold.FileStore(tmp_path / "missing" / "store")  # PyTorch's tries for 300 s and blocks all threads
 
 
 def test_a_tcp_store_tells_where_its_server_is():

@@ -110,7 +110,7 @@ def test_a_quantized_tensor_arrives_or_is_refused_by_the_dispatcher(
 
 @pytest.mark.parametrize("dtype", PACKED)
 def test_a_packed_tensor_is_refused(dtype: str, our_movements: Results) -> None:
-    """Its storage is shorter than its elements say, so that whoever believes them writes past its end."""
+    """Its storage is shorter than its number of elements: code that trusts the number writes past its end."""
     for rank in range(WORLD):
         for name in MOVEMENTS:
             result = our_movements[rank][dtype][name]

@@ -1,7 +1,7 @@
 """Wrong tensors and wrong arguments: an exception of the class PyTorch raises, which names the argument.
 
-All are refused by the rank that is given them, before anybody else hears of it, so one job tries every one of
-them in one group, which has to work still after each.
+Each is refused by the rank that gets it, before any other rank is involved. So one job tries all of them in
+one group, which must still work after each.
 """
 
 from collections.abc import Callable

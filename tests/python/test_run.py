@@ -16,8 +16,8 @@ from torch import Tensor
 DDP = ROOT / "examples" / "ddp.py"
 ELASTIC = PROGRAMS / "elastic.py"
 PYTHON = ("--python", sys.executable)
-# So that nobody waits for latecomers for long, and a node that is gone is noticed soon; but not so soon that
-# one whose processor is taken by others for a few seconds counts as gone.
+# So that nodes do not wait long for stragglers, and a dead node is noticed soon; but not so soon that a node
+# whose processor is busy with other things for a few seconds counts as dead.
 QUICK = "last_call_timeout=1,keep_alive_interval=0.2,keep_alive_max_attempt=50,join_timeout=600"
 
 BACKENDS = pytest.mark.parametrize("backend", ["gloo", "tenfold"])

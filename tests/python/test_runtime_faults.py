@@ -114,7 +114,7 @@ def test_the_same_is_known_on_another_host(hosts: list[Host], tmp_path: Path) ->
 
 @contextmanager
 def cut(hosts: list[Host]) -> Iterator[None]:  # noqa: F811
-    """No packet reaches a host, and no host is told. ARP passes: the network is broken in the middle."""
+    """No packet reaches a host; no host gets an error. ARP passes: the network is broken in the middle."""
     rules = (
         "table netdev cut {\nchain arriving {\ntype filter hook ingress device eth0 priority 0\n"
         "meta protocol ip drop\n}\n}\n"

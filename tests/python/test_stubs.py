@@ -10,7 +10,7 @@ import tenfold
 
 
 def run_mypy_tool(module: str, *arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    # mypy looks into the installed packages by itself, and refuses to be told of them.
+    # mypy looks into the installed packages by itself, and refuses them in MYPYPATH.
     package = str(Path(tenfold.__file__).parents[1])
     environment = os.environ | ({} if package in site.getsitepackages() else {"MYPYPATH": package})
     return subprocess.run(

@@ -30,7 +30,7 @@ SCENES = [
 
 @pytest.fixture(scope="module")
 def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Dumps of jobs that did this and that; all are run at once, by one program."""
+    """Dumps of jobs that did this and that. One program runs all of them at the same time."""
     folder = tmp_path_factory.mktemp("scenes")
     run_together([python("trace_scenes.py", folder, *SCENES)], folder, [ENVIRONMENT])
     return folder

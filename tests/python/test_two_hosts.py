@@ -14,7 +14,7 @@ import pytest
 from processes import python, run_together
 from servers import PROGRAMS, tenfold_binary
 
-PORT = 29400  # free in a namespace that nobody else has
+PORT = 29400  # free in a namespace of its own
 PATIENCE = 110.0
 INTERFACES = ("TENFOLD_INTERFACE", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 

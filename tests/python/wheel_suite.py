@@ -86,7 +86,7 @@ def run_suite(backend: str, ranks: int, only: str, limit: float) -> Run:
 
 
 class Answers:
-    """The lines that the program writes: the names of the tests at once, the results one by one."""
+    """The lines that the program writes: first the names of all tests, then the results one by one."""
 
     def __init__(self, program: subprocess.Popen) -> None:
         self._lines = program.stdout

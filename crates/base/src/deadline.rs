@@ -15,7 +15,7 @@ pub struct Deadline {
 }
 
 impl Deadline {
-    /// `limit` from now. A limit too long for the clock is no limit.
+    /// `limit` from now. If the limit is too long for the clock, there is no deadline.
     pub fn after(limit: Duration) -> Self {
         let start = Instant::now();
         Deadline { start, limit: start.checked_add(limit).map(|_| limit) }

@@ -27,7 +27,7 @@ pub enum ErrorKind {
     Io,
     /// A limit with a name was reached.
     Limit,
-    /// The connection to a store is gone: the server died, or it closed the connection.
+    /// The connection to a store was lost: the server died, or it closed the connection.
     Lost,
     /// Ranks called different things.
     Mismatch,
@@ -43,7 +43,7 @@ pub enum ErrorKind {
     QueueEmpty,
     /// The store of a group failed.
     Store,
-    /// The time is up.
+    /// The operation timed out.
     Timeout,
     /// This store cannot do that.
     Unsupported,
@@ -89,7 +89,7 @@ impl Fault {
         Fault::new(ErrorKind::Io, format!("{what}: {error}")).source(error)
     }
 
-    /// The time is up.
+    /// A fault of the kind [`Timeout`](ErrorKind::Timeout).
     #[cold]
     pub fn timeout(message: impl Into<String>) -> Self {
         Fault::new(ErrorKind::Timeout, message)

@@ -1,8 +1,8 @@
 //! Memory that a tensor lends to one operation, and tensors of our own.
 //!
-//! A [`BufferView`] is contiguous memory that nobody else touches until the view is dropped. It comes from a [`Buffer`]
-//! (ours, private or in the shared segment), from a slice that is borrowed for the length of a call (see [`lend`](crate::lend)),
-//! or from memory of somebody else, such as PyTorch, by `from_raw`.
+//! A [`BufferView`] is contiguous memory that no other code reads or writes until the view is dropped. It comes from a
+//! [`Buffer`] (ours, private or in the shared segment), from a slice that is borrowed for the length of a call (see
+//! [`lend`](crate::lend)), or, by `from_raw`, from memory of another library such as PyTorch.
 
 use std::any::Any;
 use std::fmt;
@@ -59,8 +59,8 @@ unsafe impl Send for BufferView {}
 
 impl BufferView {
     /// # Safety
-    /// `start` is valid for reads and writes of `elements` elements of `dtype` until `owner` is dropped, and nobody else
-    /// writes to them, or reads what this view writes, until this view is dropped.
+    /// `start` is valid for reads and writes of `elements` elements of `dtype` until `owner` is dropped. Until this view is
+    /// dropped, no other code writes to them or reads what this view writes.
     pub unsafe fn from_raw(
         start: NonNull<u8>,
         elements: usize,
@@ -321,7 +321,7 @@ impl Buffer {
         rustix::fs::fcntl_add_seals(&file, SealFlags::SEAL)?; // there are to be no others
         let mapping = Arc::new(Mapping::new(&file, len, ProtFlags::READ | ProtFlags::WRITE)?);
         let start = mapping.start();
-        // SAFETY: mapped above from this file, as long as the region; nobody else has the file for writing.
+        // SAFETY: mapped above from this file, with the length of the region. No other process has the file open for writing.
         let region = unsafe { Region::new(start, len, &file, Arc::clone(&mapping)) }?;
         Ok((Self::over(start, Keep::File { _mapping: mapping }, dtype, elements), region))
     }
@@ -410,8 +410,8 @@ impl Buffer {
     #[track_caller]
     pub fn as_slice<T: Element>(&self) -> &[T] {
         let start = self.check::<T>();
-        // SAFETY: `check` saw that the memory is not lent, and while `self` is borrowed nobody can lend it; it holds
-        // `elements` initialised elements of `T` and begins on a cache line or a page.
+        // SAFETY: `check` saw that the memory is not lent. While `self` is borrowed, it cannot be lent. It holds `elements`
+        // initialised elements of `T` and begins on a cache line or a page.
         unsafe { std::slice::from_raw_parts(start.as_ptr(), self.elements) }
     }
 

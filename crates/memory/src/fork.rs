@@ -55,7 +55,7 @@ impl ForkGuard {
 
 impl Drop for ForkGuard {
     fn drop(&mut self) {
-        // SAFETY: mapped by `new` with this length; nobody else has the address.
+        // SAFETY: mapped by `new` with this length. No other value has the address.
         let _ = unsafe { rustix::mm::munmap(self.page.as_ptr().cast(), PAGE) };
     }
 }
@@ -87,7 +87,7 @@ impl<T: AsFd> NotInherited<T> {
 
 impl<T: AsFd> Drop for NotInherited<T> {
     fn drop(&mut self) {
-        // Before it is closed: afterwards the number may be somebody else's.
+        // Before it is closed: afterwards the number may belong to another file.
         if let Some((word, bit)) = place(&self.0) {
             MARKED[word].fetch_and(!bit, Ordering::Relaxed);
         }
@@ -174,7 +174,7 @@ unsafe extern "C" fn give_up_in_child() {
         }
     }
     if substitute >= 0 {
-        // SAFETY: made above, and nobody else has it.
+        // SAFETY: made above, and not handed out.
         unsafe { libc::close(substitute) };
     }
 }
@@ -195,7 +195,7 @@ mod tests {
     #[test]
     fn a_forked_child_is_not() {
         let guard = ForkGuard::new().unwrap();
-        // SAFETY: the child does nothing but a load before it ends at once.
+        // SAFETY: the child only reads a value, then exits.
         let child = unsafe { libc::fork() };
         if child == 0 {
             // SAFETY: ends the child without running what belongs to the parent.

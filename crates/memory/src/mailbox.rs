@@ -4,12 +4,12 @@
 //! a 128-byte cell of the *sender's* record; the receiver says how many it has read by storing a count in *its*
 //! record. So no memory has two writers, and nothing here is a lock or a read-modify-write.
 //!
-//! A cell is published by its stamp, written last. The stamp holds the link's key, so that what an earlier owner of the same
-//! memory left behind is not a message: a record needs no preparation before it is used, and its pages exist only
-//! once somebody writes to them.
+//! A cell is published by its stamp, which is written last. The stamp holds the link's key, so that what an earlier owner of
+//! the same memory left behind is not taken for a message. A record therefore needs no preparation before it is used, and
+//! its pages are allocated with the first write.
 //!
-//! A rank that goes to sleep says in its record what it waits for, looks once more, and only then sleeps; whoever
-//! publishes looks there afterwards. The two fences make sure that at least one of them sees the other.
+//! A rank that goes to sleep writes into its record what it waits for, polls once more, and only then sleeps. A rank that
+//! publishes a cell reads that record afterwards. The two fences make sure that at least one of them sees the other.
 //!
 //! Not here: sleeping and waking themselves, what messages mean, where long payloads lie.
 
@@ -145,8 +145,8 @@ unsafe impl Send for Pair {}
 
 impl Pair {
     /// # Safety
-    /// Both point to records that stay mapped for as long as the pair, its outboxes and inboxes are used. Nobody else
-    /// writes to `mine`.
+    /// Both point to records that stay mapped for as long as the pair, its outboxes and inboxes are used. No other code writes
+    /// to `mine`.
     pub unsafe fn new(mine: NonNull<Record>, theirs: NonNull<Record>) -> Self {
         Pair { mine, theirs }
     }
@@ -188,7 +188,7 @@ pub enum Payload<'a> {
 }
 
 impl Outbox {
-    /// `key` is the same at both ends and differs from that of whoever used these records before.
+    /// `key` is the same at both ends and differs from the key of the link that used these records before.
     pub fn new(pair: Pair, lane: Lane, key: u32) -> Self {
         Outbox { pair, lane, key, sent: 0, cell: 0, read: 0 }
     }
@@ -250,7 +250,7 @@ impl Outbox {
             }
         }
         self.sent = self.sent.wrapping_add(1);
-        // Published last: whoever sees the stamp must see the rest.
+        // Published last: a reader that sees the stamp must see the rest.
         cell.stamp.store(stamp(self.key, self.sent), Ordering::Release);
     }
 }
@@ -318,10 +318,10 @@ impl Inbox {
     }
 }
 
-/// Between publishing and looking who sleeps: what was published is seen by whoever says later that it sleeps.
+/// Belongs between publishing and looking for sleepers: a rank that says later that it sleeps sees what was published.
 ///
-/// One fence does for many messages. It waits until the stores before it have reached other cores, so the later it comes the
-/// less it costs.
+/// One fence is enough for many messages. It waits until the stores before it have reached other cores, so it costs less the
+/// later it comes.
 #[inline]
 pub fn before_looking() {
     fence(Ordering::SeqCst);
@@ -583,7 +583,7 @@ mod loom_tests {
             pair.mine().want(Wanted::ANYTHING);
             let seen = inbox.peek().is_some();
             let rung = sender.join().unwrap();
-            assert!(seen || rung, "it would sleep for ever");
+            assert!(seen || rung, "the receiver would sleep forever");
         });
     }
 }

@@ -1,8 +1,8 @@
 //! The only arithmetic: several chunks of elements become one.
 //!
 //! A [`Reduction`] is prepared once per collective: it looks up which kernel computes its operation on its dtype with
-//! the best instructions this processor has, and keeps the pointer. [`Reduction::combine`] then takes any number of
-//! sources at once, reads each byte once and writes each once.
+//! the best instructions this processor has, and keeps the pointer. [`Reduction::combine`] then combines any number of
+//! sources in one pass: it reads each byte once and writes each byte once.
 //!
 //! Ranks must end with the same bits, whatever processors they have and wherever a piece was cut. So in every kernel an
 //! element is computed by itself, in the order of the sources, with each step rounded, and a NaN that comes out is
@@ -108,7 +108,7 @@ impl Reduction {
     #[inline]
     pub fn combine(&self, target: Span<'_>, sources: &[Bytes<'_>], finish: bool) {
         let bytes = target.len();
-        assert!(bytes & (self.dtype.size() - 1) == 0, "{bytes} bytes are no whole number of {}", self.dtype);
+        assert!(bytes & (self.dtype.size() - 1) == 0, "{bytes} bytes are not a multiple of {}", self.dtype);
         for source in sources {
             assert!(source.len() == bytes, "{} bytes combined into {bytes}", source.len());
         }
@@ -129,10 +129,10 @@ impl Reduction {
     /// others copy.
     ///
     /// # Panics
-    /// If the lengths differ or are no whole number of elements.
+    /// If the lengths differ or are not a multiple of the element's size.
     pub fn prepare(&self, target: Span<'_>, source: Bytes<'_>) {
         let bytes = target.len();
-        assert!(bytes & (self.dtype.size() - 1) == 0, "{bytes} bytes are no whole number of {}", self.dtype);
+        assert!(bytes & (self.dtype.size() - 1) == 0, "{bytes} bytes are not a multiple of {}", self.dtype);
         assert!(source.len() == bytes, "{} bytes prepared into {bytes}", source.len());
         match self.preparation {
             Some((prepare, factor)) => {
@@ -170,7 +170,7 @@ impl Reduction {
         self.preparation.is_some()
     }
 
-    /// Whether elements must be combined in the order of the ranks, because nobody knows what the function does.
+    /// Whether elements must be combined in the order of the ranks. A custom function may depend on the order.
     pub fn must_keep_order(&self) -> bool {
         matches!(self.how, How::Custom(_))
     }
@@ -190,7 +190,7 @@ impl fmt::Debug for Reduction {
     }
 }
 
-/// What a custom function gets at once: large enough to make the call cheap, small enough for the L2 cache.
+/// Bytes that a custom function gets per call: large enough to make the call cheap, small enough for the L2 cache.
 const CUSTOM_PIECE: usize = 64 * 1024;
 const _: () = assert!(CUSTOM_PIECE.is_multiple_of(DType::Complex128.size()));
 

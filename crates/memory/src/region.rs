@@ -1,18 +1,19 @@
-//! Shared memory that somebody else made, lent to peers as if it lay in the segment.
+//! Shared memory that another library made, lent to peers as if it lay in the segment.
 //!
 //! PyTorch's shared storages are files in memory that this process has mapped already. A [`Region`] is such a file with the
-//! addresses at which it is mapped here. Registered with a segment it gets a range of offsets beyond the segment's end,
-//! so that bytes in it are named to a peer as all others are; the peer has mapped the same file ([`PeerRegion`]) and keeps
-//! it under the same offset. No offset is given twice: a message that points into a region which is gone has no bytes,
-//! instead of somebody else's.
+//! addresses at which it is mapped here. When a region is registered with a segment, it gets a range of offsets beyond the
+//! segment's end, so that a message names its bytes as it names all others. The peer has mapped the same file
+//! ([`PeerRegion`]) and keeps it under the same offset. No offset is given twice: a message that points into a region that
+//! was removed has no bytes. It never gets the bytes of another region.
 //!
-//! Who keeps what alive: a [`Lease`] exists as long as its registration or a message that points into it, and only
-//! when it is gone peers are told to forget the region. A reader holds the mapping that it reads (see `Link::peek`), so
-//! that even a peer that breaks this rule causes an error here and no wild read.
+//! A [`Lease`] exists as long as its registration or a message that points into it. When the lease is dropped, peers are
+//! asked to forget the region. A reader holds the mapping that it reads (see `Link::peek`), so a peer that breaks this rule
+//! causes an error here and not an invalid read.
 //!
-//! A segment is sealed. Such a file is not, since POSIX shared memory cannot be: whoever has it open for writing can shorten
-//! it, and whoever then reads the lost pages is killed by SIGBUS. The processes of a job belong to one user and could kill
-//! each other anyway, so this is left to them; what is checked is that the file is long enough when it is mapped.
+//! A segment is sealed. Such a file is not, because POSIX shared memory cannot be sealed: a process that has it open for
+//! writing can shorten it, and a process that then reads the lost pages is killed by SIGBUS. The processes of a job belong to
+//! one user and could kill each other anyway, so this is not prevented. The only check is that the file is long enough when
+//! it is mapped.
 //!
 //! Not here: how a region is made known to peers (see `fabric::regions` of the runtime).
 
@@ -64,13 +65,13 @@ pub struct Region {
 }
 
 impl Region {
-    /// The `len` bytes from `start`. `file` is opened anew for reading, and need not stay open; `keep` is dropped with the
-    /// region, and may be what keeps the memory mapped. That happens on whatever thread ends the region's last use, so it
-    /// must not wait for a group.
+    /// The `len` bytes from `start`. `file` is opened again for reading and need not stay open. `keep` is dropped with the
+    /// region and may be what keeps the memory mapped. It is dropped on the thread that ends the region's last use, so its
+    /// `drop` must not wait for a group.
     ///
     /// # Safety
     /// As long as the region is registered with a group, the `len` bytes from `start` are a shared mapping of `file`
-    /// from its beginning, and nobody makes the file shorter than that.
+    /// from its beginning, and no process makes the file shorter than that.
     ///
     /// # Errors
     /// If the file is shorter than `len`, or cannot be mapped for reading.
@@ -208,7 +209,7 @@ impl fmt::Debug for Lease {
 
 /// The regions of one segment.
 pub(crate) struct Regions {
-    /// How many are open: whoever registered none pays for a load and nothing else.
+    /// How many are open. A process without regions pays only for a load of this number.
     open: AtomicUsize,
     table: Mutex<Table>,
 }
@@ -230,7 +231,7 @@ struct Registered {
 }
 
 impl Table {
-    /// The entry of `lease`; nothing if it was closed, whoever has registered the same memory since.
+    /// The entry of `lease`. Returns `None` if the lease was closed, also if the same memory was registered again since.
     fn of(&mut self, lease: &Lease) -> Option<&mut Registered> {
         self.registered.get_mut(&lease.region.start).filter(|registered| registered.offset == lease.offset)
     }
@@ -401,7 +402,7 @@ mod tests {
         assert!(lease.offset() >= segment.len(), "beyond all that lies in the segment");
         announce(&lease, &peer).unwrap();
         tensor.as_mut_bytes()[PAGE..PAGE + 5].copy_from_slice(b"hello");
-        assert!(segment.offset_in_region(Bytes::of(tensor.as_bytes())).is_none(), "not everybody knows it");
+        assert!(segment.offset_in_region(Bytes::of(tensor.as_bytes())).is_none(), "not all peers know it");
         lease.open();
         let (place, found) = segment.offset_in_region(Bytes::of(&tensor.as_bytes()[PAGE..])).unwrap();
         assert_eq!((place, found.offset()), (lease.offset() + PAGE, lease.offset()));
@@ -541,7 +542,7 @@ mod tests {
         announce(&lease, &peer).unwrap();
         lease.open();
         let (place, _lease) = segment.offset_in_region(mapping.bytes(PAGE - 5, 5).unwrap()).unwrap();
-        // SAFETY: the last five bytes of the mapping, which nobody reads now.
+        // SAFETY: the last five bytes of the mapping, which no other code reads now.
         let target = unsafe { crate::Span::from_raw(mapping.start().add(PAGE - 5), 5) };
         target.copy_from(Bytes::of(b"hello"));
         assert_eq!(read(&peer, place, 5).unwrap(), b"hello");

@@ -33,9 +33,9 @@ pub const SLOTS_SHARED: usize = 8;
 /// Peers on one host at most: slots are numbered with 16 bits.
 const NEAR_MAX: usize = 8192;
 
-/// Staging slots of a room with `places`, by lane: so many pieces may be on their way before the first was read. For
-/// collectives never fewer than there are peers: one that takes from all of them at once waits until each has said
-/// something.
+/// Staging slots of a room with `places`, by lane: how many pieces may be on their way before the first was read. For
+/// collectives there are never fewer slots than peers: a step that combines pieces of all peers waits until each has sent
+/// one.
 pub fn slots(places: usize) -> [usize; 2] {
     [places.max(16), SLOTS_SHARED + SLOTS_OWN * places.min(NEAR_MAX)]
 }
@@ -61,7 +61,7 @@ pub struct Doing {
     pub current: Head,
     /// The head of the operation that finished last.
     pub finished: Head,
-    /// When the current one was begun, and the one before it, in nanoseconds by the host's monotonic clock; 0 if nobody knows.
+    /// When the current one was begun, and the one before it, in nanoseconds by the host's monotonic clock; 0 if unknown.
     pub since: [u64; 2],
 }
 
@@ -168,7 +168,7 @@ impl Room {
 impl Drop for Room {
     fn drop(&mut self) {
         if !self.segment().is_abandoned() {
-            // Peers see at once that we left, also if giving the memory back fails.
+            // Peers see immediately that this rank left, also if the memory cannot be given back.
             self.board().key.store(0, Ordering::Release);
         }
     }

@@ -1,9 +1,9 @@
 //! Shared memory of one process: it writes, its peers read.
 //!
 //! A [`Segment`] is an unnamed file in memory (memfd), mapped whole by its owner; a [`PeerSegment`] is the same file mapped
-//! read-only by somebody else. Nothing has a name, so nothing is left behind by `kill -9`, and a container's small
-//! `/dev/shm` does not matter. The file is as large as it may ever become: pages exist only once they are touched, and
-//! a [`Block`] gives its pages back when it is dropped.
+//! read-only by another process. The file has no name, so `kill -9` leaves nothing behind, and a container's small
+//! `/dev/shm` does not matter. The file is as large as it may ever become: pages are allocated when they are first touched,
+//! and a [`Block`] gives its pages back when it is dropped.
 //!
 //! That peers map it read-only protects against their mistakes, not against a hostile process of the same user, which can open
 //! the file again for writing. `F_SEAL_FUTURE_WRITE` would prevent that, but the kernel then refuses to punch holes, too, and no
@@ -39,7 +39,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"tenfold\x01");
 #[repr(C)]
 struct Header {
     magic: AtomicU64,
-    /// Counts up as long as its process runs: one that is stopped or frozen can be told from one that computes.
+    /// Counts up as long as its process runs, so that peers can tell a stopped process from one that computes.
     pulse: AtomicU64,
 }
 
@@ -262,7 +262,7 @@ pub(crate) fn memory_file(name: &str, len: usize) -> io::Result<OwnedFd> {
     Ok(file)
 }
 
-/// The same file, opened anew, because a duplicate would keep the right to write.
+/// The same file, opened again: a duplicate would keep the right to write.
 pub(crate) fn reopen_for_reading(file: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     Ok(rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
@@ -302,7 +302,7 @@ impl Block {
         &self.segment
     }
 
-    /// Its memory from `from` to `to`. Whoever hands out parts of one block to several writers keeps them apart.
+    /// Its memory from `from` to `to`. A caller that gives parts of one block to several writers must not let them overlap.
     ///
     /// # Panics
     /// If that is not within the block.
@@ -393,7 +393,7 @@ impl PeerSegment {
         self.regions.add(offset, region, self.mapping().len)
     }
 
-    /// The peer needs the region at `offset` no longer. Whoever reads it now keeps it until that is done.
+    /// Removes the region at `offset`, which the peer needs no longer. A reader keeps its mapping until it has finished.
     pub fn remove_region(&self, offset: usize) {
         self.regions.remove(offset);
     }

@@ -29,8 +29,8 @@ const _: () = {
     assert!(align_of::<Range<'_>>() == align_of::<IoSliceMut<'_>>());
 };
 
-/// Sends as much of `header` and then `bytes` as the socket takes at once; says how much. [`io::ErrorKind::WouldBlock`]
-/// if it takes nothing now.
+/// Sends as much of `header` and then `bytes` as the socket takes in one call, and returns how much that was.
+/// [`io::ErrorKind::WouldBlock`] if it takes nothing now.
 #[inline]
 pub fn send(socket: BorrowedFd<'_>, header: &[u8], bytes: Bytes<'_>) -> io::Result<usize> {
     let header = Range { start: header.as_ptr().cast_mut().cast(), len: header.len(), lent: PhantomData };
@@ -117,7 +117,7 @@ mod tests {
         };
         assert_eq!(full.kind(), io::ErrorKind::WouldBlock);
         drop(right);
-        let closed = send(left.as_fd(), b"anybody?", Bytes::of(&[])).expect_err("nobody reads it");
+        let closed = send(left.as_fd(), b"hello?", Bytes::of(&[])).expect_err("the other end is closed");
         assert_eq!(closed.kind(), io::ErrorKind::BrokenPipe);
         assert_eq!(receive(left.as_fd(), &mut header, Span::empty()).ok(), None,);
     }

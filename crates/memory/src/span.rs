@@ -1,4 +1,4 @@
-//! Byte ranges that somebody lends: what kernels, copies and system calls work on.
+//! Byte ranges that are lent: what kernels, copies and system calls work on.
 //!
 //! A [`Span`] is to memory what `&[Cell<u8>]` is: shared, writable, of one thread. Two spans may overlap or be the same,
 //! as the target of an in-place reduction is one of its sources; so no `&mut [u8]` is ever made of one. [`Bytes`] is the

@@ -1,8 +1,8 @@
 //! What a child process does between its birth and its program.
 //!
-//! A forked child of a program with threads may do little: a lock that another thread held stays locked for ever, also
-//! that of the allocator. The functions here hand the child closures that only make system calls, on values that were
-//! prepared before the fork; what such a call answers comes back to the parent as the error of `spawn`.
+//! A forked child of a program with threads may do little: a lock that another thread held, such as that of the allocator,
+//! stays locked forever. The functions here hand the child closures that only make system calls, on values that were
+//! prepared before the fork. If such a call fails, `spawn` returns its error to the parent.
 
 use std::io;
 use std::os::unix::process::CommandExt as _;

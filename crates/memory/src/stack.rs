@@ -1,6 +1,7 @@
 //! Who called: the return addresses on this thread's stack, without their names.
 //!
-//! Names take a hundred microseconds to look up, addresses about one. Whoever meets the same addresses again knows the names.
+//! Looking up the names takes a hundred microseconds, collecting the addresses about one. So callers keep the names of
+//! addresses that they have looked up before.
 
 use std::ffi::{c_int, c_void};
 
@@ -57,7 +58,7 @@ mod tests {
     fn the_same_call_has_the_same_addresses_and_another_has_others() {
         let mut twice = Vec::new();
         while twice.len() < black_box(2) {
-            twice.push(addresses()); // one place: nobody knows how often, so that the loop stays one
+            twice.push(addresses()); // from one place: `black_box` keeps the compiler from unrolling the loop
         }
         assert!(twice[0].len() > 2 && twice[0][..2].iter().all(|&address| address != 0), "{twice:?}");
         assert_eq!(twice[0], twice[1]);

@@ -1,6 +1,6 @@
-//! Every operation on every dtype against a reference that is written another way, bit by bit.
+//! Compares every operation on every dtype, to the last bit, with a reference that is written in another way.
 //!
-//! The reference computes one element at a time, finds the nearest narrow float by looking at all of them, and knows no
+//! The reference computes one element at a time, finds the nearest narrow float by looking at all of them, and does not use
 //! vectors. Kernels must agree with it at every level this processor has, at any alignment, for any length and cut.
 
 #![expect(clippy::unwrap_used, reason = "the helpers of a test may panic as it may")]
@@ -303,7 +303,7 @@ fn a_refusal_says_what_works_instead() {
 }
 
 #[test]
-#[should_panic(expected = "6 bytes are no whole number of float32")]
+#[should_panic(expected = "6 bytes are not a multiple of float32")]
 fn half_an_element_is_refused() {
     combine(&Reduction::new(&ReduceOp::Sum, DType::F32, 1).unwrap(), &[vec![0; 6]], true);
 }

@@ -150,7 +150,7 @@ pub(crate) fn control_next(py: Python<'_>) -> Option<Question<'_>> {
     };
     loop {
         let (number, name, request) = py.detach(next)?;
-        // Only here, where the interpreter is ours again, which may have taken longer than somebody waits.
+        // Checked here, after the interpreter's lock was taken: that may have taken longer than the client waits.
         let mut questions = questions();
         if let Some(asker) = questions.askers.get_mut(&number) {
             asker.begun = true;
@@ -167,7 +167,7 @@ pub(crate) fn control_answer(number: u64, status: u16, content_type: String, con
     }
 }
 
-/// Never lets go of an object: for a registry of PyTorch's, which lets go of its own when the interpreter is gone.
+/// Keeps an object forever: for a registry of PyTorch, which drops its objects after the interpreter has ended.
 #[pyfunction]
 pub(crate) fn control_keep(object: Py<PyAny>) {
     std::mem::forget(object);

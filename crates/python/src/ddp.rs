@@ -67,7 +67,7 @@ pub(crate) fn verify_params(py: Python<'_>, group: &Group, params: Vec<Spec>) ->
     verified.map_err(|error| group_error(py, &error))
 }
 
-/// The memory of a bucket that was cut anew while Python still had arrays on it.
+/// The memory of a bucket that was cut again while Python still had arrays on it.
 type Former = Mutex<Option<Buffer>>;
 
 /// Averages gradients over all ranks.
@@ -78,7 +78,7 @@ pub(crate) struct Reducer {
     autograd: Mutex<Autograd>,
     /// The thread that is in `inner`.
     inside: Mutex<Option<ThreadId>>,
-    /// Where the memory of each bucket goes when that is cut anew.
+    /// Where the memory of each bucket goes when the buckets are cut again.
     formers: Mutex<Vec<Arc<Former>>>,
     /// What a hook raised.
     raised: Arc<Mutex<Option<PyErr>>>,
@@ -219,12 +219,12 @@ impl Reducer {
         reducer.call(py, |reducer| Ok(SharedMemory::of(reducer.bucket_bytes(index)?, owner)))
     }
 
-    /// Forward begins, and its time is measured. Nobody is waited for.
+    /// Begins forward and the measurement of its time. Does not wait for other ranks.
     fn start_forward(&self, py: Python<'_>) -> PyResult<()> {
         self.call(py, ddp::Reducer::start_forward_as_is)
     }
 
-    /// Cuts buckets anew if that is due, and says whether it did. All arrays on their memory are void then.
+    /// Cuts the buckets again if that is due, and returns whether it did. Arrays on their memory are then no longer gradients.
     fn rebuild(&self, py: Python<'_>) -> PyResult<bool> {
         self.call(py, |reducer| {
             let Some(rebuilt) = reducer.rebuild_buckets()? else { return Ok(false) };
@@ -234,7 +234,7 @@ impl Reducer {
         })
     }
 
-    /// Goes on in new memory; the old stays what it is for whoever has arrays on it.
+    /// Moves the buckets to new memory. Arrays on the old memory stay as they are.
     fn renew(&self, py: Python<'_>) -> PyResult<()> {
         self.call(py, |reducer| {
             let rebuilt = reducer.renew_memory()?;

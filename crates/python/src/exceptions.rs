@@ -67,7 +67,7 @@ pub(crate) fn store_error(py: Python<'_>, error: &tenfold_store::Error) -> PyErr
     let fields = PyDict::new(py);
     let scene = error.scene();
     let filled = (|| {
-        // The request is the operation and its keys; nobody's operation has a blank in it.
+        // The request is the operation and its keys. No operation has a blank in its name.
         fields.set_item("operation", scene.request.split(' ').next())?;
         fields.set_item("store", &scene.store)?;
         fields.set_item("elapsed", scene.elapsed.as_secs_f64())?;

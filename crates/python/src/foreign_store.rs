@@ -209,7 +209,7 @@ fn takes(method: &Bound<'_, PyAny>, arguments: usize) -> PyResult<bool> {
     }
 }
 
-/// c10d's stores take keys as text, and take bytes for text that is none.
+/// c10d's stores take keys as text. A key that is not valid text is passed as bytes.
 fn text<'py>(py: Python<'py>, key: &[u8]) -> Bound<'py, PyAny> {
     match std::str::from_utf8(key) {
         Ok(key) => PyString::new(py, key).into_any(),
@@ -233,7 +233,7 @@ fn values(list: &Bound<'_, PyAny>) -> PyResult<Vec<Value>> {
     list.try_iter()?.map(|item| value(&item?)).collect()
 }
 
-/// PyTorch's waits count in milliseconds, and zero means for ever.
+/// PyTorch's waits count in milliseconds, and zero means without limit.
 fn delta(py: Python<'_>, left: Duration) -> PyResult<Bound<'_, PyDelta>> {
     const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
     let left = left.clamp(Duration::from_millis(1), LONGEST);
@@ -259,7 +259,7 @@ fn fault(py: Python<'_>, operation: Operation, error: PyErr) -> Fault {
     // PyTorch's stores say it in words, of which only these two have stayed the same.
     let lower = text.to_lowercase();
     if waits && (lower.contains("timeout") || lower.contains("timed out")) {
-        return Fault::timeout(text.lines().next().unwrap_or("the time is up").to_string());
+        return Fault::timeout(text.lines().next().unwrap_or("timed out").to_string());
     }
     if operation == Operation::QueuePop && lower.contains("empty") {
         return Fault::new(ErrorKind::QueueEmpty, "queue is empty");

@@ -129,7 +129,7 @@ impl Group {
         if root == self.inner.rank() { Access::Read } else { Access::Write }
     }
 
-    /// What a rank sends to itself has a place of that length. Splits that make no sense are the group's to refuse.
+    /// The part that a rank sends to itself must have the length of the part that it receives. The group refuses invalid splits.
     fn check_own_part(
         &self,
         (from, sent): (&[usize], usize),
@@ -260,7 +260,7 @@ group_class! {
             py.detach(|| self.inner.failure()).map(|error| group_error(py, &error))
         }
 
-        /// Gives the group up on all ranks, which are told the reason.
+        /// Aborts the group on all ranks. Their pending operations fail with the reason.
         #[pyo3(signature = (reason="by request"))]
         fn abort(&self, py: Python<'_>, reason: &str) {
             py.detach(|| self.inner.abort(reason));
@@ -317,8 +317,8 @@ group_class! {
             Ok(SharedMemory::new(tensor.map_err(|error| group_error(py, &error))?))
         }
 
-        /// Has peers on this host read shared memory of somebody else in place: `bytes` of a file that is mapped at `address` from
-        /// its beginning, and that `keep` keeps mapped.
+        /// Lets peers on this host read shared memory of another library in place: `bytes` of a file that is mapped at `address`
+        /// from its beginning, and that `keep` keeps mapped.
         fn register(&self, address: usize, bytes: usize, file: i32, keep: &Object<'_>) -> PyResult<Registration> {
             Registration::new(&self.inner, address, bytes, file, keep)
         }
@@ -363,7 +363,7 @@ group_class! {
             self.run(py, shapes, vec![output], async_op, timeout, call)
         }
 
-        /// Receives from anybody: the `Work`, always, because it knows who it was.
+        /// Receives a message from any rank. Always returns the `Work`, which knows the source.
         #[pyo3(signature = (tensor, tag=0, timeout=None))]
         fn recv_any<'py>(
             &self,

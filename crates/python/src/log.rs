@@ -22,7 +22,7 @@ use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-/// By which the filter is changed when the debug level is; nothing if somebody else shows the log.
+/// Changes the filter when the debug level changes; `None` if the program has its own subscriber.
 static FILTER: OnceLock<Option<reload::Handle<Targets, Registry>>> = OnceLock::new();
 
 /// Shows the log from now on, if it is not shown yet.

@@ -128,7 +128,7 @@ pub(crate) fn metrics_straggler_report() -> String {
 /// The shapes of a call's tensors, if they are wanted.
 pub(crate) struct Shapes(Option<Box<Sides>>);
 
-/// What goes in and what comes out; nothing where some shape cannot be told.
+/// The shapes of inputs and outputs; `None` for a side with a shape that is unknown.
 struct Sides {
     inputs: Option<Vec<Vec<u64>>>,
     outputs: Option<Vec<Vec<u64>>>,
@@ -195,5 +195,5 @@ fn stack(py: Python<'_>) -> PyResult<Vec<Frame>> {
         }
         next = next.getattr(intern!(py, "f_back"))?;
     }
-    Ok(if frames.is_empty() { inner } else { frames }) // nobody else is on the stack of a library's thread
+    Ok(if frames.is_empty() { inner } else { frames }) // the stack of a library's thread has no frames of the user
 }

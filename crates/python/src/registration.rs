@@ -1,4 +1,4 @@
-//! Shared memory of somebody else, such as a storage that PyTorch has shared, registered with a group.
+//! Shared memory of another library, such as a storage that PyTorch has shared, registered with a group.
 
 #![expect(unsafe_code, reason = "takes Python's word for where a shared file is mapped")]
 
@@ -29,7 +29,7 @@ impl Registration {
         let py = keep.py();
         let start = NonNull::new(address as *mut u8).filter(|_| bytes > 0 && file >= 0);
         let start = start.ok_or_else(|| PyValueError::new_err("there is no memory at that address"))?;
-        // SAFETY: the caller's descriptor stays open during this call; it is opened anew for what outlives it.
+        // SAFETY: the caller's descriptor stays open during this call. What outlives the call opens the file again.
         let file = unsafe { BorrowedFd::borrow_raw(file) };
         // SAFETY: the caller vouches that `bytes` of the file are mapped at `address`, and gave what keeps them mapped.
         let region = unsafe { Region::new(start, bytes, file, keep.clone().unbind()) }?;

@@ -15,7 +15,7 @@ use tenfold::Buffer;
 pub(crate) struct SharedMemory {
     start: usize,
     bytes: usize,
-    /// Owns the memory, also after its group is gone.
+    /// Owns the memory, also after its group was dropped.
     _owner: Box<dyn Any + Send + Sync>,
 }
 
@@ -26,7 +26,7 @@ impl SharedMemory {
         SharedMemory { start, bytes, _owner: Box::new(tensor) }
     }
 
-    /// Memory of somebody else, who keeps it at its place as long as `owner` lives.
+    /// Memory that stays at its address as long as `owner` lives.
     pub(crate) fn of(memory: &mut [u8], owner: impl Any + Send + Sync) -> Self {
         SharedMemory { start: memory.as_mut_ptr() as usize, bytes: memory.len(), _owner: Box::new(owner) }
     }

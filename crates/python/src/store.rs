@@ -266,14 +266,14 @@ impl Store {
         let store = Store::inner(slf, Operation::QueuePop)?;
         let pop = || match block {
             false => store.try_queue_pop(key),
-            // A store without queues says so here, and not when the time is up.
+            // A store without queues returns its error here, and not after the timeout.
             true => store.queue_len(&key).and_then(|_| store.queue_pop(&key)),
         };
         let item = calling(slf.py(), pop)?;
         Ok(bytes(slf.py(), &item))
     }
 
-    /// Length of a queue; 0 if nobody has pushed to it.
+    /// Length of a queue; 0 if no client has pushed to it.
     ///
     /// >>> HashStore().queue_len("jobs")
     /// 0
@@ -282,8 +282,8 @@ impl Store {
         calling(slf.py(), || store.queue_len(key))
     }
 
-    /// Waits until `world_size` clients have come to the barrier `key`, up to the timeout, by default the store's. The key is
-    /// used up: coming again passes at once.
+    /// Waits until `world_size` clients have entered the barrier `key`, up to the timeout, by default the store's. A key works
+    /// once: further calls with it return immediately.
     ///
     /// >>> HashStore().barrier("start", 1)
     #[pyo3(signature = (key, world_size, timeout=None))]
@@ -294,7 +294,7 @@ impl Store {
         timeout: Option<Duration>,
     ) -> PyResult<()> {
         let Some(world_size) = usize::try_from(world_size.0).ok().filter(|size| *size > 0) else {
-            return Ok(()); // as c10d: nobody is waited for
+            return Ok(()); // as c10d: does not wait for any client
         };
         let store = Store::inner_or_own_methods(slf, Operation::Barrier);
         let limit = || timeout.unwrap_or_else(|| store.timeout());
@@ -367,7 +367,7 @@ impl Store {
     }
 }
 
-/// The store behind a Python object: ours directly, anybody else's by its methods.
+/// The store behind a Python object: ours directly, any other by its methods.
 pub(crate) fn from_python(object: &Bound<'_, PyAny>) -> PyResult<Arc<dyn tenfold_store::Store>> {
     if let Ok(store) = object.cast::<Store>() {
         // A subclass may have overridden anything.

@@ -113,8 +113,8 @@ fn view(py: Python<'_>, memory: Memory, what: &str) -> PyResult<Lent> {
         return Ok(Lent { view: BufferView::empty(dtype), can_be_reduced });
     };
     let view = match strides {
-        // SAFETY: the object says that so many elements lie there, and is kept alive with the view. That nobody else
-        // touches them meanwhile is for the caller to see to, as with every collective.
+        // SAFETY: the object says that so many elements lie there, and is kept alive with the view. As with every collective, the
+        // caller must not let other code touch them meanwhile.
         None => unsafe { BufferView::from_raw(start, count, dtype, keep) },
         // SAFETY: as above, for every element that shape and strides reach.
         Some(steps) => unsafe { BufferView::from_strided(start, &shape, &steps, dtype, keep) },
@@ -157,7 +157,7 @@ fn lend_torch(object: &Bound<'_, PyAny>, what: &str) -> PyResult<Lent> {
     view(py, Memory { start, elements, shape, strides, keep }, what)
 }
 
-/// What is known of PyTorch's dtypes, by address: they are few and live for ever.
+/// What is known of PyTorch's dtypes, by address: they are few and are never freed.
 static TORCH_DTYPES: RwLock<Option<HashMap<usize, Elements>>> = RwLock::new(None);
 
 fn torch_elements(dtype: &Bound<'_, PyAny>, what: &str) -> PyResult<Elements> {

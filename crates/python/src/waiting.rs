@@ -16,8 +16,8 @@ pub(crate) const SLICE: Duration = Duration::from_millis(100);
 
 /// Calls `attempt` with a time until it has an answer, looking for signals in between. `limit` bounds the whole.
 ///
-/// `attempt` waits at most as long as it is told and says `None` if that was not enough. The last attempt before the limit
-/// gets `true`: its answer is final.
+/// `attempt` waits at most as long as its argument says and returns `None` if that was not enough. The last attempt before the
+/// limit gets `true`: its answer is final.
 pub(crate) fn in_slices<T: Send>(
     py: Python<'_>,
     limit: Option<Duration>,

@@ -1,4 +1,4 @@
-//! `Work`: a handle on an operation; `Completions`: who is told when one is over.
+//! `Work`: a handle on an operation; `Completions`: what is notified when one is over.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -120,9 +120,8 @@ pub(crate) fn duration(seconds: f64) -> PyResult<Duration> {
     if seconds.is_infinite() && seconds > 0.0 {
         return Ok(Duration::MAX);
     }
-    Duration::try_from_secs_f64(seconds).map_err(|_| {
-        pyo3::exceptions::PyValueError::new_err(format!("a timeout of {seconds} seconds makes no sense"))
-    })
+    Duration::try_from_secs_f64(seconds)
+        .map_err(|_| pyo3::exceptions::PyValueError::new_err(format!("invalid timeout of {seconds} seconds")))
 }
 
 /// Objects that wait for their operations, handed out again when those are over.

@@ -31,7 +31,7 @@ fn all_reduce(rounds: u32) -> tenfold::Result<f64> {
             for _ in 0..times {
                 let work =
                     group.start_all_reduce(tensor.lend(), ReduceOp::Sum).expect("nothing is wrong with it");
-                work.wait().expect("nobody else is needed");
+                work.wait().expect("a group of one rank waits for no other");
             }
         }))
     })?;

@@ -1,9 +1,10 @@
-//! How much is told when something goes wrong: c10d's debug level.
+//! How much is reported when something goes wrong: c10d's debug level.
 //!
-//! One number for the whole process, from the variable that PyTorch reads, or as somebody set it. A look at it costs nothing,
-//! so every call may look.
+//! One number for the whole process, from the variable that PyTorch reads, or as the program set it. Reading it costs almost
+//! nothing, so every call may read it.
 //!
-//! Not here: what each level does (see `group/detail.rs`; lines of INFO are shown by whoever shows the log).
+//! Not here: what each level does (see `group/trouble/detail.rs`), and which log lines of INFO are shown, which the program's
+//! subscriber decides.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -13,20 +14,20 @@ use crate::fault::Fault;
 
 pub use crate::group::find_nan;
 
-/// How much is checked and told.
+/// How much is checked and reported.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Level {
-    /// Mismatches are found and told, as always.
+    /// Mismatches are detected and reported, as at every level.
     #[default]
     Off = 0,
-    /// A group's life is logged, too: with whom it was made and over what, its failure, its end.
+    /// The life of a group is logged, too: its ranks and transports when it is made, its failure, its end.
     Info = 1,
     /// Errors also have shapes and call sites in them, and shapes must be the same on all ranks, not only sizes.
     Detail = 2,
 }
 
-/// Nobody has asked yet.
+/// The level has not been asked for yet.
 const UNKNOWN: u8 = u8::MAX;
 
 static LEVEL: AtomicU8 = AtomicU8::new(UNKNOWN);
@@ -91,7 +92,7 @@ pub fn set_level_from_environment() -> Result<(), Fault> {
 
 #[cold]
 fn first_look() -> Level {
-    // A value that is none is refused when a group is made.
+    // An invalid value is refused when a group is made.
     let level = crate::environment::debug_level().unwrap_or_default();
     let _set_meanwhile = LEVEL.compare_exchange(UNKNOWN, level as u8, Ordering::Relaxed, Ordering::Relaxed);
     self::level()

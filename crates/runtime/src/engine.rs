@@ -1,10 +1,10 @@
 //! Drives the operations of all groups of a rank. The waiting thread makes progress for all pending operations.
 //!
-//! All state is behind one lock. A thread that waits takes it, polls everything that is under way, and spins for a while;
-//! then it says in the records what it waits for, looks once more, releases the lock and sleeps. Other threads may do
-//! the same at the same time; `roster.rs` decides which of them watches for all, and who must be woken. The helper thread (see
-//! `fabric::watch`) drives whatever is under way while no thread waits: every call that is not over when it returns calls the
-//! helper, immediately or a little later.
+//! All state is behind one lock. A thread that waits takes it, polls all pending operations, and spins for a while. Then it
+//! writes into the records what it waits for, polls once more, releases the lock and sleeps. Other threads may do the same at
+//! the same time; `roster.rs` decides which of them watches for all, and which must be woken. While no thread waits, the helper
+//! thread (see `fabric::watch`) makes progress: every call whose operation is still pending when it returns calls the helper,
+//! immediately or a little later.
 //!
 //! Faults are reported from here to the groups, which turn them into errors: ARCHITECTURE.md lists the places.
 
@@ -37,7 +37,7 @@ use waiting::{Asleep, Waiting, sleep_on};
 /// How often the helper looks for news, and offers its core to others, before it sleeps.
 const HELPER_LOOKS: u32 = 64;
 
-/// A sleeper looks around at least this often: first for what went wrong at once, then for the rest.
+/// A sleeper checks for failures at least this often: more often in the beginning, when most mistakes show.
 const LOOK_EARLY: Duration = Duration::from_millis(20);
 const LOOK_LATE: Duration = Duration::from_millis(200);
 
@@ -47,9 +47,9 @@ const LOOK_BLIND: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 pub(crate) struct Engine {
     state: Mutex<State>,
-    /// Threads that want the lock: whoever spins with it lets them in.
+    /// Threads that wait for the lock. A thread that spins with the lock releases it for them.
     crowd: AtomicUsize,
-    /// In tests: sleepers look around only if they are woken, so that a wake-up that is lost is found out.
+    /// In tests: sleepers check for failures only if they are woken, so that a lost wake-up is detected.
     #[cfg(test)]
     looks_rarely: std::sync::atomic::AtomicBool,
     #[cfg(test)]
@@ -60,7 +60,7 @@ pub(crate) struct Engine {
 pub(crate) struct State {
     groups: Vec<Option<Box<GroupState>>>,
     patience: Patience,
-    /// Finished works that somebody wants to hear of, once the lock is free.
+    /// Finished works that have callbacks, which run once the lock is free.
     to_tell: Vec<Arc<Shared>>,
     roster: Roster,
     /// The waiters that sleep.
@@ -88,6 +88,22 @@ pub(crate) enum Urgency {
     Patient,
     /// The caller has other things to do: the helper thread sees to it.
     Background,
+}
+
+impl Urgency {
+    /// How often an operation is polled before it is put into the queue, of `quick` turns for a short one. What is called after
+    /// others that are pending cannot be over before them.
+    #[inline]
+    fn turns(self, was_busy: bool, quick: u32) -> u32 {
+        if was_busy || self != Urgency::Quick { 0 } else { quick }
+    }
+
+    /// When the helper looks at an operation that is pending when its call returns. A caller that starts a second operation
+    /// before it waits for the first has other things to do.
+    #[inline]
+    fn helper_looks(self, was_busy: bool) -> When {
+        if was_busy || self == Urgency::Background { When::Soon } else { When::Later }
+    }
 }
 
 /// How often a short operation may be polled before its call returns.
@@ -128,7 +144,7 @@ impl State {
         self.groups.iter().flatten().any(|group| group.is_busy())
     }
 
-    /// Looks for what polling cannot see: time that is up, peers that are gone, calls that differ.
+    /// Looks for what polling cannot see: timeouts, lost peers and mismatches.
     fn check(&mut self, fabric: &Arc<Fabric>, now: Instant) -> bool {
         let mut moved = false;
         for group in self.groups.iter_mut().flatten() {
@@ -317,13 +333,11 @@ impl Engine {
             return Err(fault.clone());
         }
         let was_busy = group.is_busy() || group.is_doubtful();
-        let turns = if was_busy || urgency != Urgency::Quick { 0 } else { patience.quick_turns() };
+        let turns = urgency.turns(was_busy, patience.quick_turns());
         let result = start(group, Looks { turns, crowd: &self.crowd });
         if group.is_busy() {
             group.poll(fabric, to_tell);
-            // A caller that starts a second operation before it waits for the first has other things to do.
-            let when = if was_busy || urgency == Urgency::Background { When::Soon } else { When::Later };
-            self.leave_under_way(state, fabric, index, when);
+            self.leave_under_way(state, fabric, index, urgency.helper_looks(was_busy));
         }
         Ok(result)
     }
@@ -351,7 +365,7 @@ impl Engine {
         self.with(State::wake_sleepers);
     }
 
-    /// Polls once, for somebody who asks but does not wait.
+    /// Polls once, for a caller that asks but does not wait.
     pub(crate) fn look(&self, fabric: &Arc<Fabric>) {
         if fabric.check_process().is_err() {
             return; // what a forked child would drive is its parent's
@@ -510,7 +524,7 @@ impl Engine {
             sleep_on(None, &[], Some(control), limit.min(LOOK_LATE));
             return;
         }
-        // A core that others need is theirs after each look; one that nobody needs is not worth a sleep.
+        // After each look the helper yields its core. If no other thread needs the core, looking again is cheaper than a sleep.
         let mut looks = HELPER_LOOKS;
         while looks > 0 && !state.roster.is_waited_in() {
             looks = if state.poll(fabric) { HELPER_LOOKS } else { looks - 1 };

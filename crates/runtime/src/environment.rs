@@ -1,7 +1,7 @@
 //! What users choose by environment variables; the only file of this crate that reads them.
 //!
-//! A value that means nothing is an error that says what would mean something: a run that silently ignores its settings
-//! is worse than one that does not start. An empty value is none.
+//! An invalid value is an error that says which values are valid: a run that silently ignores its settings is worse than one
+//! that does not start. An empty value counts as not set.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -73,7 +73,7 @@ pub const VARIABLES: &[KnownVariable] = &[
     known(
         &["TORCH_DISTRIBUTED_DEBUG"],
         "OFF (default), INFO, DETAIL",
-        "how much is told: DETAIL puts shapes and call sites of all ranks into errors",
+        "how much is reported: DETAIL puts shapes and call sites of all ranks into errors",
     ),
     known(&["TORCH_DIST_NAN_CHECK"], "0 (default), 1", "refuse tensors with a NaN in them"),
     known(
@@ -250,7 +250,7 @@ fn read_place(look_up: impl Fn(&str) -> Option<OsString>) -> Result<Place, Fault
     Ok(Place { rank: number, size: ranks, local_rank, meeting })
 }
 
-/// The recorder's settings alone: it begins before anybody has asked for anything else.
+/// The recorder's settings alone: it starts before the other settings are read.
 pub(crate) fn recorder_settings() -> Result<recorder::Settings, Fault> {
     recorder::Settings::parse(&variable)
 }
@@ -444,7 +444,7 @@ mod tests {
         })
         .unwrap();
         let mut read = read.into_inner();
-        read.retain(|name| !["HOME", "XDG_CACHE_HOME"].contains(&&**name)); // everybody's
+        read.retain(|name| !["HOME", "XDG_CACHE_HOME"].contains(&&**name)); // of the user, not of tenfold
         read.extend(["TORCH_DISTRIBUTED_DEBUG", "TORCH_DIST_NAN_CHECK"].map(String::from)); // read one by one
         let listed = VARIABLES.iter().flat_map(|known| known.names).map(|name| name.to_string());
         assert_eq!(listed.collect::<std::collections::BTreeSet<_>>(), read);

@@ -9,8 +9,8 @@ use crate::fault::Result;
 use crate::label::Label;
 use crate::work::Work;
 
-/// A group whose other ranks are not there: everything is over at once, and nothing moves. As c10d's, for running one rank
-/// of a large job alone: to see that it gets through, what it allocates, what it would call.
+/// A group without other ranks: all operations are over immediately, and no data moves. As c10d's, for running one rank of a
+/// large job alone, to see that it completes, what it allocates and what it would call.
 ///
 /// Tensors stay as they are, except that a gather to all fills every part with this rank's own.
 ///

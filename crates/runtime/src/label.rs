@@ -292,7 +292,7 @@ impl Label {
         [first | u64::from(root_or_tag) << 32, self.seq, count]
     }
 
-    /// What a head says; nothing if it is none.
+    /// The label that a head describes; `None` if the head is invalid.
     pub(crate) fn from_head(head: &Head) -> Option<Self> {
         let [kind, dtype, reduction, ..] = head[0].to_le_bytes();
         let dtype = if dtype == NO_REDUCTION { None } else { Some(DType::from_code(dtype)?) };

@@ -118,7 +118,7 @@ struct Lateness {
     samples: Count,
     total: Count,
     max: Count,
-    /// How often nobody came later.
+    /// How often no other rank arrived later.
     last: Count,
     /// A mean in which what was seen lately counts for more.
     recent: Count,
@@ -221,7 +221,7 @@ pub struct OperationMetrics {
 pub struct Straggler {
     /// The name of the group.
     pub group: String,
-    /// Whose view it is, and who is late: ranks of the whole job, so that they mean the same in all groups.
+    /// The rank that saw it. This and `rank` are ranks of the whole job, so that they mean the same in all groups.
     pub seen_by: Rank,
     /// The rank that is late.
     pub rank: Rank,

@@ -1,4 +1,4 @@
-//! Groups by name, for code that is told which group to use by a text: a compiled graph, a configuration, another language.
+//! Groups by name, for code that has the name of a group as text: a compiled graph, a configuration, another language.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -255,7 +255,7 @@ impl Buffers {
     }
 }
 
-/// A chunk that not everybody has taken yet.
+/// A chunk that not all peers have taken yet.
 #[derive(Debug)]
 struct Open {
     to: Vec<Rank>,
@@ -284,7 +284,7 @@ pub(crate) struct Run {
     missing: Vec<Rank>,
     stage: Option<Stage>,
     open: Vec<Open>,
-    /// Does this rank hear from anybody? One that does not waits until it was heard.
+    /// Does this rank receive anything? If not, it waits until what it sent was read.
     hears: bool,
 }
 
@@ -403,7 +403,7 @@ impl Run {
         &self.label
     }
 
-    /// The memory, once nobody uses it any more.
+    /// The memory, which no peer uses any more.
     pub(crate) fn into_buffers(self) -> Buffers {
         self.buffers
     }

@@ -107,7 +107,7 @@ pub(crate) const OPERATIONS: &str = "tenfold::operation";
 
 #[derive(Default)]
 struct After {
-    /// Of somebody who follows operations.
+    /// For a subscriber that follows operations.
     span: Option<Span>,
     callbacks: Vec<Callback>,
     /// Callbacks that take no time.
@@ -191,8 +191,8 @@ impl Shared {
         self.record.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The operation is over, having stood still for some time. True if somebody wants to hear of it: then [`Shared::tell`]
-    /// must follow, outside any lock.
+    /// The operation is over and has waited for some time. True if it has callbacks: then [`Shared::tell`] must follow, without
+    /// any lock.
     pub(crate) fn finish(&self, outcome: Result<()>, waited: Waited) -> bool {
         {
             let Recorded { group, ticket, .. } = &*self.record();
@@ -319,7 +319,7 @@ impl Work {
         Work(Kind::Joined { label, parts: parts.into() })
     }
 
-    /// Is it over, well or not? Looks after the operation a little if nobody else does.
+    /// Is it over, with or without an error? Polls the operation if no other thread does.
     pub fn is_done(&self) -> bool {
         match &self.0 {
             Kind::Done { .. } => true,
@@ -396,7 +396,7 @@ impl Work {
         self.is_done() && self.error().is_none()
     }
 
-    /// Calls `callback` when it is over; at once if it is. The callback may start other operations and wait for them.
+    /// Calls `callback` when it is over, or immediately if it is. The callback may start other operations and wait for them.
     pub fn on_done(&self, callback: impl FnOnce(&Result<()>) + Send + 'static) {
         self.call_when_done(Box::new(callback), After::callbacks);
     }
@@ -603,7 +603,7 @@ impl Elsewhere {
             sender
         });
         if let Err(unsent) = sender.send(work) {
-            // The thread could not be started. It is tried again for the next; this one is told here rather than not at all.
+            // The thread could not be started. The next work tries again. The callbacks of this one run here.
             self.sender = None;
             unsent.0.tell_here();
         }

@@ -126,7 +126,8 @@ fn a_timeout_says_where_this_rank_waits() {
             Ok(())
         }
     };
-    let error = outcomes(2, &Options::new("late"), call).swap_remove(0).expect_err("nobody came");
+    let error =
+        outcomes(2, &Options::new("late"), call).swap_remove(0).expect_err("the other rank did not join");
     let text = error.to_string();
     assert!(
         text.contains("\n  called with input 2×2 at train.py:7 in step ← train.py:90 in main\n  hint: "),
@@ -141,7 +142,7 @@ fn a_message_that_nobody_sends_says_so_too() {
         let group = group.with_timeout(Duration::from_millis(50));
         shaped(&[3], 8, || group.start_recv(tensor.lend(), 1 - group.rank(), Tag(0)))?.wait()
     };
-    let error = outcomes(2, &Options::new("nobody"), call).swap_remove(0).expect_err("nobody sends");
+    let error = outcomes(2, &Options::new("unsent"), call).swap_remove(0).expect_err("no rank sends");
     assert_eq!(error.scene().unwrap().label.kind, OpKind::Recv);
     let text = error.to_string();
     assert!(text.contains("\n  called with input 3 at train.py:8 in step ← train.py:90 in main"), "{text}");

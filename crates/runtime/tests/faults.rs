@@ -34,10 +34,10 @@ const SOON: Duration = Duration::from_secs(60);
 /// A peer that has been silent this long is given up.
 const HEARTBEAT: Duration = Duration::from_secs(2);
 
-/// For ranks that shall not be given up, however long a busy machine does not let them run.
+/// For ranks that must not be given up, however long a busy machine does not let them run.
 const HEARTBEAT_LONG: Duration = Duration::from_secs(20);
 
-/// The limit of every operation in the tests where it shall be met.
+/// The timeout of every operation, in the tests in which operations must time out.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
 const JOBS: Jobs = &[
@@ -126,7 +126,7 @@ fn masked(text: &str) -> String {
         before = [before[1], before[2], word];
     }
     let masked = masked.replace("TIME ms", "TIME").replace("TIME s", "TIME");
-    // Whoever was told of a fault by another rank says by whom.
+    // A rank that heard of a fault from another rank names that rank.
     (0..8).fold(masked, |text, witness| text.replace(&format!(" (seen by rank {witness})"), ""))
 }
 
@@ -321,7 +321,7 @@ fn a_rank_stopped_for_less_than_the_heartbeat_is_no_error() {
         ranks.wait_for_event(waiting, "slow round ", SOON);
     }
     ranks.wait_for_all("round ", SOON);
-    // They sum for ever.
+    // They sum without end.
     (0..4).for_each(|rank| ranks.kill(rank));
     let ended = ranks.join(SOON);
     // A rank that is killed after another may have raised because of that, and only because of that.

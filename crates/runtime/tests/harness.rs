@@ -1,4 +1,4 @@
-//! The tests of the tests: ranks report, obey, die and hang as their tests are told, and hosts are as far apart as asked.
+//! Tests of the test support: ranks report, obey, die and hang, tests notice that, and hosts have the network that was asked for.
 
 #![expect(
     clippy::disallowed_methods,
@@ -24,7 +24,7 @@ const SOON: Duration = Duration::from_secs(60);
 const JOBS: Jobs = &[
     ("report", |rank| {
         rank.event(format!("rank {} of {}: {}", rank.rank, rank.size, rank.argument));
-        rank.event("two\nlines, and a \\n that is none");
+        rank.event("two\nlines, and a \\n that does not end a line");
     }),
     ("count_in_store", |rank| rank.event(rank.store().add("ranks", 1).unwrap())),
     ("obey", obey),
@@ -69,7 +69,7 @@ fn every_rank_does_its_job_and_tells_in_order() {
     let ended = Job::new("report", 3).argument("all of it").start(store.address()).join_well(SOON);
     for (rank, end) in ended.iter().enumerate() {
         let first = format!("rank {rank} of 3: all of it");
-        assert_eq!(end.told(), [first.as_str(), "two\nlines, and a \\n that is none"]);
+        assert_eq!(end.told(), [first.as_str(), "two\nlines, and a \\n that does not end a line"]);
     }
 }
 
@@ -110,7 +110,7 @@ fn a_rank_that_hangs_fails_its_test_with_the_words_and_threads_of_all_ranks() {
     ranks.wait_for_all("ready", SOON);
     let pids = [ranks.pid(0), ranks.pid(1)];
     ranks.tell(1, "end");
-    // A rank that has ended is a zombie until somebody asks how; the other one has nothing to do but to wait for an order.
+    // A rank that has exited is a zombie until its parent waits for it. The other rank only waits for an order.
     let state = |thread: String| {
         let stat = std::fs::read_to_string(format!("/proc/{thread}/stat")).unwrap_or_default();
         stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next())

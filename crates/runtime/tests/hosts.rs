@@ -24,8 +24,8 @@ const SOON: Duration = Duration::from_secs(60);
 /// A peer that has been silent this long is given up.
 const HEARTBEAT: Duration = Duration::from_secs(2);
 
-/// For ranks that shall not be given up, however long a busy machine does not let them run. After a cut TCP tries again at
-/// ever longer intervals: what is mended after a second may be heard of two seconds later.
+/// For ranks that must not be given up, however long a busy machine does not let them run. After a cut, TCP tries again at
+/// longer and longer intervals: if a cut lasts one second, the next packet may arrive two seconds later.
 const HEARTBEAT_LONG: Duration = Duration::from_secs(20);
 
 /// What an error may take beyond the heartbeat.
@@ -81,8 +81,8 @@ fn ones(elements: usize) -> Buffer {
     tensor
 }
 
-/// Sums ones, round after round, until the last rank is told to end: it then sums zeros, which all ranks see. The argument
-/// is the number of elements.
+/// Sums ones, round after round, until the test orders the last rank to end. That rank then sums zeros, which all ranks see. The
+/// argument is the number of elements.
 fn sum_until_told(rank: &Rank) {
     sum(rank, &connect_with(rank, HEARTBEAT));
 }
@@ -166,7 +166,7 @@ fn end_well(mut ranks: Ranks) -> Vec<support::Ended> {
 }
 
 /// Has the network of three hosts fail as `fail` says. Every rank must raise in time, and name one of `unreachable[rank]`.
-/// Those who can name nobody are dead.
+/// A rank with an empty list is dead.
 fn all_raise(fail: impl Fn(&Hosts, &Ranks), unreachable: [&[usize]; 6]) {
     once_within(HEARTBEAT + GRACE, || {
         let Some(hosts) = Hosts::near(3) else { return Duration::ZERO };
@@ -243,7 +243,7 @@ fn ranks_of_one_host_need_not_be_neighbours_in_the_group() {
 
 #[test]
 fn a_silent_partition_is_raised_by_every_rank_and_names_the_unreachable() {
-    // Those who are cut off see nobody of the others; which of them they miss first is chance.
+    // The ranks that are cut off reach none of the others. Which of them they report first is random.
     let (inside, outside): (&[usize], &[usize]) = (&[4, 5], &[0, 1, 2, 3]);
     all_raise(|hosts, _| hosts.isolate(2), [inside, inside, inside, inside, outside, outside]);
 }
@@ -274,7 +274,7 @@ fn with_four_seconds_a_partition_is_raised_by_every_rank_within_five() {
 
 #[test]
 fn one_way_loss_is_raised_by_every_rank_and_names_one_of_the_two_ends() {
-    // Host 2 reaches everybody: it learns from them.
+    // Host 2 reaches all hosts: the failure is reported to it.
     let (zero, one, both): (&[usize], &[usize], &[usize]) = (&[0, 1], &[2, 3], &[0, 1, 2, 3]);
     all_raise(|hosts, _| hosts.cut_one_way(0, 1), [one, one, zero, zero, both, both]);
 }

@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use tenfold::{Buffer, Group, ReduceOp, metrics, recorder};
 use tracing_subscriber::fmt::MakeWriter;
 
-/// What a subscriber was told, a line each.
+/// The lines that a subscriber received.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
 

@@ -1,7 +1,7 @@
-//! Memory in files of somebody else's, registered with groups: that peers read it in place, that results are right, and that
-//! nothing of it is left behind.
+//! Memory in files of another library, registered with groups: peers read it in place, results are right, and nothing of it is
+//! left behind.
 //!
-//! All groups here read in place, also on processors where they would rather copy.
+//! All groups here read in place, also on processors where copies would be faster.
 
 #![expect(clippy::unwrap_used, reason = "tests: helpers may fail")]
 
@@ -113,7 +113,7 @@ fn look_and_read(group: &Group) -> usize {
     group.start_all_reduce(tensor.lend(), ReduceOp::Max).unwrap().wait().unwrap();
     assert!(tensor.as_slice::<i64>().iter().all(|value| *value == group.size() as i64 - 1));
     assert!(mapped_for_reading().1 > 0, "it is read in place");
-    group.start_barrier().unwrap().wait().unwrap(); // before somebody takes its memory back
+    group.start_barrier().unwrap().wait().unwrap(); // before a rank takes its memory back
     drop(registration);
     before
 }
@@ -164,7 +164,7 @@ fn one_sided(rank: &Rank) {
     group.start_broadcast(tensor.lend(), 0).unwrap().wait().unwrap();
     assert_eq!(tensor.as_slice::<i64>(), numbers(0, 50_000));
     let in_place = mapped_for_reading().1 > 0;
-    assert_eq!(in_place, rank.rank != 0, "the others read rank 0's memory, and it nobody's");
+    assert_eq!(in_place, rank.rank != 0, "the others read rank 0's memory, and rank 0 reads none");
     group.start_all_reduce(tensor.lend(), ReduceOp::Sum).unwrap().wait().unwrap();
     let sums = tensor.as_slice::<i64>().iter().enumerate();
     assert!(sums.clone().all(|(index, sum)| *sum == (index * rank.size) as i64));
@@ -226,7 +226,7 @@ fn memory_is_registered_with_all_groups_of_a_family() {
 fn unregister_early(rank: &Rank) {
     let group = connect(rank, options());
     let values = numbers(3, 10_000);
-    group.start_barrier().unwrap().wait().unwrap(); // they have met, so that a message goes at once
+    group.start_barrier().unwrap().wait().unwrap(); // ranks are connected, so that a message is sent immediately
     if rank.rank == 0 {
         let (mut tensor, region) = in_file(&values);
         let registration = group.register(&region).unwrap();
@@ -291,7 +291,7 @@ fn registering_a_thousand_times_leaves_nothing_behind() {
 
 fn register_without_the_dead(rank: &Rank) {
     let group = connect(rank, options());
-    // Most of them have met nobody but rank 0 yet.
+    // Most of them are connected with rank 0 only.
     let others = group.subgroup(&[0, 1, 3], options_named("others")).unwrap();
     rank.event("ready");
     assert_eq!(rank.order(), "go");
@@ -330,7 +330,7 @@ fn register_with_the_stopped(rank: &Rank) {
         rank.event(error);
         assert_eq!(rank.order(), "continued");
         let _registration = group.register(&region).unwrap();
-        // The late answer has come before this one's, and what it was told then goes before what is told next.
+        // The late answer has arrived before the answer to this registration, and messages to that rank keep their order.
         let (_other, other) = in_file(&[0; 10]);
         let _second = group.register(&other).unwrap();
         group.start_broadcast(tensor.lend(), 0).unwrap().wait().unwrap();

@@ -495,7 +495,7 @@ fn two_threads_of_a_rank_may_wait_at_once_on_different_groups() {
 fn sparse_tensors_are_added_where_their_coordinates_meet() {
     ranks(3, |group| {
         let rank = group.rank() as i64;
-        // Everybody has (0, 1) twice and (1, rank); two dense elements each.
+        // Every rank has (0, 1) twice and (1, rank), with two dense elements each.
         let own = SparseTensor {
             shape: vec![2, 3],
             indices: vec![0, 1, 1, rank, 0, 1],
@@ -546,7 +546,7 @@ fn tensors_that_are_not_contiguous_are_handled_right() {
         let mut row = Buffer::from_slice(&[rank, rank + 1.0, rank + 2.0]);
         group.start_broadcast(row.lend_strided(2, &[3], &[-1]), 2)?.wait()?;
         assert_eq!(row.as_slice::<f32>(), [2.0, 3.0, 4.0]);
-        // Everybody's number into every second place.
+        // The number of each rank goes into every second element.
         let mut all = Buffer::from_slice(&[-1.0_f32; 6]);
         let mut own = Buffer::from_slice(&[rank]);
         group.start_all_gather_into(all.lend_strided(0, &[3], &[2]), own.lend())?.wait()?;
@@ -577,7 +577,7 @@ fn a_monitored_barrier_names_who_is_late() {
     use std::time::Duration;
     let outcomes = Group::threads(3, |group| {
         group.monitored_barrier(Duration::from_secs(20), true)?;
-        // Rank 2 does not come to the second one; it learns of the end by its next call.
+        // Rank 2 does not enter the second one. Its next call reports the failure.
         let outcome = match group.rank() {
             2 => group.start_barrier().and_then(|work| work.wait()),
             _ => group.monitored_barrier(Duration::from_secs(2), true), // time for rank 1 to come

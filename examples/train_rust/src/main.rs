@@ -122,7 +122,9 @@ impl Points {
         let mut parts = (Points(Vec::new()), Points(Vec::new()));
         for (number, line) in include_str!("../spirals.csv").lines().skip(1).enumerate() {
             let fields: Vec<&str> = line.split(',').collect();
-            let [x, y, class] = fields[..] else { return Err(format!("`{line}` is no point").into()) };
+            let [x, y, class] = fields[..] else {
+                return Err(format!("invalid point `{line}`: expected x,y,class").into());
+            };
             let part = if number % 5 == 4 { &mut parts.1 } else { &mut parts.0 };
             part.0.push(([x.parse()?, y.parse()?], class.parse()?));
         }

@@ -30,7 +30,7 @@ fn spirals() -> String {
     text
 }
 
-/// `BLESS=1 cargo test -p train_rust --test spirals` writes the file anew.
+/// `BLESS=1 cargo test -p train_rust --test spirals` overwrites the file.
 #[test]
 fn the_bundled_points_are_those_of_the_generator() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/spirals.csv");

@@ -95,7 +95,7 @@ def buckets_are_cut_along_the_order_of_gradients(group: ProcessGroup) -> Any:
 
 @case
 def unused_parameters_are_named_by_the_caller(group: ProcessGroup) -> Any:
-    """The first is used by rank 0 alone, the last by nobody."""
+    """The first is used by rank 0 alone, the last by no rank."""
     params = [np.zeros(4, np.float32) for _ in range(3)]
     reducer = reducer_of(group, params, find_unused_parameters=True)
     unused = [2] if group.rank() == 0 else [0, 2]
@@ -154,7 +154,7 @@ def a_hook_reduces_buckets(group: ProcessGroup) -> Any:
     reducer.finish()
     for number in range(3):
         assert np.allclose(reducer.gradient(number), expected(params, number, 0) * WORLD), (
-            "nobody else divides"
+            "only the caller divides"
         )
     return shown
 

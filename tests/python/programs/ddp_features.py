@@ -243,7 +243,7 @@ def gradients_that_add_up_and_are_kept(scene: Scene) -> Results:
 
 @case
 def gradients_that_are_replaced(scene: Scene) -> Results:
-    """A gradient that somebody puts elsewhere is found there."""
+    """A gradient that the program puts elsewhere is found there."""
     model = small(scene, gradient_as_bucket_view=True)
     optimizer = sgd(model)
     for step, (inputs, labels) in enumerate(batches(scene, count=6)):
@@ -262,7 +262,7 @@ def gradients_that_are_replaced(scene: Scene) -> Results:
 
 @case
 def backward_twice_without_sync(scene: Scene) -> Results:
-    """Two losses of one forward, summed up before everybody's gradients are."""
+    """Two losses of one forward, summed up before the gradients of all ranks are."""
     model = small(scene)
     optimizer = sgd(model)
     results: Results = {}
@@ -504,7 +504,7 @@ def models_saved_whole(scene: Scene) -> Results:
     return train(again, scene) | {"class": str(type(again) is scene.ddp)}
 
 
-# --------------------------------------------------------------------------------- gradients that do not come
+# --------------------------------------------------------------------------------- gradients that are missing
 
 
 class Aside(nn.Module):
@@ -520,7 +520,7 @@ class Aside(nn.Module):
 
 
 def trained_aside(scene: Scene, uses: bool) -> Results:
-    """Momentum and weight decay act upon zeros, and not upon a gradient that is none."""
+    """Momentum and weight decay act upon zeros, and not upon a gradient that does not exist."""
     model = small(scene, Aside(), find_unused_parameters=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
     for step, (inputs, labels) in enumerate(batches(scene)):

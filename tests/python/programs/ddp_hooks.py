@@ -275,7 +275,7 @@ def waits_at_once(_: object, bucket: dist.GradBucket) -> Future:
 
 
 def several_collectives(_: object, bucket: dist.GradBucket) -> Future:
-    """The norm of everybody's gradients first, then the gradients."""
+    """The norm of the gradients of all ranks first, then the gradients."""
     norm = bucket.buffer().norm().reshape(1)
     dist.all_reduce(norm, dist.ReduceOp.MAX)
     work = dist.all_reduce(bucket.buffer().div_(norm), async_op=True)

@@ -46,7 +46,7 @@ def join_of_a_rank_without_batches(scene: Scene) -> Results:
 
 @case
 def join_of_a_rank_with_one_batch(scene: Scene) -> Results:
-    """Buckets are cut anew while it has already run out."""
+    """Buckets are cut again when it has already run out of inputs."""
     return joined(scene, small(scene), least=1)
 
 
@@ -62,10 +62,10 @@ def join_with_bucket_views(scene: Scene) -> Results:
 
 @case
 def join_with_unused_parameters(scene: Scene) -> Results:
-    """When a rank has run out of inputs, nobody uses what only it used.
+    """When a rank has run out of inputs, no rank uses the parameters that only this rank used.
 
-    PyTorch then makes zeros of such a gradient, which momentum and weight decay act upon; ours is none, as in
-    every other iteration in which nobody uses a parameter.
+    PyTorch then makes zeros of such a gradient, which momentum and weight decay act upon. With ours the
+    gradient does not exist, as in every other iteration in which no rank uses a parameter.
     """
     results = joined(scene, small(scene, Fork(scene.rank), find_unused_parameters=True))
     nothing = {name for name, value in results.items() if "gradient" in name and not is_something(value)}
@@ -90,7 +90,7 @@ def join_with_a_hook(scene: Scene) -> Results:
 
 @case
 def join_with_batches_without_sync(scene: Scene) -> Results:
-    """Whoever has run out learns in every step whether the others synchronise in it."""
+    """A rank that has run out of inputs learns in every step whether the others synchronise in it."""
     model = small(scene)
     optimizer = sgd(model)
     with model.join():

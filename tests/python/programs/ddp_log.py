@@ -14,7 +14,7 @@ from training_case import (
 )
 from training_ddp import SMALL_BUCKET_MB, Fork, normalised
 
-# What the same training writes the same, whoever's DDP it is. (`iteration` is that of PyTorch's last sample.)
+# What the same training must log with both DDPs. (`iteration` is that of PyTorch's last sample.)
 LOGGED = [
     "module_name",
     "world_size",

@@ -51,7 +51,7 @@ class Mixed(nn.Module):
         return self.fourth(self.third(inner.float()).relu().double())
 
 
-# What makes each model, on which rank, and what DDP has to be told about it.
+# What makes each model, on which rank, and the options that DDP needs for it.
 MODELS: dict[str, tuple[Callable[[int], nn.Module], dict[str, object]]] = {
     "perceptron": (lambda rank: perceptron(), {}),
     "transformer": (lambda rank: Transformer(), {}),
@@ -96,7 +96,7 @@ def plainly(model: nn.Module, scene: Scene, optimizer: torch.optim.Optimizer, ke
 def without_sync(
     model: nn.Module, scene: Scene, optimizer: torch.optim.Optimizer, keep: bool = False
 ) -> Results:
-    """A batch with everybody, as a static graph needs it, then thrice two alone and one with everybody."""
+    """A batch with all ranks, as a static graph needs it, then three times two alone and one with all."""
     for step, (inputs, labels) in enumerate(batches(scene, count=10)):
         if step % 3 > 0:
             with model.no_sync():

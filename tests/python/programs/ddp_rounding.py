@@ -2,7 +2,7 @@
 
 Every step begins with parameters from a seed, not with those that the step before has left: so nothing adds
 up, losses are the same to the bit, and each reduction can be judged alone. Each rank returns the gradients
-that it has without anybody's help, and the averages.
+that it computed by itself, and the averages.
 """
 
 import torch

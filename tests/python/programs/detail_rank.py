@@ -1,4 +1,4 @@
-"""A rank that plays every scene of test_debug_levels.py, each in its own group, and says what it was told.
+"""A rank that plays every scene of test_debug_levels.py, each in its own group, and writes the errors it got.
 
 Called with `numpy` or `torch`, a folder, the port of a store, its rank and the number of ranks. Rank 1 errs.
 """
@@ -13,7 +13,7 @@ import numpy
 import tenfold
 
 PATIENCE = 60.0  # only bounds a hang
-SHORT = 5.0  # of a call that nobody joins
+SHORT = 5.0  # of a call that no other rank joins
 
 
 class Numpy:
@@ -114,7 +114,7 @@ def message(me: Numpy) -> None:
 
 
 def mixed(me: Numpy) -> None:
-    """Rank 1 does not tell its shapes, so that nobody can find out that they differ."""
+    """Rank 1 does not report its shapes, so that no rank can detect that they differ."""
     if me.rank == 1:
         tenfold.c10d.set_debug_level(tenfold.c10d.DebugLevel.OFF)
     me.all_reduce(*((3, 2) if me.rank == 1 else (2, 3)))
@@ -130,7 +130,7 @@ def play(scene: Any, me: Numpy) -> dict[str, Any]:
         lines = str(error).splitlines()
         called = [line.strip() for line in lines if line.startswith("  called ")]
         told = {"class": type(error).__name__, "reason": error.reason, "peer": error.peer, "called": called}
-    # Nobody leaves before all are done, which would be another reason to fail.
+    # No rank leaves before all are done, which would be another reason to fail.
     if me.store.add(f"done/{scene.__name__}", 1) == me.size:
         me.store.set(f"over/{scene.__name__}", "")
     me.store.wait([f"over/{scene.__name__}"])

@@ -1,7 +1,7 @@
 """A group is dropped while another one's dump keeps it waiting; a Python thread has to run to end that.
 
-The file by which the launcher is told of dumps is a FIFO: who writes it waits until somebody reads it, and
-whoever leaves a group meanwhile waits for that. The reader is a Python thread.
+The file by which the launcher learns about dumps is a FIFO: a writer waits until another thread reads it, and
+a thread that leaves a group meanwhile waits for that. The reader is a Python thread.
 """
 
 import os
@@ -28,7 +28,7 @@ reader = threading.Thread(target=read)
 reader.start()
 aborting = threading.Thread(target=failing.abort)
 aborting.start()
-# Until the other thread is in `open`, which nobody answers yet; a kernel that does not tell weakens this.
+# Until the other thread waits in `open`. On a kernel that does not show this, the test checks less.
 for _ in range(500):
     if any("wait_for_partner" in (task / "wchan").read_text() for task in Path("/proc/self/task").iterdir()):
         break

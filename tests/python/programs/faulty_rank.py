@@ -167,7 +167,7 @@ def fill() -> None:
         values[:] = 1.0
         add(values)
         assert (values == SIZE).all()
-    room = os.statvfs("/dev/shm")  # noqa: S108, it is looked at and not used
+    room = os.statvfs("/dev/shm")  # noqa: S108, it is measured and not used
     say(f"summed beside {room.f_blocks * room.f_frsize} bytes")
     end()
 

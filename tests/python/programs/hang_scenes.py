@@ -28,7 +28,7 @@ CULPRIT = 1
 WRONG = 5  # the number of the call that goes wrong: warm_up makes four
 PATIENCE = 5.0  # of a call whose time is to run out, longer than a busy machine lets a rank stand; else LIMIT
 SEEN_NS = 1.1e9  # `tenfold trace` calls shorter waits "on their way"
-LARGE = 4 << 20  # elements that no mailbox takes before somebody wants them
+LARGE = 4 << 20  # elements that no mailbox takes before they are received
 
 ERRORS = (tenfold.DistError, dist.DistError, RuntimeError)
 
@@ -131,7 +131,7 @@ def tell_when_inside(me: Actor) -> None:
 
 
 def after_the_others(me: Actor, mistake: Callable[[], None], call: Callable[[], None]) -> None:
-    """The culprit's mistake fails the group: whoever is not in its own call by then never will be."""
+    """The culprit's mistake fails the group, so the others must have entered their calls before."""
     if me.rank == CULPRIT:
         me.until_told("inside", *others(me))
         mistake()
@@ -198,7 +198,7 @@ def no_receiver(job: Any, me: Actor) -> None:
 
 
 def asked(job: Any, me: Actor) -> None:
-    """Nobody's time is up: the dumps are asked for from outside."""
+    """No rank times out: the dumps are asked for from outside."""
     me.tell("there")
     if me.rank == CULPRIT:
         time.sleep(LIMIT)

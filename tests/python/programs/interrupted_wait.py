@@ -1,4 +1,4 @@
-"""Waits in vain on one of the package's stores until Ctrl-C, then uses the store: KIND CALL PATH."""
+"""Waits on one of the package's stores until Ctrl-C, then uses the store: KIND CALL PATH."""
 
 import sys
 

@@ -28,7 +28,7 @@ def main(kind: str, backend: str, rank: int, world: int, folder: Path) -> None:
     port = agreed_port(rank, world, folder)
     for lap in range(1 if IS_AGENTS else 2):
         dist.init_process_group(backend, timeout=PATIENCE, **place(kind, rank, world, port, folder, lap))
-        gc.collect()  # whatever only C++ still knows is gone by now, if it can go
+        gc.collect()  # objects that only C++ still refers to are freed by now, if they can be
         use(rank, world)
         dist.barrier()
         # Rank 0 hosts the server: it leaves last.

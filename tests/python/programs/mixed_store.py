@@ -22,7 +22,7 @@ def main(kind: str, library: str, rank: int, world: int, folder: Path) -> None:
     meet(store, rank, world)
     if kind == "tcp":
         pass_along(store, rank, world)
-    # Nobody leaves before all are through: the server goes with rank 0.
+    # No rank leaves before all are done: the server ends with rank 0.
     if rank == 0:
         store.wait([f"bye/{other}" for other in range(1, world)], PATIENCE)
     else:

@@ -39,7 +39,7 @@ def interrupted_while_waiting() -> None:
 def over_with_work_in_flight() -> None:
     """Ends while an operation is under way, with a callback on it."""
     first, second = both_ranks()
-    # Kept to the end of the program: operations of a group that is gone have failed, and are over.
+    # Kept to the end of the program: operations of a group that was dropped have failed, and are over.
     globals().update(kept=[first, second])
     work = first.recv(bytearray(8), 1, async_op=True)
     work.get_future().then(lambda future: print("this never happens"))

@@ -447,7 +447,7 @@ def other_threads_run_while_one_waits(group: Group) -> None:
     thread = threading.Thread(target=let_the_other_rank_answer)
     thread.start()
     waiting.set()
-    group.recv(word, 1)  # with the interpreter in its hands it would wait for ever
+    group.recv(word, 1)  # if it kept the interpreter's lock, it would wait forever
     thread.join()
     assert word[0] == 1
 

@@ -108,7 +108,7 @@ def be_rank(rank: int, port: int, job: Job, function: Callable[..., Any]) -> Non
     me = Rank(rank, job.world, job.backend, job.timeout, dist.TCPStore("127.0.0.1", port, timeout=PATIENCE))
     if job.backend == "gloo":
         # What we compare with. At DETAIL every call through PyTorch's wrapper waits for all ranks, so that
-        # ranks which use two groups in different orders would wait for ever.
+        # ranks which use two groups in different orders would wait forever.
         dist.set_debug_level(dist.DebugLevel.OFF)
     try:
         me.join()

@@ -23,7 +23,7 @@ def until(condition: Callable[[], bool], what: object) -> None:
     give_up = time.monotonic() + LIMIT
     while not condition():
         if time.monotonic() > give_up:
-            raise TimeoutError(f"waited in vain for {what}")
+            raise TimeoutError(f"timed out: {what} did not happen")
         time.sleep(GLANCE)
 
 
@@ -101,7 +101,7 @@ class Scene:
 
 
 def perform(*acts: list[Scene]) -> None:
-    """Plays the scenes of an act at once, and acts one after the other; exits with 1 if one goes wrong."""
+    """Plays the scenes of an act together, and acts one after the other; exits with 1 if one fails."""
     failures = []
     for scenes in acts:
         for scene in scenes:

@@ -35,5 +35,5 @@ if rank == 2:
     while not gate.exists():  # busy with something else
         time.sleep(0.01)
         if os.getppid() == 1:
-            sys.exit("the launcher is gone")
+            sys.exit("the launcher has exited")
 add()

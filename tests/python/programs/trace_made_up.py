@@ -1,7 +1,7 @@
 """Writes made-up dumps of a job that hangs: trace_made_up.py FOLDER [--ranks N] [--steps N].
 
 As a recorder with completion times writes them: a data-parallel and a tensor-parallel group, steps that
-overlap, a rank that is a little late each time, and one that does not come to the last all-reduce. For the
+overlap, a rank that is a little late each time, and one that does not enter the last all-reduce. For the
 page's tests and the documentation's picture; nothing here is measured.
 """
 

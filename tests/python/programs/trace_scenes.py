@@ -67,7 +67,7 @@ def enter(work: dist.Work | None) -> None:
 pending: list[dist.Work | None] = []
 
 
-# What each scene does on the culprit, and on the others. Nobody waits for an operation that will not end.
+# What each scene does on the culprit, and on the others. No rank waits for an operation that will not end.
 def train_step(tensor: torch.Tensor) -> None:
     enter(dist.all_reduce(tensor, async_op=True))
 
@@ -148,7 +148,7 @@ def act(backend: str, name: str, me: Actor) -> None:
     if not (name == "missing" and me.rank == CULPRIT):
         me.file().write_bytes(c10d._dump_fr_trace(backend=backend))
         me.file("json").write_bytes(c10d._dump_fr_trace_json(backend=backend))
-    me.meet("wrote")  # nobody goes while others may notice
+    me.meet("wrote")  # no rank exits while others could notice that
 
 
 def scene(folder: Path, title: str) -> Scene:
@@ -158,5 +158,5 @@ def scene(folder: Path, title: str) -> Scene:
 
 if __name__ == "__main__":
     scenes = {title: scene(Path(sys.argv[1]), title) for title in sys.argv[2:]}
-    alone = "gloo/straggler"  # who comes when is what it shows: nobody else is to disturb it
+    alone = "gloo/straggler"  # it shows when ranks arrive, so no other scene may run beside it
     perform([scenes[title] for title in scenes if title != alone], [scenes[alone]] if alone in scenes else [])

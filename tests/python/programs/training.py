@@ -31,7 +31,7 @@ HANGING = (
     60.0  # seconds after which a case that no time limit ended ends the process, which says where it was
 )
 
-ONLY = os.environ.get("TENFOLD_TEST_CASES", "")  # for who looks for a fault: cases with this in their names
+ONLY = os.environ.get("TENFOLD_TEST_CASES", "")  # to look for a fault: only cases with this in their names
 
 # Groups outlive their cases: Gloo aborts the process ("Resource deadlock avoided") if the last to let go of
 # one is a callback on a thread of its own, which PowerSGD's are.

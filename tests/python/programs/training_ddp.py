@@ -132,7 +132,7 @@ def ddp_with_the_fp16_hook(scene: Scene) -> Results:
 def ddp_with_the_power_sgd_hook(scene: Scene) -> Results:
     """Starts collectives inside the callbacks of others.
 
-    One bucket: with several, Gloo's two threads wait in callbacks for ever, for what only they could do.
+    One bucket: with several, Gloo's two threads wait forever in callbacks, for what only they could do.
     """
     state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
     return train(hooked(scene, powerSGD_hook.powerSGD_hook, state, bucket_cap_mb=25), scene)

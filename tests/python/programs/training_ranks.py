@@ -2,7 +2,7 @@
 
 As torchrun would, without its seconds: importing PyTorch is most of what a small training run costs, so this
 process imports it once, and every rank is a fork of it. Nothing has been started when it forks: no thread, no
-group, and the store at PORT is somebody else's.
+group, and the store at PORT belongs to another process.
 
 What a rank says is in FOLDER/<rank>.log. When one fails the others are ended, and all of it is shown.
 """

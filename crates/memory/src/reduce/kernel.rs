@@ -100,7 +100,7 @@ where
     }
 }
 
-/// Combines `N` times what `S` loads at once, at byte `from`.
+/// Combines `N` vectors of `S`, from byte `from` on.
 ///
 /// # Safety
 /// As for [`Combine`], and these bytes are within.
@@ -133,7 +133,7 @@ unsafe fn block<S: Storage, O: Operation<S::Wide>, const N: usize>(
 }
 
 /// # Safety
-/// The source has `N` times what `S` loads at once, at byte `from`.
+/// The source has `N` vectors of `S`, from byte `from` on.
 #[inline(always)]
 unsafe fn load<S: Storage, const N: usize>(source: &Bytes<'_>, from: usize) -> [S::Wide; N] {
     // SAFETY: the caller's promise.

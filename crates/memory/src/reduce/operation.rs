@@ -1,7 +1,7 @@
 //! One value of two, for each operation and each type that values are computed in.
 //!
-//! None of it may depend on how many values are computed at once: a sum or product rounds once, and of equal values
-//! (zeros of both signs) minimum and maximum keep the earlier, as PyTorch does for single elements.
+//! No result may depend on how many values one instruction computes. A sum or product rounds once. Of equal values (zeros of
+//! both signs), minimum and maximum keep the earlier one, as PyTorch does for single elements.
 
 use num_complex::Complex;
 

@@ -36,7 +36,7 @@ impl ControlCollectives {
         calling(py, || if block { ranks.barrier(key, timeout) } else { ranks.arrive(key, timeout) })
     }
 
-    /// The sum of everybody's numbers.
+    /// The sum of the numbers of all ranks.
     #[pyo3(signature = (key, data, timeout=DEFAULT_TIMEOUT))]
     fn all_sum(&self, py: Python<'_>, key: Text, data: i64, timeout: Duration) -> PyResult<i64> {
         let ranks = self.ranks()?;
@@ -70,7 +70,7 @@ impl ControlCollectives {
         calling(py, || ranks.gather_send(key, data, timeout))
     }
 
-    /// Everybody's data, by rank, this rank's own among them.
+    /// The data of all ranks, by rank, including this rank's own.
     #[pyo3(signature = (key, data, timeout=DEFAULT_TIMEOUT))]
     fn gather_recv<'py>(
         &self,
@@ -111,7 +111,7 @@ impl ControlCollectives {
         Ok(bytes(py, &value))
     }
 
-    /// Everybody's data, by rank.
+    /// The data of all ranks, by rank.
     #[pyo3(signature = (key, data, timeout=DEFAULT_TIMEOUT))]
     fn all_gather<'py>(
         &self,

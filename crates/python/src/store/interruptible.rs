@@ -127,7 +127,7 @@ impl Store for Connection {
                 let keys = keys.into_iter().map(|key| key.into_owned().into()).collect();
                 self.wait_on_a_thread(client, Request::Wait { keys }, deadline)
             }
-            // Once only: whoever asks again has come twice.
+            // Once only: a second request would count as a second client.
             Request::Barrier { key, world } => {
                 let request = Request::Barrier { key: key.into_owned().into(), world };
                 self.wait_on_a_thread(client, request, deadline)

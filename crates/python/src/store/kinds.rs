@@ -44,7 +44,7 @@ impl HashStore {
         PyClassInitializer::from(store).add_subclass(HashStore {})
     }
 
-    /// This store: any number of threads may use it at once.
+    /// This store: any number of threads may use it at the same time.
     fn clone(slf: Bound<'_, Self>) -> Bound<'_, Self> {
         slf
     }
@@ -94,7 +94,7 @@ impl FileStore {
     }
 }
 
-/// The part of a store whose keys begin with `prefix/`. Prefixes nest; the store may be anybody's.
+/// The part of a store whose keys begin with `prefix/`. Prefixes nest. The store may be of any kind, also PyTorch's.
 ///
 /// >>> store = HashStore()
 /// >>> PrefixStore("group", store).set("color", "blue")

@@ -109,6 +109,6 @@ impl TcpStore {
 /// The socket behind a number that Python has for it.
 fn adopt(py: Python<'_>, listener: RawFd) -> PyResult<TcpListener> {
     py.import("os")?.call_method1("fstat", (listener,))?; // raises if there is no such descriptor
-    // SAFETY: it is open, and whoever passes it hands it over, as c10d has it.
+    // SAFETY: it is open, and the caller hands over its ownership, as in c10d.
     Ok(unsafe { TcpListener::from_raw_fd(listener) })
 }

@@ -1,4 +1,4 @@
-//! The crate was built without the feature `control`: whoever asks for a worker server is told so.
+//! For a build without the feature `control`: a call that starts a worker server returns an error that names the feature.
 
 use tenfold_plan::Rank;
 

@@ -1,6 +1,6 @@
 //! The handlers that every worker has: c10d's, with its answers, and `metrics`.
 //!
-//! One that is added here is reached at once. `torch_profile` is PyTorch's, and comes with `tenfold.torch`.
+//! A handler that is added here needs no further registration. `torch_profile` is PyTorch's, and comes with `tenfold.torch`.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};

@@ -1,10 +1,10 @@
 //! The control plane of a worker: questions that a running process answers, by name, over HTTP. What c10d calls its
 //! `WorkerServer`.
 //!
-//! A *handler* is a function from [`Request`] to [`Response`] with a name that is its own for ever. Every handler of the
-//! process, whoever registered it, is reached through every [`WorkerServer`] of the process, by
-//! `POST /handler/<name>?key=value`. Routes and texts are c10d's, so that PyTorch's debug server and other clients of c10d's
-//! can ask tenfold's workers; see docs/control-plane.md.
+//! A *handler* is a function from [`Request`] to [`Response`] with a name that is never given to another handler. Every handler
+//! of the process is reached through every [`WorkerServer`] of the process, by `POST /handler/<name>?key=value`, also if another
+//! library registered it. Routes and texts are c10d's, so that PyTorch's debug server and other clients of c10d's can ask
+//! tenfold's workers; see docs/control-plane.md.
 //!
 //! ```
 //! use tenfold::control::{self, Request, Response, WorkerServer};
@@ -49,7 +49,7 @@ pub use server::WorkerServer;
 
 pub(crate) use lease::{Lease, start_if_asked};
 
-/// What answers a question. May run on several threads at once, and beside everything else that the process does.
+/// What answers a request. May run on several threads at the same time, and beside everything else that the process does.
 pub type Handler = Arc<dyn Fn(&Request) -> Response + Send + Sync>;
 
 static REGISTRY: LazyLock<Mutex<BTreeMap<String, Handler>>> =

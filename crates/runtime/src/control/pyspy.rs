@@ -1,8 +1,8 @@
 //! What py-spy says of this process: stacks of all threads, read from outside, so that no interpreter has to answer.
 //!
-//! py-spy is the user's, found by `PATH` as c10d's shell finds it. It stops this process while it reads, and a py-spy that never
-//! ends must not keep a handler's thread: it has [`LIMIT`], then it is killed with all that it started. What it writes to both of
-//! its streams is told in the order of writing, up to [`OUTPUT_MAX`].
+//! py-spy is the user's, found by `PATH` as c10d's shell finds it. It stops this process while it reads. A py-spy that never
+//! ends must not occupy a handler's thread: after [`LIMIT`], it is killed with all processes that it started. The answer has what
+//! it wrote to both of its streams, in the order of writing, up to [`OUTPUT_MAX`].
 
 #![expect(clippy::disallowed_methods, reason = "a program that does not end is killed")]
 
@@ -19,7 +19,7 @@ use super::{Request, Response};
 /// Half of what the server gives a handler. A stack takes py-spy milliseconds, with native frames seconds.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Bytes that are told: thousands of deep stacks.
+/// Bytes of output in an answer: enough for thousands of deep stacks.
 const OUTPUT_MAX: usize = 16 << 20;
 
 pub(super) fn dump(request: &Request) -> Response {
@@ -109,7 +109,7 @@ fn listen(child: &Child, reader: &mut PipeReader, deadline: Instant, text: &mut 
             let room = OUTPUT_MAX.saturating_sub(text.len());
             text.extend_from_slice(&bytes[..count.min(room)]);
         } else if has_ended {
-            return Ok(true); // somebody it started may still have the pipe
+            return Ok(true); // a process that it started may still have the pipe
         }
     }
 }
@@ -153,7 +153,7 @@ mod tests {
     fn what_it_says_is_told_in_order_and_its_failure_too() {
         let (status, text) = asked("echo a; echo b >&2; echo c; exit 1", &[], LIMIT);
         assert_eq!((status, &text[..]), (500, "a\nb\nc\n"));
-        // More than a pipe holds, and more than is told.
+        // More than a pipe holds, and more than an answer has.
         let (status, text) = asked("head -c 20000000 /dev/zero | tr '\\0' x", &[], LIMIT);
         assert_eq!((status, text.len()), (200, OUTPUT_MAX));
         // A program that it leaves behind has the pipe, and is not waited for.

@@ -38,8 +38,8 @@ impl WorkerServer {
         WorkerServer::start(Options::default().socket_file(listener, file))
     }
 
-    /// On a TCP address; port 0 is a free one. Whoever reaches it can ask anything, so that an address which other machines
-    /// reach is warned about.
+    /// On a TCP address; port 0 is a free one. Any client that reaches the address can call every handler, so an address that
+    /// other machines reach causes a warning.
     ///
     /// # Errors
     /// If it cannot be listened on; the error names it.
@@ -51,8 +51,8 @@ impl WorkerServer {
         let address = listener.local_addr()?;
         if !address.ip().is_loopback() {
             tracing::warn!(
-                "the worker server at {address} can be reached from other machines: whoever reaches it sees stacks \
-                 and can run every handler; use a Unix socket or 127.0.0.1 if that is too much"
+                "the worker server at {address} can be reached from other machines: any client there sees stacks \
+                 and can run every handler; use a Unix socket or 127.0.0.1 to prevent that"
             );
         }
         // PyTorch's debug server asks workers by the names of their hosts.
@@ -147,7 +147,7 @@ fn params(request: &tenfold_http::Request) -> Result<Vec<(String, String)>, tenf
             .eq_ignore_ascii_case("application/x-www-form-urlencoded")
     });
     if is_form && let Ok(form) = std::str::from_utf8(request.body()) {
-        // Clients call any body a form unless they are told otherwise: one that is none has no parameters.
+        // Many clients declare any body as a form by default. A body that is not a form has no parameters.
         pairs.extend(decode_pairs(form).unwrap_or_default());
     }
     Ok(pairs.into_iter().map(|(key, value)| (lossy(key), lossy(value))).collect())

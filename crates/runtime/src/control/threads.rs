@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 use std::fs;
 
-/// Threads that are told of; more are counted.
+/// Threads that are listed; further ones are only counted.
 const THREADS_MAX: usize = 1024;
 
 /// A line for each thread, in the order in which they were started.

@@ -9,7 +9,7 @@ use crate::fault::Result;
 use crate::work::Work;
 use crate::{Buffer, BufferView, Group, Rank};
 
-/// What DDP broadcasts at once.
+/// Bytes that DDP broadcasts in one call.
 pub const BROADCAST_BYTES: usize = 250 << 20;
 
 /// Flat tensors under way: one travels while the next is packed.

@@ -178,8 +178,8 @@ impl Buckets {
         }
     }
 
-    /// Begins an iteration in which the given parameters get no gradient; those that a static graph never uses go without
-    /// saying. Returns the buckets to launch at once.
+    /// Begins an iteration in which the given parameters get no gradient; those that a static graph never uses need not be
+    /// listed. Returns the buckets to launch immediately.
     pub fn start(&mut self, unused: &[usize]) -> Range<usize> {
         self.seen.fill(0);
         self.unused.fill(false);
@@ -204,7 +204,7 @@ impl Buckets {
     /// A parameter's gradient is ready. Returns the buckets to launch now.
     ///
     /// # Errors
-    /// If it was ready before, or nobody expected it.
+    /// If it was ready before, or was not expected.
     pub fn ready(&mut self, param: usize) -> Result<Range<usize>, Misuse> {
         let seen = self.seen[param] + 1;
         let expected = self.expected.as_ref().map_or(1, |expected| expected[param]);
@@ -270,7 +270,7 @@ impl Buckets {
         (0..self.seen.len()).filter(|param| self.seen[*param] == 0 && !self.unused[*param]).collect()
     }
 
-    /// An iteration of the others in which this rank has nothing to say: all buckets, at once.
+    /// An iteration of the other ranks in which this rank has no gradients. Returns all buckets, to be launched immediately.
     pub fn shadow(&mut self) -> Range<usize> {
         self.start(&[]);
         self.pending.fill(0);
@@ -305,7 +305,7 @@ impl Buckets {
         self.arrival.iter().copied().chain(absent).collect()
     }
 
-    /// Cuts the buckets anew along `order`, which all ranks must give alike.
+    /// Cuts the buckets again along `order`, which must be the same on all ranks.
     ///
     /// # Panics
     /// If the order is not one of all parameters; see [`is_order_of`].

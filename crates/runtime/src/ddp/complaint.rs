@@ -1,8 +1,9 @@
-//! What ranks tell each other when a gradient is missing: everybody shall hear which, and on which ranks.
+//! What ranks tell each other when a gradient is missing: all ranks report which gradient, and on which ranks.
 //!
-//! A rank that misses one says so to all others and listens: often they miss the same. If they do not answer soon, they wait for a
-//! bucket that will not come; the rank then aborts the reducer's group, by which they learn that there is something to
-//! hear, and answer too. All this goes through a group made for it alone: whoever never answers makes that one fail at most.
+//! A rank without a gradient reports that to all other ranks and waits for their reports: often the same gradient is missing
+//! there. If they do not answer soon, they are waiting for a bucket that will not arrive. The rank then aborts the reducer's
+//! group. That makes the others look for reports, and answer. All this goes through a group of its own: if a rank never
+//! answers, only that group fails.
 
 use std::time::Duration;
 
@@ -59,12 +60,12 @@ pub(super) fn exchange(group: &Group, own: &Complaint, disturb: impl FnOnce()) -
             });
         }
     }
-    // Whoever leaves before the others have heard it takes its complaint along.
+    // If this rank left before the others have received its report, the report would be lost.
     said.iter().for_each(|work| _ = work.wait_by(late));
     all
 }
 
-/// The message for all; nothing if nobody misses anything.
+/// The message for all ranks; `None` if no gradient is missing.
 pub(super) fn describe(params: &[Param], all: &[Option<Complaint>]) -> Option<String> {
     let misses =
         |rank: &Rank, param| all[*rank].as_ref().is_some_and(|complaint| complaint.missing[param] == 1);

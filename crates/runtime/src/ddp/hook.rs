@@ -33,7 +33,7 @@ pub trait CommHook: Send {
         Ok(())
     }
 
-    /// Buckets have been cut anew, which happens once at most: what is remembered of the old ones is void.
+    /// Buckets have been cut again, which happens at most once. A hook must forget what it knows about the old ones.
     fn rebuilt(&mut self) {}
 }
 

@@ -55,7 +55,7 @@ impl Options {
         self
     }
 
-    /// Which parameters share a bucket until buckets are cut anew; by default one per dtype. See
+    /// Which parameters share a bucket until buckets are cut again; by default one bucket per dtype. See
     /// [`assign_by_size`](super::raw::assign_by_size).
     #[must_use]
     pub fn first_buckets(mut self, layout: Vec<Vec<usize>>) -> Self {
@@ -101,7 +101,7 @@ impl Options {
         self
     }
 
-    /// Reduces buckets in another way than by an average. Nobody divides then but the hook.
+    /// Reduces buckets in another way than by an average. The hook is then responsible for dividing.
     #[must_use]
     pub fn hook(mut self, hook: impl CommHook + 'static) -> Self {
         self.hook = Some(Box::new(hook));

@@ -100,7 +100,7 @@ fn difference(first: &Description, other: &Description, rank: Rank) -> Option<St
         .then(|| format!("rank {rank} has other options than rank 0: {their} there, {our} on rank 0"))
 }
 
-/// Everybody's text.
+/// The texts of all ranks.
 fn gather(group: &Group, own: &str, lengths: &[usize]) -> Result<Vec<String>> {
     let mut input = Buffer::from_slice(own.as_bytes());
     let mut outputs: Vec<Buffer> = lengths.iter().map(|len| Buffer::zeros(DType::U8, *len)).collect();

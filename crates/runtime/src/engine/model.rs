@@ -1,10 +1,10 @@
-//! Waiters, helper and bell in every order that the memory model allows: does everything that is under way come to its end
-//! although nobody looks around by himself?
+//! Waiters, helper and bell in every order that the memory model allows: do all pending operations complete although no thread
+//! wakes up by itself?
 //!
-//! Who watches and who is woken is decided by the real `roster.rs`. Around it stands what `engine.rs`, `Fabric::call_helper` and the
-//! loop of the helper do, in the same order, without what does not matter here: a descriptor is a flag, an operation is over when
-//! one message has come, nobody spins, the alarm goes off at once, and no sleep has a limit. So a wake-up that is lost is a
-//! deadlock, and loom finds those.
+//! The real `roster.rs` decides which thread watches and which is woken. Around it, this model does what `engine.rs`,
+//! `Fabric::call_helper` and the loop of the helper do, in the same order, but simplified: a descriptor is a flag, an operation
+//! is over when one message has arrived, no thread spins, the alarm rings immediately, and no sleep has a limit. So a lost
+//! wake-up is a deadlock, which loom detects.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test --release -p tenfold --lib loom`
 
@@ -346,8 +346,8 @@ impl Rank {
     }
 }
 
-/// Threads of the rank do what they are told to, the first of them here. Peers say what they have to: the messages of one list at
-/// once, and those of the next only when the operations of the first are over. Then everything that was called is over.
+/// Each thread of the rank runs its function, the first of them on this thread. Peers send the messages of one list without a
+/// pause, and those of the next list when the operations of the first are over. In the end, all operations are over.
 fn model(said: &'static [&'static [usize]], threads: &'static [fn(&Rank)]) {
     let mut builder = loom::model::Builder::new();
     // How often a thread is stopped where it does not wait. Two stops with four threads take minutes, and found no defect that one

@@ -1,5 +1,5 @@
-//! What goes into the engine and out of it besides operations: a group that fails, what members of a group say, how far
-//! each group is.
+//! What goes into the engine and out of it besides operations: failures of groups, notices of other ranks, and how far each
+//! group is.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -62,7 +62,7 @@ impl Engine {
         true
     }
 
-    /// Looks in every group who is late, and who keeps this rank waiting for too long.
+    /// Looks for stragglers in every group, and for ranks that keep this rank waiting for too long.
     pub(crate) fn look_at_others(&self, fabric: &Arc<Fabric>) {
         let warnings = self.with(|state| {
             let State { groups, to_tell, .. } = state;
@@ -110,7 +110,7 @@ impl Engine {
     }
 }
 
-/// Without the lock, since nobody knows what a subscriber does.
+/// Must be called without the lock: a subscriber may do anything.
 fn warn(warnings: &[String]) {
     for warning in warnings {
         tracing::warn!("{warning}");

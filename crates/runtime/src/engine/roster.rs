@@ -109,8 +109,8 @@ impl Roster {
         self.helper_sleeps
     }
 
-    /// A thread has woken up, by itself or not. True if it was the one that watches: then the bell is its to silence, and the
-    /// peers are told that this rank is awake.
+    /// A thread has woken up, by itself or not. True if it was the watching thread: then it must silence the bell and tell the
+    /// peers that this rank is awake.
     pub(super) fn wake_up(&mut self, who: Watching) -> bool {
         match who {
             Watching::Waiter(waiter) => {

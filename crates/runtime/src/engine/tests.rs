@@ -22,8 +22,36 @@ fn a_group_with_more_ranks_than_cores_makes_ranks_yield_only_as_long_as_it_exist
     outcome.unwrap();
 }
 
-/// Several threads of rank 0 wait at once; each must be woken by whichever thread completes its operation. Sleepers look
-/// around by themselves only after an hour, so a lost wake-up is a timeout.
+#[test]
+fn an_operation_is_polled_in_its_call_only_if_it_is_short_and_nothing_is_before_it() {
+    for urgency in [Urgency::Quick, Urgency::Patient, Urgency::Background] {
+        assert_eq!(urgency.turns(true, 9), 0);
+    }
+    assert_eq!(Urgency::Quick.turns(false, 9), 9);
+    assert_eq!(Urgency::Patient.turns(false, 9), 0);
+    assert_eq!(Urgency::Background.turns(false, 9), 0);
+}
+
+#[test]
+fn the_helper_looks_soon_at_operations_that_the_caller_does_not_wait_for() {
+    for urgency in [Urgency::Quick, Urgency::Patient, Urgency::Background] {
+        assert_eq!(urgency.helper_looks(true), When::Soon, "{urgency:?}: a second operation was started");
+    }
+    assert_eq!(Urgency::Quick.helper_looks(false), When::Later);
+    assert_eq!(Urgency::Patient.helper_looks(false), When::Later);
+    assert_eq!(Urgency::Background.helper_looks(false), When::Soon);
+}
+
+#[test]
+fn a_thread_that_polls_in_its_call_gives_way_to_those_that_wait_for_the_lock() {
+    for waiting in 0..3 {
+        let crowd = AtomicUsize::new(waiting);
+        assert_eq!(Looks { turns: 1, crowd: &crowd }.give_way(), waiting > 0, "{waiting} threads wait");
+    }
+}
+
+/// Several threads of rank 0 wait at the same time. Each must be woken by the thread that completes its operation. Sleepers
+/// wake up by themselves only after an hour, so a lost wake-up is a timeout.
 #[test]
 fn every_waiter_whose_operation_another_thread_completes_is_woken() {
     const WAITERS: usize = 4;

@@ -16,7 +16,7 @@ impl Group {
         let first = self.check_alike(&label, &tensors)?;
         let (dtype, elements) = (first.dtype(), first.elements());
         if self.inner.checks_numbers {
-            self.check_tensors(&label, tensors.iter())?; // while they can still be told apart
+            self.check_tensors(&label, tensors.iter())?; // while they are still separate tensors
         }
         // Factors and division are for the call between ranks; before it, tensors are only summed.
         let local = match op {
@@ -92,7 +92,7 @@ impl Group {
             return self.refuse(&label, format!("tensors of {dtype} and {} cannot be one", other.dtype()));
         }
         if self.inner.checks_numbers {
-            self.check_tensors(&label, tensors.iter())?; // while they can still be told apart
+            self.check_tensors(&label, tensors.iter())?; // while they are still separate tensors
         }
         let total = tensors.iter().map(BufferView::elements).sum();
         let mut flat = Buffer::zeros(dtype, total);

@@ -58,7 +58,7 @@ impl Place {
     /// Reads `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR` and `MASTER_PORT`.
     ///
     /// # Errors
-    /// If one of them is missing, except for `LOCAL_RANK`, or makes no sense.
+    /// If one of them is invalid, or if one other than `LOCAL_RANK` is missing.
     pub fn from_environment() -> Result<Place> {
         place(&Options::default())
     }
@@ -66,7 +66,7 @@ impl Place {
 
 impl Group {
     /// Joins the world that a launcher made: returns once all ranks have. The one call that a program needs under
-    /// `tenfold run`, under torchrun, or wherever somebody sets torchrun's variables for each process: `RANK`, `WORLD_SIZE`,
+    /// `tenfold run`, under torchrun, or wherever torchrun's variables are set for each process: `RANK`, `WORLD_SIZE`,
     /// `MASTER_ADDR` and `MASTER_PORT`.
     ///
     /// ```no_run
@@ -85,7 +85,7 @@ impl Group {
     /// long as it lives. All of it may take as long as [`Options::timeout`] says. [`Place`] has `LOCAL_RANK`.
     ///
     /// # Errors
-    /// If a variable is missing or makes no sense, the store cannot be reached or hosted, or a rank does not come in time.
+    /// If a variable is missing or invalid, the store cannot be reached or hosted, or a rank does not join in time.
     pub fn from_environment(options: Options) -> Result<Group> {
         let deadline = Deadline::after(options.timeout);
         let Place { rank, size, meeting, .. } = place(&options)?;
@@ -115,7 +115,7 @@ impl Meeting {
             .is_server(hosts)
             .multi_tenant(true) // a second group may be made while the first is there
             .world_size(size)
-            .wait_workers(!hosts); // whoever hosts may count who has come; we do not, because meeting tells who is missing
+            .wait_workers(!hosts); // the host of the store need not count clients: the exchange of cards names missing ranks
         TcpStore::open(options).map(Arc::new).map_err(store_fault)
     }
 

@@ -1,7 +1,7 @@
-//! Ranks that share memory with a rank whose memory is damaged, by a defect or on purpose: they may fail, with an error that
-//! names that rank, or get wrong bytes from it. They do not panic, and they do not wait longer than they were told to.
+//! Ranks share memory with a rank whose memory is damaged, by a defect or on purpose. They may fail with an error that names
+//! that rank, or get wrong bytes from it. They do not panic, and they do not wait longer than their timeout.
 //!
-//! And ranks that read memory which its owner takes back: they may fail, but they do not succeed with other bytes.
+//! And ranks read memory that its owner takes back: they may fail, but they do not succeed with other bytes.
 
 #![expect(clippy::disallowed_methods, reason = "plays a rank that goes on while others read")]
 
@@ -125,7 +125,7 @@ fn a_rank_that_writes_nonsense_into_its_memory_is_named_and_nobody_panics_or_han
         let honest = outcomes.iter().enumerate().filter(|(rank, _)| *rank != HOSTILE);
         let texts: Vec<String> =
             honest.filter_map(|(_, outcome)| Some(outcome.as_ref().err()?.to_string())).collect();
-        // With a third rank, one that waits for the hostile rank may be the one that is waited for in vain, and is named.
+        // With a third rank: if it waits for the hostile rank, the first rank may wait for it and name it.
         let is_named =
             size > 2 || texts.iter().all(|text| text.contains("rank 1 ") || text.contains("by rank 1"));
         assert!(is_named, "seed {seed}: {texts:#?}");

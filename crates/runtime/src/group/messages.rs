@@ -58,7 +58,7 @@ impl Group {
         let label = Label::new(OpKind::RecvAnySource, 0).elements(tensor.dtype(), tensor.elements()).tag(tag);
         self.check_tag(OpKind::RecvAnySource, tag)?;
         if self.size() == 1 {
-            return self.refuse(&label, "there is nobody else in the group to receive from".to_string());
+            return self.refuse(&label, "there is no other rank in the group to receive from".to_string());
         }
         self.check_contiguous(&label, &tensor)?;
         self.message(label, None, |state, work| {
@@ -141,11 +141,11 @@ impl Group {
         }
     }
 
-    /// A barrier in which rank 0 finds out who is missing. Blocks. With `wait_for_all` rank 0 names everybody who is late,
-    /// else the first it finds.
+    /// A barrier in which rank 0 finds out which ranks are missing. Blocks. With `wait_for_all`, rank 0 names all stragglers,
+    /// otherwise the first that it finds.
     ///
     /// # Errors
-    /// On rank 0, if ranks are missing when the time is up: they are named, and the group fails on all ranks.
+    /// On rank 0, if ranks are missing after `timeout`: they are named, and the group fails on all ranks.
     pub fn monitored_barrier(&self, timeout: Duration, wait_for_all: bool) -> Result<()> {
         const TAG: u32 = TAGS_RESERVED;
         let label = Label::new(OpKind::MonitoredBarrier, self.sequence_number() + 1);

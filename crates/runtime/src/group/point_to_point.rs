@@ -37,7 +37,7 @@ pub(crate) struct PointToPoint {
     arriving_count: usize,
     /// The source that is looked at first in the next turn, so that a busy one does not starve the others.
     first: Rank,
-    /// By source: whole messages that nobody has asked for.
+    /// By source: whole messages for which no receive has asked yet.
     kept: Vec<VecDeque<(Label, Vec<u8>)>>,
     kept_bytes: usize,
     /// The last source whose message could not be kept, because too much is.
@@ -106,7 +106,7 @@ impl PointToPoint {
         sends.chain(self.receives.iter().map(|receiving| &receiving.work)).chain(arriving)
     }
 
-    /// The message that is under way for longest, and with whom; nobody for one from anybody.
+    /// The oldest pending message, and its peer; `None` for a receive from any rank.
     pub(crate) fn oldest(&self) -> Option<(&Arc<Shared>, Option<Rank>)> {
         let sends = self.sends.iter().enumerate();
         let sends = sends.flat_map(|(to, sends)| sends.iter().map(move |sending| (&sending.work, Some(to))));
@@ -252,7 +252,7 @@ impl PointToPoint {
         self.arriving[from].is_some() || self.receives.iter().any(|receiving| receiving.from == Some(from))
     }
 
-    /// A message begins to arrive: for whom? False if there is no room to keep it.
+    /// A message begins to arrive: finds the receive that it is for. False if there is none and it cannot be kept.
     fn begin(&mut self, from: Rank, head: &Head) -> Result<bool, Fault> {
         let label = Label::from_head(head)
             .filter(|label| label.kind == OpKind::Send)
@@ -399,6 +399,6 @@ fn piece(mesh: &Mesh, peer: Rank) -> usize {
 
 #[cold]
 fn nonsense(from: Rank) -> Fault {
-    let message = format!("rank {from} sent a point-to-point message that makes no sense");
+    let message = format!("rank {from} sent a point-to-point message that is invalid");
     Fault::new(ErrorKind::Protocol, message).peer(from)
 }

@@ -1,8 +1,8 @@
 //! A group as the engine sees it: what is under way, and what went wrong.
 //!
 //! Collectives run one after the other, in the order in which they were called, which is the same on all ranks.
-//! Point-to-point messages run beside them. When something breaks, everything under way fails with the same cause, the
-//! other members are told, and the group refuses further calls.
+//! Point-to-point messages run beside them. When something breaks, all pending operations fail with the same cause, the
+//! failure is reported to the other ranks, and the group refuses further calls.
 //!
 //! `state/faults.rs` finds out what went wrong, `state/mismatch.rs` deals with ranks that called different operations,
 //! `state/notices.rs` has what ranks tell each other about both, and `state/lookout.rs` looks for ranks that are alive but have not
@@ -43,7 +43,7 @@ use faults::{Broken, NEWS};
 /// Calls that are remembered, so that a rank can still say what it called when others find out that they differ.
 const HISTORY: usize = 64;
 
-/// Turns of polling a short operation before it is looked whether a peer sleeps.
+/// How often a short operation is polled before this rank checks whether a peer sleeps.
 const LOOK_AFTER: u32 = 16;
 
 /// What to do with the memory of a finished operation before its work is done.
@@ -94,7 +94,7 @@ pub(crate) struct GroupState {
     early_reports: Vec<CallReport>,
     /// Who left the group, and when we heard of it.
     left: Vec<(Rank, Instant)>,
-    /// A connection that broke, with whom and when, until it is known what became of that rank.
+    /// A connection that broke, with its peer and when, until it is known what happened to that rank.
     broken: Option<Broken>,
     /// It has more ranks on this host than there are cores.
     pub(crate) is_crowded: bool,
@@ -162,7 +162,7 @@ impl GroupState {
         }
     }
 
-    /// What the log is to be told.
+    /// Takes the lines that are to be written into the log.
     pub(crate) fn take_warnings(&mut self) -> Vec<String> {
         std::mem::take(&mut self.warnings)
     }
@@ -202,7 +202,7 @@ impl GroupState {
         (self.collectives, self.calls - self.collectives)
     }
 
-    /// Is a collective that is called now begun at once?
+    /// Would a collective that is called now begin immediately?
     #[inline]
     pub(super) fn begins_next(&self) -> bool {
         self.queue.is_empty()
@@ -212,7 +212,7 @@ impl GroupState {
         self.mesh.members()
     }
 
-    /// Everything under way ends with `fault`; nobody is told.
+    /// All pending operations fail with `fault`. Does not report it to other ranks.
     pub(super) fn close(&mut self, fault: Fault, finished: &mut Vec<Arc<Shared>>) {
         self.mesh.withdraw(); // before the caller can write to what peers may still read
         for (index, job) in self.queue.drain(..).enumerate() {
@@ -406,13 +406,13 @@ impl GroupState {
         self.mesh.wake_up();
     }
 
-    /// Everything under way ends with `fault`, and the other members are told.
+    /// All pending operations fail with `fault`, which is reported to the other ranks.
     pub(crate) fn fail(&mut self, fabric: &Arc<Fabric>, fault: Fault, finished: &mut Vec<Arc<Shared>>) {
         if self.failed.is_some() {
             return;
         }
         tracing::info!("group `{}` failed: {}", self.name, fault.message);
-        // Expected before anybody can see the failure, and written after everything knows its fate.
+        // Expected before any thread can see the failure, and written when the outcome of all operations is known.
         let dump = recorder::expect_dump(&self.record, &fault);
         self.close(fault, finished);
         if let Some(dump) = dump {

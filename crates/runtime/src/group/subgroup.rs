@@ -109,7 +109,7 @@ impl Group {
         Ok(self.subgroup(&all, options)?.expect("every rank is a member"))
     }
 
-    /// Everybody's numbers, by rank.
+    /// The numbers of all ranks, by rank.
     pub(crate) fn exchange<const N: usize>(&self, own: &[i64; N]) -> Result<Vec<[i64; N]>> {
         let mut input = Buffer::from_slice(own);
         let mut output = Buffer::zeros(tenfold_memory::DType::I64, N * self.size());

@@ -92,7 +92,7 @@ impl Request {
     }
 }
 
-/// Operations up to this size are likely to be over at once.
+/// Operations up to this size, in bytes, are likely to be over immediately.
 const QUICK: usize = 16 * 1024;
 
 /// Part lengths are rounded up to so many elements where there are plenty, so that parts do not share cache lines.
@@ -230,8 +230,8 @@ impl Group {
         Ok(())
     }
 
-    /// For whoever follows operations by `tracing`: open from the call to the end. It is made and closed outside the engine's
-    /// lock, because nobody knows what a subscriber does.
+    /// For subscribers that follow operations by `tracing`: open from the call to the end. It is made and closed without the
+    /// engine's lock, because a subscriber may do anything.
     #[inline]
     pub(super) fn span(&self, label: &Label, elements: impl FnOnce() -> Option<u64>) -> Span {
         if !tracing::enabled!(target: OPERATIONS, Level::DEBUG) {

@@ -145,7 +145,7 @@ pub(super) fn snapshot(recorder: &Recorder, rank: Option<Rank>, options: &DumpOp
 pub(super) fn entries(recorder: &Recorder, options: &DumpOptions) -> Vec<Entry> {
     let Some(ring) = &recorder.ring else { return Vec::new() };
     let records = ring.read();
-    let groups = recorder.groups.facts(options.only); // after the ring: whoever has a record has a group
+    let groups = recorder.groups.facts(options.only); // after the ring, so that the group of every record is known
     let to_unix = clock::to_unix();
     let mut entries = Vec::with_capacity(records.len());
     for (id, words) in records {
@@ -431,7 +431,7 @@ mod tests {
         }
     }
 
-    /// Compares with a file beside the tests; `TENFOLD_BLESS=1` writes it anew. `tests/python/test_recorder.py` reads both files.
+    /// Compares with a file beside the tests; `TENFOLD_BLESS=1` overwrites it. `tests/python/test_recorder.py` reads both files.
     fn golden(name: &str, ours: &[u8]) {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
         if std::env::var_os("TENFOLD_BLESS").is_some() {

@@ -93,7 +93,7 @@ pub(crate) struct Called {
     pub messages: u64,
     pub input: Sizes,
     pub output: Sizes,
-    /// To or from whom, for a message; nobody for one from anybody. The root of a rooted collective.
+    /// The peer of a message; `None` if any rank may send it. The root of a rooted collective.
     pub peer: Option<Rank>,
     pub timeout_ms: u64,
     /// Nothing is before it.

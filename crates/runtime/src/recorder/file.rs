@@ -46,7 +46,8 @@ fn path(recorder: &Recorder, rank: Rank) -> PathBuf {
     path.into()
 }
 
-/// In one piece: whoever reads sees the old file or the new one. The unfinished one has a name that no analyser takes for a dump.
+/// Replaces the file in one step: a reader sees the old file or the new one. The name of the unfinished file does not match that
+/// of a dump.
 fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     fs::create_dir_all(folder)?;
@@ -76,7 +77,7 @@ pub(crate) fn expect_dump(group: &Arc<GroupRecord>, fault: &Fault) -> Option<Exp
 }
 
 impl ExpectedDump {
-    /// Returns at once.
+    /// Writes the dump on another thread, and returns immediately.
     pub(crate) fn write(self) {
         let ExpectedDump { place, group } = self;
         let recorder = group.recorder();
@@ -84,7 +85,7 @@ impl ExpectedDump {
     }
 }
 
-/// Writes a dump of the rank that `group` belongs to. Returns at once.
+/// Writes a dump of the rank that `group` belongs to, on another thread. Returns immediately.
 #[cold]
 pub(crate) fn dump_for(group: &Arc<GroupRecord>) {
     #[cfg(test)]
@@ -133,7 +134,7 @@ pub(crate) fn dump_if_signalled() {
 /// Files that the user knows of.
 static TOLD: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 
-/// Says where the dump is, and how to read it: a warning the first time, since somebody is about to ask what went wrong.
+/// Logs where the dump is and how to read it. The first time this is a warning, since the user needs it to find the cause.
 fn tell(written: io::Result<PathBuf>, rank: Rank) {
     let path = match written {
         Ok(path) => path,
@@ -147,7 +148,7 @@ fn tell(written: io::Result<PathBuf>, rank: Rank) {
             "the last operations of rank {rank} are in {shown}; `tenfold trace {all}*` compares those of all ranks"
         );
     } else {
-        tracing::info!("the last operations of rank {rank} are in {shown}, anew");
+        tracing::info!("the last operations of rank {rank} were written to {shown} again");
     }
 }
 

@@ -22,10 +22,10 @@ const THREADS_MAX: usize = 1024;
 /// No collective yet.
 const NONE: u64 = u64::MAX;
 
-/// What c10d has for a group that nobody described.
+/// What c10d shows for a group without a description.
 const UNDESCRIBED: &str = "undefined";
 
-/// Groups that were left and whose numbers are still told.
+/// Groups that were left and whose numbers are still reported.
 const LEFT_MAX: usize = 16;
 
 /// A group of this process, as the recorder knows it.
@@ -251,7 +251,7 @@ impl Identity {
         self.lock().global_ranks.as_ref().and_then(|ranks| ranks.get(member).copied()).unwrap_or(member)
     }
 
-    /// The rank whose records are to be told from those of others in this process; nothing if there are no others.
+    /// If several ranks are threads of this process, the rank whose records are meant; otherwise `None`.
     pub(super) fn only(&self) -> Option<FabricId> {
         self.among_threads.then_some(self.fabric)
     }
@@ -275,7 +275,7 @@ impl Identity {
         self.failure.get_or_init(|| Failure { at_ns: clock::unix_now(), text, rank });
     }
 
-    /// Did it fail, and is it still somebody's?
+    /// Has the group failed, without having been left since?
     #[cfg_attr(not(feature = "control"), expect(dead_code, reason = "who asks is the control plane"))]
     pub(crate) fn is_unhealthy(&self) -> bool {
         self.failure.get().is_some() && !self.left.load(Ordering::Acquire)
@@ -360,7 +360,7 @@ struct Known {
     whole: Option<Arc<GroupRecord>>,
 }
 
-/// Names that are counted; in a process with more than that, numbers begin anew.
+/// Names that are counted. In a process with more names, the numbers start again.
 const NAMES_MAX: usize = 65536;
 
 impl Groups {

@@ -84,13 +84,13 @@ pub(crate) struct Recorder {
 }
 
 static RECORDER: LazyLock<Recorder> = LazyLock::new(|| {
-    // A value that makes no sense was refused when the first group was made.
+    // An invalid value was refused when the first group was made.
     let recorder = Recorder::new(crate::environment::recorder_settings().unwrap_or_default());
     file::listen_for_signal(&recorder);
     recorder
 });
 
-/// The same for whoever shows log lines, which may be written while the recorder is being made.
+/// The same for log lines, which may be written while the recorder is being made.
 static PROCESS_RANK: OnceLock<Rank> = OnceLock::new();
 
 static THREADS: LazyLock<Threads> = LazyLock::new(Threads::default);
@@ -162,7 +162,7 @@ pub fn is_on() -> bool {
     RECORDER.ring.is_some()
 }
 
-/// Are call sites wanted? Then whoever knows one hands it in by [`with_call_site`].
+/// Are call sites wanted? Then a caller that knows one hands it in by [`with_call_site`].
 pub fn wants_call_sites() -> bool {
     debug::level() == debug::Level::Detail || RECORDER.settings.stacks && is_on()
 }
@@ -185,7 +185,7 @@ pub fn dump_file(rank: Rank, options: &DumpOptions) -> io::Result<PathBuf> {
     file::write(&RECORDER, rank, options)
 }
 
-/// Records operations that nobody called, in a ring of its own: what recording costs. For `examples/recorder.rs`.
+/// Records made-up operations in a ring of its own, to measure what recording costs. For `examples/recorder.rs`.
 #[doc(hidden)]
 pub fn record_for_nothing() -> impl FnMut(u32) {
     let recorder: &'static Recorder = Box::leak(Box::new(Recorder::new(Settings::default())));
@@ -216,7 +216,7 @@ pub fn record_for_nothing() -> impl FnMut(u32) {
 }
 
 /// Returns when no dump of a failed group is being written any more, or after `TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC`. Dropping a group
-/// and [`Group::abort`](crate::Group::abort) wait so; whoever ends the process in another way may want to.
+/// and [`Group::abort`](crate::Group::abort) call this. A program that exits in another way may call it, too.
 pub fn wait_until_written() {
     wait_until_dumped();
 }

@@ -1,9 +1,9 @@
 //! The ring: the last so many operations, written without locks and read without waiting for writers.
 //!
-//! A slot is a stamp and fifteen words. The stamp is a number that only grows: which record the slot holds, and how often
-//! that was changed; it is odd while somebody writes. A writer makes it odd by compare-and-swap, so no two write at once; one
-//! that finds another at work gives its own record up rather than wait. A reader takes what it read only if the stamp was even
-//! and the same before and after.
+//! A slot is a stamp and fifteen words. The stamp is a number that only grows. It says which record the slot holds and how often
+//! that was changed, and it is odd while a thread writes. A writer makes it odd by compare-and-swap, so that only one thread
+//! writes to a slot. If another thread is writing, the writer drops its own record instead of waiting. A reader takes what it
+//! read only if the stamp was even and the same before and after.
 //!
 //! Not here: what the words mean (see `entry`).
 

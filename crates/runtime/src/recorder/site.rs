@@ -1,10 +1,10 @@
 //! Where a call comes from, and the shapes it was made with: what only the caller knows.
 //!
-//! A language binding hands it in around a call; it is kept beside the ring, for as long as the record is. A program that never
-//! does pays for one look at a flag.
+//! A language binding hands it in around a call. It is kept beside the ring, for as long as the record is. A program that hands
+//! in none pays for reading one flag.
 //!
-//! Where nobody hands one in, the stack tells. A program has few places from which it calls, so that each is kept by the addresses on
-//! the stack: its names are looked up once, which takes a hundred microseconds, and not with every call.
+//! If no call site was handed in, it is taken from the stack. A program calls from few places, so each place is kept by the
+//! addresses on the stack: its names are looked up once, which takes a hundred microseconds, and not with every call.
 
 use std::backtrace::Backtrace;
 use std::cell::RefCell;
@@ -20,7 +20,7 @@ const FRAMES_MAX: usize = 64;
 /// Addresses of a stack that tell it from others: more than is shown of it, with what is left out as our own.
 const ADDRESSES_MAX: usize = 128;
 
-/// Places that are kept. A program that calls from more begins anew.
+/// Places that are kept. When a program calls from more places, all are forgotten.
 const PLACES_MAX: usize = 1024;
 
 /// A function on the stack of a caller.
@@ -45,7 +45,7 @@ pub struct CallSite {
     pub output_shapes: Option<Vec<Vec<u64>>>,
 }
 
-/// A site as it is kept: names are looked up when somebody wants to read them.
+/// A site as it is kept. Names are looked up when they are read.
 #[derive(Debug)]
 pub(crate) enum Site {
     Given(CallSite),
@@ -213,7 +213,7 @@ mod tests {
     fn a_place_is_looked_up_once_and_another_is_another() {
         let mut twice = Vec::new();
         while twice.len() < std::hint::black_box(2) {
-            twice.push(caller()); // one place: nobody knows how often, so that the loop stays one
+            twice.push(caller()); // from one place: `black_box` keeps the compiler from unrolling the loop
         }
         assert!(Arc::ptr_eq(&twice[0], &twice[1]));
         let other = caller();

@@ -13,9 +13,9 @@ const LENGTHS: [usize; 4] = [0, 3, 1000, 40_001];
 
 /// A group of the same ranks that takes `algorithm` where it can.
 fn forcing(group: &Group, algorithm: &Algorithm, options: Options) -> Group {
-    let everybody: Vec<usize> = (0..group.size()).collect();
+    let all: Vec<usize> = (0..group.size()).collect();
     let options = options.algorithm(algorithm.kind.name(), algorithm.name);
-    group.subgroup(&everybody, options).unwrap().expect("everybody is a member")
+    group.subgroup(&all, options).unwrap().expect("every rank is a member")
 }
 
 /// Every algorithm, forced, does what its operation should.

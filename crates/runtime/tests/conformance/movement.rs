@@ -247,7 +247,7 @@ pub fn send_to_the_next(course: &mut Course<'_>, moved: &Move) {
     }
 }
 
-/// Everybody sends to the root, which receives from anybody, one after the other.
+/// All ranks send to the root, which receives from any rank, one message after the other.
 pub fn receive_from_anybody(course: &mut Course<'_>, moved: &Move) {
     let (rank, size, count) = (course.rank(), course.size(), moved.count);
     if rank != moved.root {
@@ -259,14 +259,14 @@ pub fn receive_from_anybody(course: &mut Course<'_>, moved: &Move) {
         .map(|_| {
             let mut tensor = course.blank(moved.dtype(), count);
             let outcome = done(course.group.start_recv_any(tensor.lend(), Tag(7)));
-            let source = outcome.source.expect("a message comes from somebody");
+            let source = outcome.source.expect("a message has a source");
             moved.expect(&tensor, &moved.of(source, 0, count), "recv_any");
             source
         })
         .collect();
     heard.sort_unstable();
     let others: Vec<usize> = (0..size).filter(|rank| *rank != moved.root).collect();
-    assert_eq!(heard, others, "everybody is heard once");
+    assert_eq!(heard, others, "one message of each rank was received");
 }
 
 pub fn all_gather_coalesced(course: &mut Course<'_>, moved: &Move) {

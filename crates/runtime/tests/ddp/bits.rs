@@ -146,7 +146,7 @@ fn any_program(group: &Group, seed: u64) -> Result<()> {
     for step in 0..8 {
         let sync = !common().is_multiple_of(3);
         reducer.set_sync(sync);
-        // Everybody knows what everybody does, so that the test can add it up.
+        // All ranks know what all ranks do, so that the test can compute the sums.
         let uses: Vec<Vec<bool>> = (0..size)
             .map(|_| params.iter().map(|_| !finds_unused || !common().is_multiple_of(3)).collect())
             .collect();

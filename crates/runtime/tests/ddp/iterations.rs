@@ -66,7 +66,7 @@ fn unused_parameters_count_as_zero_and_those_that_nobody_used_are_known() {
         let options = Options::default().find_unused_parameters().bucket_bytes(&[1]);
         let mut reducer = Reducer::new(&group, &params, options)?;
         for _ in 0..3 {
-            // Parameter 1 is used by rank 1 alone, 2 by nobody.
+            // Parameter 1 is used by rank 1 alone, parameter 2 by no rank.
             let unused: &[usize] = if group.rank() == 1 { &[2] } else { &[1, 2] };
             reducer.start_backward_without(unused)?;
             for param in (0..4).filter(|param| !unused.contains(param)) {
@@ -92,7 +92,7 @@ fn a_parameter_that_had_its_turn_without_a_gradient_counts_as_zero_and_as_unused
         let mut reducer = Reducer::new(&group, &weight_and_bias(), options)?;
         for (step, used) in [false, true, false].into_iter().enumerate() {
             reducer.start_backward()?;
-            reducer.gradient_mut::<f32>(1)?.fill(7.0); // from before, or of nobody
+            reducer.gradient_mut::<f32>(1)?.fill(7.0); // from before, or from no rank
             if used && group.rank() == 1 {
                 reducer.grad_ready(1)?;
             } else {
@@ -139,7 +139,7 @@ fn a_caller_with_gradients_of_its_own_divides_counts_and_keeps() {
         let rank = group.rank();
         let options = Options::default().divided_by_caller().find_unused_parameters();
         let mut reducer = Reducer::new(&group, &model, options)?;
-        // Nobody uses bias in this iteration, but each rank has something from before; rank 1 also has a row.
+        // No rank uses bias in this iteration, but each rank has a gradient from before. Rank 1 also has a row.
         reducer.gradient_mut::<f32>(1)?.fill(10.0 + rank as f32);
         reducer.keep(1, rank == 0)?;
         if rank == 1 {

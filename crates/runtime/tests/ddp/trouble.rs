@@ -75,7 +75,7 @@ fn missing_gradients_are_named_with_their_ranks_on_all_ranks() {
     let errors = errors(3, |group| {
         let mut reducer = Reducer::new(&group, &params, Options::default())?;
         step(&mut reducer, &[0, 1, 2, 3], 1.0)?;
-        // Nobody has 1, rank 2 does not have 3 either, rank 0 learns of it in the midst of things.
+        // No rank has parameter 1, rank 2 does not have parameter 3 either, and rank 0 learns that while it still adds gradients.
         let have: &[usize] = [&[0_usize, 2, 3] as &[usize], &[0, 2, 3], &[0, 2]][group.rank()];
         step(&mut reducer, have, 1.0)
     });
@@ -127,7 +127,7 @@ fn a_rank_that_is_late_is_named_with_the_bucket_that_waits_for_it() {
         }
         Ok(error)
     });
-    let error = errors.unwrap().remove(0).expect("nobody came");
+    let error = errors.unwrap().remove(0).expect("rank 1 did not take part");
     assert_eq!((error.kind(), error.peer()), (ErrorKind::Timeout, Some(1)), "{error}");
     assert!(error.message().contains("rank 1"), "{error}");
     assert!(error.message().ends_with(", in bucket 0 with `weight`, `bias`"), "{error}");

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Rank 3 differs from the others: every rank must say so at once, in the same words.
+/// Rank 3 differs from the others: every rank must report that immediately, with the same text.
 pub(super) fn disagree(case: &'static str, many: &str, odd: &str) {
     once_within(Duration::from_secs(1), || disagree_once(case, many, odd));
 }

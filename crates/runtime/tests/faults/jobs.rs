@@ -24,7 +24,7 @@ pub(super) fn sum(group: &Group, tensor: &mut Buffer) -> Result<()> {
     group.start_all_reduce(tensor.lend(), ReduceOp::Sum).and_then(|work| work.wait())
 }
 
-/// Tells an error, and that the group says the same to every further call, without waiting for anybody.
+/// Reports an error, and that every further call of the group fails with the same error, without waiting for another rank.
 pub(super) fn tell_error(rank: &Rank, group: &Group, error: &Error) {
     rank.event(format!("raised {:?} {:?}\n{error}", error.kind(), error.peer()));
     let start = Instant::now();
@@ -174,7 +174,7 @@ pub(super) fn stay_away(rank: &Rank) {
     rank.order();
 }
 
-/// The last rank does not come; the others leave as soon as they have raised, each a little after the one before.
+/// The last rank does not join; the others leave as soon as they have raised, each a little after the one before.
 pub(super) fn time_out_and_leave(rank: &Rank) {
     let timeout = TIMEOUT + Duration::from_millis(30) * rank.rank as u32;
     let mut options = options().timeout(timeout).heartbeat(HEARTBEAT_LONG);

@@ -1,9 +1,9 @@
-//! Ranks that live and do not come: what the others say of them, what they say of themselves, and what is done about it.
+//! Ranks that are alive but have not entered a collective: what the others and the ranks themselves report, and what happens then.
 
 use super::*;
 
-/// How long a rank may keep the others waiting. On a busy machine they say so of each other before they have begun: whoever
-/// looks for a warning passes over those.
+/// How long a rank may keep the others waiting. On a busy machine, ranks warn about each other before the test has begun. Tests
+/// ignore these warnings.
 const AFTER: &str = "0.3";
 
 /// The same where it ends the group: longer than ranks take to begin.
@@ -11,7 +11,7 @@ const AFTER_ABORT: &str = "5";
 
 // ── what ranks do ──────────────────────────────────────────────────────────────────────────────────────────
 
-/// The last rank makes its third call when it is told to.
+/// The last rank makes its third call when the test orders it.
 pub(super) fn come_late(rank: &Rank) {
     rank.tell_log();
     let group = connect(rank, options().heartbeat(HEARTBEAT_LONG));
@@ -28,7 +28,7 @@ pub(super) fn come_late(rank: &Rank) {
     rank.order();
 }
 
-/// Rank 0 waits for a message that rank 1 does not send before it is told to.
+/// Rank 0 waits for a message that rank 1 sends when the test orders it.
 pub(super) fn wait_for_a_message(rank: &Rank) {
     rank.tell_log();
     let group = connect(rank, options().heartbeat(HEARTBEAT_LONG));
@@ -98,8 +98,8 @@ const SENTENCE: &str = "rank 3 (host HOST, pid PID) is alive and has not entered
                         group `default` for TIME; rank 3 last finished #N broadcast(float32 × 1000, root 1) and has \
                         called nothing since; the others wait";
 
-/// Waits until `rank` says so of the call `number`. Before, it may have named others that were not there yet: they are each time
-/// said anew when the wait has doubled, so this ends.
+/// Waits until `rank` warns about the call `number`. Before, it may have named other ranks that had not joined yet. A warning is
+/// repeated each time the wait has doubled, so the expected one appears.
 fn wait_for_warning(ranks: &mut Ranks, rank: usize, number: &str, expected: &str) {
     loop {
         let event = ranks.wait_for_event(rank, "WARN ", SOON);

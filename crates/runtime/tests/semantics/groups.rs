@@ -84,7 +84,7 @@ fn parts_of_a_split_can_be_split_again() {
         for level in 0..3 {
             let colour = (part.rank() % 2) as u32;
             let options = Options::new(format!("level {level}")).timeout(LIMIT);
-            part = part.split(Some(colour), 0, options)?.expect("everybody has a colour");
+            part = part.split(Some(colour), 0, options)?.expect("every rank has a colour");
             assert_eq!(part.size(), 8 >> (level + 1));
         }
         assert_eq!(sum(&part, group.rank() as i64)?, group.rank() as i64);
@@ -178,7 +178,7 @@ pub(super) fn introduced(rank: usize) -> String {
 
 #[test]
 fn a_group_that_was_aborted_says_so_to_everybody_for_ever() {
-    // Nobody aborts before all have called, or leaves before all have heard.
+    // No rank aborts before all have called, or leaves before all have raised.
     let (called, heard) = (Barrier::new(3), Barrier::new(3));
     ranks(3, |group| {
         let why = format!("{} aborted the group: loss is not a number", introduced(1));

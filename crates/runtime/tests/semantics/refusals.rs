@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// What rank 0 of 3 is told, after the name of the operation.
+/// The error on rank 0 of 3, after the name of the operation.
 #[track_caller]
 pub(super) fn refused<T: std::fmt::Debug>(call: Result<T>, operation: &str, message: &str) {
     let error = call.unwrap_err();
@@ -182,7 +182,7 @@ fn splits_that_do_not_add_up_are_refused() {
 fn a_rank_alone_has_nobody_to_send_to() {
     ranks(1, |group| {
         let error = group.start_recv_any(f32s(1), Tag(0)).unwrap_err();
-        assert_eq!(error.message(), "there is nobody else in the group to receive from");
+        assert_eq!(error.message(), "there is no other rank in the group to receive from");
         let error = group.start_send(f32s(1), 1, Tag(0)).unwrap_err();
         assert_eq!(error.message(), "rank 1 is out of range: ranks are 0 to 0");
         Ok(())
@@ -206,7 +206,7 @@ fn a_rank_that_is_not_in_its_group_cannot_connect() {
     );
 }
 
-/// Every rank must be told both settings.
+/// Every rank must report both settings.
 pub(super) fn refused_for_its_settings<T>(outcome: Result<T>) {
     let error = outcome.err().expect("ranks with different settings cannot form a group");
     assert_eq!(error.kind(), ErrorKind::Mismatch);

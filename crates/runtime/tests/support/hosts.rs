@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Every packet enters the bridge through the port of its sender, so every fault is a rule there: "what comes from host-0 for
-//! host-1 is dropped". Nobody is told, as in a network that is broken in the middle; a rule on the sender's own side would
-//! make its sends fail. ARP passes always, for a network that drops packets between two machines still has both.
+//! host-1 is dropped". Neither host gets an error, as in a network that is broken in the middle. A rule on the sender's own side
+//! would make its sends fail. ARP always passes, as in a network that drops packets between two machines but has both.
 //!
 //! Processes, shared memory and abstract Unix sockets: the namespaces share the first two and not the last, which is what
 //! tells two hosts apart.
@@ -139,7 +139,7 @@ impl Hosts {
         store.namespace.inside(|| Server::start(options).unwrap())
     }
 
-    /// What `host` and everybody else, the store included, say to each other is lost.
+    /// Drops all packets between `host` and the others, including the store.
     pub fn isolate(&self, host: usize) {
         let others = (0..self.hosts.len()).filter(|other| *other != host);
         self.cut(others.flat_map(|other| [(host, other), (other, host)]));

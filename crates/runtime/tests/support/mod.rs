@@ -31,8 +31,8 @@ pub use hosts::{Cable, Hosts, Loss, Slow};
 pub use namespace::Namespace;
 pub use ranks::{Ended, Event, Job, Jobs, Rank, Ranks, local_store, run_as_rank};
 
-/// How soon is told by figures for a machine that has nothing else to do: one of a few attempts must keep to `limit`. What
-/// ranks are told must be right in each of them.
+/// Limits of time are for a machine that has nothing else to do: one of a few attempts must keep to `limit`. What ranks report
+/// must be right in each of them.
 pub fn once_within(limit: Duration, mut attempt: impl FnMut() -> Duration) {
     const ATTEMPTS: usize = 5;
     let mut all = Vec::new();

@@ -41,7 +41,7 @@ impl Namespace {
         first.wait().unwrap();
         namespace.inside(|| {
             fs::write("/proc/sys/kernel/hostname", hostname).unwrap();
-            // Neighbour discovery and its delays are no part of any test; a kernel without IPv6 has nothing to switch off.
+            // No test needs neighbour discovery and its delays. In a kernel without IPv6, there is nothing to switch off.
             let _ = fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1");
             let _ = fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1");
             run("ip", &["-batch", "-"], "link set lo up\n").unwrap();
@@ -88,7 +88,8 @@ impl Drop for Home {
 }
 
 fn enter(namespace: BorrowedFd<'_>, kind: LinkNameSpaceType) {
-    move_into_link_name_space(namespace, Some(kind)).expect("whoever may make a namespace may enter it");
+    move_into_link_name_space(namespace, Some(kind))
+        .expect("a process that may make a namespace may enter it");
 }
 
 /// Runs a program to its end with `input`; what it complained about if it failed.

@@ -4,8 +4,8 @@
 //! its standard output that begin with a marker (*events*) and obeys lines on its standard input (*orders*), so that a test
 //! waits for what has happened instead of sleeping. The store is served by the test itself: no killed rank takes it along.
 //!
-//! Ranks end with the test, also with one that is killed. Whatever does not come in time fails the test with the words of
-//! all ranks, and what their threads are doing.
+//! Ranks end with the test, also if it is killed. If an event does not arrive in time, the test fails and shows the output of
+//! all ranks and what their threads are doing.
 
 use std::fmt::{self, Display, Write as _};
 use std::fs;
@@ -106,7 +106,7 @@ pub fn run_as_rank(jobs: Jobs) {
         return println!("not a test, but where the ranks of the other tests begin");
     };
     set_parent_process_death_signal(Some(Signal::KILL)).unwrap();
-    // Had it died before that call, nobody would send the signal.
+    // If the parent had died before that call, the signal would never be sent.
     let parent = getppid().map_or(0, |pid| pid.as_raw_nonzero().get());
     assert_eq!(parent.to_string(), read(PARENT), "the test has ended");
     let (_, job) = jobs.iter().find(|(job, _)| *job == name).unwrap_or_else(|| panic!("no job `{name}`"));
@@ -120,7 +120,7 @@ pub fn run_as_rank(jobs: Jobs) {
 
 // ── in the test ────────────────────────────────────────────────────────────────────────────────────────────
 
-/// What ranks shall do, and where.
+/// What ranks must do, and where.
 #[derive(Debug)]
 pub struct Job<'a> {
     name: &'static str,
@@ -158,7 +158,7 @@ impl<'a> Job<'a> {
         self
     }
 
-    /// Starts the ranks. The calling thread must live as long as they shall: a rank is killed when its parent *thread* ends.
+    /// Starts the ranks. The calling thread must live as long as the ranks: a rank is killed when its parent *thread* ends.
     pub fn start(self, store: SocketAddr) -> Ranks {
         let board = Arc::new(Board::new(self.size));
         let mut ranks = Ranks { processes: Vec::new(), board };
@@ -360,7 +360,7 @@ struct Words {
     events: Vec<Event>,
     /// Events before this one have been waited for.
     heard: usize,
-    /// Lines that are no events, and the standard error.
+    /// Lines that are not events, and the standard error.
     errors: Vec<String>,
     /// Streams that may say more.
     open: usize,

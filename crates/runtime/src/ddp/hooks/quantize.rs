@@ -2,7 +2,7 @@
 //!
 //! Bytes with different scales cannot be added up on the way, so every rank gets all ranks' bytes and adds them up itself, in the
 //! order of ranks: all end with the same bits. What rounding takes away is added to the next iteration's gradient (error
-//! feedback), so that in the long run nothing is lost but what was kept for buckets that are then cut anew.
+//! feedback). In the long run, only what was kept for buckets is lost when the buckets are cut again.
 
 use std::collections::HashMap;
 
@@ -83,7 +83,7 @@ pub(super) fn quantize(gradients: &[f32], errors: &mut [f32], message: &mut [u8]
         let largest = errors.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
         let finite = errors.iter().all(|value| value.is_finite());
         if !finite {
-            errors.fill(0.0); // everybody shall see the NaN once, and not for ever
+            errors.fill(0.0); // all ranks must see the NaN once, and not in every later iteration
         }
         let scale = if finite { largest / 127.0 } else { f32::NAN };
         scale_place.copy_from_slice(&scale.to_le_bytes());

@@ -258,7 +258,7 @@ fn training_converges_with_every_hook() {
     let local = distance_after(200, true, |_| PostLocalSgd::new(10, None));
     assert!(local < 1e-3, "{local}");
     let apart = distance_after(200, false, |_| PostLocalSgd::new(10, None));
-    assert!(apart > 0.1, "nobody averages: {apart}");
+    assert!(apart > 0.1, "no rank averages: {apart}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Buckets on their way: launched, landed, and cut anew.
+//! Buckets on their way: launched, received, and cut again.
 
 use std::ops::Range;
 
@@ -133,8 +133,10 @@ impl Reducer {
         sent.map_err(|error| self.broken(None, error))?;
         let order: Vec<usize> = order.as_slice::<i64>().iter().map(|param| *param as usize).collect();
         if !is_order_of(&order, self.params.len()) {
-            let fault =
-                Fault::new(ErrorKind::Protocol, "rank 0 sent an order that is none of all parameters");
+            let fault = Fault::new(
+                ErrorKind::Protocol,
+                "rank 0 sent an order that does not have every parameter once",
+            );
             return Err(self.fail(fault.peer(0)));
         }
         let homes: Vec<(usize, Range<usize>)> = (0..self.params.len())

@@ -6,7 +6,7 @@ use crate::fault::{Fault, Result};
 use crate::{Buffer, Rank, ReduceOp};
 
 impl Reducer {
-    /// Takes part in an iteration of the others, for a rank that has no more data, by adding nothing. False once nobody has
+    /// For a rank that has no more data: takes part in an iteration of the other ranks and adds nothing. False once no rank has
     /// data. A rank that makes the same step with the averages keeps the same model.
     ///
     /// ```

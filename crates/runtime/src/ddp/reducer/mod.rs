@@ -80,7 +80,7 @@ enum Phase {
     Backward,
 }
 
-/// The memory of buckets that were cut anew. Whoever has pointers into it keeps it until they are gone.
+/// The memory of buckets that were cut again. A caller that has pointers into it must keep it until it has dropped them.
 #[derive(Debug)]
 pub struct Rebuilt {
     /// That of each former bucket.
@@ -158,7 +158,7 @@ impl Reducer {
         Ok(&self.memory[self.buckets.home(param)].memory().as_slice()[place])
     }
 
-    /// The same, to be written: set, or added to where iterations shall accumulate.
+    /// The same, to be written: set it, or add to it if gradients are accumulated over iterations.
     ///
     /// # Errors
     /// See [`gradient`](Reducer::gradient).
@@ -203,7 +203,7 @@ impl Reducer {
         self.sync_next = sync;
     }
 
-    /// Begins an iteration, where time spent in forward shall be measured. Cuts buckets anew when that is due.
+    /// Begins an iteration and the measurement of the time spent in forward. Cuts the buckets again when that is due.
     ///
     /// # Errors
     /// If the last iteration has not been finished: what is missing is named, on all ranks.
@@ -285,7 +285,7 @@ impl Reducer {
         self.launch(launch)
     }
 
-    /// Waits until all gradients are averages. Returns at once in an iteration without synchronisation.
+    /// Waits until all gradients are averages. Returns immediately in an iteration without synchronisation.
     ///
     /// # Errors
     /// If parameters are missing: they are named, with the ranks that miss them, on all ranks. If the group fails.
@@ -327,7 +327,7 @@ impl Reducer {
         }
     }
 
-    /// Nobody but a hook divides where there is one.
+    /// The number by which gradients are divided: 1 if a hook is set, which divides by itself.
     fn divisor(&self) -> usize {
         if self.options.hook.is_some() || self.options.divided { 1 } else { self.divisor }
     }

@@ -1,7 +1,7 @@
-//! What goes wrong, and who hears of it.
+//! What goes wrong, and which ranks report it.
 //!
-//! A call that makes no sense is refused and does no harm. Whatever leaves ranks with different ideas of an iteration fails the
-//! reducer and gives up its group, so that the others fail too and say why.
+//! An invalid call is refused and has no side effects. A mistake after which ranks are in different states fails the reducer
+//! and aborts its group, so that the other ranks fail too, with the same cause.
 
 use super::super::buckets::{Graph, Misuse, is_order_of};
 use super::super::complaint::Complaint;
@@ -100,7 +100,7 @@ impl Reducer {
         Err(self.refuse(format!("there is no parameter {param}: there are {}", self.params.len())))
     }
 
-    /// A call that makes no sense and did no harm.
+    /// The error of an invalid call, which had no side effects.
     #[cold]
     pub(super) fn refuse(&self, message: impl Into<String>) -> Error {
         self.group.ddp_error(Fault::argument(message))
@@ -164,7 +164,7 @@ impl Reducer {
         Complaint { iteration: self.iteration, missing: vec![0; self.params.len()] }
     }
 
-    /// Finds out which gradients are missing where; gives the group up for a reason, unless somebody has.
+    /// Finds out which gradients are missing on which ranks. Aborts the group with `reason` if the others do not answer.
     pub(super) fn complain(&mut self, own: &Complaint, reason: Option<&str>) -> Option<Error> {
         let disturb = || reason.into_iter().for_each(|reason| self.group.abort(reason));
         let all = complaint::exchange(&self.complaints, own, disturb);

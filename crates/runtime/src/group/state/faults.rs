@@ -1,4 +1,4 @@
-//! What can go wrong in a group, and how it is found out: broken connections, peers that are gone, calls that differ, and timeouts.
+//! What can go wrong in a group, and how it is detected: broken connections, lost peers, mismatches and timeouts.
 
 #[cfg(test)]
 mod tests;
@@ -110,7 +110,7 @@ impl GroupState {
             }
             let wants = self.wants();
             let Some(Lost { fault, has_left }) = self.lost_among(&wants, now) else { return false };
-            // Ranks whose time is up leave one after the other; the cause is who was missing, not who left first.
+            // Ranks that timed out leave one after the other. The cause is the rank that was missing, not the one that left first.
             let own = if has_left { self.timed_out(&wants) } else { None };
             self.fail(fabric, own.unwrap_or(fault), finished);
             return true;

@@ -1,5 +1,5 @@
-//! Looks for ranks that live and do not come, tells the others, and hears them: when to say so, and the words, are in
-//! `group/stuck.rs`.
+//! Looks for ranks that are alive but have not entered a collective, reports them to the other ranks, and hears their reports.
+//! When to report, and the texts, are in `group/trouble/stuck.rs`.
 
 #[cfg(test)]
 mod tests;
@@ -74,7 +74,7 @@ impl GroupState {
         self.say_stuck(fabric, what, waited, text, Some(first), finished)
     }
 
-    /// A message that nobody sends, or nobody takes.
+    /// Looks for a message that the peer does not send or does not receive.
     fn look_for_partner(&mut self, fabric: &Arc<Fabric>, limit: Duration, finished: &mut Vec<Arc<Shared>>) {
         let Some((work, peer)) = self.messages.oldest() else { return };
         let (label, waited) = (*work.label(), work.deadline().elapsed());
@@ -115,7 +115,7 @@ impl GroupState {
         if is_over || !self.stuck.is_due(what, waited, Duration::ZERO) {
             return;
         }
-        // Passed on, since not everybody has a way to everybody.
+        // Passed on, since not every rank has a connection to every other.
         fabric.tell(self.peers(), self.id, text.to_vec());
         let itself = late.iter().any(|(rank, _)| *rank == self.rank);
         let words = if itself {

@@ -15,7 +15,7 @@ use crate::fabric::{Fabric, Peer};
 use crate::label::{Label, differ_in_earlier_roots};
 use crate::transport::mesh::Member;
 
-/// In groups up to this size, ranks that disagree find a way to everybody; in larger ones word is passed on.
+/// In groups up to this size, a rank that sees a mismatch connects to all ranks. In larger groups, reports are passed on.
 const DIALLED_MAX: usize = 64;
 
 impl GroupState {
@@ -34,7 +34,7 @@ impl GroupState {
             .map(|(rank, _)| rank)
     }
 
-    /// `peer` called something else than we did: everybody says what they called.
+    /// `peer` called something else than this rank: all ranks report what they called.
     pub(super) fn start_comparison(&mut self, fabric: &Arc<Fabric>, peer: Rank, head: Head) {
         let seq = head[1].min(self.doing.current[1]);
         let seq = self.earlier_root(seq, &head).unwrap_or(seq);

@@ -86,11 +86,11 @@ impl GroupState {
             Ok(Notice::Failed { rank, kind, peer, message, hint })
                 if rank < size && peer.is_none_or(|peer| peer < size) =>
             {
-                // Whoever disagrees comes to a conclusion of its own, which is the same.
+                // A rank that compares calls comes to the same conclusion by itself.
                 if self.comparison.is_none() {
                     // It failed there in a call that may be further on: what is complete here has not failed.
                     while matches!(self.try_poll(finished), Ok(true)) {}
-                    // A rank whose own time is up says so in its own words.
+                    // A rank that has timed out itself reports its own timeout.
                     let own = if kind == ErrorKind::Timeout { self.timed_out(&self.wants()) } else { None };
                     self.fail(
                         fabric,
@@ -135,8 +135,7 @@ impl GroupState {
                 self.hear_of_stuck(fabric, &head, Duration::from_millis(waited_ms), &late, text);
             }
             _ => {
-                let warning =
-                    format!("a member of group `{}` sent a notice that makes no sense; ignored", self.name);
+                let warning = format!("a member of group `{}` sent an invalid notice; ignored", self.name);
                 self.warnings.push(warning);
             }
         }

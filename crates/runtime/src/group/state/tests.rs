@@ -8,12 +8,13 @@ use super::super::trouble::comparison::Ranks;
 use super::notices::{Notice, encode};
 use super::*;
 use crate::OpKind;
+use crate::engine::{GroupIndex, Urgency};
 use crate::fabric::Bell;
 use crate::recorder::{CallSite, Site, Sizes};
 
 pub(super) const SECOND: Duration = Duration::from_secs(1);
 
-fn is_rung(bell: &Bell) -> bool {
+pub(super) fn is_rung(bell: &Bell) -> bool {
     let mut polled = [PollFd::new(bell, PollFlags::IN)];
     rustix::event::poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1
 }
@@ -41,6 +42,11 @@ pub(super) fn fault(scene: &Scripted) -> Option<(ErrorKind, Option<Rank>, &str)>
 
 pub(super) fn check(scene: &mut Scripted, now: Instant) -> bool {
     scene.ranks[0].check(&scene.fabrics[0], now, &mut scene.finished)
+}
+
+/// Puts rank 0 into the engine of its process, which takes no part in the test before.
+pub(super) fn move_into_engine(scene: &mut Scripted) -> GroupIndex {
+    scene.fabrics[0].engine.add(Box::new(scene.ranks.remove(0)), false)
 }
 
 #[test]
@@ -245,4 +251,65 @@ fn calls_of_peers_are_counted_by_process() {
     scene.ranks[0].count_calls(&mut calls);
     let counts = [0, 1, 2].map(|rank| calls.get(&scene.fabrics[rank].id()).copied());
     assert_eq!(counts, [None, Some(3), Some(2)]);
+}
+
+#[test]
+fn an_engine_counts_the_calls_of_peers_in_all_its_groups() {
+    let mut scene = Scripted::near(2);
+    scene.barrier(0);
+    scene.barrier(1);
+    scene.settle();
+    let index = move_into_engine(&mut scene);
+    let engine = &scene.fabrics[0].engine;
+    assert_eq!(engine.calls_of_peers(), HashMap::from([(scene.fabrics[1].id(), 2)]));
+    engine.remove(index);
+}
+
+#[test]
+fn an_engine_that_fails_a_group_ends_its_operations_and_reports_the_failure() {
+    let mut scene = Scripted::near(2);
+    let work = scene.barrier(0);
+    let index = move_into_engine(&mut scene);
+    let fabric = &scene.fabrics[0];
+    scene.told(0);
+    fabric.engine.fail(fabric, index, Fault::argument("enough"));
+    assert!(is_rung(&fabric.bell), "the thread that watches has to look");
+    assert!(work.error().unwrap().to_string().contains("enough"));
+    let told = scene.told(0);
+    assert_eq!(told[0].0, [scene.fabrics[1].id()]);
+    assert!(matches!(read(&told[0].1), Notice::Failed { rank: 0, .. }));
+    fabric.engine.remove(index);
+}
+
+#[test]
+fn a_short_call_is_polled_unless_the_group_is_busy_or_ranks_disagree() {
+    let turns = |prepare: fn(&mut Scripted)| {
+        let mut scene = Scripted::near(2);
+        prepare(&mut scene);
+        let index = move_into_engine(&mut scene);
+        let fabric = &scene.fabrics[0];
+        let turns = fabric.engine.submit(fabric, index, Urgency::Quick, |_, looks| looks.turns).unwrap();
+        fabric.engine.remove(index);
+        turns
+    };
+    assert!(turns(|_| {}) > 0);
+    assert_eq!(turns(|scene| drop(scene.barrier(0))), 0, "a collective is pending");
+    let disagree = |scene: &mut Scripted| scene.hear(0, &called(said(1, 7, Some(head(OpKind::Barrier, 7)))));
+    assert_eq!(turns(disagree), 0, "ranks disagree about a later call");
+}
+
+#[test]
+fn a_thread_that_stopped_waiting_is_not_woken_by_peers() {
+    let mut scene = Scripted::near(2);
+    let (_, work) = scene.receive(0, 4, Some(1), 5);
+    let sent = scene.send(1, &[7; 4], 0, 5);
+    let index = move_into_engine(&mut scene);
+    assert!(work.wait_for(SECOND / 20).is_err(), "rank 1 has not been polled");
+    let Scripted { fabrics, ranks, finished } = &mut scene;
+    ranks[0].poll(&fabrics[1], finished);
+    assert!(!is_rung(&fabrics[0].bell));
+    assert!(work.succeeded());
+    ranks[0].poll(&fabrics[1], finished);
+    assert!(sent.succeeded());
+    fabrics[0].engine.remove(index);
 }

@@ -1,8 +1,8 @@
-//! When ranks arrive at collectives: who is late, and by how much.
+//! When ranks arrive at collectives: which are stragglers, and by how much.
 //!
-//! Every rank shows on its board since when it is in its last collective. The helper thread looks at the boards twice a second
-//! and compares each with when this rank was in the same collective. So an operation costs one note of its time; what is known is
-//! a sample of all arrivals, in which collectives that are long apart count for more than those that follow each other at once.
+//! Every rank shows on its board when it entered its last collective. The helper thread looks at the boards twice a second and
+//! compares each with when this rank entered the same collective. So an operation costs one note of its time. The result is a
+//! sample of all arrivals: collectives with long pauses between them count for more than those that follow each other quickly.
 
 use tenfold_memory::Doing;
 use tenfold_plan::Rank;
@@ -31,7 +31,7 @@ pub(crate) struct Arrivals {
 /// What one look at the boards has shown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Sample {
-    /// The collective of whoever came last.
+    /// The collective of the rank that arrived last.
     pub kind: OpKind,
     /// Between the first and the last, in nanoseconds.
     pub skew: u64,
@@ -52,8 +52,8 @@ impl Arrivals {
         self.newest = number;
     }
 
-    /// Compares the others' boards with what this rank, `own`, did. Nothing if none has changed since the last look, or if
-    /// somebody is further than the collective that this rank is called for next.
+    /// Compares the others' boards with what this rank, `own`, did. `None` if no board has changed since the last look, or if
+    /// a rank is beyond the next collective of this rank.
     pub(crate) fn sample(
         &mut self,
         own: Rank,

@@ -28,7 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// busy keeps them so long.
 const PATIENCE_EXPECTED: Duration = Duration::from_secs(10);
 
-/// Calls of which more is told than what was called.
+/// Calls whose details are shown in an error.
 const DETAILED_MAX: usize = 8;
 
 /// A set of ranks, 64 to a word.
@@ -71,7 +71,7 @@ pub(in crate::group) struct CallReport {
 }
 
 impl CallReport {
-    /// Does `other` say the same, whoever has heard it?
+    /// Does `other` say the same? To which ranks it was sent does not count.
     pub(in crate::group) fn is_same(&self, other: &CallReport) -> bool {
         let CallReport { rank, seq, head, detail, saw, told: _ } = self;
         (rank, seq, head, detail, saw) == (&other.rank, &other.seq, &other.head, &other.detail, &other.saw)
@@ -135,7 +135,7 @@ impl Comparison {
     pub(in crate::group) fn deduce(&mut self, rank: Rank, head: Head) {
         if !matches!(self.heads[rank], Some(Some(_))) {
             self.heads[rank] = Some(Some(head));
-            // Where more is told, its own words are worth waiting for.
+            // If this rank has details, the peer has them too, and its own report is worth waiting for.
             if self.details[self.rank].is_some() {
                 self.expected.push(rank);
             }

@@ -36,7 +36,7 @@ pub(crate) struct Detail {
 type Shapes = Vec<Vec<u64>>;
 
 impl Detail {
-    /// A call that is being made. Shapes that nobody gave are as flat as this crate's tensors.
+    /// A call that is being made. If no shapes were given, they are flat, as this crate's tensors are.
     pub(in crate::group) fn new(site: &Site, input: Sizes, output: Sizes) -> Self {
         let CallSite { frames, input_shapes, output_shapes } = site.get();
         let flat = |sizes: Sizes| sizes.lengths().into_iter().map(|length| vec![length]).collect();
@@ -104,7 +104,7 @@ pub(in crate::group) fn show_all<'a>(said: impl Iterator<Item = (Rank, &'a Detai
     if texts.is_empty() { String::new() } else { format!(" [{}]", texts.join(", ")) }
 }
 
-/// A number of the shapes that all ranks must have; nothing if they may differ or nobody gave them.
+/// A hash of the shapes that all ranks must have; `None` if they may differ or were not given.
 pub(in crate::group) fn hash_of_shapes(kind: OpKind, count: u64, site: &Site) -> Option<u64> {
     let CallSite { input_shapes, output_shapes, .. } = site.get();
     let (inputs, outputs) = (input_shapes.as_ref()?, output_shapes.as_ref()?);

@@ -1,7 +1,7 @@
 //! What is not a number is not sent: c10d's `TORCH_DIST_NAN_CHECK`.
 //!
-//! One rank's NaN is every rank's after the next reduction, and then nobody knows whose it was. With the check a call that
-//! would send one is refused on the rank that has it, before anything was sent. What is received is not looked at.
+//! After a reduction, a NaN of one rank is on all ranks, and it is not known where it came from. With the check, a call that
+//! would send a NaN is refused on the rank that has it, before anything is sent. Received values are not checked.
 
 use tenfold_memory::{Buffer, BufferView, Bytes, DType, Span};
 use tenfold_plan::{Area, Kind};

@@ -1,11 +1,11 @@
-//! Ranks that live and do not come: who keeps the others waiting, and what to do about it.
+//! Ranks that are alive but have not entered a collective: which rank keeps the others waiting, and what to do about it.
 //!
-//! A rank that died or froze is found by its silence (`fabric/watch`). One that computes for ever, sleeps or is stuck in other code
-//! answers every heartbeat; what gives it away is its board, on which the others see that it has not entered the collective
-//! that they are in. The helper thread looks with every tick. Whoever finds out tells all members, so that ranks which wait for it
-//! by way of others say the same, and the one that is waited for says it, too.
+//! A rank that died or froze is detected by its missing heartbeat (`fabric/watch`). A rank that computes without end, sleeps or
+//! waits in other code answers every heartbeat. But its board shows the others that it has not entered the collective that they
+//! are in. The helper thread looks at the boards with every tick. A rank that finds such a rank reports it to all ranks, so that
+//! all say the same: also those that wait for it indirectly, and the rank itself.
 //!
-//! Here are the rules and the words; `state` looks and tells.
+//! Here are the rules and the texts; `state/lookout.rs` looks and reports.
 
 use std::time::Duration;
 
@@ -16,10 +16,10 @@ use tenfold_plan::Rank;
 use crate::fault::show_ranks;
 use crate::label::Label;
 
-/// Unless somebody says otherwise.
+/// The default of [`Options::stuck_after`](crate::Options::stuck_after).
 const AFTER: Duration = Duration::from_secs(30);
 
-/// Ranks whose last deeds are told.
+/// Ranks whose last operations are shown.
 const TOLD_MAX: usize = 4;
 
 /// What a rank does once others have kept it waiting for too long ([`Options::stuck_after`](crate::Options::stuck_after)).
@@ -76,7 +76,7 @@ pub(crate) enum Waiting {
     Message(u64),
 }
 
-/// What a rank says about who keeps whom waiting.
+/// What a rank reports about ranks that keep others waiting.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StuckReport {
     /// The operation that is waited for; collectives and messages are counted apart.
@@ -147,8 +147,8 @@ impl Told {
 /// As in ``rank 5 (host b, pid 812) is alive and has not entered barrier #288 of group `default` for 40 s; rank 5 last
 /// finished …; the others wait``.
 ///
-/// Ranks are told by their numbers in the whole job (`job_rank`): whoever reads this may never have heard of the group. Where
-/// they are called something else in the group, that is said, too.
+/// Ranks have their numbers in the whole job (`job_rank`), since the reader may not know the group. If a rank has another number
+/// in the group, that is shown, too.
 pub(crate) fn sentence(
     late: &[(Rank, Doing)],
     introduce: impl Fn(Rank) -> String,
@@ -286,7 +286,7 @@ mod tests {
         assert!(told.report.as_ref().is_some_and(|report| !report.is_message));
         told.say(Waiting::Message(7), seconds(31), false, "that, too");
         assert!(told.report.as_ref().is_some_and(|report| report.is_message));
-        assert!(!due(&told, 32), "who waits for a message as well does not begin anew");
+        assert!(!due(&told, 32), "a wait for a message does not restart the wait for the collective");
         assert!(!told.is_due(Waiting::Message(7), seconds(32), seconds(30)));
         told.forget_unless(|what| what == Waiting::Collective(7));
         assert_eq!(told.report, None, "it was about the message");

@@ -1,9 +1,11 @@
+use std::io;
+use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 
 use super::super::super::scripted::Scripted;
 use super::super::super::trouble::comparison::Comparison;
 use super::super::super::trouble::stuck::StuckSettings;
-use super::super::tests::{SECOND, fault, head, read};
+use super::super::tests::{SECOND, fault, head, is_rung, move_into_engine, read};
 use super::*;
 use crate::fabric::Fate;
 
@@ -23,6 +25,20 @@ fn hear(scene: &mut Scripted, number: u64, waited: Duration, late: &[Rank]) -> V
     let (head, waited_ms) = (head(OpKind::Barrier, number), waited.as_millis() as u64);
     scene.hear(0, &encode(&Notice::Stuck { rank: 1, head, waited_ms, late }));
     scene.ranks[0].take_warnings()
+}
+
+/// What this thread has written into its log.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 fn is_reported(scene: &Scripted) -> bool {
@@ -54,6 +70,29 @@ fn a_rank_that_is_alive_and_late_is_reported_once_the_limit_has_passed() {
     scene.settle();
     look(&mut scene);
     assert!(!is_reported(&scene), "the barrier is over");
+}
+
+#[test]
+fn an_engine_logs_what_its_groups_say_about_late_ranks_and_then_rings() {
+    let mut scene = Scripted::near(2);
+    scene.barrier(0);
+    scene.ranks[0].doing.since[0] = 1;
+    let index = move_into_engine(&mut scene);
+    let fabric = &scene.fabrics[0];
+    let look = || {
+        let log = Log::default();
+        let writer = log.clone();
+        let subscriber = tracing_subscriber::fmt().with_writer(move || writer.clone()).finish();
+        tracing::subscriber::with_default(subscriber, || fabric.engine.look_at_others(fabric));
+        String::from_utf8(log.0.lock().unwrap().clone()).unwrap()
+    };
+    let log = look();
+    assert!(log.contains("rank 1 (host h1, pid 101) is alive and has not entered barrier #1"), "{log:?}");
+    assert!(is_rung(&fabric.bell), "the group may have failed");
+    fabric.bell.silence();
+    assert_eq!(look(), "", "the wait has not doubled");
+    assert!(!is_rung(&fabric.bell));
+    fabric.engine.remove(index);
 }
 
 #[test]
@@ -102,6 +141,21 @@ fn a_message_without_a_partner_is_reported_once_the_limit_has_passed() {
         look(&mut scene);
         assert!(is_reported(&scene), "it is still so");
     }
+}
+
+#[test]
+fn a_report_about_a_message_lasts_until_that_message_has_arrived() {
+    let mut scene = Scripted::near_with(2, settings(1000 * SECOND, StuckPolicy::Warn));
+    scene.receive(0, 4, Some(1), 5);
+    scene.ranks[0].stuck.say(Waiting::Message(1), 2000 * SECOND, false, "it does not arrive");
+    look(&mut scene);
+    assert!(is_reported(&scene), "it is still so");
+    scene.receive(0, 4, Some(1), 6);
+    scene.send(1, &[7; 4], 0, 5);
+    scene.settle();
+    assert!(scene.ranks[0].is_busy(), "the second message is under way");
+    look(&mut scene);
+    assert!(!is_reported(&scene), "the first message has arrived");
 }
 
 #[test]
