@@ -362,7 +362,7 @@ impl Group {
         });
         tracing::info!("made group `{name}`: rank {rank} of {}, {}", members.len(), ways(&members, rank));
         let mesh = Mesh::new(rank, id, Arc::clone(&fabric), room, members).with_directory(directory.clone());
-        let planner = Planner::new(topology.clone(), rank, forced, confirms_roots);
+        let planner = Planner::new(topology.clone(), rank, forced, confirms_roots).on_kernels(&crowd.kernels);
         let state = GroupState::new(id, Arc::clone(&name), rank, mesh, planner, Arc::clone(&record));
         let index = fabric.engine.add(state, crowd.is_crowded);
         let children = AtomicU64::new(0);

@@ -23,6 +23,8 @@ pub(crate) struct Planner {
     forced: Vec<&'static Algorithm>,
     /// No rank finishes an operation with a root before all have called it: for groups whose ranks are all at debug level DETAIL.
     confirms_roots: bool,
+    /// All ranks run on one machine, even if they share no memory.
+    one_kernel: bool,
     /// By what decides them, whatever the size of a call.
     plans: Vec<(&'static Algorithm, Rank, Arc<Plan>)>,
     recent: Vec<(Key, Choice)>,
@@ -45,16 +47,20 @@ impl Planner {
         forced: Vec<&'static Algorithm>,
         confirms_roots: bool,
     ) -> Self {
-        Planner { topology, rank, forced, confirms_roots, plans: Vec::new(), recent: Vec::new() }
+        let (plans, recent) = (Vec::new(), Vec::new());
+        Planner { topology, rank, forced, confirms_roots, one_kernel: false, plans, recent }
     }
 
-    /// The longest message: what fits a staging slot, and more where there is no shared memory anyway.
+    /// Says which kernel each rank runs on.
+    pub(crate) fn on_kernels(self, kernels: &[usize]) -> Self {
+        Planner { one_kernel: kernels.windows(2).all(|pair| pair[0] == pair[1]), ..self }
+    }
+
+    /// The longest message: what fits a staging slot, and more between machines. Ranks of one machine that use TCP share its
+    /// caches, out of which a longer message would have been pushed before it is read.
     pub(crate) fn piece(&self) -> usize {
-        if self.topology.hosts() == self.topology.size() && self.topology.size() > 1 {
-            TCP_PIECE
-        } else {
-            tenfold_memory::SLOT
-        }
+        let is_apart = self.topology.hosts() == self.topology.size() && self.topology.size() > 1;
+        if is_apart && !self.one_kernel { TCP_PIECE } else { tenfold_memory::SLOT }
     }
 
     #[inline]
@@ -143,6 +149,17 @@ pub(crate) fn look_up(pairs: &[(String, String)]) -> Result<Vec<&'static Algorit
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn messages_are_longer_only_between_machines() {
+        let piece = |hosts: &[usize], kernels: &[usize]| {
+            Planner::new(Topology::new(hosts.to_vec()), 0, Vec::new(), false).on_kernels(kernels).piece()
+        };
+        assert_eq!(piece(&[0, 1, 2], &[0, 1, 2]), TCP_PIECE);
+        assert_eq!(piece(&[0, 1, 2], &[0, 0, 1]), TCP_PIECE);
+        assert_eq!(piece(&[0, 1, 2], &[0, 0, 0]), tenfold_memory::SLOT);
+        assert_eq!(piece(&[0, 0, 2], &[0, 0, 1]), tenfold_memory::SLOT);
+    }
 
     #[test]
     fn an_unknown_algorithm_is_answered_with_the_known_ones() {
