@@ -110,8 +110,10 @@ fn a_large_group_reaches_every_rank_although_a_rank_reads_few_cards() {
 fn a_rank_that_cannot_be_looked_up_because_the_store_has_ended_is_named() {
     let store = Arc::new(Counting::default());
     let options = Options { contacts_max: 2, ..quick().only_tcp() };
+    let all_are_through = std::sync::Barrier::new(12);
     ranks(&store, 12, &options, |group| {
         group.start_barrier()?.wait()?;
+        all_are_through.wait();
         store.has_ended.store(true, Ordering::Relaxed);
         // Rank 0 and the likely neighbours were looked up when the group was made; distances of 5 and 6 were not.
         let far = if group.rank() == 7 { 1 } else { (group.rank() + 5) % group.size() };
