@@ -1,7 +1,7 @@
 //! Where peers on other hosts reach this process: which address, and which port.
 //!
-//! The address is the one from which the system would call the store, since whoever can reach the store's host is likely to
-//! reach that; or one of the interfaces that the user named.
+//! The address is the one from which the system would call the store, since a peer that can reach the store's host can
+//! probably reach that address too; or it is on one of the interfaces that the user named.
 //!
 //! Not here: connections (see `transport::tcp`).
 
@@ -17,7 +17,8 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::environment::{Interfaces, Rule};
 
-/// How many connections may wait to be accepted: every rank may call at once. The kernel cuts it to its own limit.
+/// How many connections may wait to be accepted: all ranks may connect at the same time. The kernel reduces it to
+/// its own limit.
 const BACKLOG: i32 = 4096;
 
 /// Listens on `interface` and on no other, on a free port of `ports` or one that the system picks.
@@ -57,7 +58,7 @@ pub(crate) fn raise_file_limit() {
     let limit = getrlimit(Resource::Nofile);
     let wanted = limit.maximum.unwrap_or(FILES_MAX).min(FILES_MAX);
     if limit.current.is_some_and(|current| current < wanted) {
-        // A system that refuses leaves what there was; whoever runs out of it is told so.
+        // If the system refuses, the old limit stays. A rank that exceeds it gets an error that says so.
         let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum: limit.maximum });
     }
 }

@@ -1,8 +1,8 @@
 //! What is said at the beginning of a connection, and on control streams, as values and as bytes.
 //!
-//! A connection opens with a [`Hello`] of fixed length: who calls, whom they mean to reach, and what for. Nothing else of a
-//! stranger is read before it was found right. Control streams then carry [`ControlFrame`]s, data links the frames of
-//! `transport::tcp`. All numbers are little endian.
+//! A connection opens with a [`Hello`] of fixed length: the caller, the intended receiver, and the purpose. Nothing
+//! else of a stranger is read before the hello was found valid. Control streams then carry [`ControlFrame`]s, data links the
+//! frames of `transport::tcp`. All numbers are little endian.
 //!
 //! What arrives is input: a length is checked against its limit before memory is taken, and a refusal says why. Decoding is
 //! resumable: given too few bytes it says so, and is asked again with more.
@@ -17,7 +17,7 @@ use std::task::Poll;
 
 use tenfold_memory::{FileIdentity, Head};
 
-/// Whoever changes a byte of what is described here, or of the frames of `transport::tcp`, changes this.
+/// Must be raised with every change to the bytes described here, or to the frames of `transport::tcp`.
 pub(crate) const VERSION: u16 = 4;
 
 const MAGIC: [u8; 8] = *b"tenfold\n";
@@ -43,12 +43,12 @@ pub(crate) enum Purpose {
     Probe,
 }
 
-/// The first thing said on a connection, by whoever opened it.
+/// The first bytes on a connection, from the side that opened it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hello {
     pub purpose: Purpose,
     pub sender: FabricId,
-    /// Whom the sender means to reach: ports are reused, and another job may listen on this one by now.
+    /// The fabric that the sender means to reach: ports are reused, and another job may listen on this one by now.
     pub receiver: FabricId,
 }
 
@@ -301,7 +301,7 @@ pub(crate) enum Refused {
     Version {
         theirs: u16,
     },
-    /// It wants somebody else.
+    /// The caller wants another fabric.
     Receiver {
         meant: FabricId,
     },

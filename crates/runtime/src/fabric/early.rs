@@ -1,7 +1,7 @@
 //! Notices about groups that this rank does not have yet. Pure: time is an argument.
 //!
-//! A group is not made everywhere at once, so a rank may hear of one that it is about to make. Notices about groups that it
-//! has left are not kept: the members of a group say goodbye to each other one after the other.
+//! Ranks make a group at different times, so a rank may hear of a group that it is about to make. Notices about groups that
+//! it has left are not kept: the members of a group say goodbye to each other one after the other.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -57,8 +57,8 @@ impl Early {
         self.kept.push_back(Kept { from, group, text, came });
     }
 
-    /// All that are not too old. Whoever takes them keeps those again that still cannot be heard, with the time at which they
-    /// came.
+    /// Takes all notices that are not too old. The caller keeps those again that still cannot be delivered, with the time at
+    /// which they arrived.
     pub(super) fn take(&mut self, now: Instant) -> Vec<Kept> {
         let is_fresh = |kept: &Kept| now.saturating_duration_since(kept.came) < KEPT_FOR;
         self.kept.drain(..).filter(is_fresh).collect()

@@ -69,7 +69,7 @@ struct LinkId {
 /// Processes that have said hello and that no group of this rank knows.
 const UNMET_MAX: usize = 4096;
 
-/// Wakes whoever sleeps for a fabric. Peers on this host have a copy of the descriptor.
+/// Wakes the threads that sleep on a fabric. Peers on this host have a copy of the descriptor.
 #[derive(Clone, Debug)]
 pub(crate) struct Bell(Arc<OwnedFd>);
 
@@ -116,7 +116,7 @@ pub(crate) struct FabricOptions {
     pub heartbeat: Duration,
     /// Peers on this host read shared memory in place even where copies are quicker.
     pub in_place: bool,
-    /// When a rank that does not come counts as stuck, and what then.
+    /// After how long a rank that has not entered a collective is reported as stuck, and what happens then.
     pub stuck: StuckSettings,
     /// Where the launcher wants to read how far this rank is.
     pub progress: Option<PathBuf>,
@@ -384,7 +384,7 @@ impl Fabric {
         peer
     }
 
-    /// Asks for a way to `peer`, unless there is one or somebody asked already.
+    /// Asks the helper to connect to `peer`, unless there is a connection or one was already asked for.
     pub(crate) fn dial(self: &Arc<Self>, peer: &Arc<Peer>) {
         if !peer.begin_dialling() {
             return;
@@ -392,7 +392,7 @@ impl Fabric {
         let local = lock(&LOCAL).get(&peer.id().0).and_then(Weak::upgrade);
         if let Some(other) = local {
             peer.meet_thread(&other);
-            other.peer(self.id).meet_thread(self); // what we leave there can be read after we are gone
+            other.peer(self.id).meet_thread(self); // it can read what we leave there after we have left
             self.tell_news();
             return;
         }
@@ -424,12 +424,12 @@ impl Fabric {
         all.retain_mut(|remains| !remains.are_read());
     }
 
-    /// Something happened that whoever waits should look at.
+    /// Wakes waiting threads, because something happened that they should look at.
     fn tell_news(&self) {
         self.bell.ring();
     }
 
-    /// Tells `to` something about a group; reaches those with whom there is a way.
+    /// Sends a notice about a group to the peers `to`. It reaches those that are connected.
     pub(crate) fn tell(&self, to: Vec<Arc<Peer>>, group: u64, text: Vec<u8>) {
         self.order(Order::Tell { to, group, text });
     }
@@ -451,8 +451,8 @@ impl Fabric {
         self.waker.ring();
     }
 
-    /// Has the helper drive what is under way while no thread waits. With `again` it is told even if it was called before:
-    /// it may sleep, and not know of the latest operation.
+    /// Has the helper drive what is under way while no thread waits. With `again` the helper is woken even if it was called
+    /// before: it may sleep, and not know of the latest operation.
     ///
     /// An alarm that is set already will do: setting it again would cost more than many operations take.
     pub(crate) fn call_helper(&self, when: When, again: bool) {
@@ -582,7 +582,7 @@ fn new_segment() -> io::Result<Arc<Segment>> {
     }
 }
 
-/// 128 bits that nobody else has.
+/// Returns 128 random bits, enough that no two processes draw the same.
 pub(crate) fn random() -> Result<u128, Fault> {
     let mut bytes = [0; 16];
     let count = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())

@@ -159,14 +159,14 @@ impl Peer {
     }
 
     pub(super) fn meet(&self, segment: PeerSegment, bell: Bell) {
-        let _ = self.near.set((Arc::new(segment), bell)); // both may have dialled at once
+        let _ = self.near.set((Arc::new(segment), bell)); // both may have dialled at the same time
     }
 
     pub(super) fn set_met(&self) {
         self.met.store(true, Ordering::Relaxed);
     }
 
-    /// Does it hear what it is told?
+    /// Returns whether notices reach the peer.
     pub(crate) fn is_met(&self) -> bool {
         self.met.load(Ordering::Relaxed)
     }

@@ -1,4 +1,4 @@
-//! How far this rank is, for whoever watches from outside.
+//! How far this rank is, for programs that watch from outside.
 //!
 //! `tenfold run` names a folder to each of its ranks (`TENFOLD_PROGRESS`). The helper thread keeps a file there while the
 //! fabric lives: for each group the last operation, whether it is under way, and since when. It looks at every tick and
@@ -29,7 +29,7 @@ pub(crate) struct GroupProgress {
     pub(crate) rank: usize,
     pub(crate) size: usize,
     pub(crate) doing: Doing,
-    /// Who keeps whom waiting for too long.
+    /// Which rank has kept which others waiting for too long.
     pub(crate) stuck: Option<StuckReport>,
     /// How late this rank comes lately.
     pub(crate) late: Option<Duration>,
@@ -52,7 +52,7 @@ pub struct ProgressEntry {
     pub under_way: bool,
     /// When it began, or ended.
     pub since_unix: f64,
-    /// Who keeps whom waiting there, if somebody does for too long.
+    /// Which rank has kept which others waiting there, if one has for too long.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stuck: Option<StuckReport>,
     /// How long after the first rank this one comes to collectives, lately; nothing if no other was seen.
@@ -66,7 +66,7 @@ pub(super) struct Progress {
     since: HashMap<u64, (Doing, f64)>,
     /// By group, what was said of ranks that are stuck.
     stuck: HashMap<u64, StuckReport>,
-    /// Whether the last attempt to write failed, so that it is told once.
+    /// Whether the last attempt to write failed, so that a failure is logged only once.
     failed: bool,
 }
 
@@ -123,7 +123,7 @@ impl Progress {
                     let under_way = group.doing.current != group.doing.finished;
                     (label.to_string(), label.seq, under_way, since_unix)
                 }
-                // No collective was called, but somebody waits: for a message of this rank, or for this rank.
+                // No collective was called, but a rank is waiting: this rank for a message, or a peer for this rank.
                 (None, Some(stuck)) if stuck.is_message => {
                     let call = stuck.text.split(" #").next().unwrap_or_default();
                     (call.to_string(), stuck.number, true, now - stuck.seconds as f64)
@@ -146,7 +146,7 @@ impl Progress {
         entries.collect()
     }
 
-    /// In one piece: whoever reads sees the old file or the new one.
+    /// Replaces the file in one step, so that a reader sees either the old file or the new one.
     fn write(&self, entries: &[ProgressEntry]) -> io::Result<()> {
         let unfinished = self.path.with_extension("new");
         std::fs::write(&unfinished, serde_json::to_vec(entries)?)?;

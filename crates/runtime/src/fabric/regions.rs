@@ -1,13 +1,13 @@
-//! How memory that somebody else shares becomes readable for the peers on this host.
+//! How memory that another library shares becomes readable for the peers on this host.
 //!
 //! A region (see `tenfold_memory::Region`) is announced to every peer on this host, with its descriptor, on the stream that
 //! the helper threads keep with each other. The peer's helper maps it and answers; only when all have answered bytes
 //! are lent from there, so that no message points to what its reader does not know. All ranks of a host have met
-//! when their first group was made, and groups made from it have no others: nobody comes later.
+//! when their first group was made, and groups made from it have no others: no rank joins later.
 //!
 //! A peer hears that a region is retired when its registration was dropped and every message that points there was read,
-//! and never before it has answered: the two may come on different streams. One that died or left keeps what it had until
-//! this rank's own groups are gone, as its segment does: what it sent before counts.
+//! and never before it has answered: the two may come on different streams. What a peer had that died or left is
+//! kept until this rank's own groups are dropped, and so is its segment: messages that it sent before are still valid.
 //!
 //! Ranks that are threads of one process give each other the region itself.
 
@@ -34,7 +34,7 @@ const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// [`Group::register`]: crate::Group::register
 #[must_use = "the memory is registered until this is dropped"]
 pub struct Registration {
-    /// Nothing where nobody reads in place.
+    /// `None` if no peer reads in place.
     lease: Option<Arc<Lease>>,
     fabric: Weak<Fabric>,
 }
@@ -53,7 +53,7 @@ impl fmt::Debug for Registration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.lease {
             Some(lease) => write!(f, "Registration({:?})", lease.region()),
-            None => f.write_str("Registration(nobody reads in place)"),
+            None => f.write_str("Registration(no peer reads in place)"),
         }
     }
 }
@@ -200,13 +200,13 @@ impl Announced {
         self.0.insert(offset, Known { waiting: to, readers: Vec::new(), answers, retired: false });
     }
 
-    /// A peer answered. True if it is to hear at once that the region is retired.
+    /// Notes a peer's answer. Returns true if the peer must be notified immediately that the region is retired.
     pub(super) fn answered(&mut self, offset: u64, from: FabricId, answer: Answer) -> bool {
         let Some(known) = self.0.get_mut(&offset) else { return false };
         let Some(index) = known.waiting.iter().position(|waiting| *waiting == from) else { return false };
         known.waiting.swap_remove(index);
         let mapped = answer == Answer::Mapped;
-        let _ = known.answers.send((from, answer)); // whoever asked may have given up
+        let _ = known.answers.send((from, answer)); // the thread that asked may have given up
         let retired = known.retired;
         if mapped && !retired {
             known.readers.push(from);
@@ -215,7 +215,7 @@ impl Announced {
         mapped && retired
     }
 
-    /// A peer is no more: it will not answer, and need not be told.
+    /// Forgets a peer that died or left. It will not answer, and does not need to be notified.
     pub(super) fn lose(&mut self, peer: FabricId) {
         for known in self.0.values_mut() {
             if known.waiting.contains(&peer) {
@@ -227,7 +227,8 @@ impl Announced {
         self.0.retain(|_, known| !known.is_over());
     }
 
-    /// Nothing points there any more: who is to be told now. Those who have not answered are told when they do.
+    /// Retires a region that no message points to any more, and returns the peers to notify now. Peers that have not answered
+    /// are notified when they do.
     pub(super) fn retire(&mut self, offset: u64) -> Vec<FabricId> {
         let Some(known) = self.0.get_mut(&offset) else { return Vec::new() };
         known.retired = true;

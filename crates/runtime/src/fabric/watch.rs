@@ -1,13 +1,13 @@
 //! The helper thread: lets peers in, watches over their lives, carries notices, maps the regions that peers make known,
-//! and drives what nobody waits for.
+//! and drives operations that no thread waits for.
 //!
-//! Every peer with whom this rank speaks has a stream to it, Unix or TCP. The stream begins with a hello from both sides
-//! (with descriptors, if it is Unix), then carries control frames. A stream that ends without a goodbye means that
+//! This rank has a stream, Unix or TCP, to every peer that it communicates with. The stream begins with a hello from
+//! both sides (with descriptors, if it is Unix), then carries control frames. A stream that ends without a goodbye means that
 //! the peer died. So does the end of its process, which is watched by a pidfd on one host: a child that the peer forked, such as
-//! a worker that loads data, keeps copies of the streams, and they do not end before it does. A peer that is there but shows no sign of life is given up after the heartbeat's limit: on one host a
-//! counter in its segment must move, between hosts frames must come. If none come, the peer is also asked on a new connection:
-//! after packets were lost, TCP retransmits at ever longer intervals, so a stream may stay unresponsive for twice as long as the
-//! network was.
+//! a worker that loads data, keeps copies of the streams, and they do not end before it does. A peer that is alive but
+//! unresponsive is given up after the heartbeat's limit: on one host a counter in its segment must move, between
+//! hosts frames must arrive. If none arrive, the peer is also asked on a new connection: after packets were lost, TCP
+//! retransmits at ever longer intervals, so a stream may stay unresponsive for twice as long as the network was.
 //!
 //! Here is the loop, and what streams carry; `watch/strangers.rs` lets peers in, `watch/lives.rs` watches over their lives, and
 //! `watch/stream.rs` is one stream.
@@ -52,7 +52,7 @@ const TCP: u64 = 2;
 const ALARM: u64 = 3;
 const FIRST_STREAM: u64 = 4;
 
-/// Events that are fetched at once.
+/// Events that one call fetches, at most.
 const EVENTS: usize = 256;
 
 /// Between two looks at the peers, at most.
@@ -128,7 +128,7 @@ struct Watch {
     poll: OwnedFd,
     unix: NotInherited<UnixListener>,
     tcp: NotInherited<TcpListener>,
-    /// Nobody is accepted before.
+    /// No caller is accepted before this time.
     resting_until: Option<Instant>,
     complaints: Complaints,
     /// Peers on this host to dial again, and when.
@@ -217,7 +217,7 @@ impl Watch {
     fn stop(&mut self) {
         for stream in self.streams.values_mut().filter(|stream| stream.peer.is_some()) {
             ControlFrame::Goodbye.encode(&mut stream.to_write);
-            let _ = stream.write(); // whoever does not read it sees the end of the stream
+            let _ = stream.write(); // a peer that does not read it sees the end of the stream
         }
         self.streams.clear();
     }
@@ -238,7 +238,7 @@ impl Watch {
             probe: None,
             has_told: false,
         };
-        // Edge-triggered: whoever serves it reads and writes until there is no more.
+        // Edge-triggered, so each event is served by reading and writing until the system would block.
         let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
         if let Err(error) = epoll::add(&self.poll, stream.io.fd(), EventData::new_u64(token), flags) {
             tracing::warn!("cannot watch a stream: {error}");
@@ -265,7 +265,7 @@ impl Watch {
                 self.greet(token);
                 self.serve(token);
             }
-            // Nobody listens where it did a moment ago: it is gone.
+            // The peer was listening there a moment ago, and no process listens there now: the peer has died.
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => self.end(peer, Fate::Died),
             // As many callers wait there as may. This thread must not wait, too: it lets in those who call this rank.
             Err(error) if peer.is_near() && error.kind() == io::ErrorKind::WouldBlock => {

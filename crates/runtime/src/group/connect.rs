@@ -10,8 +10,8 @@
 //! another attempt, or has moved to another address, rank 0 reads all cards again and writes another table. A table is
 //! known by a number of its own, because rank 0 may have to try again, too.
 //!
-//! A rank listens on the address from which it reaches the store. That is loopback if the store is on the same host, or is
-//! no server at all. If the table then shows ranks on other hosts, the ranks with loopback choose another address and
+//! A rank listens on the address from which it reaches the store. That is loopback if the store is on the same host, or
+//! does not have a server. If the table then shows ranks on other hosts, the ranks with loopback choose another address and
 //! write another card: no rank advertises loopback to another host.
 
 #![expect(clippy::disallowed_methods, reason = "waits for a peer to answer")]

@@ -1,7 +1,7 @@
 //! A group of ranks, and every operation of c10d on it.
 //!
 //! Each operation is checked here, on the caller's thread, turned into a [`Request`] and submitted; what it does is decided
-//! by a plan (see `planner`), how it is done by the engine. A call that makes no sense is refused before anything was sent.
+//! by a plan (see `planner`), how it is done by the engine. Invalid calls are refused before anything is sent.
 
 mod cards;
 mod coalesced;
@@ -126,9 +126,9 @@ impl Options {
         self
     }
 
-    /// How long a rank that lives may keep others waiting in a collective before they say which rank it is; zero means for
-    /// ever. 30 seconds by default, or `TENFOLD_STUCK_AFTER`. Counts, like `heartbeat`, for all groups of a rank that are made
-    /// from this one.
+    /// How long a rank that lives may keep others waiting in a collective before they report which rank it is; zero means
+    /// that they never do. 30 seconds by default, or `TENFOLD_STUCK_AFTER`. Counts, like `heartbeat`, for all groups of a rank
+    /// that are made from this one.
     #[must_use]
     pub fn stuck_after(mut self, time: Duration) -> Self {
         self.stuck_after = Some(time);
@@ -418,7 +418,8 @@ impl Group {
 
     /// The same group, for calls that go on in the background: the caller has other things to do before it waits.
     ///
-    /// Without this a call goes on while somebody waits, which is quickest when the caller waits at once.
+    /// Without this, the waiting thread drives the call, and the helper thread takes over later if no thread waits. That is
+    /// quickest if the caller waits immediately.
     #[must_use]
     pub fn background(&self) -> Group {
         Group { background: true, ..self.clone() }
@@ -446,8 +447,8 @@ impl Group {
     }
 
     /// Lets peers on this host read tensors in `region` in place, as they do tensors of [`Group::shared_buffer`]: memory
-    /// that somebody else shares, such as PyTorch. It is known to all groups made from the same one as this group, until
-    /// the registration is dropped. Ranks need not register alike, and those elsewhere see no difference.
+    /// that another library shares, such as PyTorch. The region is known to all groups made from the same one as this
+    /// group, until the registration is dropped. Ranks need not register alike, and those elsewhere see no difference.
     ///
     /// Returns once every rank on this host that is alive has mapped the memory: it waits for no more than their helper
     /// threads. On processors where copies are quicker it does nothing.

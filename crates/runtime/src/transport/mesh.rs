@@ -64,16 +64,16 @@ pub(crate) struct Mesh {
     routes: Vec<Route>,
     /// Peers on other hosts with bytes that their socket did not take yet.
     unwritten: Vec<Rank>,
-    /// Staged bytes go past the caches, and nobody reads in place; see [`Fabric::lends`].
+    /// Staged bytes go past the caches, and no peer reads in place; see [`Fabric::lends`].
     streams: bool,
     slots: [Slots; 2],
-    /// Peers that may sleep, and were sent something or had something taken since somebody looked.
+    /// Peers that may sleep, and to which this rank sent something, or from which it took something, since the last look.
     to_look_at: Vec<Rank>,
     /// Peers that were sent something which they may not have read yet, by lane.
     unread: [Vec<Rank>; 2],
     /// Peers that have slots of ours, by lane.
     holders: [Vec<Rank>; 2],
-    /// A message that does not belong to the operation that read it: from whom, and what it is.
+    /// A message that does not belong to the operation that read it: its sender, and what it is.
     pub(crate) stray: Option<(Rank, Head)>,
     /// A peer that took memory back which this rank was reading: its group has failed, and word of why is on its way.
     pub(crate) withdrawn: Option<Rank>,
@@ -204,7 +204,8 @@ impl Mesh {
         }
     }
 
-    /// Wakes the peers on this host that sleep until they hear from us. Whoever polls this mesh must call it afterwards.
+    /// Wakes the peers on this host that sleep until they hear from us. Must be called after every
+    /// poll of this mesh.
     #[inline]
     pub(crate) fn wake_sleepers(&mut self) {
         if self.to_look_at.is_empty() {
@@ -288,7 +289,7 @@ impl Mesh {
         }
     }
 
-    /// Writes out what sockets did not take at once.
+    /// Writes the bytes that sockets did not take immediately.
     #[inline]
     pub(crate) fn pump(&mut self) -> Result<(), Fault> {
         if self.unwritten.is_empty() { Ok(()) } else { self.pump_far() }

@@ -2,7 +2,7 @@
 //!
 //! A link is a first-in first-out channel from one rank to another. A message carries the sender's label, and arrives
 //! whole. Nothing here waits: what cannot be done now is `Pending`, and [`Wants`] says to the engine what to sleep on
-//! and whom to name when time is up.
+//! and which ranks to name after a timeout.
 
 pub(crate) mod mesh;
 #[cfg(test)]
@@ -21,7 +21,7 @@ use crate::fault::Fault;
 /// Carries the messages of one rank in one group. Each lane has links of its own: those of collectives do not wait for messages.
 pub(crate) trait Transport {
     /// Hands `bytes` to `to`. With `lend` they stay as they are until [`Transport::poll_flush`] is ready, and may be read in
-    /// place or written out bit by bit; without, they have been copied or written once this is ready.
+    /// place or written out step by step; without, they have been copied or written once this is ready.
     ///
     /// Bytes for several ranks are staged once: `stage` is where, and [`Transport::close`] follows the last of them.
     fn poll_send(
@@ -34,7 +34,7 @@ pub(crate) trait Transport {
         lend: bool,
     ) -> Result<Poll<()>, Fault>;
 
-    /// Nobody else will be sent what lies in `stage`.
+    /// Ends the use of `stage`: its bytes are not sent to any further rank.
     fn close(&mut self, lane: Lane, stage: Option<Stage>);
 
     /// Is the next message of `from` here? It must be the one described by `head`, with `len` bytes.
@@ -82,7 +82,7 @@ pub(crate) struct Wants {
     pub any_of: Vec<Rank>,
     /// Room for messages to these ranks, or word that they have read them.
     pub room: Vec<Rank>,
-    /// Word from everybody who was lent memory that they have read it; or, with `flush_all`, that they have read everything.
+    /// Word from all ranks that were lent memory that they have read it; or, with `flush_all`, that they have read everything.
     pub flush: bool,
     pub flush_all: bool,
 }

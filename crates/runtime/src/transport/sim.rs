@@ -1,11 +1,11 @@
 //! Links between ranks that all live in one thread, with a seed for a clock.
 //!
 //! The network knows the two carriers that there are: *near* links (cells, staging slots, memory read where it lies)
-//! and *far* ones (sockets that take a message bit by bit). The seed decides how many messages a link holds, how many
+//! and *far* ones (sockets that take a message in parts). The seed decides how many messages a link holds, how many
 //! slots a rank has, how long a message travels, when word of its reading comes back, and which socket blocks half-way.
 //! Time is a number that moves when the scheduler says so (see `world`), so every seed repeats exactly.
 //!
-//! Lent memory is read late: a message remembers where its bytes lie and what they were, and whoever reads it looks
+//! Lent memory is read late: a message remembers where its bytes lie and what they were, and the reader looks
 //! into the sender's run again. Bytes that changed meanwhile, or a run that is over, are a bug of plan or interpreter.
 //!
 //! - `calls`: random operations, and what must come out
@@ -257,7 +257,7 @@ impl Network {
         link.queue.len() + link.receipts.len() < link.capacity
     }
 
-    /// Whom `rank` waits for in a flush.
+    /// The ranks that `rank` waits for in a flush.
     fn unread(&self, rank: Rank, all: bool) -> impl Iterator<Item = Rank> + '_ {
         (0..self.size).filter(move |to| !self.link_of(rank, *to).is_flushed(all, self.now))
     }
@@ -270,7 +270,7 @@ impl Network {
         })
     }
 
-    /// Something lies in a socket that nobody has read.
+    /// Whether a socket holds a message that no rank has read.
     fn has_unheard(&self) -> bool {
         self.links.iter().any(|link| !link.near && !link.queue.is_empty())
     }

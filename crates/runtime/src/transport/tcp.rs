@@ -8,9 +8,9 @@
 //! ```
 //!
 //! A message costs one system call at each end when all goes well: header and payload are written from where they lie, and
-//! read to where they belong. For that the receiver asks for a header and a payload at once *before* it knows either: it
-//! expects them. If another message turns up, what was read too far is put aside and read again from there, so a wrong
-//! guess loses nothing.
+//! read to where they belong. For that the receiver asks for a header and a payload in one call *before* it knows
+//! either: it expects them. If another message turns up, what was read too far is put aside and read again from there,
+//! so a wrong guess loses nothing.
 //!
 //! Nothing here waits. After `Pending` the system has been asked until it had no more, so sleeping on the next event of
 //! the descriptor is safe, edge-triggered too.
@@ -99,8 +99,8 @@ impl TcpOut {
 
     /// Sends a message: all of it, or nothing yet.
     ///
-    /// Without `lend`, what the socket does not take at once is copied and goes out later, by [`TcpOut::poll_flush`] or before
-    /// the next message; it is `Pending` only while an earlier copy waits. With `lend`, it is `Pending` until all was
+    /// Without `lend`, what the socket does not take immediately is copied and goes out later, by [`TcpOut::poll_flush`] or
+    /// before the next message; it is `Pending` only while an earlier copy waits. With `lend`, it is `Pending` until all was
     /// written, and must be called again with the same arguments until then.
     ///
     /// # Panics
@@ -212,7 +212,7 @@ pub(crate) struct TcpIn {
     place: Place,
     /// How much of the payload was read.
     payload_read: usize,
-    /// Where a message lies that nobody had a target for. As long as the longest so far.
+    /// Holds a message that was received without a target. As long as the longest so far.
     buffer: Vec<u8>,
     /// How long the last message was that came into the buffer: the next will be, too.
     guess: usize,
@@ -523,7 +523,7 @@ fn is_within_host(local: SocketAddr, peer: SocketAddr) -> bool {
 }
 
 /// Within a host there is no congestion, but where BBR is the default it paces all the same. Between hosts the choice stays
-/// with whoever set them up.
+/// with the administrator.
 fn unpace(socket: &socket2::Socket) {
     #[cfg(target_os = "linux")]
     {

@@ -270,7 +270,7 @@ impl<'a> Scene<'a> {
     fn check(&self) {
         assert!(self.honest.fate().is_none(), "an honest rank was given up: {:?}", self.honest.fate());
         let watch = &self.rank.watch;
-        assert!(watch.streams.len() <= LINES + 1, "a stream is kept that nobody has");
+        assert!(watch.streams.len() <= LINES + 1, "a stream is kept that no rank has open");
         for stream in watch.streams.values() {
             assert!(stream.to_write.len() <= 2 * ANSWERS_MAX, "answers pile up");
             assert!(stream.arrived.len() <= ControlFrame::LEN_MAX, "more than a frame is kept");

@@ -95,7 +95,7 @@ impl Watch {
 
     /// The same for a caller from this host; the kernel knows its user. Of others nothing can be known.
     pub(super) fn is_served(&mut self, stream: &TcpStream, caller: std::net::SocketAddr) -> bool {
-        let Ok(own) = stream.local_addr() else { return false }; // it is gone
+        let Ok(own) = stream.local_addr() else { return false }; // the caller has disconnected
         if !caller.ip().is_loopback() && caller.ip() != own.ip() {
             return true;
         }
@@ -153,12 +153,12 @@ impl Watch {
         let Io::Tcp(socket) = stream.io else { return };
         let _ = epoll::delete(&self.poll, &socket);
         if lock(&self.fabric.early).has_left(group) {
-            return; // nobody will ask for it
+            return; // this rank will never claim it
         }
         let mut unclaimed = lock(&self.fabric.unclaimed);
         if unclaimed.len() >= UNCLAIMED_MAX {
             return tracing::warn!(
-                "refused a connection: {UNCLAIMED_MAX} others wait for groups that nobody made"
+                "refused a connection: {UNCLAIMED_MAX} others wait for groups that this rank has not made"
             );
         }
         let new = Unclaimed { stream: socket, since: Instant::now() };
@@ -178,7 +178,7 @@ impl Watch {
     /// A peer said hello: we know it from here on.
     pub(super) fn meet(&mut self, stream: &mut Stream, hello: &Hello) -> io::Result<()> {
         if stream.peer.as_ref().is_some_and(|dialled| dialled.id() != hello.sender) {
-            return Err(io::Error::other("somebody else answered"));
+            return Err(io::Error::other("another process answered"));
         }
         // A process dials another once by each way.
         let is_twin = |other: &Stream| {
@@ -215,7 +215,7 @@ impl Watch {
         }
         stream.since = Instant::now();
         stream.ours = false; // from here on both sides are alike
-        // What went wrong before we met: it should not wait for us in vain.
+        // Failures from before this connection: without these notices the peer would wait for this rank until it times out.
         for (group, text) in self.fabric.engine.notices(peer.id()) {
             ControlFrame::Notice { group, text }.encode(&mut stream.to_write);
         }

@@ -19,7 +19,7 @@ use tenfold_memory::{FileIdentity, NotInherited, PeerRegion, Region};
 use crate::fabric::Peer;
 use crate::wire::FabricId;
 
-/// A stream to somebody.
+/// A stream to a peer, or to a caller that has not said hello yet.
 pub(super) struct Stream {
     pub(super) io: Io,
     /// Nothing before its hello.

@@ -9,7 +9,7 @@ fn fabric() -> FabricHandle {
     FabricHandle::new(FabricOptions::for_tests()).unwrap()
 }
 
-/// Whoever knows the id is let in on TCP, and every user can list the names of sockets.
+/// A process that knows the id is let in on TCP, and every user can list the names of sockets.
 #[test]
 fn the_name_of_the_socket_does_not_tell_the_id() {
     let fabric = fabric();
@@ -69,7 +69,7 @@ fn a_peer_that_closes_before_its_hello_is_dialled_again_and_not_for_ever() {
     drop(dialled);
     let start = Instant::now();
     while peer.fate().is_none() {
-        assert!(start.elapsed() < Duration::from_secs(40), "it is given up at last");
+        assert!(start.elapsed() < Duration::from_secs(40), "it is given up after the last try");
         std::thread::yield_now();
     }
     assert_eq!(peer.fate(), Some(&Fate::Died));

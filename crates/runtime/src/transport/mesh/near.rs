@@ -213,7 +213,7 @@ impl Mesh {
     }
 }
 
-/// What a rank leaves behind in a group that it left: messages that not everybody has read.
+/// What a rank leaves behind in a group that it left: messages that some peers have not read.
 #[derive(Debug)]
 pub(crate) struct Remains {
     unread: Vec<Near>,
@@ -222,7 +222,7 @@ pub(crate) struct Remains {
 }
 
 impl Mesh {
-    /// Nothing if everybody has read everything.
+    /// Returns `None` if all peers have read everything.
     pub(crate) fn into_remains(self) -> Option<Remains> {
         let near = self.routes.into_iter().filter_map(|route| match route {
             Route::Near(near) => Some(*near),

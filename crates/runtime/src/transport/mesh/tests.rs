@@ -1,4 +1,5 @@
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
+use std::thread;
 
 use tenfold_memory::Room;
 
@@ -12,10 +13,10 @@ const SIZE: usize = 200;
 const HEAD: Head = [7; 3];
 
 /// A mesh of rank 0 whose peers are all on other hosts, where one socket listens for all of them.
-fn far(handle: &FabricHandle, listener: &TcpListener) -> Mesh {
+fn far(handle: &FabricHandle, listener: SocketAddr) -> Mesh {
     let peer = |rank: usize| {
         let peer = handle.peer(FabricId(rank as u128));
-        let (host, socket_name, address) = (String::new(), String::new(), listener.local_addr().ok());
+        let (host, socket_name, address) = (String::new(), String::new(), Some(listener));
         peer.set_whereabouts(Whereabouts { host, pid: 1, socket_name, near: false, address });
         peer
     };
@@ -28,7 +29,10 @@ fn far(handle: &FabricHandle, listener: &TcpListener) -> Mesh {
 fn only_links_with_something_to_write_are_looked_at_and_a_socket_is_slept_on_once() {
     let handle = FabricHandle::new(FabricOptions::for_tests()).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let mut mesh = far(&handle, &listener);
+    let mut mesh = far(&handle, listener.local_addr().unwrap());
+    // The helper dials all peers, and the message below opens one more connection. The listener queues 128 of them; if
+    // none were accepted, the kernel would drop the message's connection whenever the helper is quicker.
+    let _accepted = thread::spawn(move || listener.incoming().take(SIZE).collect::<Vec<_>>());
     for rank in 1..SIZE {
         mesh.connect(rank).unwrap();
     }
@@ -40,7 +44,7 @@ fn only_links_with_something_to_write_are_looked_at_and_a_socket_is_slept_on_onc
             .unwrap()
             .is_pending()
         {
-            std::thread::yield_now();
+            thread::yield_now();
         }
     }
     assert!(mesh.unwritten.len() <= 1);

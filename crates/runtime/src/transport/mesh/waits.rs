@@ -14,7 +14,7 @@ use crate::label::is_same_call;
 use crate::transport::{Socket, Wants};
 
 impl Mesh {
-    /// Somebody among those that are waited for who will never answer, with the reason.
+    /// Returns a rank among those that are waited for that will never answer, with the reason.
     pub(crate) fn lost_among(&mut self, wants: &Wants, now: Instant) -> Option<Lost> {
         let flushed = if wants.flush { self.unread().to_vec() } else { Vec::new() };
         if let Some(lost) = wants.room.iter().chain(&flushed).find_map(|rank| self.gone(*rank)) {
@@ -46,7 +46,7 @@ impl Mesh {
         (!self.is_arriving(rank, now)).then_some(lost)
     }
 
-    /// Looks for messages that the operation under way, called `head`, will never read: somebody called something else.
+    /// Looks for messages that the operation under way, called `head`, will never read: a peer called something else.
     pub(crate) fn find_stray(&mut self, head: &Head) -> Option<(Rank, Head)> {
         for rank in 0..self.routes.len() {
             let theirs = match &mut self.routes[rank] {
@@ -66,7 +66,7 @@ impl Mesh {
             {
                 return Some((rank, theirs));
             }
-            // Nobody sends if everybody waits for another root: then only the boards tell.
+            // If the ranks passed different roots, all may wait and none sends: then only the boards show the mismatch.
             if let Some(theirs) = self.doing(rank).map(|doing| doing.current)
                 && theirs[1] == head[1]
                 && !is_same_call(&theirs, head)
@@ -81,7 +81,7 @@ impl Mesh {
     pub(crate) fn prepare_to_sleep(&mut self, wants: &Wants, sockets: &mut Vec<(Socket, bool)>) {
         let none: &[Rank] = &[];
         let flushed = if wants.flush { &self.unread[0] } else { none };
-        // A free slot may be what is missing, and anybody who has one may give it back.
+        // A free slot may be what is missing, and any peer that holds one may give it back.
         let [first, second] = &self.holders;
         let holders =
             if wants.room.is_empty() { none.iter().chain(none) } else { first.iter().chain(second) };

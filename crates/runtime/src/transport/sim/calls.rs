@@ -176,7 +176,7 @@ impl Call {
         (0..self.count(from, to)).map(|_| values.below(8) as f64).collect()
     }
 
-    /// What comes out of everybody's for `to`.
+    /// The result for `to`, combined from the inputs of all ranks.
     fn combined(&self, size: usize, to: Rank) -> Vec<f64> {
         let mut total = vec![0.0; self.count(0, to)];
         for rank in 0..size {

@@ -2,8 +2,8 @@
 //!
 //! Each rank works through the same list of calls; a fast one is in the next call while others are in the last. Every
 //! second seed polls a rank only when one of its wants has come, as the engine does when it sleeps: a run that wants the
-//! wrong thing never wakes. When nobody can move and nothing is on its way, the world is stuck. That is a bug, unless
-//! a rank died or called something else; then everybody who waits for it must know whom to name.
+//! wrong thing never wakes. If no rank can make progress and nothing is on its way, the world is stuck. That is a bug,
+//! unless a rank died or called something else; then all ranks that wait for that rank must be able to name it.
 
 use tenfold_plan::{Rank, Topology};
 
@@ -17,7 +17,7 @@ use crate::transport::Wants;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Trouble {
     None,
-    /// A rank is gone from some moment on.
+    /// A rank dies at some moment.
     Death,
     /// A rank calls something else once.
     Mistake,
@@ -50,7 +50,7 @@ struct World {
     /// Who makes trouble, and what it calls instead of which call.
     culprit: Rank,
     mistake: Option<(usize, Call)>,
-    /// The culprit's death, in polls of anybody.
+    /// When the culprit dies, counted in polls of all ranks.
     death: usize,
     /// Ranks are polled only when what they want has come.
     sleepy: bool,
@@ -189,7 +189,7 @@ impl World {
         }
     }
 
-    /// Compares, and gives the memory back: whoever still reads it now finds out.
+    /// Compares the results and frees the memory, so that a rank that still reads it fails.
     fn finish(&mut self, rank: Rank, run: Run) {
         let label = *run.label();
         let buffers = run.into_buffers();
@@ -221,7 +221,7 @@ impl World {
         self.network.alarm(self.network.now + pause);
     }
 
-    /// Nobody can move. Those who wait for somebody who will not answer learn of it; there must be one.
+    /// Called when no rank can make progress. Ranks that wait for a rank that will not answer fail; there must be one.
     fn resolve(&mut self) {
         let working = |rank: &Rank| matches!(self.actors[*rank].state, State::Working);
         let verdicts: Vec<(Rank, Fault)> = (0..self.actors.len())
@@ -231,23 +231,24 @@ impl World {
         if verdicts.is_empty() && self.trouble == Trouble::Mistake {
             return self.time_out();
         }
-        assert!(!verdicts.is_empty(), "nobody can move:\n{}", self.report());
+        assert!(!verdicts.is_empty(), "no rank can make progress:\n{}", self.report());
         for (rank, fault) in verdicts {
             self.actors[rank].state = State::Failed(fault);
         }
     }
 
-    /// Who differ in the root may all wait for each other without a word. Then the time is up for somebody, who names
-    /// whom it waits for.
+    /// Ranks that passed different roots may all wait for each other, and none sends anything. Then one of them times out,
+    /// and names the rank that it waits for.
     fn time_out(&mut self) {
         let first = self.actors.iter().position(|actor| matches!(actor.state, State::Working));
-        let rank = first.expect("somebody is at work, or the world would have ended");
+        let rank = first.expect("a rank is at work, or the world would have ended");
         let peer = self.waited(rank).first().copied();
-        let peer = peer.unwrap_or_else(|| panic!("rank {rank} waits for nobody:\n{}", self.report()));
+        let peer =
+            peer.unwrap_or_else(|| panic!("rank {rank} does not wait for any rank:\n{}", self.report()));
         self.actors[rank].state = State::Failed(Fault::new(ErrorKind::Timeout, "did not answer").peer(peer));
     }
 
-    /// Whom `rank` waits for.
+    /// The ranks that `rank` waits for.
     fn waited(&self, rank: Rank) -> Vec<Rank> {
         let wants = self.wants(rank);
         let unread = wants.flush.then(|| self.network.unread(rank, wants.flush_all)).into_iter().flatten();
@@ -292,12 +293,12 @@ impl World {
                 // Over sockets two ranks may part before either hears the other: the sender of the last call does not
                 // wait to be read.
                 let named = faults().any(|fault| fault.peer.is_some()) || self.network.has_unheard();
-                assert!(named, "nobody noticed that rank {} errs:\n{}", self.culprit, self.report());
+                assert!(named, "no rank noticed the mistake of rank {}:\n{}", self.culprit, self.report());
             }
         }
     }
 
-    /// Where everybody is.
+    /// Where each rank is.
     fn report(&self) -> String {
         let line = |rank: Rank| {
             let run = self.runs[rank].as_ref().map(|run| (run.label().to_string(), run.progress()));

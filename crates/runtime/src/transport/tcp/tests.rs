@@ -28,7 +28,8 @@ fn link() -> (TcpOut, TcpIn) {
 /// The same, with something done to the sender's socket before anything is sent.
 fn link_with(prepare: impl FnOnce(&SockRef<'_>)) -> (TcpOut, TcpIn) {
     let listener = listener();
-    let mut out = TcpOut::connect(listener.local_addr().unwrap(), None, &hello()).expect("somebody listens");
+    let mut out =
+        TcpOut::connect(listener.local_addr().unwrap(), None, &hello()).expect("the listener is open");
     prepare(&SockRef::from(&out.stream));
     let (stream, _) = listener.accept().expect("a call was begun");
     assert_eq!(until_ready(|| out.poll_flush()), ());
@@ -42,13 +43,13 @@ fn raw_link() -> (TcpStream, TcpIn) {
     let listener = listener();
     let address = listener.local_addr().unwrap();
     let socket = socket2::Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-    socket.connect(&address.into()).expect("somebody listens");
+    socket.connect(&address.into()).expect("the listener is open");
     socket.set_tcp_nodelay(true).unwrap();
     let (stream, _) = listener.accept().unwrap();
     (socket.into(), TcpIn::new(stream, LEN_MAX).unwrap())
 }
 
-/// Bytes on their way through loopback arrive without anybody's help; whoever waits lets others run.
+/// The kernel carries bytes through loopback without help from this thread, so a wait only lets other threads run.
 fn until_ready<T>(mut poll: impl FnMut() -> io::Result<Poll<T>>) -> T {
     loop {
         match poll().expect("the link works") {
@@ -157,7 +158,7 @@ fn a_message_that_is_not_lent_is_taken_at_once_and_the_next_one_waits_for_it() {
     let (mut out, mut link) = link_with(|socket| socket.set_send_buffer_size(4096).unwrap());
     let mut payloads = [pattern(1, LEN_MAX), pattern(2, LEN_MAX)];
     let mut taken = 0;
-    // As many as go: at least one is taken whatever the socket takes, and nobody reads, so there is a last one.
+    // As many as go: at least one is taken whatever the socket takes. The other end does not read, so there is a last one.
     while out.poll_send(&[taken, 0, 0], Bytes::of(&payloads[taken as usize % 2]), false).unwrap().is_ready() {
         taken += 1;
     }
@@ -318,7 +319,7 @@ fn a_caller_that_says_nothing_is_waited_for_without_waiting() {
 
 #[test]
 fn a_port_where_nobody_listens_is_an_error_each_time_it_is_asked_about() {
-    let address = listener().local_addr().unwrap(); // closed again at once
+    let address = listener().local_addr().unwrap(); // closed again immediately
     let mut out = match TcpOut::connect(address, None, &hello()) {
         Ok(out) => out,
         Err(error) => return assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused),
