@@ -52,6 +52,7 @@ mod ranks_store;
 mod rendezvous;
 mod round;
 mod signals;
+mod simulation;
 mod status;
 mod worker_sockets;
 
@@ -82,6 +83,7 @@ use progress::{Progress, Stuck};
 use rank::{Rank, signal_name};
 use rendezvous::{Assignment, Order, Rendezvous};
 use round::{Phase, Round};
+pub use simulation::Simulation;
 use status::Status;
 use tenfold_console::{Outcome, printable, raise_open_files};
 use tenfold_dashboard::Dashboard;

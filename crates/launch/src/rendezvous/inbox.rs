@@ -77,15 +77,16 @@ impl Inbox {
     /// When to fold next, if there is anything to fold.
     pub(super) fn due(&self, state: &State, now: Duration) -> Option<Duration> {
         let new = self.count - self.seen;
-        let holes = self.holes.values().any(|since| now < since.saturating_add(HOLE_FRESH));
-        if new == 0 && !holes {
+        let is_fresh = |since: &&Duration| now < since.saturating_add(HOLE_FRESH);
+        let holes = self.holes.values().filter(is_fresh).count() as u64;
+        if new == 0 && holes == 0 {
             return None;
         }
         let Some(last) = self.folded_at else { return Some(now) };
         if new == 0 {
             return Some(last.saturating_add(HOLE_LOOK));
         }
-        if new >= state.awaited() as u64 {
+        if new + holes >= state.awaited() as u64 {
             return Some(now); // no more of them will come
         }
         Some(last.saturating_add(self.gather(state)))
@@ -142,7 +143,11 @@ mod tests {
         assert_eq!(inbox.due(&state, at(0)), Some(at(50)), "one is missing, and may follow");
         inbox.counted(51);
         assert_eq!(inbox.due(&state, at(0)), Some(at(0)));
+        inbox.looked(51, false, at(0));
+        inbox.folded(at(5000), at(0));
+        inbox.counted(100);
+        assert_eq!(inbox.due(&state, at(0)), Some(at(0)), "the node of a fresh hole is on its way");
         inbox.counted(50_000_000);
-        assert_eq!(inbox.numbers().len(), 4096, "not more at a time, whatever the counter says");
+        assert_eq!(inbox.numbers().len(), 4097, "the hole, and not more at a time whatever the counter says");
     }
 }
