@@ -103,6 +103,7 @@ class MadeUpJob:
                 self.ranks[rank].wait_for(key)
         self.beats = 0
         self.beat()
+        self.launcher.set(f"tenfold/run/{name}/page/0/1.1", json.dumps(self.members()))
         self.launcher.set(f"tenfold/run/{name}/state", json.dumps(self.state()))
         self.launcher.set("tenfold/runs", f"{name}\n")
         self.launcher.ping()
@@ -114,11 +115,13 @@ class MadeUpJob:
         host = self.hosts[number]
         return {"id": f"{host}-{number}-x", "host": host, "ranks": self.ranks_per_node, "role": "default"}
 
-    def state(self) -> dict:
-        members = [
+    def members(self) -> list[dict]:
+        return [
             {"node": self.node(number), "rank": number, "ready": True, "done": False}
             for number in range(len(self.hosts))
         ]
+
+    def state(self) -> dict:
         return {
             "version": 12,
             "round": 1,
@@ -127,8 +130,7 @@ class MadeUpJob:
             "nodes_max": len(self.hosts) + 2,
             "max_restarts": 3,
             "restarts_used": 1,
-            "members": members,
-            "spares": [],
+            "pages": [[1, 1]],
             "failure": None,
             "outcome": None,
             "reason": "",

@@ -15,7 +15,7 @@ use serde_json::json;
 
 use super::collectives::python_with_torch;
 use super::report::{align, median};
-use super::{Failure, Interrupt};
+use super::{Failure, Interrupt, nodes};
 use tenfold_console::{Program, ProgressLine};
 
 /// Measures how long it takes to run programs that do nothing: `true`, and an empty Python file.
@@ -23,7 +23,8 @@ use tenfold_console::{Program, ProgressLine};
 #[command(after_help = "Examples:
   tenfold bench launch                       2 and 8 ranks
   tenfold bench launch --against torchrun    the same under torchrun, in the same rounds
-  tenfold bench launch --ranks 64 --rounds 20 --json rows.json")]
+  tenfold bench launch --ranks 64 --rounds 20 --json rows.json
+  tenfold bench launch --simulated-nodes 4000    nodes without ranks that join a job")]
 pub(crate) struct LaunchArgs {
     /// How many ranks to launch
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "2,8")]
@@ -35,6 +36,10 @@ pub(crate) struct LaunchArgs {
     /// How often each case is measured; the table shows the median
     #[arg(long, value_name = "N", default_value = "7", value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
+    /// Measure instead how long so many nodes without ranks take to join a job
+    #[arg(long, value_name = "N,…", value_delimiter = ',', conflicts_with_all = ["ranks", "against", "rounds"])]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=16384))]
+    simulated_nodes: Vec<u16>,
     /// The Python for the Python program and for torchrun [default: the one that ./test set up, else python3]
     #[arg(long, value_name = "PATH", env = "TENFOLD_PYTHON")]
     python: Option<PathBuf>,
@@ -96,6 +101,9 @@ impl Row {
 
 pub(crate) fn run(args: &LaunchArgs) -> Result<(), Failure> {
     let interrupt = Interrupt::install()?;
+    if !args.simulated_nodes.is_empty() {
+        return run_nodes(args, &interrupt);
+    }
     let folder =
         tempfile::tempdir().map_err(|error| Failure::new(format!("no temporary folder: {error}")))?;
     let script = folder.path().join(Job::Python.name());
@@ -124,11 +132,21 @@ pub(crate) fn run(args: &LaunchArgs) -> Result<(), Failure> {
         }
     }
     progress.clear();
+    print(args, &json_rows(&rows), &table(&rows, args.rounds))
+}
+
+fn run_nodes(args: &LaunchArgs, interrupt: &Interrupt) -> Result<(), Failure> {
+    let counts: Vec<usize> = args.simulated_nodes.iter().map(|&count| count.into()).collect();
+    let rows = nodes::measure(&counts, interrupt)?;
+    print(args, &nodes::json_rows(&rows), &nodes::table(&rows))
+}
+
+fn print(args: &LaunchArgs, rows: &str, table: &str) -> Result<(), Failure> {
     if let Some(path) = &args.json {
-        std::fs::write(path, json_rows(&rows))
+        std::fs::write(path, rows)
             .map_err(|error| Failure::new(format!("cannot write `{}`: {error}", path.display())))?;
     }
-    match std::io::stdout().write_all(table(&rows, args.rounds).as_bytes()) {
+    match std::io::stdout().write_all(table.as_bytes()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
             Err(Failure::new(format!("cannot print: {error}")))
         }

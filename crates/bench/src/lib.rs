@@ -4,7 +4,7 @@
 //! round in alternating order, so that a busy machine affects all of them. The result is the ratio within one
 //! run.
 //!
-//! `collectives` and `launch` stand alone. For the store server, `store` runs the cases, `script` has their
+//! `collectives` and `launch` (with `nodes`) stand alone. For the store server, `store` runs the cases, `script` has their
 //! bytes, `load` and `crowd` drive connections, `dashboard` observes the server meanwhile, `server` and
 //! `cores` manage the child processes, `report` prints.
 
@@ -15,6 +15,7 @@ mod crowd;
 mod dashboard;
 mod launch;
 mod load;
+mod nodes;
 mod report;
 mod script;
 mod server;

@@ -135,10 +135,13 @@ fn write_job(store: &TcpStore, waits: &str) {
     let member =
         |id: &str, rank: usize| json!({"node": node(id), "rank": rank, "ready": true, "done": false});
     let state = json!({"version": 7, "round": 1, "phase": "running", "nodes_min": 3, "nodes_max": 4, "max_restarts": 3,
-        "restarts_used": 1, "members": [member("a", 0), member("b", 1)], "spares": [node("c")],
-        "failure": {"round": 0, "node_rank": 1, "host": "host-b", "rank": 3, "summary": "exit code 3", "text": "a\nb"},
+        "restarts_used": 1, "pages": [[1, 6]], "failure": [1, 4],
         "outcome": null, "reason": "rank 3 on node b failed", "something_new": 1});
-    store.set("tenfold/run/job/state", state.to_string().as_str()).unwrap();
+    let page = json!([member("a", 0), member("b", 1), {"node": node("c"), "spare": true}]);
+    let failure = json!({"round": 0, "node_rank": 1, "host": "host-b", "rank": 3, "summary": "exit code 3", "text": "a\nb"});
+    for (key, value) in [("page/0/1.6", page), ("failure/1.4", failure), ("state", state)] {
+        store.set(format!("tenfold/run/job/{key}"), value.to_string().as_str()).unwrap();
+    }
     let beats = [
         ("a", json!([rank(0, "running", &[waits]), rank(1, "running", &[])])),
         ("b", json!([rank(2, "stopped", &["192.0.2.1:1"])])),

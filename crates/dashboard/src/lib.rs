@@ -16,6 +16,7 @@
 mod api;
 mod collectives;
 mod history;
+pub mod job;
 mod metrics;
 mod runs;
 mod stats;

@@ -17,25 +17,26 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use super::collectives::{Collective, culprits};
+use super::job::{self, Head, JobFailure, Keys, NodeInfo, NodeText, Phase, Seat, parse_page};
 use serde::Serialize;
 use tenfold_store::{ClientFacts, Facts, Server, Value, WaiterFacts};
 
-use schema::{NodeInfo, NodeText, RankStatus, State};
-
-/// Clients put a `/` in front of every key.
-const RUNS: &str = "/tenfold/runs";
+use schema::{RankStatus, Ranks, State, silence_max};
 
 /// Jobs that are shown: the last ones that were started.
 const RUNS_MAX: usize = 32;
 /// Bytes of the list of jobs that are read; its end, where the last ones are.
 const LIST_MAX: usize = 64 << 10;
 const ID_MAX: usize = 256;
-/// Bytes of one job's state; launchers write no longer ones.
-const STATE_MAX: usize = 2 << 20;
+/// Bytes of the head of a job's state, of a page of its nodes, and of a failure; launchers write no longer
+/// ones.
+const HEAD_MAX: usize = 64 << 10;
+const PAGE_MAX: usize = 1 << 20;
+const FAILURE_MAX: usize = 64 << 10;
 /// Bytes of one node's beat; launchers write no longer ones.
 const NODE_MAX: usize = 1 << 20;
 /// Nodes of all jobs together, the bytes of their beats, and the ranks in them.
-const NODES_MAX: usize = 4096;
+const NODES_MAX: usize = job::NODES_MAX;
 const BEATS_MAX: usize = 16 << 20;
 const RANKS_MAX: usize = 64 << 10;
 /// Groups of one rank that are shown; launchers report no more.
@@ -104,21 +105,27 @@ impl Beats {
     }
 }
 
-/// Reads everything about all jobs. Asks the server three times, however many jobs and nodes there are,
+/// Reads everything about all jobs. Asks the server four times, however many jobs and nodes there are,
 /// because a busy server delays each answer.
 pub(super) fn read(server: &Server, beats: &mut Beats, now: Instant) -> Vec<Raw> {
-    let Some(list) = server.value(RUNS.as_bytes()) else { return Vec::new() };
+    let Some(list) = server.value(&key(job::RUNS)) else { return Vec::new() };
     let mut left = Left { nodes: NODES_MAX, bytes: BEATS_MAX, ranks: RANKS_MAX };
     let ids = ids(&list);
-    let keys = ids.iter().map(|id| format!("/tenfold/run/{id}/state").as_str().into()).collect();
-    let Some(states) = server.values(keys) else { return Vec::new() };
+    let keys = ids.iter().map(|id| key(&Keys::new(id).state())).collect();
+    let Some(heads) = server.values(keys) else { return Vec::new() };
+    let heads: Vec<Result<Head, String>> = heads
+        .into_iter()
+        .map(|head| head.ok_or_else(|| "it has no state in the store".to_owned()))
+        .map(|head| head.and_then(|head| parse_head(&head)))
+        .collect();
+    let named = ids.iter().zip(&heads).filter_map(|(id, head)| Some(named(id, head.as_ref().ok()?)));
+    let mut texts = server.values(named.flatten().collect()).unwrap_or_default().into_iter();
     let mut jobs = Vec::new();
     let mut keys = Vec::new();
-    for (id, state) in ids.into_iter().zip(states) {
-        let state = state.ok_or_else(|| "it has no state in the store".to_owned());
-        let state = state.and_then(|state| parse_state(&state, &mut left));
+    for (id, head) in ids.into_iter().zip(heads) {
+        let state = head.and_then(|head| parse_state(head, &mut texts, &mut left));
         let nodes = state.iter().flat_map(State::nodes);
-        keys.extend(nodes.map(|node| Value::from(format!("/tenfold/run/{id}/node/{}", node.id).as_str())));
+        keys.extend(nodes.map(|node| key(&Keys::new(&id).node(&node.id))));
         jobs.push((id, state));
     }
     let mut said = server.values(keys).unwrap_or_default().into_iter();
@@ -130,8 +137,8 @@ pub(super) fn read(server: &Server, beats: &mut Beats, now: Instant) -> Vec<Raw>
             let Some(beat) = beat.filter(|beat| beat.len() <= NODE_MAX) else { continue };
             left.bytes = left.bytes.saturating_sub(beat.len());
             let text = parse_beat(&beat);
-            let (silence_max, seconds) = (text.silence_max(), beats.age(&id, node, text.beat, now));
-            let mut ranks = text.ranks;
+            let (silence_max, seconds) = (silence_max(&text), beats.age(&id, node, text.beat, now));
+            let Ranks(mut ranks) = text.ranks;
             ranks.truncate(left.ranks);
             left.ranks -= ranks.len();
             nodes.insert(node.clone(), Beat { seconds, silence_max, ranks });
@@ -142,9 +149,21 @@ pub(super) fn read(server: &Server, beats: &mut Beats, now: Instant) -> Vec<Raw>
     runs
 }
 
+/// Clients put a `/` in front of every key.
+fn key(name: &str) -> Value {
+    Value::from(format!("/{name}").as_str())
+}
+
+/// The keys that a head names: its pages, then its failure.
+fn named(id: &str, head: &Head) -> Vec<Value> {
+    let keys = Keys::new(id);
+    let pages = head.pages.iter().enumerate().map(|(index, &stamp)| key(&keys.page(index, stamp)));
+    pages.chain(head.failure.map(|stamp| key(&keys.failure(stamp)))).collect()
+}
+
 /// Whether there are any jobs.
 pub(super) fn are_there(server: &Server) -> bool {
-    server.value(RUNS.as_bytes()).is_some()
+    server.value(&key(job::RUNS)).is_some()
 }
 
 /// How much may still be read for one answer.
@@ -168,21 +187,41 @@ fn ids(list: &Value) -> Vec<String> {
     ids
 }
 
-fn parse_state(text: &[u8], left: &mut Left) -> Result<State, String> {
-    if text.len() > STATE_MAX {
-        return Err(format!("its state is {} bytes long, the limit is {STATE_MAX}", text.len()));
+fn parse_head(text: &[u8]) -> Result<Head, String> {
+    if text.len() > HEAD_MAX {
+        return Err(format!("its state is {} bytes long, the limit is {HEAD_MAX}", text.len()));
     }
-    let state: State =
-        serde_json::from_slice(text).map_err(|error| format!("its state cannot be read: {error}"))?;
-    let count = state.nodes().count();
+    serde_json::from_slice(text).map_err(|error| format!("its state cannot be read: {error}"))
+}
+
+/// Takes the texts that the head names. A page that is missing was replaced at this moment: its nodes are
+/// shown the next time.
+fn parse_state(
+    head: Head,
+    texts: &mut impl Iterator<Item = Option<Value>>,
+    left: &mut Left,
+) -> Result<State, String> {
+    let texts: Vec<Option<Value>> =
+        texts.take(head.pages.len() + usize::from(head.failure.is_some())).collect();
+    let mut seats: Vec<Seat> = Vec::new();
+    for page in texts.iter().take(head.pages.len()).flatten().filter(|page| page.len() <= PAGE_MAX) {
+        seats.extend(parse_page(page).map_err(|error| format!("its state cannot be read: {error}"))?);
+        if seats.len() > left.nodes {
+            break;
+        }
+    }
+    let failure = texts.get(head.pages.len()).and_then(Option::as_ref);
+    let failure = failure.filter(|failure| failure.len() <= FAILURE_MAX);
+    let failure: Option<JobFailure> = failure.and_then(|failure| serde_json::from_slice(failure).ok());
+    let count = seats.len();
     left.nodes = left
         .nodes
         .checked_sub(count)
         .ok_or_else(|| format!("its {count} nodes exceed the limit of {NODES_MAX} nodes of all jobs"))?;
-    Ok(state)
+    Ok(State::new(head, seats, failure))
 }
 
-fn parse_beat(text: &[u8]) -> NodeText {
+fn parse_beat(text: &[u8]) -> NodeText<Ranks> {
     serde_json::from_slice(text).unwrap_or_default()
 }
 
@@ -322,15 +361,15 @@ fn describe_one(raw: Raw, seen: &Seen, unknown_left: &mut usize) -> Run {
     let mut nodes: Vec<Node> = Vec::new();
     for member in &state.members {
         let beat = beats.remove(&member.node.id);
-        let status = match state.phase.as_str() {
-            "over" => NodeStatus::Joined, // its launcher has exited, so its beat does not move
+        let status = match state.phase {
+            Phase::Over => NodeStatus::Joined, // its launcher has exited, so its beat does not move
             _ if is_lost(beat.as_ref()) => NodeStatus::Lost,
-            "running" if member.rank.is_some() => NodeStatus::Joined,
+            Phase::Running if member.rank.is_some() => NodeStatus::Joined,
             _ => NodeStatus::Waiting,
         };
         let beat_seconds = beat.as_ref().map(|beat| beat.seconds);
         let mut known = beat.map_or_else(Vec::new, |beat| beat.ranks);
-        if state.phase != "over" {
+        if state.phase != Phase::Over {
             let first_rank = member.rank.and_then(|rank| first_ranks.get(&rank).copied());
             let unknown = unknown_ranks(&known, member.node.ranks, first_rank, *unknown_left);
             *unknown_left -= unknown.len();
@@ -348,7 +387,7 @@ fn describe_one(raw: Raw, seen: &Seen, unknown_left: &mut usize) -> Run {
         nodes.push(Node { node: Some(spare.clone()), rank: None, status, beat_seconds, ranks: Vec::new() });
     }
     nodes.extend(missing(&state));
-    if state.phase == "running" {
+    if state.phase == Phase::Running {
         blame(&mut nodes);
     }
     Run { id, state: Some(state), nodes, error: None }
@@ -361,7 +400,7 @@ fn is_lost(beat: Option<&Beat>) -> bool {
 
 /// Nodes that must join and have not, with the ranks that no other node has.
 fn missing(state: &State) -> Vec<Node> {
-    if state.phase == "over" {
+    if state.phase == Phase::Over {
         return Vec::new();
     }
     let count = state.nodes_min.min(NODES_MAX).saturating_sub(state.members.len());
@@ -387,7 +426,7 @@ fn first_ranks(state: &State) -> HashMap<usize, usize> {
         state.members.iter().filter_map(|member| Some((member.rank?, member.node.ranks))).collect();
     let mut first_ranks = HashMap::new();
     let mut first = 0_usize;
-    for rank in (0..NODES_MAX).filter(|_| state.phase != "joining") {
+    for rank in (0..NODES_MAX).filter(|_| state.phase != Phase::Joining) {
         first_ranks.insert(rank, first);
         let next = sizes.get(&rank).and_then(|size| first.checked_add(*size));
         let Some(next) = next else { break };

@@ -48,15 +48,15 @@ pub(super) fn environment(
     inherited: impl Fn(&str) -> Option<OsString>,
 ) -> Result<Vec<(&'static str, OsString)>, String> {
     let Place { local_rank, assignment, store, error_file, progress, worker_server } = place;
-    let local_ranks = assignment.nodes[assignment.node_rank].ranks;
+    let local_ranks = assignment.node().ranks;
     let mut variables: Vec<(&'static str, OsString)> = Vec::new();
     let mut set = |name: &'static str, value: String| variables.push((name, value.into()));
     set("RANK", (assignment.first_rank() + local_rank).to_string());
     set("LOCAL_RANK", if job.virtual_local_rank { 0 } else { local_rank }.to_string());
-    set("WORLD_SIZE", assignment.world_size().to_string());
+    set("WORLD_SIZE", assignment.world_size.to_string());
     set("LOCAL_WORLD_SIZE", local_ranks.to_string());
     set("GROUP_RANK", assignment.node_rank.to_string());
-    set("GROUP_WORLD_SIZE", assignment.nodes.len().to_string());
+    set("GROUP_WORLD_SIZE", assignment.nodes.to_string());
     set("ROLE_NAME", job.role.clone());
     set("ROLE_RANK", (assignment.first_role_rank() + local_rank).to_string());
     set("ROLE_WORLD_SIZE", assignment.role_world_size().to_string());
@@ -148,7 +148,7 @@ mod tests {
         inherited: &[(&str, &str)],
     ) -> Result<Vec<(&'static str, OsString)>, String> {
         let nodes = vec![node(3, "trainer"), node(2, "reader"), node(ranks, "trainer")];
-        let assignment = Assignment { job: 2, round: 4, restarts_used: 0, node_rank: 2, nodes };
+        let assignment = Assignment { job: 2, round: 4, ..Assignment::among(&nodes, 2) };
         let place = Place {
             local_rank,
             assignment: &assignment,

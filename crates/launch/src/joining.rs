@@ -67,7 +67,7 @@ impl Launch {
                 Event::Held(_) if !has_others => return,
                 Event::Held(until) => News::Held(until),
                 Event::Start(assignment) => match ranks_store.of(&assignment) {
-                    Ok(endpoint) => News::Start(assignment, endpoint),
+                    Ok(endpoint) => News::Start(Box::new(assignment), endpoint),
                     Err(text) => News::Lost(text),
                 },
                 Event::Stop { round, reason } => News::Stop { round, reason },

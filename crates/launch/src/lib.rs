@@ -52,6 +52,7 @@ mod ranks_store;
 mod rendezvous;
 mod round;
 mod signals;
+mod simulation;
 mod status;
 mod worker_sockets;
 
@@ -82,6 +83,7 @@ use progress::{Progress, Stuck};
 use rank::{Rank, signal_name};
 use rendezvous::{Assignment, Order, Rendezvous};
 use round::{Phase, Round};
+pub use simulation::Simulation;
 use status::Status;
 use tenfold_console::{Outcome, printable, raise_open_files};
 use tenfold_dashboard::Dashboard;
@@ -147,7 +149,7 @@ enum News {
     /// It was not found.
     Lost(String),
     /// A round begins; the ranks' store is ready.
-    Start(Assignment, Endpoint),
+    Start(Box<Assignment>, Endpoint),
     Stop {
         round: u64,
         reason: String,
@@ -408,7 +410,7 @@ impl Launch {
                 self.tell(Order::Leave { reason: text.clone() }); // in case the ranks' store was not found
                 self.over.get_or_insert(rendezvous::Outcome::Closed(text));
             }
-            News::Start(assignment, store) => self.start_round(assignment, store)?,
+            News::Start(assignment, store) => self.start_round(*assignment, store)?,
             News::Stop { round, reason } => self.told_to_stop(round, &reason),
             News::Over(outcome) => {
                 self.held_until = None;
@@ -478,7 +480,7 @@ impl Launch {
             self.outlet.note("this node hosts the store, so the job ends on the other nodes as well");
         }
         // A single rank is as good as the program itself: the user who pressed Ctrl-C knows.
-        let is_alone = self.round.as_ref().is_none_or(|round| round.assignment.world_size() == 1);
+        let is_alone = self.round.as_ref().is_none_or(|round| round.assignment.world_size == 1);
         let signal = Signal::from_named_raw(signal).unwrap_or(Signal::TERM);
         self.stop(signal, (!is_alone).then_some(note.as_str()));
     }
@@ -515,12 +517,12 @@ impl Launch {
             self.outlet.set_status(Some(Status { awaited, dashboard, ..Status::new(self.started) }));
             return;
         }
-        let Some(round) = self.round.as_ref().filter(|round| round.assignment.world_size() > 1) else {
+        let Some(round) = self.round.as_ref().filter(|round| round.assignment.world_size > 1) else {
             return;
         };
         let status = Status {
             round: round.assignment.round,
-            nodes: round.assignment.nodes.len(),
+            nodes: round.assignment.nodes,
             ranks_running: round.ranks.iter().filter(|rank| rank.is_running()).count(),
             ranks: round.ranks.len(),
             stopping: round.phase != Phase::Running,

@@ -40,8 +40,8 @@ impl RanksStore {
     /// PyTorch's keys have the same names in every round and expect an empty store. When a round begins, all
     /// ranks of the previous one have exited. Its keys are removed before any rank of this round is started.
     pub(super) fn of(&self, assignment: &Assignment) -> Result<Endpoint, String> {
-        let host = assignment.nodes.iter().find(|node| node.worker_store.is_some());
-        let known = host.and_then(|host| host.worker_store.as_deref());
+        let host = assignment.store.as_ref();
+        let known = host.map(|host| host.address.as_str());
         if let (Some(address), 0) = (known, assignment.round) {
             return Endpoint::parse(address, 0);
         }
@@ -49,7 +49,7 @@ impl RanksStore {
         let key = format!("{}/{}/{}", self.prefix, assignment.job, assignment.round);
         let failed = |error: tenfold_store::Error| format!("cannot agree on a store for the ranks: {error}");
         let is_host = match host {
-            Some(host) => host.id == self.node_id,
+            Some(host) => host.node == self.node_id,
             None => assignment.node_rank == 0,
         };
         if !is_host {
@@ -123,7 +123,7 @@ mod tests {
             fixed_rank: None,
             worker_store: None,
         };
-        Assignment { job, round, restarts_used: 0, node_rank, nodes: vec![node("a"), node("b")] }
+        Assignment { job, round, ..Assignment::among(&[node("a"), node("b")], node_rank) }
     }
 
     /// A job that dies leaves its keys, and the next one under its run id begins with round 0 again.

@@ -1,21 +1,24 @@
 //! The nodes of a job find each other, agree on the nodes and ranks of each round, and restart together.
 //!
-//! There is no coordinator. The whole agreement is one small [`State`](state::State) under one key of the
-//! store. Every node reads it, decides by itself what should change, and proposes that by compare_set. A
-//! proposal that is too late changes nothing: its node reads and decides again. A proposal follows only from
-//! the state and from what the node knows of itself, so a proposal whose answer was lost can be repeated
-//! without harm.
+//! There is no coordinator, and no node changes what all read for itself alone: with N nodes, N writers of
+//! one value would wake each other N² times. Instead each node puts what it wants into the store as a small
+//! [`Wish`](member::Wish). One node at a time, the *folder*, folds all wishes that there are into the next
+//! state, by compare_set on the head that it read. The other nodes read the head when its turn comes, and of
+//! the rest only the page that they are in. Every change can be made twice without harm, and a wish is
+//! repeated until the state shows it, so a lost answer does not matter.
 //!
 //! Clocks of different nodes are never compared. A node writes a number that grows. A node that has read the
-//! same number for too long, by its own clock, considers the other node dead and proposes a state without it.
-//! A node that was only frozen finds itself removed when it reads the state again, stops its ranks, and joins
-//! again.
+//! same number for too long, by its own clock, considers the other node dead. The folder removes dead nodes;
+//! if the folder itself is dead, a node that has noticed takes its task. A node that was only frozen finds
+//! itself removed when it reads the state again, stops its ranks, and joins again.
 //!
-//! `state` is what is agreed on and how it may change, `member` the decisions of one node. Both are pure:
-//! time is an argument. `driver` has the threads, the clock and the store. `model` runs many members under
-//! random schedules.
+//! `state` is what is agreed on and how it may change, `member` the decisions of one node, `folder` those of
+//! the folder, `inbox` the wishes that it has yet to fold. They are pure: time is an argument. `driver` has
+//! the threads, the clock and the store. `model` runs many members under random schedules.
 
 mod driver;
+mod folder;
+mod inbox;
 mod member;
 #[cfg(test)]
 mod model;
@@ -25,31 +28,13 @@ mod state;
 
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
+use tenfold_dashboard::job::{Seat, StoreHost};
 
 pub(super) use driver::Rendezvous;
-
-/// Nodes of one job, spares included.
-pub(super) const NODES_MAX: usize = 4096;
+pub(super) use tenfold_dashboard::job::{JobFailure, NODES_MAX, NodeInfo};
 
 /// Ranks of one node, as a state may have them: far more than a machine can run, and sums of them cannot overflow.
 pub(super) const NODE_RANKS_MAX: usize = 1 << 20;
-
-/// The properties of a node.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct NodeInfo {
-    /// Unique for this launcher's process: host, process, something random.
-    pub(super) id: String,
-    /// Name of the host, for the user.
-    pub(super) host: String,
-    /// Ranks on this node; nodes may differ.
-    pub(super) ranks: usize,
-    pub(super) role: String,
-    /// The node rank that it must have.
-    pub(super) fixed_rank: Option<usize>,
-    /// HOST:PORT of a store for workers that this node offers.
-    pub(super) worker_store: Option<String>,
-}
 
 #[derive(Clone, Debug)]
 pub(super) struct Settings {
@@ -76,6 +61,12 @@ impl Settings {
     /// next beat, so that its ranks have exited when theirs are restarted.
     fn lease(&self) -> Duration {
         self.silence_max() / 6 * 5
+    }
+
+    /// What all nodes must have in common.
+    fn limits(&self) -> state::Limits {
+        let Settings { nodes_min, nodes_max, max_restarts, .. } = *self;
+        state::Limits { nodes_min, nodes_max, max_restarts }
     }
 
     /// Returns what is wrong with the settings, if anything.
@@ -122,8 +113,8 @@ pub(super) enum Event {
     Held(Instant),
 }
 
-/// The nodes of a round.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The part of a node in a round.
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Assignment {
     /// Counts the jobs that have had this run id in this store; rounds begin at 0 in each.
     pub(super) job: u64,
@@ -131,13 +122,18 @@ pub(super) struct Assignment {
     /// By the whole job so far, including rounds before this node joined.
     pub(super) restarts_used: u64,
     pub(super) node_rank: usize,
-    /// By node rank.
-    pub(super) nodes: Vec<NodeInfo>,
+    /// How many nodes take part.
+    pub(super) nodes: usize,
+    /// Ranks of all nodes.
+    pub(super) world_size: usize,
+    pub(super) seat: Seat,
+    /// The node that offers a store for ranks.
+    pub(super) store: Option<StoreHost>,
 }
 
 impl Assignment {
     pub(super) fn node(&self) -> &NodeInfo {
-        &self.nodes[self.node_rank]
+        &self.seat.node
     }
 
     /// Grows from round to round and from job to job under the same run id, as long as the store keeps its keys.
@@ -147,26 +143,29 @@ impl Assignment {
 
     /// Rank of this node's first local rank.
     pub(super) fn first_rank(&self) -> usize {
-        self.nodes[..self.node_rank].iter().map(|node| node.ranks).sum()
-    }
-
-    pub(super) fn world_size(&self) -> usize {
-        self.nodes.iter().map(|node| node.ranks).sum()
+        self.seat.first_rank
     }
 
     /// Rank of this node's first local rank among the ranks of the same role.
     pub(super) fn first_role_rank(&self) -> usize {
-        self.of_role(&self.nodes[..self.node_rank])
+        self.seat.first_role_rank
     }
 
     /// Ranks of this node's role.
     pub(super) fn role_world_size(&self) -> usize {
-        self.of_role(&self.nodes)
+        self.seat.role_ranks
     }
 
-    fn of_role(&self, nodes: &[NodeInfo]) -> usize {
-        let role = &self.node().role;
-        nodes.iter().filter(|node| node.role == *role).map(|node| node.ranks).sum()
+    /// The part of one of these nodes, which are in the order of their node ranks.
+    #[cfg(test)]
+    pub(super) fn among(nodes: &[NodeInfo], node_rank: usize) -> Assignment {
+        let seat = |node: &NodeInfo| Seat { node: node.clone(), ..Seat::default() };
+        let mut seats: Vec<Seat> = nodes.iter().map(seat).collect();
+        state::number(&mut seats);
+        let world_size = nodes.iter().map(|node| node.ranks).sum();
+        let seat = seats.swap_remove(node_rank);
+        let nodes = nodes.len();
+        Assignment { job: 0, round: 0, restarts_used: 0, node_rank, nodes, world_size, seat, store: None }
     }
 }
 
@@ -176,20 +175,6 @@ pub(super) enum Outcome {
     Failed(JobFailure),
     /// It ended without a failed rank: the text of the error.
     Closed(String),
-}
-
-/// The failure that ended the job or a round, as it is reported to all nodes.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct JobFailure {
-    pub(super) round: u64,
-    pub(super) node_rank: usize,
-    pub(super) host: String,
-    /// Of the whole job.
-    pub(super) rank: usize,
-    /// "exit code 3"
-    pub(super) summary: String,
-    /// Several lines, see [`FAILURE_TEXT_MAX`].
-    pub(super) text: String,
 }
 
 /// Bytes of a failure report; the rest is cut off.
@@ -223,8 +208,8 @@ mod tests {
     fn ranks_are_counted_in_node_order_and_within_a_role() {
         let nodes = vec![node("a", 2, "trainer"), node("b", 1, "reader"), node("c", 3, "trainer")];
         let of = |node_rank| {
-            let at = Assignment { job: 0, round: 0, restarts_used: 0, node_rank, nodes: nodes.clone() };
-            (at.first_rank(), at.world_size(), at.first_role_rank(), at.role_world_size())
+            let at = Assignment::among(&nodes, node_rank);
+            (at.first_rank(), at.world_size, at.first_role_rank(), at.role_world_size())
         };
         assert_eq!([of(0), of(1), of(2)], [(0, 6, 0, 5), (2, 6, 0, 1), (3, 6, 2, 5)]);
     }
@@ -240,7 +225,7 @@ mod tests {
         };
         assert_eq!(
             error(|settings| settings.nodes_min = 3),
-            "invalid number of nodes, 3 to 2: expected 1 to 4096, the smaller first"
+            "invalid number of nodes, 3 to 2: expected 1 to 16384, the smaller first"
         );
         assert_eq!(
             error(|settings| settings.run_id = "a\nb".into()),

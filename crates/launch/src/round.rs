@@ -89,7 +89,7 @@ impl Launch {
         if self.leaving.is_some() || self.over.is_some() {
             return Ok(());
         }
-        let (first, local, world) = (assignment.first_rank(), self.plan.ranks, assignment.world_size());
+        let (first, local, world) = (assignment.first_rank(), self.plan.ranks, assignment.world_size);
         let number = assignment.round;
         let mut beginning = String::new();
         if self.round.is_some() && assignment.restarts_used > self.restarts_used {
@@ -100,11 +100,11 @@ impl Launch {
         if self.awaited.take().is_some() {
             self.outlet.set_status(None); // a single rank has none
         }
-        if assignment.nodes.len() > 1 || number > 0 {
+        if assignment.nodes > 1 || number > 0 {
             let Assignment { node_rank, nodes, .. } = &assignment;
             let last = first + local - 1;
             let own = if local == 1 { format!("rank {first}") } else { format!("ranks {first} to {last}") };
-            let nodes = if nodes.len() == 1 { "1 node".into() } else { format!("{} nodes", nodes.len()) };
+            let nodes = if *nodes == 1 { "1 node".into() } else { format!("{nodes} nodes") };
             self.outlet.note(&format!(
                 "{beginning}round {number} starts on {nodes}; this is node {node_rank}, with {own} of {world}"
             ));
@@ -144,7 +144,7 @@ impl Launch {
 
     fn start_rank(&self, local_rank: usize, logs: RankLogs, round: &Round) -> Result<Rank, String> {
         let Round { assignment, store, .. } = round;
-        let (number, world_size) = (assignment.first_rank() + local_rank, assignment.world_size());
+        let (number, world_size) = (assignment.first_rank() + local_rank, assignment.world_size);
         let error_file = logs.traces.error_file.as_deref();
         let progress = self.progress.make_folder(assignment.round, local_rank);
         let socket = self.worker_sockets.as_ref().map(|sockets| sockets.of(number));
@@ -269,9 +269,9 @@ impl Launch {
         let Round { assignment, started, .. } = round;
         Failure {
             rank: rank.number,
-            world_size: assignment.world_size(),
+            world_size: assignment.world_size,
             local_rank: rank.local_rank,
-            host: (assignment.nodes.len() > 1).then(|| assignment.node().host.clone()),
+            host: (assignment.nodes > 1).then(|| assignment.node().host.clone()),
             process: rank.process().as_raw_pid().cast_unsigned(),
             end: rank.end,
             ran: started.elapsed(),

@@ -32,14 +32,29 @@ fn left() -> Left {
     Left { nodes: NODES_MAX, bytes: BEATS_MAX, ranks: RANKS_MAX }
 }
 
+/// The state of a job as it is in the store: its head and one page, of a state with all its nodes.
+fn stored(state: &serde_json::Value) -> (Head, Vec<Option<Value>>) {
+    let spare = |node: &serde_json::Value| json!({"node": node, "spare": true});
+    let list = |name: &str| state[name].as_array().cloned().unwrap_or_default();
+    let seats: Vec<_> = list("members").into_iter().chain(list("spares").iter().map(spare)).collect();
+    let mut head = state.clone();
+    head["pages"] = json!([[1, 1]]);
+    let text = |value: String| Some(Value::from(value.into_bytes()));
+    (parse_head(head.to_string().as_bytes()).unwrap(), vec![text(json!(seats).to_string())])
+}
+
+fn parsed(state: &serde_json::Value) -> Result<State, String> {
+    let (head, texts) = stored(state);
+    parse_state(head, &mut texts.into_iter(), &mut left())
+}
+
 fn raw(state: &serde_json::Value, beats: &[(&str, f64, Vec<serde_json::Value>)]) -> Raw {
     let beat = |(id, seconds, ranks): &(&str, f64, Vec<serde_json::Value>)| {
         let text = json!({"beat": 17, "node": node(id, 2), "ranks": ranks}).to_string();
         let text = parse_beat(text.as_bytes());
-        (id.to_string(), Beat { seconds: *seconds, silence_max: text.silence_max(), ranks: text.ranks })
+        (id.to_string(), Beat { seconds: *seconds, silence_max: silence_max(&text), ranks: text.ranks.0 })
     };
-    let state = parse_state(state.to_string().as_bytes(), &mut left());
-    Raw { id: "job".into(), state, nodes: beats.iter().map(beat).collect() }
+    Raw { id: "job".into(), state: parsed(state), nodes: beats.iter().map(beat).collect() }
 }
 
 fn waiter(peer: &str, keys: &str, seconds: f64) -> WaiterFacts {
@@ -100,7 +115,7 @@ fn waits_of_launchers_are_not_shown() {
 
 #[test]
 fn a_node_is_lost_when_it_is_unresponsive_for_longer_than_it_announced() {
-    let silence_max = |text: &str| parse_beat(text.as_bytes()).silence_max();
+    let silence_max = |text: &str| silence_max(&parse_beat(text.as_bytes()));
     assert_eq!(silence_max(r#"{"beat": 1, "silence_max_seconds": 90.0}"#), 90.0);
     assert_eq!(silence_max(r#"{"beat": 1}"#), 15.0, "an older launcher says nothing of it");
     assert_eq!(
@@ -230,21 +245,55 @@ fn a_rank_that_others_wait_for_in_a_collective_is_named() {
 
 #[test]
 fn a_state_that_cannot_be_read_is_an_error_text() {
-    let error = |text: &str| {
-        let state = parse_state(text.as_bytes(), &mut left());
+    let error = |state: Result<State, String>| {
         let run = one(Raw { id: "job".into(), state, nodes: HashMap::new() }, &[]);
         assert_eq!((run.state, run.nodes), (None, Vec::new()));
         run.error.unwrap()
     };
+    let head = |text: &str| parse_head(text.as_bytes()).map(|head| State::new(head, Vec::new(), None));
     let expected = "its state cannot be read: EOF while parsing an object at line 1 column 1";
-    assert_eq!(error("{"), expected);
-    let long = format!("{{\"members\": [{}]}}", vec!["{}"; NODES_MAX + 1].join(","));
-    assert!(error(&long).contains("invalid length 4097, expected a list of at most 4096 nodes"));
-    let expected = "its state is 2097153 bytes long, the limit is 2097152";
-    assert_eq!(error(&" ".repeat(STATE_MAX + 1)), expected);
-    let both = format!("{{\"members\": [{0}], \"spares\": [{0}]}}", vec!["{}"; 2049].join(","));
-    let expected = "its 4098 nodes exceed the limit of 4096 nodes of all jobs";
-    assert_eq!(error(&both), expected);
+    assert_eq!(error(head("{")), expected);
+    let long = format!("{{\"pages\": [{}]}}", vec!["[1,1]"; job::PAGES_MAX + 1].join(","));
+    assert!(error(head(&long)).contains("invalid length 513, expected a list of at most 512 pages"));
+    let expected = "its state is 65537 bytes long, the limit is 65536";
+    assert_eq!(error(head(&" ".repeat(HEAD_MAX + 1))), expected);
+    let pages = |pages: &[usize]| {
+        let pages: Vec<_> = pages.iter().map(|&count| format!("[{}]", vec!["{}"; count].join(","))).collect();
+        let head = Head { pages: vec![job::Stamp(1, 1); pages.len()], ..Head::default() };
+        let mut texts = pages.into_iter().map(|page| Some(Value::from(page.into_bytes())));
+        parse_state(head, &mut texts, &mut left())
+    };
+    let expected = "invalid length 16385, expected a list of at most 16384 nodes";
+    assert!(error(pages(&[NODES_MAX + 1])).contains(expected));
+    let expected = "its 16386 nodes exceed the limit of 16384 nodes of all jobs";
+    assert_eq!(error(pages(&[8193, 8193, 8193])), expected);
+}
+
+#[test]
+fn nodes_are_in_order_whatever_pages_they_are_in_and_a_missing_page_is_left_out() {
+    let seat = |id: &str, rank: Option<usize>, joined: u64| json!({"node": node(id, 1), "rank": rank, "joined": joined});
+    let spare = |id: &str, joined: u64| json!({"node": node(id, 1), "spare": true, "joined": joined});
+    let page = |seats: serde_json::Value| Some(Value::from(seats.to_string().into_bytes()));
+    let failure = json!({"round": 2, "host": "b", "rank": 1, "summary": "exit code 3", "text": "oh"});
+    let head = Head {
+        pages: vec![job::Stamp(1, 1); 3],
+        failure: Some(job::Stamp(1, 2)),
+        phase: Phase::Running,
+        ..Head::default()
+    };
+    let texts = [
+        page(json!([spare("e", 9), seat("c", None, 7), seat("b", Some(1), 3)])),
+        None,
+        page(json!([spare("d", 8), seat("a", Some(0), 5)])),
+        page(failure),
+        page(json!("of another job")),
+    ];
+    let mut texts = texts.into_iter();
+    let state = parse_state(head, &mut texts, &mut left()).unwrap();
+    let ids: Vec<&str> = state.nodes().map(|node| node.id.as_str()).collect();
+    assert_eq!((ids, state.members.len()), (vec!["a", "b", "c", "d", "e"], 3));
+    assert_eq!(state.failure.unwrap().summary, "exit code 3");
+    assert_eq!(texts.count(), 1, "the next job's texts are left");
 }
 
 #[test]
@@ -264,7 +313,7 @@ fn numbers_from_clients_are_bounded() {
 #[test]
 fn ranks_between_nonsense_are_still_read() {
     let text = json!({"beat": 3, "more": 1, "ranks": [7, null, {"rank": "x"}, rank(0, 5, "running", "")]});
-    let NodeText { beat, ranks, .. } = parse_beat(text.to_string().as_bytes());
+    let NodeText { beat, ranks: Ranks(ranks), .. } = parse_beat(text.to_string().as_bytes());
     assert_eq!((beat, ranks.len(), ranks[0].rank), (3, 1, Some(5)));
     assert_eq!(parse_beat(b"nonsense").beat, 0);
     assert_eq!(parse_beat(b"{\"beat\": 4, \"ranks\": null}").beat, 4);
@@ -296,8 +345,8 @@ fn any_json() -> impl Strategy<Value = serde_json::Value> {
             .prop_map(|value| json!(value)),
     ];
     let names = vec![
-        "members",
-        "spares",
+        "pages",
+        "spare",
         "node",
         "rank",
         "ranks",
@@ -322,9 +371,11 @@ fn any_json() -> impl Strategy<Value = serde_json::Value> {
 
 proptest! {
     #[test]
-    fn nothing_in_the_keys_harms_the_reader(state in any_json(), beat in any_json()) {
-        let ranks = parse_beat(beat.to_string().as_bytes()).ranks;
-        let state = parse_state(state.to_string().as_bytes(), &mut left());
+    fn nothing_in_the_keys_harms_the_reader(state in any_json(), page in any_json(), beat in any_json()) {
+        let ranks = parse_beat(beat.to_string().as_bytes()).ranks.0;
+        let texts = [&page, &state].map(|text| Some(Value::from(text.to_string().into_bytes())));
+        let state = parse_head(state.to_string().as_bytes())
+            .and_then(|head| parse_state(head, &mut texts.into_iter(), &mut left()));
         let nodes = [("a".to_owned(), Beat { seconds: 1.0, silence_max: LOST_AFTER, ranks })].into();
         let run = one(Raw { id: "job".into(), state, nodes }, &[waiter("127.0.0.1:1", "`k`", 20.0)]);
         serde_json::to_string(&run).unwrap();

@@ -1,12 +1,13 @@
 //! The running rendezvous: two threads between a store and a launcher.
 //!
-//! The *agent* does everything: it takes the launcher's orders, writes beats, reads other nodes' beats,
-//! decides, and writes the state. It sleeps in one channel. The *watcher* only waits, on a separate
-//! connection, for the key `version/<n>` that appears with the next state, and sends that state to the
-//! agent's channel.
+//! The *agent* does everything: it takes the launcher's orders, writes beats and wishes, reads the state and
+//! other nodes' beats, decides, and as folder writes the state. It sleeps in one channel. The *watcher* only
+//! waits, on a separate connection, for the key that the agent names, and then wakes the agent. Usually that
+//! is `turn/<n>`, which appears when the state has changed in a way that concerns all nodes. For the folder
+//! it is the next wish.
 //!
 //! A wake-up may get lost, because a node that writes a state may die before it writes the key that announces
-//! it. So the agent also reads the state with every beat.
+//! it. So the agent also reads the head with every beat.
 
 #![expect(clippy::disallowed_methods, reason = "owns the threads of the rendezvous, and its clock")]
 
@@ -16,16 +17,27 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
+use tenfold_dashboard::job::{
+    Ending, Head, JobFailure, Keys, NodeText, Phase, RUNS, Seat, page_of, parse_page,
+};
 use tenfold_store::{Deadline, ErrorKind, Fault, Request, Response, Store, Value};
 
-use super::member::Member;
-use super::state::State;
+use super::inbox::Inbox;
+use super::member::{Member, What, Wish};
+use super::state::{Change, PAGE_TEXT_MAX, Place, State, View, head_text, parse_head};
 use super::{Event, NodeInfo, Order, Settings};
 
-/// How many `version/<n>` keys are left in the store: a node that is further behind finds the state with its
+/// How many `turn/<n>` keys are left in the store: a node that is further behind finds the state with its
 /// next beat.
-const VERSIONS_KEPT: u64 = 64;
+const TURNS_KEPT: u64 = 64;
+/// Keys that are read with one request.
+const KEYS_MAX: usize = 1024;
+/// Pages that are written with one request.
+const PAGES_WRITTEN_MAX: usize = 64;
+/// How often a node reads the head again if it names a page that was replaced meanwhile.
+const READS_MAX: usize = 8;
+/// While wishes are gathered, the folder looks how many there are this often.
+const GATHER_LOOKS: u32 = 8;
 /// Finished jobs whose keys are left in the store, for the dashboard; the keys of older ones are removed.
 const RUNS_KEPT: usize = 32;
 /// Jobs that are removed at a time, so that a starting job does not wait for long.
@@ -54,8 +66,8 @@ impl fmt::Debug for Rendezvous {
 
 enum Message {
     Order(Order),
-    /// The state as it was read by the watcher.
-    State(Value),
+    /// The key that the watcher waits for has appeared, or it waits no longer.
+    Woken,
     End,
 }
 
@@ -77,21 +89,26 @@ impl Rendezvous {
         })?;
         let (inbox, messages) = channel();
         let (alive, ended) = channel();
-        let keys = Keys { prefix: format!("tenfold/run/{}", settings.run_id) };
+        let (wanted, watched_keys) = channel();
         let watcher =
-            Watcher { line: Line::new(watched, &settings), keys: keys.clone(), inbox: inbox.clone() };
+            Watcher { line: Line::new(watched, &settings), wanted: watched_keys, inbox: inbox.clone() };
         let agent = Agent {
             line: Line::new(store, &settings),
-            keys,
+            keys: Keys::new(&settings.run_id),
             messages,
             member: Member::new(settings.clone(), node.clone()),
             settings,
             node,
-            current: None,
+            text: None,
+            view: None,
+            folded: None,
+            wishes: Vec::new(),
             beat: 0,
             beat_last: Duration::ZERO,
             has_news: false,
             status: serde_json::Value::Array(Vec::new()),
+            is_woken: false,
+            watch: Watch { wanted, waiting_for: None, came: None },
             started: Instant::now(),
             _alive: alive,
         };
@@ -116,23 +133,6 @@ impl Drop for Rendezvous {
         if self.inbox.send(Message::End).is_ok() {
             self.settle(LAST_WORDS);
         }
-    }
-}
-
-#[derive(Clone)]
-struct Keys {
-    prefix: String,
-}
-
-impl Keys {
-    fn state(&self) -> String {
-        format!("{}/state", self.prefix)
-    }
-    fn version(&self, version: u64) -> String {
-        format!("{}/version/{version}", self.prefix)
-    }
-    fn node(&self, id: &str) -> String {
-        format!("{}/node/{id}", self.prefix)
     }
 }
 
@@ -168,9 +168,15 @@ impl Line {
         self.ask_for(request, self.patience)
     }
 
+    /// After a lost connection, the request is repeated once, immediately: every request here may be served twice.
+    /// A state takes several requests, so a store that loses some of them would otherwise never get one.
     fn ask_for(&mut self, request: Request<'_>, patience: Duration) -> Result<Response, Trouble> {
         let is_wait = matches!(request, Request::Wait { .. });
-        match self.store.call(request, Deadline::after(patience)) {
+        let mut answer = self.store.call(request.clone(), Deadline::after(patience));
+        if answer.as_ref().is_err_and(|fault| fault.kind == ErrorKind::Lost) && self.broken.is_none() {
+            answer = self.store.call(request, Deadline::after(patience));
+        }
+        match answer {
             Ok(response) => {
                 self.broken = None;
                 Ok(response)
@@ -211,6 +217,19 @@ impl Line {
         self.ask(Request::Set { key: key.as_bytes().into(), value: value.into() }).map(|_| ())
     }
 
+    /// In one step: all of them or none.
+    fn set_all(&mut self, pairs: &[(&str, &[u8])]) -> Result<(), Trouble> {
+        let pairs = pairs.iter().map(|&(key, value)| (key.as_bytes().into(), value.into())).collect();
+        self.ask(Request::MultiSet { pairs }).map(|_| ())
+    }
+
+    fn add(&mut self, key: &str, delta: i64) -> Result<u64, Trouble> {
+        match self.ask(Request::Add { key: key.as_bytes().into(), delta })? {
+            Response::Number(number) => u64::try_from(number).map_err(|_| self.wrong_answer()),
+            _ => Err(self.wrong_answer()),
+        }
+    }
+
     fn wrong_answer(&self) -> Trouble {
         Trouble::Final(format!("the store at {} sent an unexpected kind of answer", self.store.name()))
     }
@@ -218,56 +237,62 @@ impl Line {
 
 struct Watcher {
     line: Line,
-    keys: Keys,
+    wanted: Receiver<String>,
     inbox: Sender<Message>,
 }
 
 impl Watcher {
     /// Until the agent has ended, or the store is lost: the agent notices that by itself.
     fn run(mut self) {
-        let (mut version, mut is_woken) = (0, false);
-        loop {
-            let known = version;
-            match self.line.get(&self.keys.state()) {
-                Ok(Some(state)) => {
-                    // The agent reports a state that cannot be parsed.
-                    version = State::from_text(&state).map_or(version, |state| state.version);
-                    if self.inbox.send(Message::State(state)).is_err() {
-                        return;
-                    }
-                }
-                Ok(None) | Err(Trouble::Passing) => {}
-                Err(Trouble::Final(_)) => return,
-            }
-            // Woken without a new state: the store has a problem, or another program left a key there.
-            if is_woken && version == known {
-                std::thread::park_timeout(RETRY);
-            }
-            let key = self.keys.version(version + 1);
+        while let Ok(key) = self.wanted.recv() {
             let wait = Request::Wait { keys: vec![key.as_bytes().into()] };
-            is_woken = match self.line.ask_for(wait, self.line.patience) {
-                Ok(_) => true,
-                Err(Trouble::Passing) => self.line.broken.is_some(),
+            match self.line.ask_for(wait, self.line.patience) {
+                Ok(_) => {}
+                Err(Trouble::Passing) if self.line.broken.is_some() => std::thread::park_timeout(RETRY),
+                Err(Trouble::Passing) => {}
                 Err(Trouble::Final(_)) => return,
-            };
+            }
+            if self.inbox.send(Message::Woken).is_err() {
+                return;
+            }
         }
     }
 }
 
-/// What a node writes with every beat.
-#[derive(Serialize)]
-struct Beat<'a> {
-    beat: u64,
-    node: &'a NodeInfo,
-    /// How long it may be unresponsive: for the dashboard, which does not know the settings.
-    silence_max_seconds: f64,
-    ranks: &'a serde_json::Value,
+/// What the watcher waits for.
+struct Watch {
+    wanted: Sender<String>,
+    waiting_for: Option<String>,
+    /// The key that it waited for last.
+    came: Option<String>,
 }
 
-/// The part of it that other nodes need.
-#[derive(Deserialize)]
-struct Heard {
-    beat: u64,
+impl Watch {
+    /// Makes the watcher wait for this key, as soon as it has ended its present wait. False if it has just
+    /// waited for that key: then the store has a problem, or another program left the key there.
+    fn wait_for(&mut self, key: String) -> bool {
+        if self.waiting_for.is_some() {
+            return true;
+        }
+        if self.came.as_ref() == Some(&key) {
+            self.came = None;
+            return false;
+        }
+        let _agent_notices_a_lost_store = self.wanted.send(key.clone());
+        self.waiting_for = Some(key);
+        true
+    }
+
+    fn woken(&mut self) {
+        self.came = self.waiting_for.take();
+    }
+}
+
+/// What the folder has besides its view.
+struct Folded {
+    state: State,
+    inbox: Inbox,
+    is_gathering: bool,
 }
 
 struct Agent {
@@ -277,15 +302,29 @@ struct Agent {
     member: Member,
     settings: Settings,
     node: NodeInfo,
-    /// The state as it was last read or written, and its exact text.
-    current: Option<(Value, State)>,
+    /// The head as it was last read or written, exactly; and what this node sees of that state.
+    text: Option<Value>,
+    view: Option<View>,
+    /// Only if this node is the folder.
+    folded: Option<Folded>,
+    /// The numbers of its wishes that are in the store.
+    wishes: Vec<u64>,
     beat: u64,
     beat_last: Duration,
     /// The launcher reported something about ranks since the last beat.
     has_news: bool,
     status: serde_json::Value,
+    /// The watcher has seen its key.
+    is_woken: bool,
+    watch: Watch,
     started: Instant,
     _alive: Sender<()>,
+}
+
+/// What the agent does after a turn.
+enum Next {
+    Sleep(Option<Duration>),
+    Finish,
 }
 
 impl Agent {
@@ -304,50 +343,73 @@ impl Agent {
         let mut wake = None;
         let mut end_at: Option<Duration> = None;
         loop {
-            self.take_messages(wake.map_or(beat_at, |wake: Duration| wake.min(beat_at)), &mut end_at)?;
+            self.take_messages(wake.map_or(beat_at, |wake: Duration| wake.min(beat_at)), &mut end_at);
             if self.has_news {
                 beat_at = beat_at.min(self.beat_last + NEWS);
             }
             // A node that ends with nothing to write is done; otherwise it has a little time for it.
             let has_words = self.member.is_leaving() || self.member.is_over();
             if end_at.is_some_and(|end_at| !has_words || self.now() >= end_at) {
+                if has_words {
+                    let _others_notice = self.hand_over();
+                }
                 return Ok(());
             }
-            if self.now() >= beat_at {
-                beat_at = self.now() + self.settings.beat_interval;
-                // A frozen node must not take the time after its thaw for that of the beat.
-                let sent = Instant::now();
-                match self.beat() {
-                    Ok(()) => events(Event::Held(sent + self.settings.lease())),
-                    Err(Trouble::Passing) => {
-                        (beat_at, wake) = (self.now() + RETRY, None);
-                        continue;
-                    }
-                    Err(trouble) => return Err(trouble),
-                }
-            }
-            let now = self.now();
-            let decision = self.member.decide(self.current.as_ref().map(|(_, state)| state), now);
-            decision.events.into_iter().for_each(events);
-            wake = decision.wake;
-            if let Some(next) = decision.write {
-                wake = Some(now); // decide again, after reading the messages
-                match self.write(&next) {
-                    Ok(()) => {}
-                    // Was it written? The beat reads the state.
-                    Err(Trouble::Passing) => (beat_at, wake) = (self.now() + RETRY, None),
-                    Err(trouble) => return Err(trouble),
-                }
-            } else if decision.finished || (end_at.is_some() && self.member.is_over()) {
-                return Ok(());
+            match self.turn(&mut beat_at, end_at.is_some(), events) {
+                Ok(Next::Sleep(until)) => wake = until,
+                Ok(Next::Finish) => return Ok(()),
+                // What was written, and what was not? The beat reads the state.
+                Err(Trouble::Passing) => (beat_at, wake) = (self.now() + RETRY, None),
+                Err(trouble) => return Err(trouble),
             }
         }
     }
 
+    fn turn(
+        &mut self,
+        beat_at: &mut Duration,
+        is_ending: bool,
+        events: &impl Fn(Event),
+    ) -> Result<Next, Trouble> {
+        let is_beat = self.now() >= *beat_at;
+        if is_beat {
+            *beat_at = self.now() + self.settings.beat_interval;
+            // A frozen node must not take the time after its thaw for that of the beat.
+            let sent = Instant::now();
+            self.beat()?;
+            events(Event::Held(sent + self.settings.lease()));
+        } else if std::mem::take(&mut self.is_woken) && self.folded.is_none() {
+            let text = self.line.get(&self.keys.state())?;
+            self.adopt(text)?;
+        }
+        let now = self.now();
+        let decision = self.member.decide(self.view.as_ref(), now);
+        decision.events.into_iter().for_each(events);
+        if let Some(claim) = decision.claim {
+            self.claim(claim)?;
+            return Ok(Next::Sleep(Some(now))); // decide again, after reading the messages
+        }
+        let mut wake = decision.wake;
+        if self.folded.is_some() && !decision.finished {
+            let until = self.fold(decision.wish, is_beat).inspect_err(|_| self.fold_again())?;
+            wake = wake.into_iter().chain(until).min();
+        } else if let Some(wish) = decision.wish {
+            self.wish(&wish).inspect_err(|_| self.member.wish_again())?;
+        }
+        let is_settling = self.folded.as_ref().is_some_and(|folded| !folded.state.settled);
+        if decision.finished || (is_ending && self.member.is_over() && !is_settling) {
+            return Ok(Next::Finish);
+        }
+        if !self.watch() {
+            let retry = self.now() + RETRY;
+            wake = Some(wake.map_or(retry, |wake| wake.min(retry)));
+        }
+        Ok(Next::Sleep(wake))
+    }
+
     /// Sleeps until `until` or the first message, then takes all messages.
-    fn take_messages(&mut self, until: Duration, end_at: &mut Option<Duration>) -> Result<(), Trouble> {
+    fn take_messages(&mut self, until: Duration, end_at: &mut Option<Duration>) {
         let mut wait = until.saturating_sub(self.now());
-        let mut newest = None;
         // A dropped rendezvous has sent `End`; if only the watcher ends, that sender is left.
         while let Ok(message) = self.messages.recv_timeout(wait) {
             wait = Duration::ZERO;
@@ -355,123 +417,390 @@ impl Agent {
                 Message::Order(Order::Status(status)) => (self.status, self.has_news) = (status, true),
                 Message::Order(order) => self.member.obey(order),
                 Message::End => *end_at = Some(self.now() + LAST_WORDS),
-                Message::State(text) => newest = Some(text),
+                Message::Woken => {
+                    self.is_woken = true;
+                    self.watch.woken();
+                }
             }
         }
-        if let Some(text) = newest {
-            let state = self.parse(&text)?;
-            // Another connection read it, perhaps before our last read.
-            if self.current.as_ref().is_none_or(|(_, current)| current.version < state.version) {
-                self.current = Some((text, state));
-            }
+    }
+
+    /// Makes the watcher wait for what this node must react to.
+    fn watch(&mut self) -> bool {
+        let Some(view) = &self.view else { return true };
+        match &self.folded {
+            Some(folded) if folded.is_gathering => true,
+            Some(folded) => self.watch.wait_for(self.keys.wish(folded.inbox.next())),
+            None => self.watch.wait_for(self.keys.turn(view.head.turn + 1)),
         }
-        Ok(())
     }
 
-    fn parse(&self, text: &[u8]) -> Result<State, Trouble> {
-        State::from_text(text).map_err(|what| {
-            let key = self.keys.state();
-            Trouble::Final(format!(
-                "the key `{key}` of the store at {} does not hold the state of a job: {what}\n  \
-                 hint: use another run id, or check whether another program or another version of tenfold uses that key",
-                self.line.store.name()
-            ))
-        })
-    }
+    // ── what this node reads ───────────────────────────────────────────────────────────────────────────
 
-    /// Writes this node's beat, and reads the state and the other nodes' beats.
+    /// Writes this node's beat, and reads the head and the other nodes' beats.
     fn beat(&mut self) -> Result<(), Trouble> {
         self.beat += 1;
         (self.beat_last, self.has_news) = (self.now(), false);
         let text = |ranks: &serde_json::Value| {
-            let silence_max_seconds = self.settings.silence_max().as_secs_f64();
-            let beat = Beat { beat: self.beat, node: &self.node, silence_max_seconds, ranks };
-            serde_json::to_vec(&beat).map_err(|error| Trouble::Final(error.to_string()))
+            let silence_max_seconds = Some(self.settings.silence_max().as_secs_f64());
+            let text = NodeText { beat: self.beat, node: self.node.clone(), silence_max_seconds, ranks };
+            serde_json::to_vec(&text).map_err(|error| Trouble::Final(error.to_string()))
         };
         let mut value = text(&self.status)?;
         if value.len() > BEAT_MAX {
             value = text(&serde_json::Value::Array(Vec::new()))?;
         }
-        self.line.set(&self.keys.node(&self.node.id), &value)?;
+        let own = [self.keys.node(&self.node.id), self.keys.beat(&self.node.id)];
+        self.line.set_all(&[(&own[0], &value), (&own[1], self.beat.to_string().as_bytes())])?;
 
         let now = self.now(); // before reading, so that what is read is not older
-        let ids = self.current.as_ref().map_or(Vec::new(), |(_, state)| self.member.listens_to(state));
+        let state = self.folded.as_ref().map(|folded| &folded.state);
+        let ids = self.view.as_ref().map_or(Vec::new(), |view| self.member.listens_to(view, state));
+        let is_absent = self.view.as_ref().is_some_and(|view| view.place(&self.node.id) == Place::Absent);
         let mut names = vec![self.keys.state()];
-        names.extend(ids.iter().map(|id| self.keys.node(id)));
+        names.extend(is_absent.then(|| self.keys.answer(&self.node.id)));
+        names.extend(ids.iter().map(|id| self.keys.beat(id)));
         let mut values = self.read(&names)?.into_iter();
-        let state = values.next().flatten();
-        for (id, value) in ids.iter().zip(values) {
-            let heard = value.and_then(|value| serde_json::from_slice::<Heard>(&value).ok());
-            self.member.hear(id, heard.map(|heard| heard.beat), now);
-        }
-        self.adopt(state)
-    }
-
-    fn read(&mut self, names: &[String]) -> Result<Vec<Option<Value>>, Trouble> {
-        let keys = names.iter().map(|name| name.as_bytes().into()).collect();
-        match self.line.ask(Request::MultiGet { keys })? {
-            Response::Values(values) if values.len() == names.len() => {
-                Ok(values.into_iter().map(|value| value.filter(|value| !value.is_empty())).collect())
+        let text = values.next().flatten();
+        if is_absent && let Some(answer) = values.next().flatten() {
+            self.member.refuse(String::from_utf8_lossy(&answer).into_owned());
+            for key in own.iter().chain([&self.keys.answer(&self.node.id)]) {
+                self.forget(key)?;
             }
-            _ => Err(self.line.wrong_answer()),
         }
+        for (id, value) in ids.iter().zip(values) {
+            self.member.hear(id, value.and_then(|value| parse_beat(&value)), now);
+        }
+        if !self.member.has_wish {
+            for number in std::mem::take(&mut self.wishes) {
+                self.forget(&self.keys.wish(number))?;
+            }
+        }
+        self.adopt(text)
     }
 
-    /// Takes what is in the store for the present state. If no key announces it, its writer could not.
+    /// The values of many keys. Empty ones count as missing.
+    fn read(&mut self, names: &[String]) -> Result<Vec<Option<Value>>, Trouble> {
+        let mut all = Vec::with_capacity(names.len());
+        for names in names.chunks(KEYS_MAX) {
+            let keys = names.iter().map(|name| name.as_bytes().into()).collect();
+            match self.line.ask(Request::MultiGet { keys })? {
+                Response::Values(values) if values.len() == names.len() => {
+                    all.extend(values.into_iter().map(|value| value.filter(|value| !value.is_empty())));
+                }
+                _ => return Err(self.line.wrong_answer()),
+            }
+        }
+        Ok(all)
+    }
+
+    /// Takes what is in the store for the present head, and reads the rest of what this node must see.
     fn adopt(&mut self, text: Option<Value>) -> Result<(), Trouble> {
-        let known = self.current.as_ref().map_or(0, |(_, state)| state.version);
-        let Some(text) = text else {
-            self.current = None;
-            return Ok(());
+        let is_same = text.is_some() && text == self.text;
+        let is_folded = |agent: &Agent, head: &Head| {
+            agent.folded.as_ref().is_some_and(|folded| folded.state.head == *head)
         };
-        let state = self.parse(&text)?;
-        let version = state.version;
-        let is_created = known == 0 && version == 1 && state.ids().next() == Some(&self.node.id);
-        self.current = Some((text, state));
-        if is_created {
-            self.list_run(); // written by us: the answer was lost
+        if is_same
+            && self
+                .view
+                .as_ref()
+                .is_some_and(|view| view.head.folder != self.node.id || is_folded(self, &view.head))
+        {
+            return Ok(());
         }
-        if version > known { self.line.set(&self.keys.version(version), b"1") } else { Ok(()) }
+        let mut text = text;
+        for _ in 0..READS_MAX {
+            let Some(found) = text else {
+                (self.text, self.view, self.folded) = (None, None, None);
+                return Ok(());
+            };
+            let head = self.parse(&found)?;
+            let is_read = match head.folder == self.node.id {
+                true => self.read_state(&head)?,
+                false => self.read_page(&head)?,
+            };
+            if is_read {
+                let is_created = self.text.replace(found).is_none() && head.version == 1;
+                if is_created && self.folded.is_some() {
+                    self.list_run();
+                }
+                return Ok(());
+            }
+            text = self.line.get(&self.keys.state())?;
+        }
+        Err(Trouble::Passing)
     }
 
-    /// Proposes a state in place of the present one, and takes what is in the store afterwards for the
-    /// present one.
-    fn write(&mut self, next: &State) -> Result<(), Trouble> {
-        let text = next.to_text().map_err(|what| {
+    fn parse(&self, text: &[u8]) -> Result<Head, Trouble> {
+        parse_head(text).map_err(|what| self.not_a_job(&self.keys.state(), &what))
+    }
+
+    fn not_a_job(&self, key: &str, what: &str) -> Trouble {
+        Trouble::Final(format!(
+            "the key `{key}` of the store at {} does not hold the state of a job: {what}\n  \
+             hint: use another run id, or check whether another program or another version of tenfold uses that key",
+            self.line.store.name()
+        ))
+    }
+
+    /// Reads the page that this node is in; false if it was replaced meanwhile.
+    fn read_page(&mut self, head: &Head) -> Result<bool, Trouble> {
+        let index = page_of(&self.node.id, head.pages.len());
+        let stamp = head.pages.get(index).copied();
+        let known = self.view.as_ref().filter(|view| {
+            let pages = &view.head.pages;
+            pages.len() == head.pages.len() && pages.get(index).copied() == stamp
+        });
+        let page = match (known, stamp) {
+            (Some(view), _) => Some(view.page.clone()),
+            (None, None) => Some(Vec::new()),
+            (None, Some(stamp)) => self.seats(&[self.keys.page(index, stamp)])?,
+        };
+        let failure = match head.failure.filter(|_| head.outcome == Some(Ending::Failed)) {
+            Some(stamp) => self.failure(&self.keys.failure(stamp))?,
+            None => None,
+        };
+        let Some(page) = page else { return Ok(false) };
+        self.folded = None;
+        self.view = Some(View { head: head.clone(), page, failure });
+        Ok(true)
+    }
+
+    /// Reads the whole state, as its folder; false if it was replaced meanwhile.
+    fn read_state(&mut self, head: &Head) -> Result<bool, Trouble> {
+        let names: Vec<String> =
+            head.pages.iter().enumerate().map(|(index, &stamp)| self.keys.page(index, stamp)).collect();
+        let seats = self.seats(&names)?;
+        let failure = match head.failure {
+            Some(stamp) => self.failure(&self.keys.failure(stamp))?,
+            None => None,
+        };
+        let Some(seats) = seats.filter(|_| failure.is_some() == head.failure.is_some()) else {
+            return Ok(false);
+        };
+        let state = State::assemble(head.clone(), seats, failure)
+            .map_err(|what| self.not_a_job(&self.keys.state(), &what))?;
+        self.take(state, Inbox::new(head.folded));
+        Ok(true)
+    }
+
+    /// This is the present state, of which this node is the folder.
+    fn take(&mut self, state: State, inbox: Inbox) {
+        self.view = Some(state.view(&self.node.id));
+        self.folded = Some(Folded { state, inbox, is_gathering: false });
+    }
+
+    /// The nodes in these pages; nothing if a page is missing.
+    fn seats(&mut self, names: &[String]) -> Result<Option<Vec<Seat>>, Trouble> {
+        let mut seats = Vec::new();
+        for (name, value) in names.iter().zip(self.read(names)?) {
+            let Some(value) = value else { return Ok(None) };
+            if value.len() > PAGE_TEXT_MAX {
+                let what = format!("it is {} bytes long, the limit is {PAGE_TEXT_MAX}", value.len());
+                return Err(self.not_a_job(name, &what));
+            }
+            seats.extend(parse_page(&value).map_err(|error| self.not_a_job(name, &error.to_string()))?);
+        }
+        Ok(Some(seats))
+    }
+
+    fn failure(&mut self, key: &str) -> Result<Option<JobFailure>, Trouble> {
+        let Some(value) = self.line.get(key)? else { return Ok(None) };
+        serde_json::from_slice(&value).map(Some).map_err(|error| self.not_a_job(key, &error.to_string()))
+    }
+
+    // ── what this node writes ──────────────────────────────────────────────────────────────────────────
+
+    /// Puts a wish among those that the folder will fold.
+    fn wish(&mut self, wish: &Wish) -> Result<(), Trouble> {
+        let text = serde_json::to_vec(wish).map_err(|error| Trouble::Final(error.to_string()))?;
+        let number = self.line.add(&self.keys.wishes(), 1)?;
+        // The folder removes the last wish of a node that may exit.
+        if !wish.what.is_parting() {
+            self.wishes.push(number);
+        }
+        self.line.set(&self.keys.wish(number), &text)
+    }
+
+    /// Writes a head in place of the one that was read: this node begins a job, or takes over as folder.
+    fn claim(&mut self, head: Head) -> Result<(), Trouble> {
+        let text = self.to_text(&head)?;
+        if !self.replace_head(&text)? {
+            return Ok(());
+        }
+        let before = self.view.as_ref().map(|view| &view.head);
+        let old = before.filter(|before| before.job != head.job).cloned();
+        self.adopt(Some(text.as_slice().into()))?;
+        self.announce(head.turn)?;
+        for key in old.iter().flat_map(|old| texts(&self.keys, old)).collect::<Vec<_>>() {
+            self.forget(&key)?; // of the job before
+        }
+        Ok(())
+    }
+
+    fn to_text(&self, head: &Head) -> Result<Vec<u8>, Trouble> {
+        head_text(head).map_err(|what| {
             Trouble::Final(format!(
                 "the state of the job `{}` cannot be written: {what}",
                 self.settings.run_id
             ))
-        })?;
+        })
+    }
+
+    /// Writes a head in place of the present one. If another node was quicker, takes what is there.
+    fn replace_head(&mut self, text: &[u8]) -> Result<bool, Trouble> {
         let key = self.keys.state();
-        let expected = self.current.as_ref().map_or(&b""[..], |(text, _)| text);
+        let expected = self.text.clone();
+        let expected = expected.as_ref().map_or(&b""[..], |text| text);
         let request = Request::CompareSet {
             key: key.as_bytes().into(),
             expected: expected.into(),
-            desired: text.as_slice().into(),
+            desired: text.into(),
         };
         let Response::Value(Some(found)) = self.line.ask(request)? else {
             return Err(self.line.wrong_answer());
         };
-        if *found != *text {
-            // If the key was deleted, the expected value is returned.
-            let gone = *found == *expected;
-            let found = if gone { self.line.get(&key)? } else { Some(found) };
-            return self.adopt(found);
+        if *found == *text {
+            return Ok(true);
         }
-        let before = self.current.replace((found, next.clone()));
-        self.line.set(&self.keys.version(next.version), b"1")?;
-        if next.version > VERSIONS_KEPT {
-            self.forget(&self.keys.version(next.version - VERSIONS_KEPT))?;
+        // If the key was deleted, the expected value is returned.
+        let is_deleted = *found == *expected;
+        let found = if is_deleted { self.line.get(&key)? } else { Some(found) };
+        self.adopt(found)?;
+        Ok(false)
+    }
+
+    /// Wakes the nodes that wait for this turn.
+    fn announce(&mut self, turn: u64) -> Result<(), Trouble> {
+        self.line.set(&self.keys.turn(turn), b"1")?;
+        if turn > TURNS_KEPT {
+            self.forget(&self.keys.turn(turn - TURNS_KEPT))?;
         }
-        match before {
-            None => self.list_run(),
-            // Removed nodes do not beat any more, or will join again.
-            Some((_, before)) => {
-                for id in before.ids().filter(|id| next.ids().all(|next| next != *id)) {
-                    self.forget(&self.keys.node(id))?;
-                }
+        Ok(())
+    }
+
+    /// Folds the wishes that there are, if it is time. Returns when to look again.
+    fn fold(&mut self, own: Option<Wish>, is_beat: bool) -> Result<Option<Duration>, Trouble> {
+        let count = self.line.add(&self.keys.wishes(), 0)?;
+        let now = self.now();
+        let Some(folded) = &mut self.folded else { return Ok(None) };
+        folded.inbox.counted(count);
+        let due = folded.inbox.due(&folded.state, now);
+        folded.is_gathering = own.is_none() && !is_beat && due.is_some_and(|due| now < due);
+        if let Some(due) = due.filter(|_| folded.is_gathering) {
+            let look = now + folded.inbox.gather(&folded.state) / GATHER_LOOKS;
+            return Ok(Some(due.min(look.max(now + Duration::from_millis(1)))));
+        }
+        let (wishes, parting) = self.read_wishes(now)?;
+        let wishes: Vec<Wish> = own.into_iter().chain(wishes).collect();
+        let Some(folded) = &mut self.folded else { return Ok(None) };
+        let fold = self.member.fold(&folded.state, &wishes, folded.inbox.complete(), now);
+        folded.inbox.folded(self.settings.silence_max(), now);
+        let due = folded.inbox.due(&folded.state, now);
+        for (id, text) in fold.answers {
+            match id == self.node.id {
+                true => self.member.refuse(text),
+                false => self.line.set(&self.keys.answer(&id), text.as_bytes())?,
             }
+        }
+        let Some((next, change)) = fold.next else { return Ok(fold.wake.into_iter().chain(due).min()) };
+        if self.write(next, &change)? {
+            for number in parting {
+                self.forget(&self.keys.wish(number))?;
+            }
+        }
+        Ok(Some(now)) // decide on what was written
+    }
+
+    /// Something went wrong after wishes were read: they are still there.
+    fn fold_again(&mut self) {
+        if let Some(folded) = &mut self.folded {
+            folded.inbox = Inbox::new(folded.state.head.folded);
+        }
+    }
+
+    /// The wishes that the folder has not seen, and the numbers of those that no other node will remove.
+    fn read_wishes(&mut self, now: Duration) -> Result<(Vec<Wish>, Vec<u64>), Trouble> {
+        let numbers = self.folded.as_ref().map_or(Vec::new(), |folded| folded.inbox.numbers());
+        let names: Vec<String> = numbers.iter().map(|&number| self.keys.wish(number)).collect();
+        let values = self.read(&names)?;
+        let (mut wishes, mut parting) = (Vec::new(), Vec::new());
+        for (&number, value) in numbers.iter().zip(values) {
+            if let Some(folded) = &mut self.folded {
+                folded.inbox.looked(number, value.is_some(), now);
+            }
+            let wish = value.and_then(|value| serde_json::from_slice::<Wish>(&value).ok());
+            let Some(wish) = wish else { continue };
+            parting.extend(Some(number).filter(|_| wish.what.is_parting()));
+            wishes.push(wish);
+        }
+        // A node that has left, or is known to be dead, has no beat: a wish of it to join came late.
+        let is_join = |wish: &&Wish| matches!(wish.what, What::Join { .. });
+        let names: Vec<String> =
+            wishes.iter().filter(is_join).map(|wish| self.keys.beat(&wish.node)).collect();
+        let mut beats = self.read(&names)?.into_iter();
+        wishes.retain(|wish| !is_join(&wish) || beats.next().flatten().is_some());
+        Ok((wishes, parting))
+    }
+
+    /// Writes the next state; false if this node is not the folder any more.
+    fn write(&mut self, next: State, change: &Change) -> Result<bool, Trouble> {
+        let json = |error: serde_json::Error| Trouble::Final(error.to_string());
+        for pages in change.pages.chunks(PAGES_WRITTEN_MAX) {
+            let mut pairs = Vec::new();
+            for (index, seats) in pages {
+                let key = self.keys.page(*index, change.stamp);
+                pairs.push((key, serde_json::to_vec(seats).map_err(json)?));
+            }
+            let pairs: Vec<(&str, &[u8])> =
+                pairs.iter().map(|(key, text)| (key.as_str(), text.as_slice())).collect();
+            self.line.set_all(&pairs)?;
+        }
+        if let Some(failure) = &change.failure {
+            let text = serde_json::to_vec(failure).map_err(json)?;
+            self.line.set(&self.keys.failure(change.stamp), &text)?;
+        }
+        let text = self.to_text(&next.head)?;
+        if !self.replace_head(&text)? {
+            for (index, _) in &change.pages {
+                self.forget(&self.keys.page(*index, change.stamp))?;
+            }
+            return Ok(false);
+        }
+        self.text = Some(text.as_slice().into());
+        match self.folded.take() {
+            Some(folded) if next.folder == self.node.id => self.take(next, folded.inbox),
+            _ => self.view = Some(next.view(&self.node.id)),
+        }
+        if let Some(turn) = change.turn {
+            self.announce(turn)?;
+        }
+        self.clean(change)?;
+        Ok(true)
+    }
+
+    /// Removes what the last write has replaced.
+    fn clean(&mut self, change: &Change) -> Result<(), Trouble> {
+        for &(index, stamp) in &change.pages_old {
+            self.forget(&self.keys.page(index, stamp))?;
+        }
+        if let Some(stamp) = change.failure_old {
+            self.forget(&self.keys.failure(stamp))?;
+        }
+        // Removed nodes do not beat any more, or will join again.
+        for id in &change.removed {
+            self.forget(&self.keys.node(id))?;
+            self.forget(&self.keys.beat(id))?;
+        }
+        Ok(())
+    }
+
+    /// This node ends: another one has to fold what comes.
+    fn hand_over(&mut self) -> Result<(), Trouble> {
+        let Some(folded) = self.folded.as_ref().filter(|folded| !folded.state.settled) else { return Ok(()) };
+        let next = self.member.hand_over(&folded.state);
+        if let Some((next, change)) = next {
+            self.write(next, &change)?;
         }
         Ok(())
     }
@@ -519,27 +848,43 @@ impl Agent {
 
     /// Removes the keys of a job that is over; false if it is not.
     fn forget_run(&mut self, run: &str) -> Result<bool, Trouble> {
-        let keys = Keys { prefix: format!("tenfold/run/{run}") };
+        let keys = Keys::new(run);
         let Some(text) = self.line.get(&keys.state())? else { return Ok(true) };
-        let Ok(state) = State::from_text(&text) else { return Ok(false) };
-        if !state.is_settled() {
+        let Ok(head) = parse_head(&text) else { return Ok(false) };
+        if head.phase != Phase::Over || !head.settled {
             return Ok(false);
         }
         // The state last: if this node does not get that far, the job stays listed, and the next one
         // continues.
-        for id in state.ids() {
-            self.forget(&keys.node(id))?;
+        let pages: Vec<String> =
+            head.pages.iter().enumerate().map(|(index, &stamp)| keys.page(index, stamp)).collect();
+        for page in self.read(&pages)?.into_iter().flatten() {
+            for seat in parse_page(&page).unwrap_or_default() {
+                self.forget(&keys.node(&seat.node.id))?;
+                self.forget(&keys.beat(&seat.node.id))?;
+            }
         }
-        for version in state.version.saturating_sub(VERSIONS_KEPT)..=state.version {
-            self.forget(&keys.version(version))?;
+        for turn in head.turn.saturating_sub(TURNS_KEPT)..=head.turn {
+            self.forget(&keys.turn(turn))?;
         }
+        for key in texts(&keys, &head) {
+            self.forget(&key)?;
+        }
+        self.forget(&keys.wishes())?;
         self.forget(&keys.state())?;
         Ok(true)
     }
 }
 
-/// Lists the jobs, in the order in which they began.
-const RUNS: &str = "tenfold/runs";
+/// The keys that a head names.
+fn texts(keys: &Keys, head: &Head) -> Vec<String> {
+    let pages = head.pages.iter().enumerate().map(|(index, &stamp)| keys.page(index, stamp));
+    pages.chain(head.failure.map(|stamp| keys.failure(stamp))).collect()
+}
+
+fn parse_beat(text: &[u8]) -> Option<u64> {
+    std::str::from_utf8(text).ok()?.parse().ok()
+}
 
 #[cfg(test)]
 mod tests;

@@ -1,25 +1,31 @@
-//! The decisions of one node: what it sends to its launcher, and what it proposes.
+//! The decisions of one node: what it sends to its launcher, and what it wishes.
 //!
-//! [`Member::decide`] takes the state as it was read, and what this node knows of itself and of other nodes'
-//! beats. The launcher only gets what the state in the store says, never what was merely proposed. All
-//! proposals of one decision are written as one new state.
+//! [`Member::decide`] takes what this node sees of the state, and what it knows of itself and of other nodes'
+//! beats. The launcher only gets what the state in the store says, never what was merely wished. A wish is
+//! repeated until the state shows that it was granted or is void, so it may get lost.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
-use super::state::{Phase, Place, Seat, State};
-use super::{Assignment, Event, JobFailure, NodeInfo, Order, Outcome, Settings};
+use serde::{Deserialize, Serialize};
+use tenfold_dashboard::job::{Ending, Head, JobFailure, NodeInfo, Phase, Seat};
 
-/// How many other nodes one node listens to; in a large job those that follow it, in a circle.
-const HEARD_MAX: usize = 32;
+use super::state::{HOSTS_MAX, Limits, Place, State, View, first_head, next_job, taken_over};
+use super::{Assignment, Event, Order, Outcome, Settings};
+
+/// How many nodes one node listens to, besides the folder: those that follow it in its page, in a circle. They
+/// are what it knows when it becomes the folder.
+const HEARD_MAX: usize = 8;
 
 /// What to do now.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Decision {
     /// To be sent to the launcher first.
     pub(super) events: Vec<Event>,
-    /// To be written in place of the state that was read, and of no other. Then decide again.
-    pub(super) write: Option<State>,
+    /// To be written in place of the head that was read, and of no other. Then decide again.
+    pub(super) claim: Option<Head>,
+    /// To be put among the wishes; by the folder, to be folded.
+    pub(super) wish: Option<Wish>,
     /// Decide again at this time at the latest; in any case when the state has changed or other nodes' beats
     /// were read.
     pub(super) wake: Option<Duration>,
@@ -34,10 +40,52 @@ impl Decision {
     }
 }
 
+/// What a node wants to have in the state. It names what it is about, so it is void if that has passed, and
+/// may come late or twice.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Wish {
+    pub(super) node: String,
+    pub(super) job: u64,
+    pub(super) round: u64,
+    pub(super) what: What,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum What {
+    /// The node wants to take part. None of its ranks run.
+    Join {
+        node: NodeInfo,
+        limits: Limits,
+    },
+    /// None of its ranks run.
+    Ready,
+    /// All its ranks have succeeded.
+    Done,
+    Failed {
+        failure: JobFailure,
+    },
+    /// The node has been asked to leave.
+    Leave {
+        why: String,
+    },
+    /// The node has waited too long for the round.
+    GiveUp,
+    /// The node knows that the job is over.
+    Acknowledge,
+}
+
+impl What {
+    /// Whether the node may exit as soon as it has made this wish.
+    pub(super) fn is_parting(&self) -> bool {
+        matches!(self, What::Leave { .. } | What::GiveUp | What::Acknowledge)
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Member {
-    settings: Settings,
-    node: NodeInfo,
+    pub(super) settings: Settings,
+    pub(super) node: NodeInfo,
     others: BTreeMap<String, Silence>,
     /// The job in which this node was seen, and the last version of its state.
     job: Option<u64>,
@@ -50,10 +98,20 @@ pub(super) struct Member {
     failed: Option<JobFailure>,
     done: Option<u64>,
     leaving: Option<Leaving>,
-    /// The message if this node finds that it was removed, after it timed out.
-    timed_out: Option<String>,
-    /// When the first round first had enough nodes.
-    enough_since: Option<Duration>,
+    /// Whether something in the state is not as this node wishes.
+    pub(super) has_wish: bool,
+    /// The last wish, and when it was made.
+    wished: Option<(Wish, Duration)>,
+    /// The round that this node gave up, and the message if it finds that it was removed.
+    timed_out: Option<(u64, String)>,
+    /// Why the folder does not let this node join.
+    refused: Option<String>,
+    /// As folder: when the first round first had enough nodes.
+    pub(super) enough_since: Option<Duration>,
+    /// As folder: the term in which this node has read all beats.
+    pub(super) heard_in: Option<u64>,
+    /// As folder: how many states were made.
+    pub(super) stamps: u64,
     /// The round that cannot start, and since when.
     waits_since: Option<(u64, Duration)>,
     note: String,
@@ -93,8 +151,13 @@ impl Member {
             failed: None,
             done: None,
             leaving: None,
+            has_wish: false,
+            wished: None,
             timed_out: None,
+            refused: None,
             enough_since: None,
+            heard_in: None,
+            stamps: 0,
             waits_since: None,
             note: String::new(),
             over: false,
@@ -109,6 +172,16 @@ impl Member {
     /// Must something be written before this node may leave?
     pub(super) fn is_leaving(&self) -> bool {
         self.leaving.is_some()
+    }
+
+    /// The last wish did not reach the store.
+    pub(super) fn wish_again(&mut self) {
+        self.wished = None;
+    }
+
+    /// The folder has answered that this node cannot join.
+    pub(super) fn refuse(&mut self, text: String) {
+        self.refused = Some(text);
     }
 
     /// Handles an order of the launcher. Orders about a past round are dropped.
@@ -132,23 +205,27 @@ impl Member {
         }
     }
 
-    /// The nodes whose beats to read before the next decision.
-    pub(super) fn listens_to(&self, state: &State) -> Vec<String> {
-        let ids: Vec<&str> = state.ids().collect();
-        let own = ids.iter().position(|&id| id == self.node.id);
-        let mut heard: Vec<String> = match own {
-            Some(own) => {
-                ids[own + 1..].iter().chain(&ids[..own]).take(HEARD_MAX).map(|&id| id.into()).collect()
+    /// The nodes whose beats to read before the next decision: the folder listens to all nodes, the others to
+    /// it and to some more.
+    pub(super) fn listens_to(&mut self, view: &View, folded: Option<&State>) -> Vec<String> {
+        let mut heard: Vec<String> = match folded {
+            Some(state) => {
+                self.heard_in = Some(state.term);
+                state.ids().filter(|&id| id != self.node.id).map(String::from).collect()
             }
-            None => ids.iter().take(HEARD_MAX).map(|&id| id.into()).collect(),
+            None => {
+                let own = view.page.iter().position(|seat| seat.node.id == self.node.id);
+                let (before, after) = view.page.split_at(own.unwrap_or(0));
+                let after = &after[usize::from(own.is_some())..];
+                let others = after.iter().chain(before).map(|seat| &seat.node.id);
+                others.filter(|&id| *id != view.head.folder).take(HEARD_MAX).cloned().collect()
+            }
         };
-        // A node that blocks us must be known to be alive, or dead.
-        if own.is_none()
-            && let Some((_, Some(id))) = state.objection(&self.settings, &self.node)
-            && !heard.iter().any(|heard| heard == id)
-        {
-            heard.push(id.into());
+        if folded.is_none() && view.head.folder != self.node.id {
+            heard.push(view.head.folder.clone());
         }
+        let known: HashSet<&String> = heard.iter().collect();
+        self.others.retain(|id, _| known.contains(id));
         heard
     }
 
@@ -165,12 +242,17 @@ impl Member {
         other.read = now;
     }
 
-    fn is_dead(&self, id: &str) -> bool {
+    /// A node was removed; if it joins again, nothing is known against it.
+    pub(super) fn forget(&mut self, id: &str) {
+        self.others.remove(id);
+    }
+
+    pub(super) fn is_dead(&self, id: &str) -> bool {
         self.others.get(id).is_some_and(|other| other.silent >= self.settings.silence_max())
     }
 
-    fn is_alive(&self, id: &str) -> bool {
-        self.others.get(id).is_some_and(|other| other.moved && !self.is_dead(id))
+    pub(super) fn is_alive(&self, id: &str) -> bool {
+        id == self.node.id || self.others.get(id).is_some_and(|other| other.moved && !self.is_dead(id))
     }
 
     /// The store cannot be used any more.
@@ -179,8 +261,8 @@ impl Member {
     }
 
     /// Decides what to do about the state that is in the store at `now` of this node's clock.
-    pub(super) fn decide(&mut self, state: Option<&State>, now: Duration) -> Decision {
-        let events = match state {
+    pub(super) fn decide(&mut self, view: Option<&View>, now: Duration) -> Decision {
+        let events = match view {
             None if self.over => Vec::new(),
             None if self.job.is_some() => self.lose(self.forgotten()),
             None => match self.leaving.take() {
@@ -188,12 +270,12 @@ impl Member {
                 None => match self.own_objection() {
                     Some(text) => self.lose(text),
                     None => {
-                        let write = Some(State::new(&self.settings, &self.node));
-                        return Decision { write, ..Decision::default() };
+                        let claim = Some(first_head(&self.settings, &self.node.id));
+                        return Decision { claim, ..Decision::default() };
                     }
                 },
             },
-            Some(state) => return self.decide_on(state, now),
+            Some(view) => return self.decide_on(view, now),
         };
         Decision::last(events)
     }
@@ -205,126 +287,177 @@ impl Member {
         )
     }
 
-    fn decide_on(&mut self, state: &State, now: Duration) -> Decision {
+    fn decide_on(&mut self, view: &View, now: Duration) -> Decision {
+        let head = &view.head;
         if let Some(job) = self.job {
-            if state.job > job && !self.over {
+            if head.job > job && !self.over {
                 let text =
                     format!("the job `{}` ended while this node was unresponsive", self.settings.run_id);
                 return Decision::last(self.lose(text));
             }
-            if (state.job, state.version) < (job, self.version) {
+            if (head.job, head.version) < (job, self.version) {
                 return Decision::last(self.lose(self.forgotten()));
             }
         }
-        self.version = state.version;
-        self.others.retain(|id, _| state.ids().any(|other| other == id));
-        let is_absent = state.place(&self.node.id) == Place::Absent;
-        if let Some(text) = self.timed_out.take().filter(|_| is_absent) {
+        self.version = head.version;
+        let is_absent = view.place(&self.node.id) == Place::Absent;
+        let has_passed = |round: u64| round != head.round || head.phase != Phase::Joining;
+        self.timed_out.take_if(|(round, _)| !is_absent && has_passed(*round));
+        let gave_up = self.timed_out.take_if(|_| is_absent).map(|(_, text)| text);
+        let refused = self.refused.clone().filter(|_| is_absent && head.phase != Phase::Over);
+        if let Some(text) = gave_up.or(refused) {
+            if head.folder == self.node.id && head.members_count + head.spares_count > 0 {
+                let wish = self.wish(head, What::Leave { why: String::new() });
+                return Decision { wish, ..Decision::default() };
+            }
             return Decision::last(self.lose(text));
         }
         if !is_absent && !self.over {
-            self.job = Some(state.job);
+            self.job = Some(head.job);
         }
-        let mut decision = match state.phase {
-            Phase::Over => self.decide_over(state),
+        let mut decision = match head.phase {
+            Phase::Over => self.decide_over(view),
             _ if self.over => Decision::last(Vec::new()), // it has left, or the next job has begun
-            _ => self.decide_open(state, now),
+            _ => self.decide_open(view, now),
         };
-        if let Some(write) = &mut decision.write {
-            write.version = state.version + 1;
+        self.has_wish = decision.wish.is_some();
+        if head.folder != self.node.id {
+            decision.wish = decision.wish.filter(|wish| self.is_due(wish, now));
+            if decision.claim.is_none() && !decision.finished && self.may_replace(&head.folder, is_absent) {
+                decision.claim = Some(taken_over(head, &self.node.id));
+            }
         }
         decision
     }
 
-    /// The job is over. Its nodes acknowledge that; a newcomer waits until all have, and begins another.
-    fn decide_over(&mut self, state: &State) -> Decision {
-        let mut next = state.clone();
-        let unaware = state.members.iter().filter(|seat| !seat.ready).map(|seat| &seat.node);
-        for node in unaware.chain(&state.spares).filter(|node| self.is_dead(&node.id)) {
-            next.remove(&node.id, "");
+    /// A node of the job does not wait longer than it must for a dead folder. A newcomer leaves it to them, if
+    /// there are any left.
+    fn may_replace(&self, folder: &str, is_absent: bool) -> bool {
+        let extra = if is_absent { self.settings.beat_interval } else { Duration::ZERO };
+        let limit = self.settings.silence_max().saturating_add(extra);
+        self.others.get(folder).is_some_and(|other| other.silent >= limit)
+    }
+
+    /// A wish is made once in an interval, until the state shows that it was granted.
+    fn is_due(&mut self, wish: &Wish, now: Duration) -> bool {
+        let is_new = self
+            .wished
+            .as_ref()
+            .is_none_or(|(last, at)| last != wish || now >= at.saturating_add(self.settings.beat_interval));
+        if is_new {
+            self.wished = Some((wish.clone(), now));
         }
-        let is_ours = self.job == Some(state.job);
+        is_new
+    }
+
+    fn wish(&self, head: &Head, what: What) -> Option<Wish> {
+        Some(Wish { node: self.node.id.clone(), job: head.job, round: head.round, what })
+    }
+
+    /// The job is over. Its nodes acknowledge that; a newcomer waits until all have, and begins another.
+    fn decide_over(&mut self, view: &View) -> Decision {
+        let head = &view.head;
+        let place = view.place(&self.node.id);
+        let is_ours = self.job == Some(head.job);
         if self.over && !is_ours {
             return Decision::last(Vec::new());
         }
         let mut decision = Decision::default();
         if is_ours {
-            next.acknowledge(&self.node.id);
-            decision.finished = state.is_settled();
+            let is_unaware = match place {
+                Place::Member(seat) => !seat.ready,
+                Place::Spare => true,
+                Place::Absent => false,
+            };
+            decision.wish = self.wish(head, What::Acknowledge).filter(|_| is_unaware);
+            decision.finished = head.settled;
         }
         if !self.over && (is_ours || self.leaving.is_some() || self.own_objection().is_some()) {
-            let left = self.leaving.take().filter(|_| state.place(&self.node.id) == Place::Absent);
+            let left = self.leaving.take().filter(|_| place == Place::Absent);
             let own = left.map(|left| left.text).or_else(|| self.own_objection()).map(Outcome::Closed);
-            let outcome = own.or_else(|| state.outcome()).unwrap_or(Outcome::Closed(state.reason.clone()));
-            decision.events = self.end(outcome, &state.reason);
+            let closed = || Outcome::Closed(head.reason.clone());
+            let outcome = own.unwrap_or_else(|| match head.outcome {
+                Some(Ending::Success) => Outcome::Success,
+                Some(Ending::Failed) => view.failure.clone().map_or_else(closed, Outcome::Failed),
+                _ => closed(),
+            });
+            decision.events = self.end(outcome, &head.reason);
             decision.finished |= !is_ours;
-        } else if !is_ours && state.is_settled() {
-            next = state.next_job(&self.settings, &self.node);
+        } else if !is_ours && head.settled {
+            decision.claim = Some(next_job(head, &self.settings, &self.node.id));
         } else if !is_ours {
             let note = "the previous job with this run id has not ended on all its nodes; waiting for them";
             decision.events.extend(self.note(note.into()));
         }
-        decision.write = (next != *state).then_some(next);
         decision
     }
 
-    fn decide_open(&mut self, state: &State, now: Duration) -> Decision {
-        let place = state.place(&self.node.id);
-        let mut next = state.clone();
+    fn decide_open(&mut self, view: &View, now: Duration) -> Decision {
+        let head = &view.head;
+        let place = view.place(&self.node.id);
         if let Some(leaving) = &self.leaving {
-            next.remove(&self.node.id, &leaving.why);
-            if next != *state {
-                return Decision { write: Some(next), ..Decision::default() };
-            }
-            // It was removed; or it was done, and no node waits for it.
             let (text, why) = (leaving.text.clone(), leaving.why.clone());
+            // A node that is done is not missed; unless it is the folder, and there are other nodes.
+            let is_missed = match place {
+                Place::Member(seat) => head.phase != Phase::Running || !seat.done,
+                Place::Spare => true,
+                Place::Absent => false,
+            };
+            let others = head.members_count + head.spares_count - usize::from(place != Place::Absent);
+            if is_missed || (head.folder == self.node.id && others > 0) {
+                let wish = self.wish(head, What::Leave { why });
+                return Decision { wish, ..Decision::default() };
+            }
             return Decision::last(self.end(Outcome::Closed(text), &why));
         }
         let mut decision = Decision::default();
-        decision.events.extend(self.stop(state, place));
-        decision.events.extend(self.start(state, place));
-        if let Err(text) = self.speak(state, place, &mut next) {
-            decision.events.extend(self.lose(text));
-            return Decision::last(decision.events);
-        }
-        let silence = self.settings.silence_max().as_secs_f64();
-        for node in state.nodes().filter(|node| self.is_dead(&node.id)) {
-            if next.phase == Phase::Over {
-                break; // a missing node has not acknowledged it
+        decision.events.extend(self.stop(head, place));
+        decision.events.extend(self.start(head, place));
+        match self.speak(head, place) {
+            Ok(what) => decision.wish = what.and_then(|what| self.wish(head, what)),
+            Err(text) => {
+                decision.events.extend(self.lose(text));
+                return Decision::last(decision.events);
             }
-            next.remove(&node.id, &format!("node {} sent no heartbeat for {silence} s", node.host));
         }
-        self.time(state, place, now, &mut next, &mut decision);
-        decision.events.extend(self.explain(state));
-        decision.write = (next != *state).then_some(next);
+        self.time(head, place, now, &mut decision);
+        decision.events.extend(self.explain(head, place));
         decision
     }
 
-    fn stop(&mut self, state: &State, place: Place<'_>) -> Option<Event> {
+    fn stop(&mut self, head: &Head, place: Place<'_>) -> Option<Event> {
         let is_member = matches!(place, Place::Member(_));
         let round = self
             .started
-            .filter(|&round| state.round != round || state.phase != Phase::Running || !is_member)?;
+            .filter(|&round| head.round != round || head.phase != Phase::Running || !is_member)?;
         self.started = None;
         let reason = match place {
-            Place::Member(_) => state.reason.clone(),
+            Place::Member(_) => head.reason.clone(),
             _ => "the others gave this node up, since it sent no heartbeat for some time; it joins again"
                 .into(),
         };
         Some(Event::Stop { round, reason })
     }
 
-    fn start(&mut self, state: &State, place: Place<'_>) -> Option<Event> {
-        let Place::Member(Seat { rank: Some(node_rank), .. }) = place else { return None };
-        let is_new = self.round_last.is_none_or(|last| last < state.round);
-        if state.phase != Phase::Running || !is_new || !self.is_idle() {
+    fn start(&mut self, head: &Head, place: Place<'_>) -> Option<Event> {
+        let Place::Member(seat @ Seat { rank: Some(node_rank), .. }) = place else { return None };
+        let is_new = self.round_last.is_none_or(|last| last < head.round);
+        if head.phase != Phase::Running || !is_new || !self.is_idle() {
             return None;
         }
-        let State { job, round, restarts_used, .. } = *state;
+        let round = head.round;
         (self.started, self.ranks, self.round_last) = (Some(round), Some(round), Some(round));
         (self.failed, self.done) = (None, None);
-        let nodes = state.members.iter().map(|seat| seat.node.clone()).collect();
-        Some(Event::Start(Assignment { job, round, restarts_used, node_rank: *node_rank, nodes }))
+        Some(Event::Start(Assignment {
+            job: head.job,
+            round,
+            restarts_used: head.restarts_used,
+            node_rank: *node_rank,
+            nodes: head.members_count,
+            world_size: head.ranks,
+            seat: seat.clone(),
+            store: head.store.clone(),
+        }))
     }
 
     /// No rank runs, and the launcher knows of every end.
@@ -332,37 +465,26 @@ impl Member {
         self.started.is_none() && self.ranks.is_none()
     }
 
-    /// Puts what this node has to report about itself into `next`; or returns why it cannot take part.
-    fn speak(&self, state: &State, place: Place<'_>, next: &mut State) -> Result<(), String> {
-        match place {
+    /// What this node has to report about itself; or why it cannot take part.
+    fn speak(&self, head: &Head, place: Place<'_>) -> Result<Option<What>, String> {
+        let (is_running, is_joining) = (head.phase == Phase::Running, head.phase == Phase::Joining);
+        Ok(match place {
             Place::Absent if self.is_idle() => {
                 if let Some(text) = self.own_objection() {
                     return Err(text);
                 }
-                match state.objection(&self.settings, &self.node) {
-                    None => next.join(&self.node),
-                    // What dead nodes left behind is not a reason: it will be removed.
-                    Some((text, who)) => {
-                        if state.ids().any(|id| who.is_none_or(|who| who == id) && self.is_alive(id)) {
-                            return Err(text);
-                        }
-                    }
-                }
+                Some(What::Join { node: self.node.clone(), limits: self.settings.limits() })
             }
-            Place::Member(_) => {
-                if let Some(failure) = &self.failed {
-                    next.fail(&self.node.id, failure.clone());
+            Place::Member(seat) => match &self.failed {
+                Some(failure) if is_running && failure.round == head.round => {
+                    Some(What::Failed { failure: failure.clone() })
                 }
-                if let Some(round) = self.done {
-                    next.done(&self.node.id, round);
-                }
-                if self.is_idle() {
-                    next.ready(&self.node.id);
-                }
-            }
-            _ => {}
-        }
-        Ok(())
+                _ if is_running && self.done == Some(head.round) && !seat.done => Some(What::Done),
+                _ if is_joining && self.is_idle() && !seat.ready => Some(What::Ready),
+                _ => None,
+            },
+            _ => None,
+        })
     }
 
     /// What is wrong with this node, whatever other nodes there are.
@@ -378,57 +500,38 @@ impl Member {
         })
     }
 
-    /// Begins a round that is due, and does not wait forever for one that never gets ready.
-    fn time(
-        &mut self,
-        state: &State,
-        place: Place<'_>,
-        now: Duration,
-        next: &mut State,
-        decision: &mut Decision,
-    ) {
-        if next.phase != Phase::Joining || !matches!(place, Place::Member(_)) {
-            (self.enough_since, self.waits_since) = (None, None);
-            return;
-        }
-        if next.can_begin() {
+    /// Does not wait forever for a round that never gets ready.
+    fn time(&mut self, head: &Head, place: Place<'_>, now: Duration, decision: &mut Decision) {
+        let can_begin = head.members_count >= head.nodes_min && head.ready_count == head.members_count;
+        if head.phase != Phase::Joining || !matches!(place, Place::Member(_)) || can_begin {
             self.waits_since = None;
-            let enough_since = *self.enough_since.get_or_insert(now);
-            let last_call = enough_since.saturating_add(self.settings.last_call);
-            if next.round > 0 || next.members.len() == next.nodes_max || now >= last_call {
-                next.begin();
-            } else {
-                decision.wake = Some(last_call);
-            }
             return;
         }
-        self.enough_since = None;
         let since = match self.waits_since {
-            Some((round, since)) if round == next.round => since,
+            Some((round, since)) if round == head.round => since,
             _ => now,
         };
-        self.waits_since = Some((next.round, since));
+        self.waits_since = Some((head.round, since));
         let until = since.saturating_add(self.settings.join_timeout);
-        decision.wake = Some(until);
-        if now >= until {
-            // The missing node may join at this moment: this is reported only if the store says so.
-            self.timed_out = Some(self.describe_wait(state));
-            *next = state.clone();
-            next.remove(&self.node.id, &format!("node {} left: it had waited too long", self.node.host));
+        if now < until {
+            decision.wake = Some(until);
+            return;
         }
+        // The missing node may join at this moment: this is reported only if the store says so.
+        self.timed_out = Some((head.round, self.describe_wait(head)));
+        decision.wish = self.wish(head, What::GiveUp);
     }
 
-    fn describe_wait(&self, state: &State) -> String {
-        let (count, min) = (state.members.len(), state.nodes_min);
+    fn describe_wait(&self, head: &Head) -> String {
+        let (count, min) = (head.members_count, head.nodes_min);
         let seconds = self.settings.join_timeout.as_secs_f64();
         if count >= min {
-            let late = state.members.iter().filter(|seat| !seat.ready);
             return format!(
                 "the ranks of the previous round did not exit within {seconds} s on {}",
-                hosts(late.map(|seat| &seat.node))
+                hosts(head, count - head.ready_count)
             );
         }
-        let came = hosts(state.members.iter().map(|seat| &seat.node));
+        let came = hosts(head, count);
         format!(
             "{count} of {min} nodes joined within {seconds} s: {came}\n  \
              hint: check that the other nodes were started with the same run id and endpoint, or raise the join timeout"
@@ -436,18 +539,18 @@ impl Member {
     }
 
     /// One line about what is waited for, if that has changed.
-    fn explain(&mut self, state: &State) -> Option<Event> {
-        let (count, min, max) = (state.members.len(), state.nodes_min, state.nodes_max);
-        let note = match state.place(&self.node.id) {
+    fn explain(&mut self, head: &Head, place: Place<'_>) -> Option<Event> {
+        let (count, min, max) = (head.members_count, head.nodes_min, head.nodes_max);
+        let note = match place {
             Place::Spare if count == max => {
                 format!("{max} nodes have joined already; this node waits as a spare")
             }
             Place::Spare => "the job is about to end; this node waits as a spare".into(),
-            Place::Member(_) if state.phase == Phase::Joining && count < min => {
+            Place::Member(_) if head.phase == Phase::Joining && count < min => {
                 let seconds = self.settings.join_timeout.as_secs_f64();
                 format!("{count} of {min} nodes have joined; waiting for the rest for up to {seconds} s")
             }
-            Place::Member(_) if state.phase == Phase::Joining && state.round == 0 && count < max => {
+            Place::Member(_) if head.phase == Phase::Joining && head.round == 0 && count < max => {
                 let seconds = self.settings.last_call.as_secs_f64();
                 let here = if count == 1 { "1 node has".into() } else { format!("{count} nodes have") };
                 format!("{here} joined; waiting for up to {} more for {seconds} s", max - count)
@@ -481,12 +584,12 @@ impl Member {
     }
 }
 
-/// Hosts for the user, not too many of them.
-fn hosts<'a>(nodes: impl Iterator<Item = &'a NodeInfo>) -> String {
-    const SHOWN_MAX: usize = 16;
-    let mut names: Vec<&str> = nodes.map(|node| node.host.as_str()).collect();
-    let more = names.len().saturating_sub(SHOWN_MAX);
-    names.truncate(SHOWN_MAX);
-    let names = names.join(", ");
-    if more > 0 { format!("{names} and {more} more") } else { names }
+/// The hosts that the head names, for the user.
+fn hosts(head: &Head, count: usize) -> String {
+    let named = head.hosts.len().min(HOSTS_MAX);
+    let names = head.hosts[..named].join(", ");
+    match count.saturating_sub(named) {
+        0 => names,
+        more => format!("{names} and {more} more"),
+    }
 }

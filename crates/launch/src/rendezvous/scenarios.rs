@@ -1,7 +1,9 @@
 //! One scenario for each rule.
 
-use super::member::Member;
-use super::state::{Phase, State};
+use tenfold_dashboard::job::{Ending, Head, Phase, Stamp, pages_for, parse_page};
+
+use super::member::{Member, What, Wish};
+use super::state::{PAGE_TEXT_MAX, State, first_head, head_text, parse_head, taken_over};
 use super::*;
 
 pub(super) fn settings(nodes_min: usize, nodes_max: usize) -> Settings {
@@ -27,10 +29,25 @@ pub(super) fn failure(round: u64, host: &str, rank: usize) -> JobFailure {
     JobFailure { round, node_rank: rank, host, rank, summary, text }
 }
 
+/// A state with these nodes, of which the first is the folder.
+pub(super) fn state_of(settings: &Settings, ids: &[&str]) -> State {
+    let mut state = State::of_head(first_head(settings, ids[0]));
+    change(&mut state, |state| ids.iter().for_each(|id| state.join(&node(id))));
+    state
+}
+
+/// Changes a state as its folder does.
+pub(super) fn change(state: &mut State, change: impl FnOnce(&mut State)) {
+    let before = state.clone();
+    change(state);
+    state.seal(&before, Stamp(state.term, state.version));
+}
+
 /// Members around one state, which read it in turn; nothing is lost or late.
 struct Job {
     settings: Settings,
     state: Option<State>,
+    wishes: Vec<Wish>,
     members: Vec<Option<Member>>,
     told: Vec<Vec<String>>,
     now: Duration,
@@ -39,7 +56,15 @@ struct Job {
 
 impl Job {
     fn new(settings: Settings) -> Job {
-        Job { settings, state: None, members: Vec::new(), told: Vec::new(), now: Duration::ZERO, beats: 0 }
+        Job {
+            settings,
+            state: None,
+            wishes: Vec::new(),
+            members: Vec::new(),
+            told: Vec::new(),
+            now: Duration::ZERO,
+            beats: 0,
+        }
     }
 
     /// With nodes `a`, `b`… that have read the state.
@@ -80,16 +105,43 @@ impl Job {
         (0..self.members.len()).any(|at| self.look(at))
     }
 
-    /// One member decides; returns whether it changed something.
+    /// One member decides, and folds if that is its task; returns whether it changed something.
     fn look(&mut self, at: usize) -> bool {
         let Some(member) = &mut self.members[at] else { return false };
-        let decision = member.decide(self.state.as_ref(), self.now);
-        let changed = decision.write.is_some();
-        self.told[at].extend(decision.events.iter().map(show));
-        if changed {
-            self.state = decision.write;
+        let id = member.node.id.clone();
+        let view = self.state.as_ref().map(|state| state.view(&id));
+        let decision = member.decide(view.as_ref(), self.now);
+        self.told[at].extend(decision.events.iter().map(|event| show(event, self.state.as_ref())));
+        let mut changed = !decision.events.is_empty();
+        if let Some(claim) = decision.claim {
+            self.state = Some(match self.state.take() {
+                Some(state) if state.job == claim.job => State { head: claim, ..state },
+                _ => State::of_head(claim),
+            });
+            return true;
         }
-        changed || !decision.events.is_empty()
+        let Some(state) = self.state.as_ref().filter(|state| state.folder == id && !decision.finished) else {
+            changed |= decision.wish.is_some();
+            self.wishes.extend(decision.wish);
+            return changed;
+        };
+        let mut wishes = Vec::from_iter(decision.wish);
+        wishes.append(&mut self.wishes);
+        let fold = member.fold(state, &wishes, 0, self.now);
+        if let Some((next, _)) = fold.next {
+            (self.state, changed) = (Some(next), true);
+        }
+        for (id, text) in fold.answers {
+            let refused = self.members.iter_mut().flatten().find(|member| member.node.id == id);
+            refused.into_iter().for_each(|member| member.refuse(text.clone()));
+            changed = true;
+        }
+        changed
+    }
+
+    /// The state changes in a way that no member of this test has asked for.
+    fn change(&mut self, what: impl FnOnce(&mut State)) {
+        change(self.state.as_mut().expect("a node has joined"), what);
     }
 
     fn say(&mut self, at: usize, order: Order) {
@@ -126,7 +178,8 @@ impl Job {
             (0..self.members.len()).filter(|&at| self.members[at].is_some()).map(node_id).collect();
         let Some(state) = &self.state else { return };
         for member in self.members.iter_mut().flatten() {
-            for id in member.listens_to(state) {
+            let folded = Some(state).filter(|state| state.folder == member.node.id);
+            for id in member.listens_to(&state.view(&member.node.id), folded) {
                 member.hear(&id, alive.contains(&id).then_some(self.beats), self.now);
             }
         }
@@ -157,10 +210,11 @@ fn node_id(at: usize) -> String {
     char::from(b'a' + at as u8).to_string()
 }
 
-fn show(event: &Event) -> String {
+fn show(event: &Event, state: Option<&State>) -> String {
     match event {
         Event::Start(start) => {
-            let hosts: Vec<&str> = start.nodes.iter().map(|node| node.host.as_str()).collect();
+            let nodes = state.into_iter().flat_map(State::nodes).take(start.nodes);
+            let hosts: Vec<&str> = nodes.map(|node| node.host.as_str()).collect();
             let restart = match start.restarts_used {
                 0 => String::new(),
                 used => format!(", restart {used}"),
@@ -409,13 +463,18 @@ fn a_dead_node_that_was_done_is_not_missed() {
 #[test]
 fn a_node_that_was_frozen_does_not_declare_others_dead() {
     let mut member = Member::new(settings(2, 2), node("a"));
-    let mut state = State::new(&settings(2, 2), &node("a"));
-    state.join(&node("b"));
-    state.begin();
-    member.decide(Some(&state), Duration::ZERO);
+    let mut state = state_of(&settings(2, 2), &["a", "b"]);
+    change(&mut state, State::begin);
+    let listened = member.listens_to(&state.view("a"), Some(&state));
+    assert_eq!(listened, ["b"]);
     member.hear("b", Some(1), Duration::from_secs(1));
     member.hear("b", Some(1), Duration::from_secs(3600));
-    assert_eq!(member.decide(Some(&state), Duration::from_secs(3600)).write, None);
+    assert_eq!(member.fold(&state, &[], 0, Duration::from_secs(3600)).next, None);
+    // Nor does it take over from a folder that it has not listened to.
+    let mut other = Member::new(settings(2, 2), node("b"));
+    other.hear("a", Some(1), Duration::from_secs(1));
+    other.hear("a", Some(1), Duration::from_secs(3600));
+    assert_eq!(other.decide(Some(&state.view("b")), Duration::from_secs(3600)).claim, None);
 }
 
 #[test]
@@ -451,17 +510,19 @@ fn too_few_nodes_wait_for_the_join_timeout_and_report_which_have_joined() {
 
 #[test]
 fn a_node_that_times_out_while_the_missing_node_joins_continues() {
-    let mut member = Member::new(settings(2, 2), node("a"));
-    let mut state = State::new(&settings(2, 2), &node("a"));
-    member.decide(Some(&state), Duration::ZERO);
+    let (mut folder, mut member) =
+        (Member::new(settings(3, 3), node("a")), Member::new(settings(3, 3), node("b")));
+    let mut state = state_of(&settings(3, 3), &["a", "b"]);
+    member.decide(Some(&state.view("b")), Duration::ZERO);
     let late = Duration::from_secs(600);
-    let proposal = member.decide(Some(&state), late);
-    assert_eq!((proposal.events, proposal.write.unwrap().members.len()), (Vec::new(), 0));
+    let proposal = member.decide(Some(&state.view("b")), late);
+    let wish = proposal.wish.unwrap();
+    assert_eq!((proposal.events, &wish.what), (Vec::new(), &What::GiveUp));
     // The other node was quicker.
-    state.join(&node("b"));
-    state.begin();
-    state.version += 1;
-    assert!(matches!(member.decide(Some(&state), late).events[..], [Event::Start(_)]));
+    change(&mut state, |state| state.join(&node("c")));
+    let (next, _) = folder.fold(&state, &[wish], 1, late).next.unwrap();
+    assert_eq!((next.phase, next.members.len()), (Phase::Running, 3));
+    assert!(matches!(member.decide(Some(&next.view("b")), late).events[..], [Event::Start(_)]));
 }
 
 #[test]
@@ -479,10 +540,12 @@ fn ranks_that_never_end_on_a_node_are_named_after_the_join_timeout() {
 #[test]
 fn different_settings_are_an_error_for_the_later_node_as_soon_as_another_is_known_to_live() {
     let mut job = Job::of(1, settings(2, 2));
+    let folder = job.members[0].take();
     job.join_as(node("b"), settings(2, 3));
     job.turn();
     assert!(job.told(1).is_empty());
-    job.intervals(2);
+    job.members[0] = folder;
+    job.turn();
     assert_eq!(
         job.told(1),
         [
@@ -497,7 +560,7 @@ fn settings_of_dead_nodes_are_not_an_error() {
     let mut job = Job::of(1, settings(2, 2));
     job.dies(0);
     job.join_as(node("b"), settings(1, 1));
-    job.intervals(4);
+    job.intervals(7);
     assert_eq!(job.told(1), ["start 0 as 0 of b"]);
 }
 
@@ -568,10 +631,7 @@ fn a_newcomer_waits_until_all_know_that_the_job_before_is_over() {
     let unaware = job.members[1].take();
     job.done(0, 0);
     // The other node has acknowledged, then it is slow to read.
-    let mut over = job.state().clone();
-    over.done("b", 0);
-    over.version += 1;
-    job.state = Some(over);
+    job.change(|state| state.done("b", 0));
     job.join_as(node("c"), settings(2, 2));
     job.turn();
     assert_eq!(
@@ -590,14 +650,13 @@ fn a_newcomer_waits_until_all_know_that_the_job_before_is_over() {
 fn a_newcomer_does_not_wait_for_the_dead_of_the_job_before() {
     let mut job = Job::of(2, settings(1, 2));
     job.dies(1);
-    let mut over = job.state().clone();
-    over.done("a", 0);
-    over.done("b", 0);
-    over.version += 1;
-    job.state = Some(over);
+    job.change(|state| {
+        state.done("a", 0);
+        state.done("b", 0);
+    });
     job.dies(0);
     job.join_as(node("c"), Settings { last_call: Duration::ZERO, ..settings(1, 2) });
-    job.intervals(5);
+    job.intervals(8);
     assert_eq!(job.told(2), ["start 0 as 0 of c"]);
     assert_eq!(job.state().job, 1);
 }
@@ -631,84 +690,109 @@ fn a_store_that_has_lost_the_state_ends_the_job() {
 fn a_proposal_whose_answer_was_lost_is_not_made_twice() {
     let mut member = Member::new(settings(1, 1), node("a"));
     let now = Duration::ZERO;
-    let state = member.decide(None, now).write.unwrap();
-    let state = member.decide(Some(&state), now).write.unwrap();
-    assert!(matches!(member.decide(Some(&state), now).events[..], [Event::Start(_)]));
+    let claim = member.decide(None, now).claim.unwrap();
+    let state = State::of_head(claim);
+    let wish = member.decide(Some(&state.view("a")), now).wish.unwrap();
+    let (state, _) = member.fold(&state, &[wish], 0, now).next.unwrap();
+    assert!(matches!(member.decide(Some(&state.view("a")), now).events[..], [Event::Start(_)]));
     member.obey(Order::Failed { round: 0, failure: failure(0, "a", 0) });
     // Proposed, not known to be written, and found to be.
-    let written = member.decide(Some(&state), now).write.unwrap();
-    let next = member.decide(Some(&written), now);
+    let wish = member.decide(Some(&state.view("a")), now).wish.unwrap();
+    let (written, _) = member.fold(&state, std::slice::from_ref(&wish), 0, now).next.unwrap();
+    let next = member.decide(Some(&written.view("a")), now);
     assert!(matches!(next.events[..], [Event::Stop { .. }]));
-    assert_eq!((next.write, written.restarts_used), (None, 1));
+    assert_eq!((next.wish, written.restarts_used), (None, 1));
+    assert_eq!(member.fold(&written, &[wish], 0, now).next, None, "it counts once");
 }
 
 #[test]
-fn a_node_listens_to_a_bounded_number_of_others_and_some_node_to_each() {
-    let mut state = State::new(&settings(1, 100), &node("0"));
-    (1..100).for_each(|number| state.join(&node(&number.to_string())));
-    let mut heard: Vec<String> = Vec::new();
-    for number in 0..100 {
-        let others = Member::new(settings(1, 100), node(&number.to_string())).listens_to(&state);
-        assert_eq!(others.len(), 32);
-        assert!(!others.contains(&number.to_string()));
-        heard.extend(others);
+fn a_node_listens_to_a_bounded_number_of_others_and_the_folder_to_each() {
+    let ids: Vec<String> = (0..100).map(|number| number.to_string()).collect();
+    let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
+    let state = state_of(&settings(1, 100), &ids);
+    for id in &ids {
+        let mut member = Member::new(settings(1, 100), node(id));
+        let folded = Some(&state).filter(|state| state.folder == *id);
+        let heard = member.listens_to(&state.view(id), folded);
+        assert!(!heard.contains(&String::from(*id)));
+        match folded {
+            Some(_) => assert_eq!(heard.len(), 99),
+            None => assert!(heard.len() == 9 && heard.contains(&state.folder), "{heard:?}"),
+        }
     }
-    heard.sort();
-    heard.dedup();
-    assert_eq!(heard.len(), 100);
 }
 
 #[test]
-fn four_thousand_nodes_fit_into_a_state() {
+fn as_many_nodes_as_there_may_be_fit_into_a_state() {
     let settings = settings(1, NODES_MAX);
     let info = |number: usize| {
-        let name = format!("a-host-with-a-rather-long-name-{number:04}.cluster.example.org");
+        let name = format!("a-host-with-a-rather-long-name-{number:05}.cluster.example.org");
         NodeInfo {
             host: name.clone(),
             worker_store: Some(format!("{name}:29500")),
             ..node(&format!("{name}-12345-0123456789abcdef"))
         }
     };
-    let mut state = State::new(&settings, &info(0));
-    for number in 1..NODES_MAX {
-        state.spares.push(info(number));
+    let empty = State::of_head(first_head(&settings, "a"));
+    let mut state = empty.clone();
+    for number in 0..NODES_MAX {
+        state.spares.push(Seat { node: info(number), joined: number as u64, spare: true, ..Seat::default() });
     }
+    state.joined = NODES_MAX as u64;
     state.join(&info(NODES_MAX)); // one too many, and the whole state is refused
-    assert_eq!(
-        State::from_text(&state.to_text().unwrap()).unwrap_err(),
-        "it is inconsistent: too many nodes"
-    );
+    state.seal(&empty, Stamp(u64::from(u32::MAX), u64::from(u32::MAX)));
+    let error = parse_head(&head_text(&state.head).unwrap()).unwrap_err();
+    assert_eq!(error, "it is inconsistent: too many nodes");
     state.remove(&info(NODES_MAX).id, "");
     assert!(state.can_begin());
     state.begin();
-    assert_eq!(State::from_text(&state.to_text().unwrap()), Ok(state));
+    let change = state.seal(&empty, Stamp(u64::from(u32::MAX), u64::from(u32::MAX)));
+    let head = parse_head(&head_text(&state.head).unwrap()).unwrap();
+    assert_eq!(change.pages.len(), pages_for(NODES_MAX));
+    let mut seats = Vec::new();
+    for (_, page) in &change.pages {
+        let text = serde_json::to_vec(page).unwrap();
+        assert!(text.len() < PAGE_TEXT_MAX / 16, "{} bytes", text.len());
+        seats.extend(parse_page(&text).unwrap());
+    }
+    assert_eq!(State::assemble(head, seats, None), Ok(state));
 }
 
 #[test]
-fn a_state_reads_as_the_dashboard_knows_it_and_fields_of_later_versions_are_ignored() {
-    let mut state = State::new(&settings(1, 1), &node("a"));
-    state.begin();
+fn a_state_reads_as_documented_and_fields_of_later_versions_are_ignored() {
+    let mut state = state_of(&settings(1, 1), &["a"]);
+    change(&mut state, State::begin);
     let text = concat!(
-        r#"{"version":1,"job":0,"round":0,"phase":"running","nodes_min":1,"nodes_max":1,"max_restarts":3,"#,
-        r#""restarts_used":0,"members":[{"node":{"id":"a","host":"a","ranks":1,"role":"default","#,
-        r#""fixed_rank":null,"worker_store":null},"rank":0,"ready":true,"done":false}],"spares":[],"#,
-        r#""failure":null,"outcome":null,"reason":""}"#
+        r#"{"version":3,"turn":3,"term":1,"folder":"a","job":0,"round":0,"phase":"running","nodes_min":1,"#,
+        r#""nodes_max":1,"max_restarts":3,"restarts_used":0,"outcome":null,"reason":"","settled":false,"#,
+        r#""members_count":1,"ready_count":1,"done_count":0,"spares_count":0,"hosts":[],"ranks":1,"#,
+        r#""store":null,"folded":0,"joined":1,"pages":[[1,2]],"failure":null}"#
     );
-    assert_eq!(String::from_utf8(state.to_text().unwrap()).unwrap(), text);
-    let later = text.replace(r#""version":1"#, r#""version":1,"color":"blue""#);
-    assert_eq!(State::from_text(later.as_bytes()), Ok(state));
+    assert_eq!(String::from_utf8(head_text(&state.head).unwrap()).unwrap(), text);
+    let later = text.replace(r#""version":3"#, r#""version":3,"color":"blue""#);
+    assert_eq!(parse_head(later.as_bytes()), Ok(state.head.clone()));
+    let page = concat!(
+        r#"[{"node":{"id":"a","host":"a","ranks":1,"role":"default","fixed_rank":null,"worker_store":null},"#,
+        r#""joined":1,"spare":false,"rank":0,"ready":true,"done":false,"first_rank":0,"first_role_rank":0,"#,
+        r#""role_ranks":1}]"#
+    );
+    assert_eq!(serde_json::to_string(&state.members).unwrap(), page);
+    assert_eq!(parse_page(page.as_bytes()).unwrap(), state.members);
 }
 
 #[test]
 fn an_invalid_state_is_refused_with_the_reason() {
-    let mut good = State::new(&settings(1, 2), &node("a"));
-    good.join(&node("b"));
-    good.begin();
+    let mut good = state_of(&settings(1, 2), &["a", "b"]);
+    change(&mut good, State::begin);
     let error = |change: fn(&mut State)| {
         let mut state = good.clone();
         change(&mut state);
-        State::from_text(&state.to_text().unwrap()).unwrap_err()
+        let head = parse_head(&head_text(&state.head).unwrap())?;
+        let seats = state.seats().cloned().collect();
+        State::assemble(head, seats, state.failure.clone()).map(drop)
     };
+    assert_eq!(error(|_| ()), Ok(()));
+    let error = |change| error(change).unwrap_err();
     assert_eq!(
         error(|state| state.members[1].node.id = "a".into()),
         "it is inconsistent: a node is listed twice"
@@ -739,17 +823,126 @@ fn an_invalid_state_is_refused_with_the_reason() {
         "it is inconsistent: phase and outcome contradict each other"
     );
     assert_eq!(
+        error(|state| (state.phase, state.outcome) = (Phase::Over, Some(Ending::Failed))),
+        "it is inconsistent: phase and outcome contradict each other"
+    );
+    assert_eq!(
         error(|state| state.version = u64::MAX),
         "it is inconsistent: a counter has reached its limit"
     );
-    good.reason = "x".repeat(1 << 21);
-    let text = serde_json::to_vec(&good).unwrap();
+    assert_eq!(error(|state| state.phase = Phase::Unknown), "it is inconsistent: its phase is unknown");
     assert_eq!(
-        State::from_text(&text).unwrap_err(),
-        format!("it is {} bytes long, the limit is 2097152", text.len())
+        error(|state| state.term = 0),
+        "it is inconsistent: no node has the task of changing it",
+        "an older version of tenfold wrote it"
+    );
+    assert_eq!(error(|state| state.pages.clear()), "it is inconsistent: the number of pages is wrong");
+    assert_eq!(
+        error(|state| drop(state.members.pop())),
+        "it is inconsistent: nodes are missing in its pages"
     );
     assert_eq!(
-        good.to_text().unwrap_err(),
-        format!("it would be {} bytes long, the limit is 2097152", text.len())
+        error(|state| state.head.failure = Some(Stamp(1, 1))),
+        "it is inconsistent: the report of the failure is missing"
     );
+    good.reason = "x".repeat(1 << 16);
+    let text = serde_json::to_vec(&good.head).unwrap();
+    assert_eq!(
+        parse_head(&text).unwrap_err(),
+        format!("it is {} bytes long, the limit is 65536", text.len())
+    );
+    assert_eq!(
+        head_text(&good.head).unwrap_err(),
+        format!("it would be {} bytes long, the limit is 65536", text.len())
+    );
+}
+
+// ── the folder ─────────────────────────────────────────────────────────────────────────────────────────────
+
+#[test]
+fn when_the_folder_dies_another_node_takes_over_and_removes_it() {
+    let mut job = Job::of(3, settings(2, 3));
+    job.interval();
+    assert_eq!((job.state().folder.as_str(), job.state().term), ("a", 1));
+    job.dies(0);
+    job.intervals(3);
+    assert_eq!(job.state().term, 1, "not yet");
+    job.intervals(2);
+    assert_eq!(job.told(1)[1..], ["stop 0: node a sent no heartbeat for 15 s"]);
+    assert_eq!((job.state().folder.as_str(), job.state().term), ("b", 2));
+    job.stopped(1, 0);
+    job.stopped(2, 0);
+    assert_eq!(job.told(2).last().unwrap(), "start 1 as 0 of c b");
+}
+
+#[test]
+fn a_folder_that_leaves_appoints_another_node() {
+    let mut job = Job::of(3, settings(2, 3));
+    job.leaves(0);
+    assert_eq!((job.state().folder.as_str(), job.state().term), ("b", 2));
+    job.stopped(1, 0);
+    job.stopped(2, 0);
+    job.done(1, 1);
+    job.leaves(1);
+    assert_eq!((job.state().folder.as_str(), job.state().phase), ("c", Phase::Running), "also if it is done");
+    job.done(2, 1);
+    assert_eq!(job.told(2).last().unwrap(), "success");
+}
+
+#[test]
+fn a_former_folder_changes_nothing() {
+    let mut state = state_of(&settings(2, 2), &["a", "b"]);
+    let mut former = Member::new(settings(2, 2), node("a"));
+    let now = Duration::ZERO;
+    let wish = Wish { node: "b".into(), job: 0, round: 0, what: What::Leave { why: "b left".into() } };
+    let (late, change_late) = former.fold(&state, &[wish], 1, now).next.unwrap();
+    state.head = taken_over(&state.head, "b");
+    let mut folder = Member::new(settings(2, 2), node("b"));
+    let (next, change) = folder.fold(&state, &[], 1, now).next.unwrap();
+    assert_eq!(next.phase, Phase::Running);
+    assert_ne!(change.stamp, change_late.stamp, "they write different keys");
+    assert_eq!((late.version, next.version), (3, 4), "and expect different heads");
+}
+
+#[test]
+fn wishes_about_what_has_passed_are_void() {
+    let settings = Settings { last_call: Duration::ZERO, ..settings(1, 3) };
+    let mut state = state_of(&settings, &["a", "b"]);
+    let mut folder = Member::new(settings.clone(), node("a"));
+    let wish = |id: &str, job: u64, round: u64, what: What| Wish { node: id.into(), job, round, what };
+    let join = || What::Join { node: node("c"), limits: settings.limits() };
+    change(&mut state, State::begin);
+    change(&mut state, |state| state.fail("b", failure(0, "b", 1)));
+    assert_eq!((state.round, state.phase), (1, Phase::Joining));
+    let past = [
+        wish("a", 0, 0, What::Ready),
+        wish("a", 1, 1, What::Ready),
+        wish("b", 0, 0, What::Done),
+        wish("b", 0, 0, What::Failed { failure: failure(0, "b", 1) }),
+        wish("b", 0, 0, What::GiveUp),
+        wish("b", 0, 1, What::Acknowledge),
+        wish("c", 0, 0, join()),
+        wish("b", 0, 1, join()),
+    ];
+    assert_eq!(folder.fold(&state, &past, 8, Duration::ZERO).next, None);
+    let (next, _) = folder.fold(&state, &[wish("c", 0, 1, join())], 9, Duration::ZERO).next.unwrap();
+    assert_eq!((next.members.len(), next.folded), (3, 9));
+}
+
+#[test]
+fn a_state_changes_only_the_pages_of_nodes_that_change() {
+    let ids: Vec<String> = (0..1000).map(|number| format!("node-{number}")).collect();
+    let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
+    let mut state = state_of(&settings(1, 1000), &ids);
+    change(&mut state, State::begin);
+    assert_eq!(state.head.pages.len(), 32);
+    let (before, turn) = (state.clone(), state.turn);
+    state.done("node-7", 0);
+    let change = state.seal(&before, Stamp(1, 9));
+    assert_eq!((change.pages.len(), change.pages_old.len(), change.turn, state.turn), (1, 1, None, turn));
+    let page = change.pages[0].0;
+    assert_eq!(state.head.pages.iter().filter(|&&stamp| stamp == Stamp(1, 9)).count(), 1);
+    assert_eq!(state.head.pages[page], Stamp(1, 9));
+    let longest = head_text(&Head { reason: "x".repeat(100), ..state.head.clone() }).unwrap().len();
+    assert!(longest < 2048, "all nodes read a head of {longest} bytes");
 }

@@ -1,7 +1,8 @@
-use super::super::{Assignment, JobFailure, Outcome, scenarios};
+use super::super::{Assignment, Outcome, scenarios};
 use super::*;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex};
+use tenfold_dashboard::job::Stamp;
 use tenfold_store::{HashStore, Server, ServerOptions, StoreExt, TcpStore};
 
 /// Longer than anything here takes.
@@ -62,8 +63,20 @@ fn settings(nodes_min: usize, nodes_max: usize) -> Settings {
     }
 }
 
-fn hosts(assignment: &Assignment) -> Vec<&str> {
-    assignment.nodes.iter().map(|node| node.host.as_str()).collect()
+/// The state in the store, put together as the folder does it.
+fn state_in(store: &Arc<dyn Store>) -> State {
+    let keys = Keys::new("job");
+    let head = parse_head(&store.get(keys.state()).unwrap()).unwrap();
+    let page = |(index, &stamp)| parse_page(&store.get(keys.page(index, stamp)).unwrap()).unwrap();
+    let seats = head.pages.iter().enumerate().flat_map(page).collect();
+    let failure = |stamp| serde_json::from_slice(&store.get(keys.failure(stamp)).unwrap()).unwrap();
+    let failure = head.failure.map(failure);
+    State::assemble(head, seats, failure).unwrap()
+}
+
+/// The nodes of the round that runs.
+fn hosts(store: &Arc<dyn Store>) -> Vec<String> {
+    state_in(store).members.iter().map(|seat| seat.node.host.clone()).collect()
 }
 
 fn failure(round: u64) -> JobFailure {
@@ -112,8 +125,9 @@ fn nodes_start_together_fail_together_take_one_more_in_lose_one_and_succeed() {
         let mut order: Vec<String> = Vec::new();
         for node in &nodes {
             let start = node.start();
-            assert_eq!((start.round, start.nodes.len()), (0, 3));
-            order = hosts(&start).iter().map(|&host| host.into()).collect();
+            assert_eq!((start.round, start.nodes), (0, 3));
+            order = hosts(&store);
+            assert_eq!(order[start.node_rank], start.node().host);
         }
         nodes[1].rendezvous.tell(Order::Failed { round: 0, failure: failure(0) });
         for node in &nodes {
@@ -129,7 +143,7 @@ fn nodes_start_together_fail_together_take_one_more_in_lose_one_and_succeed() {
         order.push("d".into());
         for node in &nodes {
             let start = node.start();
-            assert_eq!((start.round, hosts(&start)), (2, order.iter().map(String::as_str).collect()));
+            assert_eq!((start.round, &hosts(&store), start.nodes), (2, &order, 4));
         }
         drop(nodes.remove(1));
         for node in &nodes {
@@ -161,12 +175,12 @@ fn a_node_that_leaves_is_answered_and_the_others_go_on() {
         assert_eq!(nodes[0].event(), Event::Over(outcome));
         assert_eq!(nodes[1].stop(), "node a left: SIGTERM");
         let start = nodes[1].start();
-        assert_eq!((start.round, hosts(&start)), (1, vec!["b"]));
+        assert_eq!((start.round, hosts(&store)), (1, vec!["b".into()]));
         // Also if no caller waits for the answer.
         nodes[1].rendezvous.tell(Order::Leave { reason: "SIGINT".into() });
         let [_, b] = nodes;
         drop(b.rendezvous);
-        let state = State::from_text(&store.get("tenfold/run/job/state").unwrap()).unwrap();
+        let state = state_in(&store);
         assert_eq!((state.members.len(), state.reason.as_str()), (0, "node b left: SIGINT"));
     });
 }
@@ -244,7 +258,8 @@ fn a_store_does_not_fill_with_versions() {
     }
     assert_eq!(node.start().round, 100);
     let keys = u64::try_from(store.num_keys().unwrap()).unwrap();
-    assert!(keys <= VERSIONS_KEPT + 4, "{keys} keys");
+    // The list of jobs, the state, its page and failure, the counter of wishes, the beat and the node's text.
+    assert!(keys <= TURNS_KEPT + 7, "{keys} keys");
 }
 
 /// Every fifth answer gets lost, whether the request was served or not.
@@ -321,16 +336,22 @@ fn a_state_that_was_not_announced_is_found_with_the_next_beat() {
     node.start();
     // A node that dies as soon as it has written the state.
     let text = store.get("tenfold/run/job/state").unwrap();
-    let mut state = State::from_text(&text).unwrap();
+    let before = state_in(&store);
+    let mut state = before.clone();
     state.join(&scenarios::node("z"));
-    state.version += 1;
-    let written = store.compare_set("tenfold/run/job/state", text, state.to_text().unwrap()).unwrap();
-    assert_eq!(State::from_text(&written), Ok(state));
+    let change = state.seal(&before, Stamp(before.term, 1000));
+    for (index, seats) in &change.pages {
+        let text = serde_json::to_vec(seats).unwrap();
+        store.set(Keys::new("job").page(*index, change.stamp), text).unwrap();
+    }
+    let written = store.compare_set("tenfold/run/job/state", text, head_text(&state.head).unwrap()).unwrap();
+    assert_eq!(parse_head(&written), Ok(state.head));
     assert_eq!(node.stop(), "node z joined");
-    let start = node.start();
-    assert_eq!(hosts(&start), ["a", "z"], "nothing is known against it");
+    node.start();
+    assert_eq!(hosts(&store), ["a", "z"], "nothing is known against it");
     assert_eq!(node.stop(), "node z sent no heartbeat for 10 s");
-    assert_eq!(hosts(&node.start()), ["a"]);
+    node.start();
+    assert_eq!(hosts(&store), ["a"]);
 }
 
 #[test]
@@ -353,5 +374,5 @@ fn many_nodes_find_each_other() {
 fn invalid_settings_are_an_immediate_error() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
     let error = Rendezvous::join(store, settings(2, 1), scenarios::node("a"), |_| {}).unwrap_err();
-    assert_eq!(error.to_string(), "invalid number of nodes, 2 to 1: expected 1 to 4096, the smaller first");
+    assert_eq!(error.to_string(), "invalid number of nodes, 2 to 1: expected 1 to 16384, the smaller first");
 }
