@@ -30,6 +30,22 @@ impl Table {
         self.waits.contains_key(&client)
     }
 
+    /// Was an item pushed for this client that it has not asked for yet?
+    pub(crate) fn is_promised(&self, client: ClientId) -> bool {
+        self.promised.contains_key(&client)
+    }
+
+    /// Does this client wait for exactly these keys, and has it seen none of them? Then another client that
+    /// begins to wait for them now is woken at the same moment.
+    pub(crate) fn waits_afresh(&self, client: ClientId, keys: &[Bytes<'_>]) -> bool {
+        let Some(wait) = self.waits.get(&client) else { return false };
+        let is_missing = |key: &Bytes<'_>| wait.missing.binary_search_by(|other| (**other).cmp(key)).is_ok();
+        wait.operation == Operation::Wait
+            && wait.left == wait.missing.len()
+            && keys.len() >= wait.missing.len()
+            && keys.iter().all(is_missing)
+    }
+
     /// Since when the longest wait has lasted.
     pub(crate) fn oldest_wait(&self) -> Option<Instant> {
         self.waits.values().map(|wait| wait.since).min()
@@ -122,27 +138,34 @@ impl Table {
         Ok(())
     }
 
-    /// Counts the client; true if the barrier is complete.
-    pub(super) fn arrive(
+    /// Counts `count` arrivals, which then wait as one client; true if the barrier is complete. As if that
+    /// many clients had arrived one after the other. With a count of zero, a client that was counted before
+    /// waits again.
+    pub(crate) fn arrive(
         &mut self,
         client: ClientId,
         key: &[u8],
-        world: i64,
+        (world, count): (i64, u64),
         now: Instant,
         replies: &mut Replies,
     ) -> Result<bool, Refusal> {
         if self.waits.contains_key(&client) {
             return Err(Refusal::AlreadyWaiting);
         }
-        let arrived = self.number(key)?.wrapping_add(1);
+        let arrived = self.number(key)?.wrapping_add(count as i64);
         let text = arrived.to_string();
         if arrived >= world {
-            self.write(key, text.as_bytes(), replies)?;
+            if count > 0 {
+                self.write(key, text.as_bytes(), replies)?;
+            }
             return Ok(true);
         }
         // Registered before it is counted, so that a client that is refused for lack of memory is not
         // counted.
         self.register(client, vec![key.into()], now, Operation::Barrier)?;
+        if count == 0 {
+            return Ok(false);
+        }
         // Not `write`: an arrival wakes no client until the last one.
         if let Err(refusal) = self.store(key, text.as_bytes()) {
             self.end_wait(client);
