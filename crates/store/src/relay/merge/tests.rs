@@ -366,8 +366,9 @@ impl World {
             12 => Request::Append { key: b"text".as_slice().into(), value },
             13 => Request::Set { key: b"text".as_slice().into(), value },
             14 => Request::Check { keys: vec![queue] },
-            15 | 16 => Request::QueuePush { key: queue, value },
-            17 => Request::QueuePop { key: queue },
+            // More pops than pushes: the order of a long queue takes long to check.
+            15 => Request::QueuePush { key: queue, value },
+            16 | 17 => Request::QueuePop { key: queue },
             18 | 19 => Request::Set { key: waited, value },
             _ => Request::Delete { key: waited },
         }
