@@ -3,7 +3,8 @@
 //! Every merge is such that the server could have executed the requests one after the other, at the moment
 //! when it executed the merged one:
 //!
-//! - `get`: those that arrived before it was sent share its answer. Those that arrive later share the next.
+//! - `get` and every other request that only reads: those for the same that arrived before it was sent share
+//!   its answer. Those that arrive later share the next.
 //! - `add`: those that arrive while one of the same key is under way are summed up for the next one. Each
 //!   client gets its partial sum, in the order of arrival.
 //! - `wait`: one registration at the server serves all local clients that wait for the same keys. A client
@@ -24,7 +25,7 @@ use foldhash::HashMap;
 use super::pipe::Pipe;
 use crate::request::{Bytes, Request};
 use crate::value::Value;
-use crate::wire::{Ask, Status};
+use crate::wire::{self, Ask, Command, Decoded, MessageLimits, Scan, Status};
 
 /// Requests of one client that may be under way.
 const UNDER_WAY_MAX: usize = 64;
@@ -32,6 +33,9 @@ const UNDER_WAY_MAX: usize = 64;
 const UNCONFIRMED_MAX: usize = 32 << 20;
 /// Requests under way for all clients together, not counting waits.
 const FLIGHTS_MAX: usize = 64 << 10;
+
+/// Requests longer than this are not compared with others.
+const READ_MAX: usize = 64 << 10;
 
 /// A local client. Never used again for another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -87,7 +91,8 @@ pub(crate) struct Merge {
     pub(crate) pipe: Pipe,
     locals: HashMap<LocalId, Local>,
     flights: HashMap<u64, Flight>,
-    gets: HashMap<Value, Shared<LocalId>>,
+    /// By the bytes of the request.
+    reads: HashMap<Value, Shared<LocalId>>,
     adds: HashMap<Value, Shared<(LocalId, i64)>>,
     groups: HashMap<Keys, Group>,
     barriers: HashMap<(Value, i64), Arrivals>,
@@ -96,6 +101,7 @@ pub(crate) struct Merge {
     /// Clients that were turned down because too much was under way.
     crowded: VecDeque<LocalId>,
     is_connected: bool,
+    scratch: Vec<u8>,
     /// How many requests of clients there were.
     pub(crate) asked: u64,
 }
@@ -136,7 +142,7 @@ struct Shared<T> {
 #[derive(Debug)]
 enum Flight {
     One(LocalId),
-    Get(Value),
+    Read(Value),
     Add(Value),
 }
 
@@ -180,7 +186,8 @@ impl Merge {
             pipe: Pipe::new(token),
             locals: HashMap::default(),
             flights: HashMap::default(),
-            gets: HashMap::default(),
+            reads: HashMap::default(),
+            scratch: Vec::new(),
             adds: HashMap::default(),
             groups: HashMap::default(),
             barriers: HashMap::default(),
@@ -274,10 +281,15 @@ impl Merge {
             self.pipe.send(&Ask::Leave(wait));
         }
         match request {
-            Request::Get { key } => self.get(client, &key),
             Request::Add { key, delta } => self.add(client, &key, delta),
             Request::Wait { keys } => self.wait(client, &keys),
             Request::Barrier { key, world } => self.arrive(client, &key, world),
+            Request::Get { .. }
+            | Request::MultiGet { .. }
+            | Request::Check { .. }
+            | Request::NumKeys
+            | Request::ListKeys
+            | Request::QueueLen { .. } => self.read(client, request),
             other => self.pass(client, &Ask::Call(other)),
         }
         Ok(())
@@ -295,16 +307,29 @@ impl Merge {
         self.local(client).under_way += 1;
     }
 
-    fn get(&mut self, client: LocalId, key: &[u8]) {
-        self.local(client).under_way += 1;
-        if let Some(shared) = self.gets.get_mut(key) {
-            shared.held.push(client);
-            self.local(client).is_held = true;
+    fn read(&mut self, client: LocalId, request: Request<'_>) {
+        self.scratch.clear();
+        wire::encode(&Command::Call(request), &mut self.scratch);
+        let Command::Call(request) = decode(&self.scratch) else { return };
+        if self.scratch.len() > READ_MAX {
+            let number = self.pipe.send(&Ask::Call(request));
+            self.flights.insert(number, Flight::One(client));
+            self.local(client).under_way += 1;
+            self.scratch = Vec::new();
             return;
         }
-        let number = self.pipe.send(&Ask::Call(Request::Get { key: key.into() }));
-        self.flights.insert(number, Flight::Get(key.into()));
-        self.gets.insert(key.into(), Shared { riding: vec![client], held: Vec::new() });
+        if let Some(shared) = self.reads.get_mut(&self.scratch[..]) {
+            shared.held.push(client);
+            let local = self.local(client);
+            local.under_way += 1;
+            local.is_held = true;
+            return;
+        }
+        let number = self.pipe.send(&Ask::Call(request));
+        let bytes = Value::from(&self.scratch[..]);
+        self.flights.insert(number, Flight::Read(bytes.clone()));
+        self.reads.insert(bytes, Shared { riding: vec![client], held: Vec::new() });
+        self.local(client).under_way += 1;
     }
 
     fn add(&mut self, client: LocalId, key: &[u8], delta: i64) {
@@ -496,18 +521,20 @@ impl Merge {
                 let reply = Reply::Bytes(body.into());
                 self.answer_one(client, refusal.as_deref(), reply, effects);
             }
-            Flight::Get(key) => {
-                let Some(shared) = self.gets.remove(&key) else { return Ok(()) };
+            Flight::Read(bytes) => {
+                let Some(shared) = self.reads.remove(&bytes) else { return Ok(()) };
                 let value = Value::from(body);
                 for client in shared.riding {
                     let reply = Reply::Bytes(value.clone());
                     self.answer_one(client, refusal.as_deref(), reply, effects);
                 }
-                if !shared.held.is_empty() {
-                    let next = self.pipe.send(&Ask::Call(Request::Get { key: Bytes::from(&*key) }));
-                    self.flights.insert(next, Flight::Get(key.clone()));
+                if !shared.held.is_empty()
+                    && let Command::Call(request) = decode(&bytes)
+                {
+                    let next = self.pipe.send(&Ask::Call(request));
+                    self.flights.insert(next, Flight::Read(bytes.clone()));
                     shared.held.iter().for_each(|client| self.release(*client, effects));
-                    self.gets.insert(key, Shared { riding: shared.held, held: Vec::new() });
+                    self.reads.insert(bytes, Shared { riding: shared.held, held: Vec::new() });
                 }
             }
             Flight::Add(key) => {
@@ -697,6 +724,16 @@ impl Merge {
 
     fn local(&mut self, client: LocalId) -> &mut Local {
         self.locals.entry(client).or_default()
+    }
+}
+
+/// A request that was encoded here.
+fn decode(bytes: &[u8]) -> Command<'_> {
+    let most = usize::MAX / 4; // what is encoded here was within the limits
+    let limits = MessageLimits { key: most, value: most, keys: most, request: most };
+    match wire::decode(bytes, &limits, &mut Scan::default()) {
+        Ok(Decoded::Whole(command, _)) => command,
+        other => unreachable!("{other:?} was encoded here"),
     }
 }
 

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use tenfold_store::wire::{self, Command, MAGIC, ReplySource};
 use tenfold_store::{
-    Bytes, Deadline, ErrorKind, Fault, Operation, Relay, RelayOptions, Request, Response, Server, ServerOptions,
-    Store, TcpStore,
+    Bytes, Deadline, ErrorKind, Fault, Operation, Relay, RelayOptions, Request, Response, Server,
+    ServerOptions, Store, TcpStore,
 };
 
 use crate::checker::{Call, NEVER};
@@ -72,7 +72,8 @@ impl Run {
         let cutter =
             (self.path == Path::BrokenRelays).then(|| Cutter::start(server.address(), self.seed, 200_000));
         let upstream = cutter.as_ref().map_or(server.address(), |cutter| cutter.address);
-        let relay = || Relay::start(RelayOptions::new("127.0.0.1", upstream.port())).expect("the server listens");
+        let relay =
+            || Relay::start(RelayOptions::new("127.0.0.1", upstream.port())).expect("the server listens");
         let relays: Vec<Relay> = if self.path == Path::Direct { vec![] } else { vec![relay(), relay()] };
         // Three of eight clients at each relay, two directly at the server.
         let addresses = match &relays[..] {
@@ -82,11 +83,8 @@ impl Run {
                 .collect(),
             _ => vec![server.address(); STYLES.len()],
         };
-        let shared = Shared {
-            start: Instant::now(),
-            gate: Barrier::new(STYLES.len()),
-            answers: AtomicU64::new(0),
-        };
+        let shared =
+            Shared { start: Instant::now(), gate: Barrier::new(STYLES.len()), answers: AtomicU64::new(0) };
         let quota = self.operations.div_ceil(STYLES.len() as u64);
         let sessions = std::thread::scope(|scope| {
             let work = |(index, style)| {

@@ -362,7 +362,8 @@ impl World {
             0..=5 => Request::Add { key: count, delta: self.random.below(100) as i64 },
             6 => Request::Set { key: count, value: b"7".as_slice().into() },
             7..=9 => Request::Get { key: count },
-            10 | 11 => Request::Get { key: b"text".as_slice().into() },
+            10 => Request::Get { key: b"text".as_slice().into() },
+            11 => Request::MultiGet { keys: vec![b"text".as_slice().into()] },
             12 => Request::Append { key: b"text".as_slice().into(), value },
             13 => Request::Set { key: b"text".as_slice().into(), value },
             14 => Request::Check { keys: vec![queue] },
@@ -430,7 +431,9 @@ impl World {
         assert_eq!(self.table.waiters_count(), 0, "a wait is left");
         for node in &self.nodes {
             assert_eq!((node.merge.waits(), node.merge.under_way(), node.merge.waiting()), (0, 0, 0));
-            assert!(node.merge.groups.is_empty() && node.merge.gets.is_empty() && node.merge.adds.is_empty());
+            assert!(
+                node.merge.groups.is_empty() && node.merge.reads.is_empty() && node.merge.adds.is_empty()
+            );
         }
         let mut objects = BTreeMap::<Vec<u8>, Vec<Vec<Call>>>::new();
         for (session, calls) in self.histories.into_iter().enumerate() {
