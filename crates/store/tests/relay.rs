@@ -401,9 +401,9 @@ fn a_server_that_is_not_tenfolds_is_refused() {
     let error = start_error(newer);
     assert!(error.contains("speaks version 9 of sessions, this relay 1"), "{error}");
 
-    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let error = start_error(nobody);
-    assert!(error.contains(&format!("{nobody}: connection refused")), "{error}");
+    let closed_port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let error = start_error(closed_port);
+    assert!(error.contains(&format!("{closed_port}: connection refused")), "{error}");
     assert!(error.contains("failed after 2."), "{error}");
 }
 

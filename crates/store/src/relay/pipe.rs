@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 
 use crate::wire::{self, Ask, Command, Hello, VERSION};
 
-/// Answers after which the server is told that they have arrived.
+/// Answers after which they are acknowledged.
 const ACKNOWLEDGE_AFTER: u64 = 256;
 /// The same in bytes.
 const ACKNOWLEDGE_BYTES: usize = 64 << 10;

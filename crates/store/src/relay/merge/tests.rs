@@ -195,7 +195,7 @@ impl World {
             let session = self.nodes[node].session.expect("connected");
             match command {
                 Command::Acknowledge { answers } => {
-                    self.sessions.acknowledge(session, answers).expect("sent")
+                    self.sessions.acknowledge(session, answers).expect("sent");
                 }
                 Command::Numbered { number, ask } => {
                     self.merged.1 += 1;
@@ -422,8 +422,7 @@ impl World {
                 assert!(missing > 0 || once, "client {number} waits for {keys:?}, which exist");
             }
         }
-        while !self.clients.is_empty() {
-            let client = self.clients.pop().expect("it is not empty");
+        while let Some(client) = self.clients.pop() {
             self.nodes[client.node].merge.forget(client.id, &mut Effects::default());
             self.histories.push(client.calls);
         }
@@ -588,7 +587,7 @@ fn a_push_wakes_one_client_and_the_others_wait_again() {
     merge.answer(1, Status::One, &[0], &mut effects).unwrap();
     assert_eq!(effects.replies, [(LocalId(1), Reply::Ready)]);
     sent(&mut merge);
-    // The item is for the first one: its pop says so. If it disconnects instead, the server is told.
+    // The item is for the first one: its pop says so. If it disconnects instead, the server gets to know.
     let pop = || Request::QueuePop { key: b"q".as_slice().into() };
     merge.ask(LocalId(1), pop()).unwrap();
     assert_eq!(sent(&mut merge), [Ask::CallAfter(1, pop())]);
