@@ -4,10 +4,11 @@
 //! must have the next number. Answers are kept until the client has acknowledged them, and are sent again on
 //! a new connection. A session whose client does not return in time is forgotten.
 //!
-//! Each pending wait of a session is a client of the table by itself, named by the number of its request. If
-//! a push ends it, the item stays promised to it until the session asks for the item or for something else in
-//! its name. While a session has no connection, items are offered to the next client instead: the relay may
-//! never return.
+//! Each pending wait of a session is a client of the table by itself, named by the number of its request. It
+//! may stand for several clients of a relay, so a push does not end it: the answer names a promise, for one
+//! client, and the wait goes on until the relay leaves it. The item stays promised until the session asks for
+//! it, or for something else in the name of the promise. While a session has no connection, its waits are
+//! passed over by pushes: the relay may never return.
 //!
 //! Pure: no sockets, no clock. Not here: bytes (`wire/session`), and who executes requests (`table`).
 
@@ -25,6 +26,8 @@ use crate::wire::{Answer, Ask, Body, Hello, Status};
 const KEPT_MAX: usize = 256 << 10;
 /// Bytes of answers that one client may leave unacknowledged, not counting the newest, which may be any size.
 const KEPT_BYTES_MAX: usize = 64 << 20;
+/// Numbers of promises begin here; those of waits are below.
+const PROMISES: u64 = 1 << 63;
 /// The table's clients from here on are waits of sessions; below are connections.
 const WAITS: usize = 1 << 48;
 
@@ -68,8 +71,10 @@ struct Session {
     bytes: usize,
     /// For requests that do not wait.
     client: ClientId,
-    /// Pending waits, and those that an item is promised to.
+    /// Pending waits and promises.
     waits: HashMap<u64, ClientId>,
+    /// Waits that pushes have passed over while there was no connection, and their queues.
+    passed_over: Vec<(u64, Value)>,
 }
 
 #[derive(Debug)]
@@ -160,6 +165,7 @@ impl Sessions {
         &mut self,
         hello: &Hello,
         slot: usize,
+        now: Instant,
         table: &mut Table,
         replies: &mut Replies,
     ) -> Result<Opened, Violation> {
@@ -171,6 +177,11 @@ impl Sessions {
             let replaces = session.slot.replace(slot).filter(|old| *old != slot);
             session.alone_since = None;
             let executed = session.executed;
+            for (wait, queue) in std::mem::take(&mut session.passed_over) {
+                if let Some(client) = session.waits.get(&wait) {
+                    table.wait_for_push(*client, queue, now, replies);
+                }
+            }
             self.bytes -= session.acknowledge(hello.answers);
             return Ok(Opened { session: id, resumed: true, executed, replaces });
         }
@@ -194,6 +205,7 @@ impl Sessions {
             bytes: 0,
             client,
             waits: HashMap::default(),
+            passed_over: Vec::new(),
         });
         self.by_token.insert(hello.token, session);
         Ok(Opened { session, resumed: false, executed: 0, replaces })
@@ -320,6 +332,7 @@ impl Sessions {
         &mut self,
         client: ClientId,
         response: Response,
+        now: Instant,
         table: &mut Table,
         replies: &mut Replies,
     ) -> Option<(SessionId, Answer)> {
@@ -330,16 +343,26 @@ impl Sessions {
                 Answer { number: session.executed, status: Status::Done, body: Body::Reply(response) };
             return Some((id, answer));
         }
-        let is_promised = table.is_promised(client);
-        let is_alone = session.slot.is_none();
-        if is_promised && is_alone {
-            table.cancel(client, replies);
-        }
-        if !is_promised || is_alone {
+        let done = Answer { number: wait, status: Status::Done, body: Body::Reply(response) };
+        let Some(queue) = table.promised_queue(client) else {
             self.forget_wait(id, wait);
+            return Some((id, done));
+        };
+        if session.slot.is_none() {
+            session.passed_over.push((wait, queue));
+            table.cancel(client, replies);
+            return None;
         }
-        let status = if is_promised { Status::One } else { Status::Done };
-        Some((id, Answer { number: wait, status, body: Body::Reply(response) }))
+        let promise = PROMISES | self.next_client as u64;
+        let promised = self.new_wait(id, promise);
+        if table.share_promise(client, promised, now).is_err() {
+            // No memory for the wait to go on: all of its clients are woken, and the first one has the item.
+            self.forget_wait(id, wait);
+            self.forget_wait(id, promise).inspect(|promised| table.forget(*promised, replies));
+            return Some((id, done));
+        }
+        let body = Body::Reply(Response::Number(promise as i64));
+        Some((id, Answer { number: wait, status: Status::One, body }))
     }
 
     /// Keeps an answer until it is acknowledged; returns it with the connection to send it on.

@@ -115,7 +115,7 @@ struct Local {
     /// Its next request was turned down; it is resumed when this may have changed.
     is_turned_down: bool,
     waiting: Option<Waiting>,
-    /// The wait that a push has ended for it.
+    /// The promise of an item that it was woken for.
     promised: Option<u64>,
 }
 
@@ -497,7 +497,11 @@ impl Merge {
                 _ => Err(Nonsense::Answer(number)),
             }
         } else {
-            Ok(()) // a wait that was left
+            // A wait that was left: an item for it is for another client.
+            if let (Status::One, Some(promise)) = (status, promise(body)) {
+                self.pipe.send(&Ask::Leave(promise));
+            }
+            Ok(())
         };
         if !self.crowded.is_empty() && !self.is_crowded() {
             for client in std::mem::take(&mut self.crowded) {
@@ -621,16 +625,17 @@ impl Merge {
                 self.settle(number, &what, None, effects);
             }
             Status::One => {
-                let mut waiters = self.end_wait(number, effects);
-                match waiters.pop_front() {
-                    None => drop(self.pipe.send(&Ask::Leave(number))),
+                let promise = promise(body).ok_or(Nonsense::Answer(number))?;
+                match self.waits.get_mut(&number).and_then(|wait| wait.waiters.pop_front()) {
+                    None => drop(self.pipe.send(&Ask::Leave(promise))),
                     Some(first) => {
-                        self.local(first).promised = Some(number);
+                        let local = self.local(first);
+                        (local.waiting, local.promised) = (None, Some(promise));
                         effects.replies.push((first, Reply::Ready));
+                        self.resume(first, effects);
                     }
                 }
-                self.settle(number, &what, None, effects);
-                self.wait_again(&what, waiters, effects);
+                self.leave_if_empty(number);
             }
         }
         Ok(())
@@ -684,29 +689,6 @@ impl Merge {
         }
     }
 
-    /// A push has woken one client of a wait: the others wait again.
-    fn wait_again(&mut self, what: &What, waiters: VecDeque<LocalId>, effects: &mut Effects) {
-        if waiters.is_empty() {
-            return;
-        }
-        match what {
-            What::Keys(keys) => {
-                for client in &waiters {
-                    self.local(*client).waiting = Some(Waiting::For(keys.clone()));
-                }
-                let group = self.groups.entry(keys.clone()).or_default();
-                group.held.splice(0..0, waiters);
-                self.register(keys, effects);
-            }
-            // They were counted before.
-            What::Barrier(key, world) => {
-                let number =
-                    self.pipe.send(&Ask::Arrive { count: 0, key: Bytes::from(&**key), world: *world });
-                self.begin_wait(number, what.clone(), waiters.into(), effects);
-            }
-        }
-    }
-
     /// The client's request is sent: it may be served further.
     fn release(&mut self, client: LocalId, effects: &mut Effects) {
         let Some(local) = self.locals.get_mut(&client) else { return };
@@ -735,6 +717,11 @@ fn decode(bytes: &[u8]) -> Command<'_> {
         Ok(Decoded::Whole(command, _)) => command,
         other => unreachable!("{other:?} was encoded here"),
     }
+}
+
+/// The number of a promise.
+fn promise(body: &[u8]) -> Option<u64> {
+    body.try_into().ok().map(u64::from_le_bytes)
 }
 
 fn reason(body: &[u8]) -> String {

@@ -287,7 +287,7 @@ impl Loop<Serving> {
             return Err(refuse(Closed::Session, reason));
         }
         let back = &mut self.back;
-        let opened = back.sessions.open(hello, turn.slot, &mut back.table, &mut back.replies);
+        let opened = back.sessions.open(hello, turn.slot, self.now, &mut back.table, &mut back.replies);
         let opened = opened.map_err(violation)?;
         turn.connection.session = Some(opened.session);
         welcome.requests = opened.executed;
@@ -376,7 +376,7 @@ impl Loop<Serving> {
     fn deliver_to_session(&mut self, client: ClientId, response: Response, own: &mut Option<&mut Turn>) {
         let back = &mut self.back;
         if let Some((session, answer)) =
-            back.sessions.hear(client, response, &mut back.table, &mut back.replies)
+            back.sessions.hear(client, response, self.now, &mut back.table, &mut back.replies)
         {
             self.answer(session, answer, own);
         }

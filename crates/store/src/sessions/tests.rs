@@ -22,7 +22,7 @@ impl World {
     fn open(&mut self, token: u8, answers: u64, slot: usize) -> Result<Opened, Violation> {
         let hello = Hello { version: 1, flags: 0, token: [token; 16], answers };
         let mut replies = Replies::new();
-        let opened = self.sessions.open(&hello, slot, &mut self.table, &mut replies);
+        let opened = self.sessions.open(&hello, slot, self.now, &mut self.table, &mut replies);
         self.route(replies);
         opened
     }
@@ -44,7 +44,9 @@ impl World {
         while next < replies.len() {
             let (client, response) = std::mem::replace(&mut replies[next], (ClientId(0), Response::Done));
             next += 1;
-            if let Some((id, answer)) = self.sessions.hear(client, response, &mut self.table, &mut replies) {
+            if let Some((id, answer)) =
+                self.sessions.hear(client, response, self.now, &mut self.table, &mut replies)
+            {
                 answers.push((answer.number, answer.status));
                 self.sessions.keep(id, answer);
             }
@@ -137,24 +139,44 @@ fn a_wait_is_joined_only_while_no_key_was_seen() {
     assert_eq!(world.ask(id, 9, Ask::Join(5, two())), Ok(vec![(9, Status::Done)]), "both exist");
 }
 
+/// The promise in the newest answer.
+fn promise_of(world: &World, id: SessionId) -> u64 {
+    match world.sessions.unacknowledged(id).filter(|answer| answer.status == Status::One).last() {
+        Some(Answer { body: Body::Reply(Response::Number(number)), .. }) => *number as u64,
+        other => panic!("{other:?}"),
+    }
+}
+
 #[test]
-fn an_item_is_promised_to_the_wait_that_it_ended_until_the_relay_asks_for_something_else() {
+fn an_item_is_promised_to_one_client_of_a_wait_until_the_relay_asks_for_something_else() {
     let mut world = World::new();
     let id = world.open(1, 0, 10).unwrap().session;
-    for number in 1..=3 {
+    for number in 1..=2 {
         assert_eq!(world.ask(id, number, wait("q")), Ok(vec![(number, Status::Parked)]));
     }
-    assert_eq!(world.ask(id, 4, push("q")), Ok(vec![(1, Status::One), (4, Status::Done)]));
-    assert_eq!(world.ask(id, 5, Ask::Leave(1)), Ok(vec![(2, Status::One)]), "the next one");
+    assert_eq!(world.ask(id, 3, push("q")), Ok(vec![(1, Status::One), (3, Status::Done)]));
+    let first = promise_of(&world, id);
+    // The wait goes on, behind the other one. A client that arrives now finds an item in the queue.
+    assert_eq!(world.table.waiters_count(), 2);
+    assert_eq!(world.ask(id, 4, Ask::Join(1, keys("q"))), Ok(vec![(4, Status::Done)]));
+    assert_eq!(world.ask(id, 5, Ask::Leave(first)), Ok(vec![(2, Status::One)]), "the next one");
+    let second = promise_of(&world, id);
     let get = || Request::Get { key: b"k".as_slice().into() };
-    assert_eq!(world.ask(id, 6, Ask::CallAfter(2, get())), Ok(vec![(3, Status::One), (6, Status::Done)]));
+    assert_eq!(
+        world.ask(id, 6, Ask::CallAfter(second, get())),
+        Ok(vec![(1, Status::One), (6, Status::Done)])
+    );
+    let third = promise_of(&world, id);
     let pop = || Request::QueuePop { key: b"q".as_slice().into() };
-    assert_eq!(world.ask(id, 7, Ask::CallAfter(3, pop())), Ok(vec![(7, Status::Done)]));
-    assert_eq!(world.ask(id, 8, Ask::CallAfter(3, pop())), Ok(vec![(8, Status::Done)]), "an unknown wait");
+    assert_eq!(world.ask(id, 7, Ask::CallAfter(third, pop())), Ok(vec![(7, Status::Done)]));
+    assert_eq!(world.ask(id, 8, Ask::CallAfter(third, pop())), Ok(vec![(8, Status::Done)]), "it is settled");
+    for (number, wait) in [(9, 1), (10, 2)] {
+        assert_eq!(world.ask(id, number, Ask::Leave(wait)), Ok(vec![]));
+    }
     let session = world.sessions.sessions[id].as_ref().unwrap();
     assert!(session.waits.is_empty());
     assert_eq!(world.sessions.clients.len(), 1);
-    assert_eq!((world.table.queue_items(), world.table.waiters_count()), (0, 0));
+    assert_eq!((world.table.queue_items(), world.table.waiters_count(), world.table.bytes()), (0, 0, 0));
 }
 
 #[test]
@@ -169,16 +191,22 @@ fn items_are_offered_to_others_while_a_session_has_no_connection() {
         Ok(vec![(1, Status::One), (2, Status::Done)]),
         "of the first"
     );
-    // The first wait of the first session has the promise, the second one is the next in line: both are alone.
-    world.lose(first, 10);
     let answers = |world: &World, id| {
         world.sessions.unacknowledged(id).map(|a| (a.number, a.status)).collect::<Vec<_>>()
     };
-    assert_eq!(
-        answers(&world, first),
-        [(1, Status::Parked), (2, Status::Parked), (1, Status::One), (2, Status::One)]
-    );
-    assert_eq!(answers(&world, second).last(), Some(&(1, Status::One)), "who is there gets it");
+    world.lose(first, 10);
+    assert_eq!(answers(&world, second).last(), Some(&(1, Status::One)), "a client that is there gets it");
+    let promise = promise_of(&world, second);
+    world.ask(second, 3, Ask::Leave(1)).unwrap();
+    world.ask(second, 4, Ask::Leave(promise)).unwrap();
+    // No other client waits: the item is there when the first one returns.
+    assert_eq!(world.table.queue_items(), 1);
+    let before = answers(&world, first).len();
+    world.open(1, 0, 11).unwrap();
+    let later: Vec<_> = answers(&world, first).split_off(before);
+    assert_eq!(later.len(), 1, "one item for one client: {later:?}");
+    assert_eq!(later[0].1, Status::One);
+    assert_eq!(world.table.waiters_count(), 2);
 }
 
 #[test]
@@ -225,13 +253,7 @@ fn arrivals_together_are_as_arrivals_one_by_one() {
     let id = world.open(1, 0, 10).unwrap().session;
     let arrive = |count| Ask::Arrive { count, key: b"b".as_slice().into(), world: 5 };
     assert_eq!(world.ask(id, 1, arrive(2)), Ok(vec![(1, Status::Parked)]));
-    assert_eq!(world.ask(id, 2, arrive(0)), Ok(vec![(2, Status::Parked)]), "counted before");
     assert_eq!(world.table.value(b"b"), Some("2".into()));
-    assert_eq!(
-        world.ask(id, 3, arrive(4)),
-        Ok(vec![(1, Status::Done), (2, Status::Done), (3, Status::Done)])
-    );
-    assert_eq!(world.table.value(b"b"), Some("6".into()));
-    assert_eq!(world.ask(id, 4, arrive(0)), Ok(vec![(4, Status::Done)]));
+    assert_eq!(world.ask(id, 2, arrive(4)), Ok(vec![(1, Status::Done), (2, Status::Done)]));
     assert_eq!(world.table.value(b"b"), Some("6".into()));
 }

@@ -43,7 +43,44 @@ impl Table {
         wait.operation == Operation::Wait
             && wait.left == wait.missing.len()
             && keys.len() >= wait.missing.len()
-            && keys.iter().all(is_missing)
+            && keys.iter().all(|key| is_missing(key) && !self.has(key))
+    }
+
+    /// A push has ended the wait of `from`, which several clients share: the item is for `to`, and `from`
+    /// waits for the next push to the same queue.
+    pub(crate) fn share_promise(
+        &mut self,
+        from: ClientId,
+        to: ClientId,
+        now: Instant,
+    ) -> Result<(), Refusal> {
+        let Some(queue) = self.promised.remove(&from) else { return Ok(()) };
+        self.promised.insert(to, queue.clone());
+        self.register(from, vec![queue], now, Operation::Wait)
+    }
+
+    /// The queue that an item was pushed to for this client.
+    pub(crate) fn promised_queue(&self, client: ClientId) -> Option<Value> {
+        self.promised.get(&client).cloned()
+    }
+
+    /// Lets a client wait for a push to `queue` again, after a time in which it was passed over.
+    pub(crate) fn wait_for_push(
+        &mut self,
+        client: ClientId,
+        queue: Value,
+        now: Instant,
+        replies: &mut Replies,
+    ) {
+        if self.map.contains(&queue)
+            || self.register(client, vec![queue.clone()], now, Operation::Wait).is_err()
+        {
+            return replies.push((client, Response::Ready));
+        }
+        let promises = self.promised.values().filter(|other| **other == queue).count();
+        if self.queues.get(&queue).is_some_and(|queue| queue.items.len() > promises) {
+            self.wake_one(&queue, replies);
+        }
     }
 
     /// Since when the longest wait has lasted.
@@ -139,8 +176,7 @@ impl Table {
     }
 
     /// Counts `count` arrivals, which then wait as one client; true if the barrier is complete. As if that
-    /// many clients had arrived one after the other. With a count of zero, a client that was counted before
-    /// waits again.
+    /// many clients had arrived one after the other.
     pub(crate) fn arrive(
         &mut self,
         client: ClientId,
@@ -155,17 +191,12 @@ impl Table {
         let arrived = self.number(key)?.wrapping_add(count as i64);
         let text = arrived.to_string();
         if arrived >= world {
-            if count > 0 {
-                self.write(key, text.as_bytes(), replies)?;
-            }
+            self.write(key, text.as_bytes(), replies)?;
             return Ok(true);
         }
         // Registered before it is counted, so that a client that is refused for lack of memory is not
         // counted.
         self.register(client, vec![key.into()], now, Operation::Barrier)?;
-        if count == 0 {
-            return Ok(false);
-        }
         // Not `write`: an arrival wakes no client until the last one.
         if let Err(refusal) = self.store(key, text.as_bytes()) {
             self.end_wait(client);

@@ -118,11 +118,11 @@ fn as_size(length: u64) -> usize {
 pub enum Ask<'a> {
     /// A request of any client.
     Call(Request<'a>),
-    /// A request of the client for which a push ended the wait of this number: it may be for the item.
+    /// A request of the client to which the item of this promise is reserved: it may be for the item.
     CallAfter(u64, Request<'a>),
     /// A wait for the same keys as an earlier one that may still be pending.
     Join(u64, Vec<Bytes<'a>>),
-    /// Several arrivals at a barrier; none to wait without being counted again.
+    /// Several arrivals at a barrier.
     Arrive {
         /// How many.
         count: u64,
@@ -131,7 +131,7 @@ pub enum Ask<'a> {
         /// How many have to arrive.
         world: i64,
     },
-    /// No client waits in the wait of this number any more. Not answered.
+    /// No client waits in the wait of this number any more, or needs the item of this promise. Not answered.
     Leave(u64),
     /// The server's facts.
     Info,
@@ -264,7 +264,8 @@ pub enum Status {
     Parked,
     /// A [`Ask::Join`] is part of the earlier wait and is answered with that one.
     Joined,
-    /// A push ended the wait, so only one client may be woken: the item is reserved for it.
+    /// A push wakes one client of the wait, which goes on. The number of the promise follows: the item is
+    /// reserved for that client.
     One,
     /// Not executed; the reason follows as text.
     Refused,

@@ -125,7 +125,8 @@ impl World {
         let slot = self.next_slot;
         let hello = self.nodes[node].merge.pipe.hello();
         let mut replies = Replies::new();
-        let opened = self.sessions.open(&hello, slot, &mut self.table, &mut replies).expect("there is room");
+        let opened =
+            self.sessions.open(&hello, slot, self.now, &mut self.table, &mut replies).expect("there is room");
         let target = &mut self.nodes[node];
         assert_eq!(opened.resumed, target.session.is_some(), "a session is resumed");
         assert!(!opened.resumed || target.merge.pipe.resume(opened.executed), "both agree");
@@ -237,7 +238,7 @@ impl World {
             next += 1;
             assert!(Sessions::has(client));
             if let Some((session, answer)) =
-                self.sessions.hear(client, response, &mut self.table, &mut replies)
+                self.sessions.hear(client, response, self.now, &mut self.table, &mut replies)
             {
                 self.send(session, answer);
             }
@@ -575,7 +576,7 @@ fn a_thousand_clients_wait_with_two_requests() {
 }
 
 #[test]
-fn a_push_wakes_one_client_and_the_others_wait_again() {
+fn a_push_wakes_one_client_and_the_others_go_on_waiting() {
     let mut merge = Merge::new([0; 16]);
     let keys = || vec![Bytes::from(b"q".as_slice())];
     for client in 1..=3 {
@@ -584,19 +585,23 @@ fn a_push_wakes_one_client_and_the_others_wait_again() {
     let mut effects = Effects::default();
     merge.answer(1, Status::Parked, b"", &mut effects).unwrap();
     merge.answer(2, Status::Joined, b"", &mut effects).unwrap();
-    merge.answer(1, Status::One, &[0], &mut effects).unwrap();
+    merge.answer(1, Status::One, &77_u64.to_le_bytes(), &mut effects).unwrap();
     assert_eq!(effects.replies, [(LocalId(1), Reply::Ready)]);
     sent(&mut merge);
-    // The item is for the first one: its pop says so. If it disconnects instead, the server gets to know.
+    // The item is for the first one: its pop says so. If it disconnects instead, the item is given up.
     let pop = || Request::QueuePop { key: b"q".as_slice().into() };
     merge.ask(LocalId(1), pop()).unwrap();
-    assert_eq!(sent(&mut merge), [Ask::CallAfter(1, pop())]);
-    merge.answer(3, Status::Parked, b"", &mut effects).unwrap();
-    merge.answer(3, Status::One, &[0], &mut effects).unwrap();
+    assert_eq!(sent(&mut merge), [Ask::CallAfter(77, pop())]);
+    merge.answer(1, Status::One, &78_u64.to_le_bytes(), &mut effects).unwrap();
     assert_eq!(effects.replies, [(LocalId(1), Reply::Ready), (LocalId(2), Reply::Ready)]);
-    sent(&mut merge);
     merge.forget(LocalId(2), &mut effects);
-    assert_eq!(sent(&mut merge), [Ask::Leave(3)]);
+    assert_eq!(sent(&mut merge), [Ask::Leave(78)]);
+    // The last one: the wait is left. What is pushed for it meanwhile is given up.
+    merge.answer(1, Status::One, &79_u64.to_le_bytes(), &mut effects).unwrap();
+    assert_eq!(sent(&mut merge), [Ask::Leave(1)]);
+    merge.answer(1, Status::One, &80_u64.to_le_bytes(), &mut effects).unwrap();
+    assert_eq!(sent(&mut merge), [Ask::Leave(80)]);
+    assert_eq!(merge.answer(1, Status::One, b"short", &mut effects), Ok(()));
 }
 
 #[test]
