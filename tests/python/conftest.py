@@ -16,7 +16,7 @@ from typing import Any
 import launchers
 import pytest
 from ranks import RankServer
-from servers import PROGRAMS, Address, TenfoldServer, TorchServer, TorchServers
+from servers import PROGRAMS, Address, TenfoldRelay, TenfoldServer, TorchServer, TorchServers
 from tap import PATIENCE, Tap
 from torch.distributed import TCPStore
 
@@ -37,9 +37,9 @@ os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", f"{DUMPS.name}/trace_")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--server",
-        choices=["tenfold", "torch"],
+        choices=["tenfold", "relay", "torch"],
         default="tenfold",
-        help="whose server to test; PyTorch's own shows whether the tests are right",
+        help="whose server to test; PyTorch's own shows whether the tests are right; `relay`: ours through a relay",
     )
     parser.addoption(
         "--backend",
@@ -94,6 +94,8 @@ def start_server(pytestconfig: pytest.Config) -> Iterator[Callable[[Path], Tenfo
     if pytestconfig.getoption("--server") == "tenfold":
         # A test is over before its clients have disconnected: the server must not wait for them.
         yield lambda folder: TenfoldServer(folder / "server.log", "--drain", "0s")
+    elif pytestconfig.getoption("--server") == "relay":
+        yield lambda folder: TenfoldRelay(folder / "server.log", "--drain", "0s")
     else:
         servers = TorchServers()
         yield lambda _: TorchServer(servers)

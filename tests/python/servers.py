@@ -60,6 +60,27 @@ class TenfoldServer:
         assert "panicked" not in said, said
 
 
+class TenfoldRelay:
+    """`tenfold serve`, and a `tenfold relay` through which clients reach it."""
+
+    def __init__(self, log: Path, *options: str) -> None:
+        self.server = TenfoldServer(log, *options)
+        upstream = f"{self.server.address.host}:{self.server.address.port}"
+        self.log = log.with_suffix(".relay.log")
+        command = [tenfold_binary(), "relay", "--upstream", upstream, "--listen", "127.0.0.1:0", "--drain", "0s"]
+        with self.log.open("wb") as stderr:
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
+        self.address = Address.announced(self.process.stdout.readline())
+
+    def stop(self) -> None:
+        with self.process as process:
+            assert process.poll() is None, f"the relay ended by itself:\n{self.log.read_text()}"
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=10) == 0, self.log.read_text()
+        assert "panicked" not in self.log.read_text(errors="replace"), self.log.read_text()
+        self.server.stop()
+
+
 def tenfold_binary() -> str:
     default = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "debug" / "tenfold"
     binary = os.environ.get("TENFOLD_BINARY", str(default))

@@ -6,7 +6,7 @@
 //!
 //! `collectives` and `launch` (with `nodes`) stand alone. For the store server, `store` runs the cases, `script` has their
 //! bytes, `load` and `crowd` drive connections, `dashboard` observes the server meanwhile, `server` and
-//! `cores` manage the child processes, `report` prints.
+//! `cores` manage the child processes, `report` prints. `scale` is about very many clients.
 
 mod case;
 mod collectives;
@@ -17,6 +17,7 @@ mod launch;
 mod load;
 mod nodes;
 mod report;
+mod scale;
 mod script;
 mod server;
 mod store;
@@ -43,9 +44,14 @@ pub struct Args {
 enum What {
     Launch(launch::LaunchArgs),
     Store(store::StoreArgs),
+    Scale(scale::ScaleArgs),
     Dashboard(dashboard::DashboardArgs),
     #[command(hide = true)]
     CollectiveRank(collectives::rank::RankArgs),
+    #[command(hide = true)]
+    ScaleClients(scale::crew::ClientsArgs),
+    #[command(hide = true)]
+    ScaleRelays(scale::RelaysArgs),
     #[command(hide = true)]
     HostServer(server::HostArgs),
 }
@@ -59,6 +65,9 @@ pub fn run(args: Args) -> Result<(), Failure> {
         None => collectives::run(&args.collectives),
         Some(What::Launch(args)) => launch::run(&args),
         Some(What::Store(args)) => store::run(&args),
+        Some(What::Scale(args)) => scale::run(&args),
+        Some(What::ScaleClients(args)) => scale::crew::host(&args),
+        Some(What::ScaleRelays(args)) => scale::host_relays(&args),
         Some(What::Dashboard(args)) => dashboard::run(&args),
         Some(What::CollectiveRank(args)) => collectives::rank::run(&args),
         Some(What::HostServer(args)) => server::host(&args),

@@ -107,6 +107,21 @@ impl Recipe {
         Recipe { implementation: Implementation::Tenfold, program: own.get_program().into(), arguments }
     }
 
+    /// Relays of the server at `upstream`, in one process.
+    pub(crate) fn relays(upstream: SocketAddr, count: usize) -> Self {
+        let mut own = Program::own().command();
+        own.args(["bench", "scale-relays"]);
+        own.args([format!("--upstream={upstream}"), format!("--count={count}")]);
+        let arguments = own.get_args().map(OsString::from).collect();
+        Recipe { implementation: Implementation::Tenfold, program: own.get_program().into(), arguments }
+    }
+
+    /// The same with further arguments.
+    pub(crate) fn with(mut self, arguments: &[&str]) -> Self {
+        self.arguments.extend(arguments.iter().map(OsString::from));
+        self
+    }
+
     pub(crate) fn torch(python: PathBuf) -> Self {
         let arguments = ["-c", PYTORCH_SERVER].map(OsString::from).to_vec();
         Recipe { implementation: Implementation::Torch, program: python, arguments }
@@ -316,12 +331,18 @@ pub(crate) fn host(args: &HostArgs) -> Result<(), Failure> {
     if !args.cores.is_empty() {
         cores::stay_on(&args.cores)?;
     }
-    #[cfg(target_os = "linux")]
-    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
-        .map_err(|error| Failure::new(format!("cannot tie a server to its parent: {error}")))?;
+    tie_to_parent()?;
     let error =
         std::os::unix::process::CommandExt::exec(Command::new(&args.command[0]).args(&args.command[1..]));
     Err(Failure::new(format!("cannot run `{}`: {error}", args.command[0].display())))
+}
+
+/// Asks the kernel to kill this process when its parent dies.
+pub(crate) fn tie_to_parent() -> Result<(), Failure> {
+    #[cfg(target_os = "linux")]
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
+        .map_err(|error| Failure::new(format!("cannot tie a process to its parent: {error}")))?;
+    Ok(())
 }
 
 /// Raises the limit of open files of this process and its children to the system's maximum; returns it.

@@ -5,6 +5,7 @@
 
 mod demo;
 mod environment;
+mod relay;
 mod serve;
 mod store;
 mod trace;
@@ -46,6 +47,7 @@ enum Command {
     #[command(hide = true)]
     DemoWorker(demo::WorkerArgs),
     Environment(environment::Args),
+    Relay(relay::Args),
     Run(Box<run::Args>),
     #[command(hide = true)]
     RunGuard,
@@ -99,6 +101,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>, program: Program) -> 
         Command::Demo(args) => demo::run(&args),
         Command::DemoWorker(args) => demo::run_worker(&args),
         Command::Environment(args) => environment::run(&args),
+        Command::Relay(args) => relay::run(&args),
         Command::Run(args) => run::run(&args),
         Command::RunGuard => run::stand_guard(),
         Command::Serve(args) => serve::run(args),

@@ -135,6 +135,11 @@ impl Link {
         Ok(link)
     }
 
+    /// The stream and the bytes that have been read from it, for an owner that polls it.
+    pub(crate) fn into_parts(self) -> io::Result<(TcpStream, Vec<u8>)> {
+        Ok((self.stream.try_clone()?, self.input[self.at..].to_vec()))
+    }
+
     /// The server's address.
     pub(crate) fn peer(&self) -> SocketAddr {
         self.peer

@@ -64,6 +64,8 @@ pub(crate) struct Connection {
     pub(crate) bytes_out: u64,
     /// The bytes of this connection that the server's total includes.
     pub(crate) counted: usize,
+    /// The session that it opened.
+    pub(crate) session: Option<usize>,
 }
 
 impl Connection {
@@ -90,6 +92,7 @@ impl Connection {
             bytes_in: 0,
             bytes_out: 0,
             counted: 0,
+            session: None,
         }
     }
 

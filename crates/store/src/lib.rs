@@ -1,6 +1,9 @@
 #![doc = include_str!("story.md")]
 #![warn(missing_docs)]
 
+#[cfg(test)]
+extern crate self as tenfold_store; // a test shares a file with those outside
+
 mod client;
 mod collectives;
 mod connect;
@@ -13,10 +16,13 @@ mod map;
 mod ops;
 pub mod owner;
 mod prefix;
+mod relay;
 mod request;
 mod server;
+mod sessions;
 mod survey;
 mod table;
+mod turns;
 mod value;
 pub mod wire;
 
@@ -28,6 +34,7 @@ pub use hash::HashStore;
 pub use listen::listen;
 pub use ops::{DEFAULT_TIMEOUT, Store, StoreExt};
 pub use prefix::PrefixStore;
+pub use relay::{Relay, RelayFacts, RelayOptions};
 pub use request::{Bytes, Operation, Request, Response, show_keys};
 pub use server::{
     ClientFacts, Clients, Closed, Facts, Limits, Server, ServerOptions, SlowOperation, WaiterFacts,

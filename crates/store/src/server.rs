@@ -4,16 +4,15 @@
 //! its own connection and bounded memory: see [`Limits`]. The reason goes to the log and a counter, because
 //! the protocol has no way to tell the client.
 //!
-//! Not here: the event loop (`server/turns`), what requests mean (`table`), what bytes mean (`wire`).
+//! Not here: the event loop (`turns`), what requests mean (`table`), what bytes mean (`wire`).
 
 #![expect(clippy::disallowed_methods, reason = "owns the server's thread")]
 
-mod callers;
 mod dear;
 mod roll;
+mod serving;
 mod slow;
 mod surveys;
-mod turns;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -28,12 +27,13 @@ use serde::{Deserialize, Serialize};
 use crate::listen;
 use crate::survey::Survey;
 use crate::table::TableLimits;
+use crate::turns::{Loop, WAKE};
 use crate::value::Value;
 use crate::wire::MessageLimits;
 use roll::Rolled;
+use serving::Serving;
 use surveys::Surveyed;
 use tenfold_base::{ErrorKind, Fault};
-use turns::{Loop, WAKE};
 
 pub use roll::{ClientFacts, Clients};
 pub use slow::SlowOperation;
@@ -67,6 +67,8 @@ pub struct Limits {
     pub message_timeout: Duration,
     /// Time in which the peer does not take a single byte of what it asked for.
     pub write_timeout: Duration,
+    /// How long a relay's session is kept while the relay has no connection.
+    pub session_timeout: Duration,
 }
 
 impl Limits {
@@ -91,6 +93,7 @@ impl Default for Limits {
             handshake_timeout: Duration::from_secs(10),
             message_timeout: Duration::from_secs(60),
             write_timeout: Duration::from_secs(30),
+            session_timeout: Duration::from_secs(300),
         }
     }
 }
@@ -151,10 +154,14 @@ pub enum Closed {
     MessageTimeout,
     /// `add` or `barrier` on a value that is not a number.
     NotANumber,
+    /// A relay broke a rule of its session.
+    Session,
     /// A length over its limit.
     TooLong,
     /// Unknown opcode.
     UnknownOpcode,
+    /// The server of a relay refused the request.
+    Upstream,
     /// The client is on this machine and belongs to another user.
     User,
     /// The client did not read what it asked for.
@@ -193,6 +200,8 @@ pub struct Facts {
     pub queue_items: usize,
     /// The limit of them.
     pub queue_items_max: usize,
+    /// Sessions of relays, with or without a connection.
+    pub sessions: usize,
     /// Bytes of keys, values, queues and waiters.
     pub table_bytes: usize,
     /// Bytes of incomplete messages and unsent replies.
@@ -275,11 +284,18 @@ impl Server {
         let addresses = listeners.iter().map(TcpListener::local_addr).collect::<io::Result<Vec<_>>>();
         let addresses =
             addresses.map_err(|error| Fault::io("cannot read the address of a listening socket", error))?;
-        let build = || -> io::Result<(Loop, Arc<Waker>, mpsc::Sender<Order>)> {
+        let build = || -> io::Result<(Loop<Serving>, Arc<Waker>, mpsc::Sender<Order>)> {
             let poll = Poll::new()?;
             let waker = Arc::new(Waker::new(poll.registry(), WAKE)?);
             let (orders, inbox) = mpsc::channel();
-            let server = Loop::new(poll, listeners, inbox, options.limits, addresses[0])?;
+            let server = Loop::new(
+                Serving::new(&options.limits),
+                poll,
+                listeners,
+                inbox,
+                options.limits,
+                addresses[0],
+            )?;
             Ok((server, waker, orders))
         };
         let (server, waker, orders) =

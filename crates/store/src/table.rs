@@ -78,6 +78,19 @@ pub enum Refusal {
     NotANumber { key: Value },
 }
 
+impl Refusal {
+    /// The reason without the key: keys and values belong to the job and stay out of logs.
+    pub(crate) fn without_key(self) -> String {
+        match self {
+            Refusal::NotANumber { key } => {
+                let length = key.len();
+                format!("ADD or BARRIER failed: the value is not a number (key of {length} bytes)")
+            }
+            other => Fault::from(other).message,
+        }
+    }
+}
+
 impl From<Refusal> for Fault {
     fn from(refusal: Refusal) -> Fault {
         match refusal {
@@ -237,7 +250,7 @@ impl Table {
                 Response::Number(as_number(self.queues.get(&key).map_or(0, |queue| queue.items.len())))
             }
             Request::Barrier { key, world } => {
-                if !self.arrive(client, &key, world, now, replies)? {
+                if !self.arrive(client, &key, (world, 1), now, replies)? {
                     return Ok(());
                 }
                 Response::Ready

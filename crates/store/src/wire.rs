@@ -9,13 +9,18 @@
 //! twice however the message was split: [`Scan`] remembers how far a list had been checked when its bytes ran
 //! out.
 //!
-//! Not here: sockets, and what the messages mean.
+//! Not here: sockets, what the messages mean, and tenfold's own messages for many clients on one connection
+//! (`wire/session`).
+
+mod session;
 
 use std::borrow::Cow;
 
 use crate::request::{Bytes, Operation, Request, Response};
 use crate::value::Value;
 use tenfold_base::{ErrorKind, Fault};
+
+pub use self::session::{Answer, Ask, Body, Hello, Status, VERSION, Welcome, encode_numbered};
 
 /// What a client sends first, so that a server can distinguish it from a stray browser.
 pub const MAGIC: u32 = 0x3C85_F7CE;
@@ -86,6 +91,14 @@ pub enum Command<'a> {
     Info,
     /// An operation on the store.
     Call(Request<'a>),
+    /// Opens a session, in which one connection serves many clients.
+    Session(Hello),
+    /// A request of a session.
+    Numbered { number: u64, ask: Ask<'a> },
+    /// How many answers of the session have arrived.
+    Acknowledge { answers: u64 },
+    /// Ends the session.
+    Bye,
 }
 
 /// Why bytes are not a valid message.
@@ -94,6 +107,8 @@ pub enum Command<'a> {
 pub enum Malformed {
     /// Unknown opcode.
     Opcode(u8),
+    /// The hello of a session cannot have this length.
+    Hello(usize),
     /// A part is larger than its limit.
     TooLong { what: &'static str, length: u64, limit: usize },
 }
@@ -102,6 +117,7 @@ impl std::fmt::Display for Malformed {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Malformed::Opcode(opcode) => write!(f, "unknown opcode {opcode}"),
+            Malformed::Hello(length) => write!(f, "the hello of a session cannot have {length} bytes"),
             Malformed::TooLong { what, length, limit } => {
                 write!(f, "{what} of {length} is over the limit of {limit}")
             }
@@ -130,6 +146,18 @@ pub struct Scan {
 /// Decodes the message at the start of `bytes`. If it is not whole, call again with the same `scan` and more
 /// bytes.
 pub fn decode<'a>(
+    bytes: &'a [u8],
+    limits: &MessageLimits,
+    scan: &mut Scan,
+) -> Result<Decoded<'a>, Malformed> {
+    match bytes.first() {
+        Some(session::SESSION..=session::BYE) => session::decode(bytes, limits, scan),
+        _ => decode_plain(bytes, limits, scan),
+    }
+}
+
+#[inline]
+fn decode_plain<'a>(
     bytes: &'a [u8],
     limits: &MessageLimits,
     scan: &mut Scan,
@@ -329,6 +357,10 @@ pub fn encode(command: &Command<'_>, out: &mut Vec<u8>) {
         Command::CancelWait => out.push(CANCEL_WAIT),
         Command::Info => out.push(INFO),
         Command::Call(request) => encode_request(request, out),
+        Command::Session(hello) => session::encode_hello(hello, out),
+        Command::Numbered { number, ask } => encode_numbered(*number, ask, out),
+        Command::Acknowledge { answers } => put_fixed(out, session::ACKNOWLEDGE, &answers.to_le_bytes()),
+        Command::Bye => out.push(session::BYE),
     }
 }
 

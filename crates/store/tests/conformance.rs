@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 
 use suite::{Subject, promises};
 use tenfold_store::{
-    Deadline, ErrorKind, Fault, FileStore, HashStore, PrefixStore, Request, Response, Server, ServerOptions,
-    Store, StoreExt, TcpStore,
+    Deadline, ErrorKind, Fault, FileStore, HashStore, PrefixStore, Relay, RelayOptions, Request, Response,
+    Server, ServerOptions, Store, StoreExt, TcpStore,
 };
 
 fn hash() -> Subject {
@@ -32,6 +32,20 @@ fn tcp() -> Subject {
     let open = move || {
         Arc::new(TcpStore::connect("127.0.0.1", server.address().port()).expect("our server"))
             as Arc<dyn Store>
+    };
+    Subject { says_not_a_number: false, ..Subject::new(open) }
+}
+
+fn relay() -> Subject {
+    let server = Server::start(ServerOptions::new("127.0.0.1", 0)).expect("loopback can be bound");
+    let relay = |server: &Server| Relay::start(RelayOptions::new("127.0.0.1", server.address().port()));
+    let relays = [relay(&server).expect("our server"), relay(&server).expect("our server")];
+    let count = std::sync::atomic::AtomicUsize::new(0);
+    let open = move || {
+        let _keep = &server;
+        // Clients of two nodes, in turns.
+        let relay = &relays[count.fetch_add(1, std::sync::atomic::Ordering::Relaxed) % relays.len()];
+        Arc::new(TcpStore::connect("127.0.0.1", relay.address().port()).expect("our relay")) as Arc<dyn Store>
     };
     Subject { says_not_a_number: false, ..Subject::new(open) }
 }
@@ -137,6 +151,7 @@ macro_rules! tests_of {
 promises! { tests_of! hash }
 promises! { tests_of! file }
 promises! { tests_of! tcp }
+promises! { tests_of! relay }
 promises! { tests_of! prefix_over_hash }
 promises! { tests_of! prefix_over_file }
 promises! { tests_of! prefix_over_tcp }

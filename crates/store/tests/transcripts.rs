@@ -12,7 +12,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tenfold_store::{
-    ErrorKind, PrefixStore, Server, ServerOptions, Store, StoreExt, TcpStore, TcpStoreOptions,
+    ErrorKind, PrefixStore, Relay, RelayOptions, Server, ServerOptions, Store, StoreExt, TcpStore,
+    TcpStoreOptions,
 };
 use transcript::{Entry, GUARD, Transcript, hex, play_server};
 
@@ -79,12 +80,76 @@ fn our_server_answers_every_recorded_client_byte_for_byte() {
     let (others, ours): (Vec<_>, Vec<_>) =
         all.iter().partition(|transcript| exceptions.contains(transcript.name.as_str()));
     assert_eq!(others.len(), exceptions.len(), "an exception names no transcript");
-    check_all(&ours, |transcript| replay_to_server(transcript, GUARD));
+    check_all(&ours, |transcript| replay_to_server(transcript, GUARD, &Place::server()));
     // An exception that no longer applies must be removed from the list.
-    check_all(&others, |transcript| match replay_to_server(transcript, Duration::from_secs(2)) {
-        Ok(()) => Err("is listed as an exception, but our server follows it".into()),
-        Err(_) => Ok(()),
+    check_all(&others, |transcript| {
+        match replay_to_server(transcript, Duration::from_secs(2), &Place::server()) {
+            Ok(()) => Err("is listed as an exception, but our server follows it".into()),
+            Err(_) => Ok(()),
+        }
     });
+}
+
+#[test]
+fn our_relay_answers_every_recorded_client_byte_for_byte() {
+    let exceptions: BTreeSet<&str> = NOT_OUR_SERVER.iter().map(|(name, _)| *name).collect();
+    let all = Transcript::load_all();
+    let ours: Vec<_> =
+        all.iter().filter(|transcript| !exceptions.contains(transcript.name.as_str())).collect();
+    assert!(ours.len() > 100);
+    for some in ours.chunks(40) {
+        check_all(some, |transcript| replay_to_server(transcript, GUARD, &Place::relay()));
+    }
+}
+
+/// What a recorded client speaks to: a fresh server, or a fresh relay of one.
+struct Place {
+    server: Server,
+    relay: Option<Relay>,
+}
+
+/// What it has seen so far.
+struct Seen {
+    bytes_in: u64,
+    bytes_out: u64,
+    closed: u64,
+    /// Nothing is on its way to the server.
+    is_settled: bool,
+}
+
+impl Place {
+    fn server() -> Place {
+        Place { server: Server::start(ServerOptions::new("127.0.0.1", 0)).unwrap(), relay: None }
+    }
+
+    fn relay() -> Place {
+        let server = Place::server().server;
+        let relay = Relay::start(RelayOptions::new("127.0.0.1", server.address().port())).unwrap();
+        Place { server, relay: Some(relay) }
+    }
+
+    fn address(&self) -> std::net::SocketAddr {
+        self.relay.as_ref().map_or(self.server.address(), Relay::address)
+    }
+
+    fn seen(&self) -> Seen {
+        match &self.relay {
+            None => {
+                let facts = self.server.facts();
+                let closed = facts.closed.values().sum();
+                Seen { bytes_in: facts.bytes_in, bytes_out: facts.bytes_out, closed, is_settled: true }
+            }
+            Some(relay) => {
+                let facts = relay.facts();
+                Seen {
+                    bytes_in: facts.bytes_in,
+                    bytes_out: facts.bytes_out,
+                    closed: facts.closed,
+                    is_settled: facts.under_way == 0 && facts.registering == 0,
+                }
+            }
+        }
+    }
 }
 
 #[test]
@@ -106,8 +171,7 @@ fn our_client_says_what_the_recorded_clients_said_byte_for_byte() {
 
 /// Sends the recorded client's part to a fresh server and requires the recorded answers, each of them within
 /// `patience`.
-fn replay_to_server(transcript: &Transcript, patience: Duration) -> Result<(), String> {
-    let server = Server::start(ServerOptions::new("127.0.0.1", 0)).unwrap();
+fn replay_to_server(transcript: &Transcript, patience: Duration, place: &Place) -> Result<(), String> {
     let mut streams: BTreeMap<usize, TcpStream> = BTreeMap::new();
     let mut closed = BTreeSet::new();
     let (mut sent, mut received) = (0, 0);
@@ -118,18 +182,18 @@ fn replay_to_server(transcript: &Transcript, patience: Duration) -> Result<(), S
         .take_while(|entry| !(transcript.name == "server_gone_mid_request" && entry.close));
     for entry in entries {
         if entry.elided {
-            TcpStore::open(TcpStoreOptions::new("127.0.0.1", server.address().port()).world_size(2)).unwrap();
-            (sent, received) = (server.facts().bytes_in, server.facts().bytes_out);
+            TcpStore::open(TcpStoreOptions::new("127.0.0.1", place.address().port()).world_size(2)).unwrap();
+            (sent, received) = (place.seen().bytes_in, place.seen().bytes_out);
             continue;
         }
         let connection = entry.connection;
         let stream = streams.entry(connection).or_insert_with(|| {
-            let stream = TcpStream::connect(server.address()).unwrap();
+            let stream = TcpStream::connect(place.address()).unwrap();
             stream.set_read_timeout(Some(patience)).unwrap();
             stream.set_nodelay(true).unwrap();
             stream
         });
-        let hung_up = server.facts().closed.values().sum::<u64>();
+        let hung_up = place.seen().closed;
         if entry.from_client && hung_up > closed.len() as u64 {
             return Err("the server hung up earlier than recorded".into());
         }
@@ -139,7 +203,7 @@ fn replay_to_server(transcript: &Transcript, patience: Duration) -> Result<(), S
             (true, false) => {
                 stream.write_all(&entry.bytes).map_err(|error| error.to_string())?;
                 sent += entry.bytes.len() as u64;
-                wait_until_seen(&server, sent);
+                wait_until_seen(place, sent);
             }
             (false, true) => {
                 expect_end(stream).map_err(|error| format!("connection {connection}: {error}"))?;
@@ -162,7 +226,7 @@ fn replay_to_server(transcript: &Transcript, patience: Duration) -> Result<(), S
             }
         }
     }
-    let said = server.facts().bytes_out;
+    let said = place.seen().bytes_out;
     if said == received {
         Ok(())
     } else {
@@ -171,14 +235,14 @@ fn replay_to_server(transcript: &Transcript, patience: Duration) -> Result<(), S
 }
 
 /// Order between connections matters: the next one sends when the server has received from the last one.
-fn wait_until_seen(server: &Server, sent: u64) {
+fn wait_until_seen(place: &Place, sent: u64) {
     let start = Instant::now();
     loop {
-        let facts = server.facts();
-        if facts.bytes_in >= sent || !facts.closed.is_empty() {
+        let seen = place.seen();
+        if seen.bytes_in >= sent && seen.is_settled || seen.closed > 0 {
             return;
         }
-        assert!(start.elapsed() < GUARD, "the server has seen {} of {sent} bytes", facts.bytes_in);
+        assert!(start.elapsed() < GUARD, "{} of {sent} bytes were seen", seen.bytes_in);
         std::thread::yield_now();
     }
 }

@@ -6,7 +6,8 @@ use std::borrow::Cow;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tenfold_store::wire::{
-    self, Cancelled, Command, Decoded, MAGIC, Malformed, REPLY_KEYS_MAX, REPLY_VALUE_MAX, ReplySource, Scan,
+    self, Answer, Ask, Body, Cancelled, Command, Decoded, Hello, MAGIC, Malformed, REPLY_KEYS_MAX,
+    REPLY_VALUE_MAX, ReplySource, Scan, Status, Welcome,
 };
 use tenfold_store::{Bytes, ErrorKind, Fault, MessageLimits, Operation, Request, Response, Value};
 
@@ -44,7 +45,24 @@ fn command() -> impl Strategy<Value = Command<'static>> {
         (key(), value()).prop_map(|(key, value)| Request::Set { key, value }),
         strings().prop_map(|keys| Request::Wait { keys }),
     ];
+    let request = request.boxed();
+    let call = request.clone();
+    let ask = prop_oneof![
+        4 => call.clone().prop_map(Ask::Call),
+        2 => (any::<u64>(), call).prop_map(|(wait, request)| Ask::CallAfter(wait, request)),
+        2 => (any::<u64>(), strings()).prop_map(|(wait, keys)| Ask::Join(wait, keys)),
+        1 => (any::<u64>(), key(), any::<i64>())
+            .prop_map(|(count, key, world)| Ask::Arrive { count, key, world }),
+        1 => any::<u64>().prop_map(Ask::Leave),
+        1 => Just(Ask::Info),
+    ];
     prop_oneof![
+        1 => (any::<[u16; 2]>(), any::<[u8; 16]>(), any::<u64>()).prop_map(|([version, flags], token, answers)| {
+            Command::Session(Hello { version, flags, token, answers })
+        }),
+        1 => any::<u64>().prop_map(|answers| Command::Acknowledge { answers }),
+        1 => Just(Command::Bye),
+        8 => (any::<u64>(), ask).prop_map(|(number, ask)| Command::Numbered { number, ask }),
         1 => any::<u32>().prop_map(|magic| Command::Validate { magic }),
         1 => any::<u32>().prop_map(|nonce| Command::Ping { nonce }),
         1 => Just(Command::CancelWait),
@@ -82,8 +100,22 @@ fn every_command() -> Vec<Command<'static>> {
         Request::Wait { keys: vec![key(), value()] },
     ];
     assert!(Operation::ALL.iter().all(|operation| calls.iter().any(|call| call.operation() == *operation)));
-    let others =
-        [Command::Validate { magic: MAGIC }, Command::Ping { nonce: 7 }, Command::CancelWait, Command::Info];
+    let numbered = |ask| Command::Numbered { number: 1 << 40, ask };
+    let others = [
+        Command::Validate { magic: MAGIC },
+        Command::Ping { nonce: 7 },
+        Command::CancelWait,
+        Command::Info,
+        Command::Session(Hello { version: 1, flags: 0, token: [7; 16], answers: 5 }),
+        Command::Acknowledge { answers: 9 },
+        Command::Bye,
+        numbered(Ask::Info),
+        numbered(Ask::Leave(3)),
+        numbered(Ask::Join(3, vec![key(), value()])),
+        numbered(Ask::Arrive { count: 4, key: key(), world: 8 }),
+        numbered(Ask::CallAfter(3, Request::QueuePop { key: key() })),
+        numbered(Ask::Call(Request::MultiSet { pairs: vec![(key(), value()), (value(), key())] })),
+    ];
     others.into_iter().chain(calls.into_iter().map(Command::Call)).collect()
 }
 
@@ -136,7 +168,25 @@ impl Receiver {
 fn owned(command: Command<'_>) -> Command<'static> {
     let one = |bytes: Bytes<'_>| Bytes::Owned(bytes.into_owned());
     let all = |keys: Vec<Bytes<'_>>| keys.into_iter().map(one).collect();
+    let request = |request: Request<'_>| match owned(Command::Call(request)) {
+        Command::Call(request) => request,
+        other => unreachable!("{other:?}"),
+    };
     Command::Call(match command {
+        Command::Session(hello) => return Command::Session(hello),
+        Command::Acknowledge { answers } => return Command::Acknowledge { answers },
+        Command::Bye => return Command::Bye,
+        Command::Numbered { number, ask } => {
+            let ask = match ask {
+                Ask::Call(call) => Ask::Call(request(call)),
+                Ask::CallAfter(wait, call) => Ask::CallAfter(wait, request(call)),
+                Ask::Join(wait, keys) => Ask::Join(wait, all(keys)),
+                Ask::Arrive { count, key, world } => Ask::Arrive { count, key: one(key), world },
+                Ask::Leave(wait) => Ask::Leave(wait),
+                Ask::Info => Ask::Info,
+            };
+            return Command::Numbered { number, ask };
+        }
         Command::Validate { magic } => return Command::Validate { magic },
         Command::Ping { nonce } => return Command::Ping { nonce },
         Command::CancelWait => return Command::CancelWait,
@@ -246,7 +296,7 @@ fn every_command_is_read_back_and_each_beginning_of_it_needs_more() {
 #[test]
 fn every_unknown_opcode_is_refused() {
     let limits = MessageLimits::default();
-    for opcode in (19..=0xff).filter(|opcode| *opcode != 0x81) {
+    for opcode in (19..=0xff).filter(|opcode| !(0x81..=0x85).contains(opcode)) {
         let bytes = [opcode];
         let decoded = wire::decode(&bytes, &limits, &mut Scan::default());
         assert_eq!(decoded, Err(Malformed::Opcode(opcode)));
@@ -516,4 +566,89 @@ fn a_cancelled_wait_differs_from_one_whose_answer_crossed_the_cancel() {
     let mut pong = Vec::new();
     wire::encode_pong(0x0102_0304, &mut pong);
     assert_eq!(pong, [4, 3, 2, 1]);
+}
+
+// ── sessions ───────────────────────────────────────────────────────────────────────────────────────────────
+
+#[test]
+fn the_bytes_of_a_session_are_those_that_are_documented() {
+    let hello = Hello { version: 1, flags: 2, token: [7; 16], answers: 3 };
+    let expected = [&[0x82, 1, 0, 26, 0, 2, 0][..], &[7; 16], &3_u64.to_le_bytes()].concat();
+    assert_eq!(encoded(&Command::Session(hello)), expected);
+    // A later version may say more.
+    let longer = [&[0x82, 9, 0, 28, 0][..], &expected[5..], &[1, 2]].concat();
+    let decoded = wire::decode(&longer, &MessageLimits::default(), &mut Scan::default());
+    assert_eq!(decoded, Ok(Decoded::Whole(Command::Session(Hello { version: 9, ..hello }), longer.len())));
+    for length in [0_u16, 25, 5_000] {
+        let wrong = [&[0x82, 1, 0][..], &length.to_le_bytes()].concat();
+        let decoded = wire::decode(&wrong, &MessageLimits::default(), &mut Scan::default());
+        assert_eq!(decoded, Err(Malformed::Hello(length.into())));
+    }
+    let ask = Ask::Call(Request::Get { key: b"k".as_slice().into() });
+    let expected = [&[0x83][..], &5_u64.to_le_bytes(), &[0, 3], &1_u64.to_le_bytes(), b"k"].concat();
+    assert_eq!(encoded(&Command::Numbered { number: 5, ask }), expected);
+    let expected = [&[0x83][..], &6_u64.to_le_bytes(), &[4], &2_u64.to_le_bytes()].concat();
+    assert_eq!(encoded(&Command::Numbered { number: 6, ask: Ask::Leave(2) }), expected);
+    assert_eq!(encoded(&Command::Acknowledge { answers: 1 }), [&[0x84][..], &1_u64.to_le_bytes()].concat());
+    assert_eq!(encoded(&Command::Bye), [0x85]);
+}
+
+#[test]
+fn only_requests_can_be_numbered_and_each_kind_has_its_own() {
+    let decode = |kind: u8, argument: &[u8], inner: &[u8]| {
+        let bytes = [&[0x83][..], &1_u64.to_le_bytes(), &[kind], argument, inner].concat();
+        wire::decode(&bytes, &MessageLimits::default(), &mut Scan::default()).map(drop)
+    };
+    let wait = [6, 0, 0, 0, 0, 0, 0, 0, 0];
+    let number = 9_u64.to_le_bytes();
+    assert_eq!(decode(2, &number, &wait), Ok(()));
+    assert_eq!(decode(3, &number, &wait), Err(Malformed::Opcode(6)), "only barriers are arrived at");
+    assert_eq!(decode(2, &number, &[7]), Err(Malformed::Opcode(7)), "only waits are joined");
+    assert_eq!(decode(0, &[], &[13, 1, 2, 3, 4]), Err(Malformed::Opcode(13)), "a ping has no number");
+    assert_eq!(decode(0, &[], &[0x83]), Err(Malformed::Opcode(0x83)));
+    assert_eq!(decode(6, &[], &[]), Err(Malformed::Opcode(6)));
+}
+
+#[test]
+fn welcomes_and_answers_are_read_back_and_announce_their_length() {
+    let limits = MessageLimits::default();
+    let welcome = Welcome {
+        version: 1,
+        flags: Welcome::RESUMED,
+        store: 1 << 100 | 5,
+        requests: 7,
+        kept_for: 300_000,
+        limits,
+    };
+    let mut bytes = Vec::new();
+    welcome.encode(&mut bytes);
+    let (version, length) = Welcome::decode_head(bytes[..Welcome::HEAD].try_into().expect("four bytes"));
+    assert_eq!(length, bytes.len() - Welcome::HEAD);
+    assert_eq!(Welcome::decode(version, &bytes[Welcome::HEAD..]), Some(welcome));
+    assert_eq!(Welcome::decode(version, &bytes[Welcome::HEAD + 1..]), None);
+
+    let value = || Value::from("value");
+    let replies = [
+        Response::Done,
+        Response::Deleted(true),
+        Response::Keys(vec![value(), value()]),
+        Response::Number(-5),
+        Response::Popped(None),
+        Response::Popped(Some((value(), 3))),
+        Response::Present(false),
+        Response::Ready,
+        Response::Value(Some(value())),
+        Response::Value(None),
+        Response::Values(vec![Some(value()), None]),
+    ];
+    for reply in replies {
+        let answer = Answer { number: 3, status: Status::One, body: Body::Reply(reply.clone()) };
+        let (mut bytes, mut plain) = (Vec::new(), Vec::new());
+        answer.encode(&mut bytes);
+        wire::encode_response(reply, &mut plain);
+        let head = bytes[..Answer::HEAD].try_into().expect("its length");
+        assert_eq!(Answer::decode_head(head), Some((3, Status::One, plain.len() as u64)));
+        assert_eq!(&bytes[Answer::HEAD..], plain);
+    }
+    assert_eq!(Answer::decode_head(&[9; Answer::HEAD]), None, "an unknown status");
 }

@@ -30,6 +30,59 @@ impl Table {
         self.waits.contains_key(&client)
     }
 
+    /// Was an item pushed for this client that it has not asked for yet?
+    pub(crate) fn is_promised(&self, client: ClientId) -> bool {
+        self.promised.contains_key(&client)
+    }
+
+    /// Does this client wait for exactly these keys, and has it seen none of them? Then another client that
+    /// begins to wait for them now is woken at the same moment.
+    pub(crate) fn waits_afresh(&self, client: ClientId, keys: &[Bytes<'_>]) -> bool {
+        let Some(wait) = self.waits.get(&client) else { return false };
+        let is_missing = |key: &Bytes<'_>| wait.missing.binary_search_by(|other| (**other).cmp(key)).is_ok();
+        wait.operation == Operation::Wait
+            && wait.left == wait.missing.len()
+            && keys.len() >= wait.missing.len()
+            && keys.iter().all(|key| is_missing(key) && !self.has(key))
+    }
+
+    /// A push has ended the wait of `from`, which several clients share: the item is for `to`, and `from`
+    /// waits for the next push to the same queue.
+    pub(crate) fn share_promise(
+        &mut self,
+        from: ClientId,
+        to: ClientId,
+        now: Instant,
+    ) -> Result<(), Refusal> {
+        let Some(queue) = self.promised.remove(&from) else { return Ok(()) };
+        self.promised.insert(to, queue.clone());
+        self.register(from, vec![queue], now, Operation::Wait)
+    }
+
+    /// The queue that an item was pushed to for this client.
+    pub(crate) fn promised_queue(&self, client: ClientId) -> Option<Value> {
+        self.promised.get(&client).cloned()
+    }
+
+    /// Lets a client wait for a push to `queue` again, after a time in which it was passed over.
+    pub(crate) fn wait_for_push(
+        &mut self,
+        client: ClientId,
+        queue: Value,
+        now: Instant,
+        replies: &mut Replies,
+    ) {
+        if self.map.contains(&queue)
+            || self.register(client, vec![queue.clone()], now, Operation::Wait).is_err()
+        {
+            return replies.push((client, Response::Ready));
+        }
+        let promises = self.promised.values().filter(|other| **other == queue).count();
+        if self.queues.get(&queue).is_some_and(|queue| queue.items.len() > promises) {
+            self.wake_one(&queue, replies);
+        }
+    }
+
     /// Since when the longest wait has lasted.
     pub(crate) fn oldest_wait(&self) -> Option<Instant> {
         self.waits.values().map(|wait| wait.since).min()
@@ -122,19 +175,20 @@ impl Table {
         Ok(())
     }
 
-    /// Counts the client; true if the barrier is complete.
-    pub(super) fn arrive(
+    /// Counts `count` arrivals, which then wait as one client; true if the barrier is complete. As if that
+    /// many clients had arrived one after the other.
+    pub(crate) fn arrive(
         &mut self,
         client: ClientId,
         key: &[u8],
-        world: i64,
+        (world, count): (i64, u64),
         now: Instant,
         replies: &mut Replies,
     ) -> Result<bool, Refusal> {
         if self.waits.contains_key(&client) {
             return Err(Refusal::AlreadyWaiting);
         }
-        let arrived = self.number(key)?.wrapping_add(1);
+        let arrived = self.number(key)?.wrapping_add(count as i64);
         let text = arrived.to_string();
         if arrived >= world {
             self.write(key, text.as_bytes(), replies)?;

@@ -37,6 +37,10 @@ pub const QUEUE_LEN: u8 = 16;
 pub const LIST_KEYS: u8 = 17;
 pub const BARRIER: u8 = 18;
 pub const INFO: u8 = 0x81;
+pub const SESSION: u8 = 0x82;
+pub const NUMBERED: u8 = 0x83;
+pub const ACKNOWLEDGE: u8 = 0x84;
+pub const BYE: u8 = 0x85;
 
 /// Nothing in these tests takes this long unless it hangs.
 pub const HANG: Duration = Duration::from_secs(40);

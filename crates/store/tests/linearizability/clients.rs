@@ -10,10 +10,12 @@ use std::time::{Duration, Instant};
 
 use tenfold_store::wire::{self, Command, MAGIC, ReplySource};
 use tenfold_store::{
-    Bytes, Deadline, ErrorKind, Fault, Operation, Request, Response, Server, ServerOptions, Store, TcpStore,
+    Bytes, Deadline, ErrorKind, Fault, Operation, Relay, RelayOptions, Request, Response, Server,
+    ServerOptions, Store, TcpStore,
 };
 
 use crate::checker::{Call, NEVER};
+use crate::cutter::Cutter;
 
 /// Long enough for any machine; only a lost answer takes longer.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
@@ -27,6 +29,17 @@ pub(crate) struct Run {
     /// Whether connections are cut as well. Some thirty in a run of any length: an operation without an
     /// answer may happen at any later time, and hundreds of them make checking very slow.
     pub(crate) cuts: bool,
+    pub(crate) path: Path,
+}
+
+/// How clients reach the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Path {
+    Direct,
+    /// Most of them through two relays.
+    Relays,
+    /// The same, and the connections of the relays are cut now and then.
+    BrokenRelays,
 }
 
 /// How a client talks to the server.
@@ -55,16 +68,28 @@ impl Run {
     /// What each connection saw, in the order it asked.
     pub(crate) fn history(self) -> Vec<Vec<Call>> {
         let server = Server::start(ServerOptions::new("127.0.0.1", 0)).expect("a port is free");
-        let shared = Shared {
-            address: server.address(),
-            start: Instant::now(),
-            gate: Barrier::new(STYLES.len()),
-            answers: AtomicU64::new(0),
+        // A message of 150,000 bytes must get through now and then.
+        let cutter =
+            (self.path == Path::BrokenRelays).then(|| Cutter::start(server.address(), self.seed, 200_000));
+        let upstream = cutter.as_ref().map_or(server.address(), |cutter| cutter.address);
+        let relay =
+            || Relay::start(RelayOptions::new("127.0.0.1", upstream.port())).expect("the server listens");
+        let relays: Vec<Relay> = if self.path == Path::Direct { vec![] } else { vec![relay(), relay()] };
+        // Three of eight clients at each relay, two directly at the server.
+        let addresses = match &relays[..] {
+            [one, other] => [one.address(), one.address(), one.address(), server.address()]
+                .into_iter()
+                .chain([other.address(), other.address(), other.address(), server.address()])
+                .collect(),
+            _ => vec![server.address(); STYLES.len()],
         };
+        let shared =
+            Shared { start: Instant::now(), gate: Barrier::new(STYLES.len()), answers: AtomicU64::new(0) };
         let quota = self.operations.div_ceil(STYLES.len() as u64);
         let sessions = std::thread::scope(|scope| {
             let work = |(index, style)| {
                 let client = Client {
+                    address: addresses[index as usize],
                     shared: &shared,
                     random: Random(self.seed << 8 | index),
                     name: index,
@@ -83,12 +108,19 @@ impl Run {
         });
         let closed = server.facts().closed;
         assert!(closed.is_empty(), "seed {}: the server closed connections: {closed:?}", self.seed);
+        for relay in &relays {
+            assert_eq!(relay.facts().closed, 0, "seed {}: {:?}", self.seed, relay.facts());
+        }
+        if let Some(cutter) = &cutter {
+            let reconnects: u64 = relays.iter().map(|relay| relay.facts().reconnects).sum();
+            println!("seed {}: {} cuts, {reconnects} reconnects", self.seed, cutter.cuts());
+            assert!(cutter.cuts() > 0 && reconnects > 0, "no connection was cut");
+        }
         sessions
     }
 }
 
 struct Shared {
-    address: SocketAddr,
     start: Instant,
     gate: Barrier,
     /// Answers that all clients got.
@@ -118,6 +150,7 @@ impl Random {
 }
 
 struct Client<'a> {
+    address: SocketAddr,
     shared: &'a Shared,
     random: Random,
     name: u64,
@@ -306,7 +339,7 @@ impl Client<'_> {
 
 impl Client<'_> {
     fn with_library(mut self, quota: u64) -> Vec<Vec<Call>> {
-        let address = self.shared.address;
+        let address = self.address;
         let store = TcpStore::connect(&address.ip().to_string(), address.port()).expect("the server listens");
         self.shared.gate.wait();
         for _ in 0..quota {
@@ -344,7 +377,7 @@ impl Client<'_> {
     }
 
     fn connect(&mut self) -> Socket {
-        let stream = TcpStream::connect_timeout(&self.shared.address, PATIENCE).expect("the server listens");
+        let stream = TcpStream::connect_timeout(&self.address, PATIENCE).expect("the server listens");
         stream.set_nodelay(true).expect("a TCP socket");
         stream.set_read_timeout(Some(PATIENCE)).expect("not zero");
         let mut socket = Socket(stream);

@@ -3,9 +3,12 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-use tenfold_store::{ErrorKind, Server, ServerOptions, StoreExt, TcpStore, TcpStoreOptions};
+use tenfold_store::{
+    ErrorKind, Relay, RelayOptions, Server, ServerOptions, StoreExt, TcpStore, TcpStoreOptions,
+};
 
 use crate::clients::PATIENCE;
+use crate::cutter::Cutter;
 
 fn server() -> Server {
     Server::start(ServerOptions::new("127.0.0.1", 0)).expect("a port is free")
@@ -18,10 +21,28 @@ fn client(server: &Server) -> TcpStore {
 
 #[test]
 fn twelve_thousand_adds_of_twelve_threads_are_all_counted_once() {
-    let (server, threads, adds) = (server(), 12, 1_000);
+    let server = server();
+    count_adds(server.address().port(), &server);
+}
+
+#[test]
+fn adds_through_relays_are_counted_once_although_connections_are_cut() {
+    let server = server();
+    let cutter = Cutter::start(server.address(), 7, 3_000);
+    let relay = Relay::start(RelayOptions::new("127.0.0.1", cutter.address.port())).expect("it listens");
+    count_adds(relay.address().port(), &server);
+    let facts = relay.facts();
+    println!("{} cuts, {facts:?}", cutter.cuts());
+    assert!(cutter.cuts() > 10 && facts.reconnects > 10, "{} cuts, {facts:?}", cutter.cuts());
+    assert!(facts.requests_sent < facts.requests, "adds were merged: {facts:?}");
+}
+
+fn count_adds(port: u16, server: &Server) {
+    let (threads, adds) = (12, 1_000);
     let sums: Vec<i64> = std::thread::scope(|scope| {
         let work = || {
-            let store = client(&server);
+            let options = TcpStoreOptions::new("127.0.0.1", port).timeout(PATIENCE);
+            let store = TcpStore::open(options).expect("it listens");
             (0..adds).map(|_| store.add("count", 1).expect("counted")).collect::<Vec<_>>()
         };
         let running: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
@@ -29,7 +50,7 @@ fn twelve_thousand_adds_of_twelve_threads_are_all_counted_once() {
     });
     assert_eq!(sums.len(), 12_000);
     assert_eq!(sums.into_iter().collect::<BTreeSet<_>>(), (1..=12_000).collect());
-    assert_eq!(&*client(&server).get("count").expect("there"), b"12000");
+    assert_eq!(&*client(server).get("count").expect("there"), b"12000");
 }
 
 #[test]

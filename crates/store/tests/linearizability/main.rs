@@ -8,7 +8,7 @@
 //!
 //! A run is identified by its seed: it decides which client sends what in which order and where messages are
 //! cut. Only the interleaving of the clients depends on the machine. A failing seed prints how to run it
-//! again. The long run, a separate goal (S13), is
+//! again. The same is done through relays, whose connections to the server are cut at any byte (`cutter`). The long run, a separate goal (S13), is
 //!
 //! ```text
 //! TENFOLD_LINEARIZABILITY_SEEDS=10 TENFOLD_LINEARIZABILITY_OPS=17000 \
@@ -21,12 +21,13 @@
 
 mod checker;
 mod clients;
+mod cutter;
 mod lost;
 
 use std::collections::BTreeMap;
 
 use checker::{Call, check};
-use clients::Run;
+use clients::{Path, Run};
 
 /// A number from the environment, for long runs.
 fn setting(name: &str, default: u64) -> u64 {
@@ -39,9 +40,23 @@ fn setting(name: &str, default: u64) -> u64 {
 
 #[test]
 fn histories_are_linearizable_however_messages_and_connections_are_cut() {
+    check_histories(Path::Direct, "histories_are");
+}
+
+#[test]
+fn relayed_histories_are_linearizable() {
+    check_histories(Path::Relays, "relayed");
+}
+
+#[test]
+fn relayed_histories_are_linearizable_although_the_relays_lose_their_connections() {
+    check_histories(Path::BrokenRelays, "although");
+}
+
+fn check_histories(path: Path, test: &str) {
     let (first, seeds, operations) = (setting("SEED", 1), setting("SEEDS", 10), setting("OPS", 1_700));
     for seed in first..first + seeds {
-        let sessions = Run { seed, operations, cuts: seed % 2 == 0 }.history();
+        let sessions = Run { seed, operations, cuts: seed % 2 == 0, path }.history();
         let count: usize = sessions.iter().map(Vec::len).sum();
         assert!(count as u64 >= operations, "{count} operations were recorded");
         for (name, sessions) in by_object(sessions) {
@@ -50,7 +65,7 @@ fn histories_are_linearizable_however_messages_and_connections_are_cut() {
                     "seed {seed}: what clients saw of `{name}` is not linearizable\n{violation}\n\
                      again: TENFOLD_LINEARIZABILITY_SEED={seed} TENFOLD_LINEARIZABILITY_SEEDS=1 \
                      TENFOLD_LINEARIZABILITY_OPS={operations} \
-                     cargo test -p tenfold-store --test linearizability histories"
+                     cargo test -p tenfold-store --test linearizability {test}"
                 );
             }
         }

@@ -1,15 +1,17 @@
-//! The server's event loop: clients take turns.
+//! The event loop of a server or relay: clients take turns.
 //!
-//! In a turn, bytes are read, and every whole message among them is applied to the table. The replies (to the
-//! client whose turn it is, and to parked ones whose wait ended) are encoded into each connection's output,
-//! and written as far as the sockets accept them. There is no lock and no task: a waiting client is an entry
-//! in the table. A turn is short: one read, or one expensive request.
+//! In a turn, bytes are read, and every whole message among them is executed by the [`Backend`]: a table, or
+//! the merging of a relay. The replies (to the client whose turn it is, and to parked ones whose wait ended)
+//! are encoded into each connection's output, and written as far as the sockets accept them. There is no lock
+//! and no task: a waiting client is an entry in the backend. A turn is short: one read, or one expensive
+//! request.
 //!
-//! Not here: what requests mean (`table`), what bytes mean (`wire`), how buffers work (`connection`).
+//! Not here: what requests mean (`server/serving`, `relay/passing`), what bytes mean (`wire`), how buffers
+//! work (`connection`).
 
 #![expect(clippy::disallowed_methods, reason = "the outermost layer: reads the clock once a round")]
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::mpsc;
@@ -18,28 +20,24 @@ use std::time::{Duration, Instant};
 use mio::{Events, Interest, Poll, Token};
 use tenfold_memory::NotInherited;
 
+mod callers;
 mod door;
 mod report;
 mod upkeep;
 
+use self::callers::Callers;
 use self::report::LogBudget;
-use super::callers::Callers;
-use super::dear::Dear;
-use super::roll::Roll;
-use super::slow::{Slowest, Suspect};
-use super::surveys::Surveys;
-use super::{Closed, Facts, Limits, Order};
 use crate::connection::{Connection, Pool};
-use crate::request::{Operation, Request, Response};
-use crate::table::{ClientId, Forgetting, Refusal, Replies, SHARED_VALUE, Table};
+use crate::server::{Closed, Limits};
 use crate::wire::{self, Command, Decoded, Malformed};
-use tenfold_base::Fault;
 
 /// The token that wakes the loop for an order.
-pub(super) const WAKE: Token = Token(usize::MAX);
+pub(crate) const WAKE: Token = Token(usize::MAX);
 /// Listeners' tokens count down from here.
 const LISTENERS: usize = usize::MAX - 1;
 const LISTENERS_MAX: usize = 64;
+/// The token of a backend's own socket.
+pub(crate) const BACKEND: Token = Token(LISTENERS - LISTENERS_MAX);
 
 /// Bytes of one read of a connection, and so the most work that one client gets before the next one's turn.
 const READ: usize = 64 << 10;
@@ -54,13 +52,6 @@ const MESSAGES: usize = 512;
 const HELD_LIGHT: usize = 4 << 10;
 /// An idle connection keeps an input buffer up to this size for its next message.
 const INPUT_KEPT: usize = 256;
-/// A request with more keys than this is timed.
-const KEYS_LIGHT: usize = 16;
-/// A message shorter than this has neither more keys than that nor a long value, so most messages need no
-/// further check.
-const LIGHT: usize = (KEYS_LIGHT + 1) * size_of::<u64>();
-/// How many requests for the list of clients may be pending.
-const ROLLS_MAX: usize = 8;
 /// How often deadlines are checked, unless a limit is shorter than that.
 const TICK: Duration = Duration::from_secs(1);
 /// How long accepting pauses when no descriptors are left.
@@ -68,79 +59,122 @@ const ACCEPT_REST: Duration = Duration::from_millis(50);
 /// Log lines per second about closed connections; further ones are counted and summed up.
 const LOG_LINES: u32 = 10;
 
-pub(super) struct Loop {
-    poll: Poll,
+/// What executes the requests of clients. Its methods get the whole loop, because a request may cause replies
+/// to any client.
+pub(crate) trait Backend: Sized {
+    /// What other threads ask of it.
+    type Order;
+
+    /// Its name in log lines.
+    const NAME: &'static str;
+
+    /// A round begins.
+    fn begin_round(front: &mut Loop<Self>);
+
+    /// Whether this message may be executed now. If not, its connection waits until [`Backend::call`] returns
+    /// it.
+    fn allows(front: &mut Loop<Self>, turn: &Turn, command: &Command<'_>) -> bool;
+
+    /// Executes a message of `length` bytes.
+    fn execute(
+        front: &mut Loop<Self>,
+        turn: &mut Turn,
+        command: Command<'_>,
+        length: usize,
+    ) -> Result<(), End>;
+
+    /// The next connection that may go on.
+    fn call(front: &mut Loop<Self>) -> Option<usize>;
+
+    /// A connection was closed.
+    fn forget(front: &mut Loop<Self>, slot: usize, connection: &Connection);
+
+    /// Clients have had their turns. `is_idle`: none wanted anything.
+    fn end_round(front: &mut Loop<Self>, is_idle: bool);
+
+    /// Another thread wants something.
+    fn obey(front: &mut Loop<Self>, order: Self::Order);
+
+    /// In every round; `is_ready`: its own socket has an event.
+    #[inline]
+    fn attend(_front: &mut Loop<Self>, _is_ready: bool, _buffer: &mut [u8]) {}
+
+    /// Regularly, about once a second.
+    fn tick(front: &mut Loop<Self>);
+
+    /// Frees memory that no connection holds; false if there is none.
+    fn relieve(_front: &mut Loop<Self>) -> bool {
+        false
+    }
+
+    /// The loop is about to end: all messages are allowed from now on.
+    fn end(front: &mut Loop<Self>);
+
+    /// The last thing before the loop ends.
+    fn last(_front: &mut Loop<Self>) {}
+
+    /// Bytes of memory that it holds.
+    fn bytes(&self) -> usize;
+
+    /// Does it have something to do even if no client wants anything?
+    fn is_busy(&self) -> bool;
+
+    /// When it wants a round at the latest.
+    fn wants_round_at(&self) -> Option<Instant> {
+        None
+    }
+}
+
+pub(crate) struct Loop<B: Backend> {
+    pub(crate) back: B,
+    pub(crate) poll: Poll,
     listeners: Vec<NotInherited<mio::net::TcpListener>>,
-    inbox: mpsc::Receiver<Order>,
-    limits: Limits,
+    inbox: mpsc::Receiver<B::Order>,
+    pub(crate) limits: Limits,
     tick: Duration,
-    address: SocketAddr,
-    table: Table,
-    connections: Vec<Option<Box<Connection>>>,
+    pub(crate) address: SocketAddr,
+    pub(crate) connections: Vec<Option<Box<Connection>>>,
     free: Vec<usize>,
-    count: usize,
+    pub(crate) count: usize,
     callers: Callers,
-    pool: Pool,
-    replies: Replies,
+    pub(crate) pool: Pool,
     /// Connections that got a reply through another client's request.
-    woken: Vec<usize>,
+    pub(crate) woken: Vec<usize>,
     /// Connections that have more to send than one turn allows.
     again: Vec<usize>,
     accept_again: Option<Instant>,
     /// A spare descriptor, closed to accept and close one connection when no descriptors are left.
     spare: Option<std::fs::File>,
-    buffered: usize,
-    now: Instant,
-    started: Instant,
-    /// When the table's time is next advanced.
-    next_second: Instant,
+    pub(crate) buffered: usize,
+    pub(crate) now: Instant,
+    pub(crate) started: Instant,
     stop_at: Option<Instant>,
-    counters: Counters,
+    pub(crate) counters: Counters,
     log: LogBudget,
-    slowest: Slowest,
-    /// Clients that wait for an expensive request.
-    dear: Dear,
-    /// What is in progress and may take long.
-    watch: Option<Watch>,
-    surveys: Surveys,
-    /// Pending requests for the list of clients.
-    rolls: VecDeque<Roll>,
-    /// Keys that are being removed, and the requests that wait for it.
-    forgetting: VecDeque<(Forgetting, mpsc::Sender<usize>)>,
 }
 
 #[derive(Debug, Default)]
-struct Counters {
-    accepted: u64,
-    closed: BTreeMap<Closed, u64>,
-    operations: [u64; Operation::ALL.len()],
-    bytes_in: u64,
-    bytes_out: u64,
-}
-
-/// A request that may take long.
-struct Watch {
-    suspect: Suspect,
-    start: Instant,
-    /// Its bytes.
-    length: usize,
-    /// Unsent bytes that its client had before it.
-    unsent: usize,
+pub(crate) struct Counters {
+    pub(crate) accepted: u64,
+    pub(crate) closed: BTreeMap<Closed, u64>,
+    pub(crate) bytes_in: u64,
+    pub(crate) bytes_out: u64,
 }
 
 /// Why a connection is closed.
-enum End {
+pub(crate) enum End {
     /// The client left, or the network failed.
     Left,
     /// The server closes it.
     Refused(Closed, String),
 }
 
-impl Loop {
-    pub(super) fn new(
+impl<B: Backend> Loop<B> {
+    pub(crate) fn new(
+        back: B,
         poll: Poll,
         listeners: Vec<TcpListener>,
-        inbox: mpsc::Receiver<Order>,
+        inbox: mpsc::Receiver<B::Order>,
         limits: Limits,
         address: SocketAddr,
     ) -> io::Result<Self> {
@@ -153,19 +187,18 @@ impl Loop {
         let shortest = limits.handshake_timeout.min(limits.message_timeout).min(limits.write_timeout);
         let now = Instant::now();
         Ok(Loop {
+            back,
             poll,
             listeners,
             inbox,
             limits,
             tick: TICK.min(shortest / 4).max(Duration::from_millis(1)),
             address,
-            table: Table::new(limits.table),
             connections: Vec::new(),
             free: Vec::new(),
             count: 0,
             callers: Callers::new(limits.connections_per_address),
             pool: Pool::default(),
-            replies: Vec::new(),
             woken: Vec::new(),
             again: Vec::new(),
             accept_again: None,
@@ -173,20 +206,13 @@ impl Loop {
             buffered: 0,
             now,
             started: now,
-            next_second: now,
             stop_at: None,
             counters: Counters::default(),
             log: LogBudget::new(now),
-            slowest: Slowest::new(now),
-            dear: Dear::default(),
-            watch: None,
-            surveys: Surveys::default(),
-            rolls: VecDeque::new(),
-            forgetting: VecDeque::new(),
         })
     }
 
-    pub(super) fn run(mut self) {
+    pub(crate) fn run(mut self) {
         let mut events = Events::with_capacity(1024);
         let mut buffer = vec![0; READ];
         let mut next_tick = self.now + self.tick;
@@ -194,18 +220,16 @@ impl Loop {
             if let Err(error) = self.poll.poll(&mut events, self.patience(next_tick))
                 && error.kind() != io::ErrorKind::Interrupted
             {
-                tracing::error!(%error, "the store server cannot poll and ends");
+                tracing::error!(%error, "the {} cannot poll and ends", B::NAME);
                 return;
             }
             self.now = Instant::now();
-            self.dear.renew();
-            if self.now >= self.next_second {
-                self.count_seconds();
-            }
-            let mut orders = false;
+            B::begin_round(&mut self);
+            let (mut orders, mut is_ready) = (false, false);
             for event in &events {
                 match event.token() {
                     WAKE => orders = true,
+                    BACKEND => is_ready = true,
                     Token(token) if token > LISTENERS - LISTENERS_MAX => self.accept_again = Some(self.now),
                     Token(slot) => {
                         if event.is_writable() {
@@ -224,7 +248,8 @@ impl Loop {
             for slot in again {
                 self.serve(slot, &mut buffer);
             }
-            while let Some(slot) = self.dear.call() {
+            B::attend(&mut self, is_ready, &mut buffer);
+            while let Some(slot) = B::call(&mut self) {
                 if let Some(Some(connection)) = self.connections.get_mut(slot) {
                     connection.in_line = false;
                 }
@@ -235,17 +260,18 @@ impl Loop {
                 self.accept();
             }
             if orders {
-                self.obey();
+                while let Ok(order) = self.inbox.try_recv() {
+                    B::obey(&mut self, order);
+                }
             }
-            if self.surveys.is_pending() || !self.rolls.is_empty() || !self.forgetting.is_empty() {
-                self.look_around(events.is_empty());
-            }
+            B::end_round(&mut self, events.is_empty());
             if self.now >= next_tick {
                 next_tick = self.now + self.tick;
                 self.tick();
             }
             if self.stop_at.is_some_and(|at| self.count == 0 || self.now >= at) {
                 self.last_words(&mut buffer);
+                B::last(&mut self);
                 return;
             }
         }
@@ -253,16 +279,12 @@ impl Loop {
 
     /// How long the loop may sleep if nothing happens.
     fn patience(&self, next_tick: Instant) -> Option<Duration> {
-        if !self.again.is_empty()
-            || self.dear.is_pending()
-            || self.surveys.is_pending()
-            || !self.rolls.is_empty()
-            || !self.forgetting.is_empty()
-        {
+        if !self.again.is_empty() || self.back.is_busy() {
             return Some(Duration::ZERO);
         }
         let tick = (self.count > 0 || self.log.suppressed > 0).then_some(next_tick);
-        let next = [tick, self.accept_again, self.stop_at].into_iter().flatten().min();
+        let next =
+            [tick, self.accept_again, self.stop_at, self.back.wants_round_at()].into_iter().flatten().min();
         next.map(|at| at.saturating_duration_since(self.now))
     }
 
@@ -285,7 +307,7 @@ impl Loop {
         self.flush_woken();
     }
 
-    fn flush_woken(&mut self) {
+    pub(crate) fn flush_woken(&mut self) {
         while let Some(woken) = self.woken.pop() {
             self.flush(woken);
         }
@@ -354,27 +376,20 @@ impl Loop {
             }
             match wire::decode(&bytes[at..], &self.limits.message, &mut turn.connection.scan) {
                 Ok(Decoded::Whole(command, length)) => {
-                    let is_dear = is_dear(&command);
-                    if is_dear && !self.dear.allows(turn.slot) {
-                        self.dear.wait(turn.slot);
+                    if !B::allows(self, turn, &command) {
                         turn.connection.in_line = true;
                         break;
                     }
                     at += length;
                     turn.messages -= 1;
                     turn.connection.message_since = None;
-                    // One call of `execute`, so that it is compiled into this loop.
-                    let is_watched = (is_dear || length >= LIGHT) && self.watch(turn, &command, length);
-                    self.execute(turn, command)?;
-                    if is_watched {
-                        self.end_watch(turn, is_dear);
-                    }
+                    B::execute(self, turn, command, length)?;
                 }
                 Ok(Decoded::Needs(needs)) => {
                     turn.connection.needs = needs;
                     break;
                 }
-                Err(malformed @ Malformed::Opcode(_)) => {
+                Err(malformed @ (Malformed::Opcode(_) | Malformed::Hello(_))) => {
                     return Err(refuse(Closed::UnknownOpcode, malformed.to_string()));
                 }
                 Err(malformed @ Malformed::TooLong { .. }) => {
@@ -383,108 +398,6 @@ impl Loop {
             }
         }
         Ok(at)
-    }
-
-    /// Reads the clock if what follows may take long.
-    #[cold]
-    fn watch(&mut self, turn: &Turn, command: &Command<'_>, length: usize) -> bool {
-        if !is_dear(command) && !is_heavy(command) {
-            return false;
-        }
-        let (operation, (key, keys_count)) = match command {
-            Command::Call(request) => (request.operation().name(), request.first_key()),
-            _ => ("info", (None, 0)),
-        };
-        let suspect = Suspect::new(operation, key.unwrap_or_default(), keys_count, turn.connection.peer);
-        let unsent = turn.connection.output.len();
-        self.watch = Some(Watch { suspect, length, unsent, start: Instant::now() });
-        true
-    }
-
-    #[cold]
-    fn end_watch(&mut self, turn: &mut Turn, is_dear: bool) {
-        let Some(watch) = self.watch.take() else { return };
-        let end = Instant::now();
-        let bytes = watch.length + turn.connection.output.len() - watch.unsent;
-        self.slowest.note(watch.suspect, bytes, end.duration_since(watch.start), end);
-        if is_dear {
-            self.dear.note(end.duration_since(watch.start));
-        }
-    }
-
-    #[inline]
-    fn execute(&mut self, turn: &mut Turn, command: Command<'_>) -> Result<(), End> {
-        let client = ClientId(turn.slot);
-        match command {
-            Command::Call(request) => {
-                let operation = request.operation();
-                self.counters.operations[operation as usize] += 1;
-                turn.connection.last_operation = Some(operation);
-                let applied = self.table.apply(client, request, self.now, &mut self.replies);
-                self.deliver(Some(turn));
-                applied.map_err(|refusal| match &refusal {
-                    Refusal::AlreadyWaiting => refuse(Closed::AlreadyWaiting, Fault::from(refusal).message),
-                    Refusal::Full { .. } => refuse(Closed::Full, Fault::from(refusal).message),
-                    // Keys and values belong to the job and stay out of the log.
-                    Refusal::NotANumber { key } => {
-                        let length = key.len();
-                        refuse(
-                            Closed::NotANumber,
-                            format!(
-                                "ADD or BARRIER failed: the value is not a number (key of {length} bytes)"
-                            ),
-                        )
-                    }
-                })
-            }
-            Command::Ping { nonce } => {
-                let answer = if nonce == wire::GREETING { wire::GREETING_ANSWER } else { nonce };
-                wire::encode_pong(answer, &mut turn.connection.output.sink(&mut self.pool));
-                Ok(())
-            }
-            Command::CancelWait => {
-                self.table.cancel(client, &mut self.replies);
-                self.deliver(Some(turn));
-                wire::encode_cancelled(&mut turn.connection.output.sink(&mut self.pool));
-                Ok(())
-            }
-            Command::Validate { magic: wire::MAGIC } if !turn.connection.validated => {
-                turn.connection.validated = true;
-                Ok(())
-            }
-            Command::Validate { magic } if !turn.connection.validated => {
-                Err(refuse(Closed::Handshake, format!("wrong magic number {magic:#010x}")))
-            }
-            Command::Validate { .. } => {
-                Err(refuse(Closed::UnknownOpcode, "it sent the handshake twice".into()))
-            }
-            Command::Info => {
-                let facts =
-                    serde_json::to_vec(&self.facts(Facts::WAITERS_MAX)).expect("facts are plain data");
-                let response = Response::Value(Some(facts.into()));
-                wire::encode_response(response, &mut turn.connection.output.sink(&mut self.pool));
-                Ok(())
-            }
-        }
-    }
-
-    /// Delivers the accumulated replies: to the connection whose turn it is, and to others.
-    #[inline]
-    fn deliver(&mut self, turn: Option<&mut Turn>) {
-        let mut own = turn;
-        for (ClientId(slot), response) in self.replies.drain(..) {
-            if response == Response::Done {
-                continue; // nothing to send
-            }
-            let connection = match &mut own {
-                Some(turn) if turn.slot == slot => &mut turn.connection,
-                _ => {
-                    self.woken.push(slot);
-                    self.connections[slot].as_mut().expect("the table forgets those who left")
-                }
-            };
-            wire::encode_response(response, &mut connection.output.sink(&mut self.pool));
-        }
     }
 
     fn end_turn(&mut self, mut turn: Turn, result: Result<(), End>) {
@@ -505,7 +418,7 @@ impl Loop {
         }
     }
 
-    fn close(&mut self, mut turn: Turn, end: End) {
+    pub(crate) fn close(&mut self, mut turn: Turn, end: End) {
         // Replies to requests before the refused one must still be sent.
         if matches!(end, End::Refused(..)) {
             let _ = turn.connection.flush(&mut self.pool, self.now, &mut self.counters.bytes_out);
@@ -514,8 +427,7 @@ impl Loop {
         self.count -= 1;
         self.callers.forget(turn.connection.peer);
         let _ = self.poll.registry().deregister(&mut *turn.connection.stream);
-        self.table.forget(ClientId(turn.slot), &mut self.replies);
-        self.deliver(None);
+        B::forget(self, turn.slot, &turn.connection);
         self.free.push(turn.slot);
         if let End::Refused(closed, reason) = end {
             self.note(closed, Some(turn.connection.peer), &reason);
@@ -547,14 +459,38 @@ impl Loop {
 }
 
 /// A connection during its turn.
-struct Turn {
-    connection: Box<Connection>,
-    slot: usize,
+pub(crate) struct Turn {
+    pub(crate) connection: Box<Connection>,
+    pub(crate) slot: usize,
     /// How many more messages it may have served.
     messages: usize,
 }
 
 impl Turn {
+    /// The magic words: once, and first.
+    pub(crate) fn validate(&mut self, magic: u32) -> Result<(), End> {
+        if self.connection.validated {
+            return Err(refuse(Closed::UnknownOpcode, "it sent the handshake twice".into()));
+        }
+        if magic != wire::MAGIC {
+            return Err(refuse(Closed::Handshake, format!("wrong magic number {magic:#010x}")));
+        }
+        self.connection.validated = true;
+        Ok(())
+    }
+
+    /// Answers a ping.
+    #[inline]
+    pub(crate) fn pong(&mut self, nonce: u32, pool: &mut Pool) {
+        let answer = if nonce == wire::GREETING { wire::GREETING_ANSWER } else { nonce };
+        wire::encode_pong(answer, &mut self.connection.output.sink(pool));
+    }
+
+    /// A connection that has no more messages served.
+    pub(crate) fn of(connection: Box<Connection>, slot: usize) -> Self {
+        Turn { connection, slot, messages: 0 }
+    }
+
     /// Is there stored input that is worth decoding?
     fn has_whole_input(&self) -> bool {
         !self.connection.input.is_empty() && self.connection.input.len() >= self.connection.needs
@@ -570,27 +506,7 @@ impl Turn {
     }
 }
 
-/// Whether it can cost far more than its bytes. All others cost about as much as their bytes or their reply.
-fn is_dear(command: &Command<'_>) -> bool {
-    matches!(command, Command::Info | Command::Call(Request::Append { .. } | Request::ListKeys))
-}
-
-/// Whether it has so many bytes or keys that it may take a while.
-fn is_heavy(command: &Command<'_>) -> bool {
-    let Command::Call(request) = command else { return false };
-    let is_long = |bytes: &[u8]| bytes.len() >= SHARED_VALUE;
-    match request {
-        Request::Set { value, .. } | Request::QueuePush { value, .. } => is_long(value),
-        Request::CompareSet { expected, desired, .. } => is_long(expected) || is_long(desired),
-        Request::Check { keys } | Request::MultiGet { keys } | Request::Wait { keys } => {
-            keys.len() > KEYS_LIGHT
-        }
-        Request::MultiSet { pairs } => pairs.len() > KEYS_LIGHT,
-        _ => false,
-    }
-}
-
 #[cold]
-fn refuse(closed: Closed, reason: String) -> End {
+pub(crate) fn refuse(closed: Closed, reason: String) -> End {
     End::Refused(closed, reason)
 }

@@ -1,16 +1,14 @@
-//! What is done between the turns of clients: orders, clocks, memory limits, connections that take too long.
+//! What is done between the turns of clients: memory limits, connections that take too long, the end.
 
 use std::time::{Duration, Instant};
 
 use tenfold_base::show_duration;
 
-use super::{End, HELD_LIGHT, Loop, ROLLS_MAX, Turn, refuse};
+use super::{Backend, End, HELD_LIGHT, Loop, Turn, refuse};
 use crate::connection::{Connection, PROGRESS};
-use crate::server::roll::Roll;
-use crate::server::{Closed, Limits, Order};
-use crate::table::Forgetting;
+use crate::server::{Closed, Limits};
 
-impl Loop {
+impl<B: Backend> Loop<B> {
     pub(super) fn count_memory(&mut self, connection: &mut Connection) {
         let held = connection.held();
         self.buffered = self.buffered + held - connection.counted;
@@ -23,7 +21,7 @@ impl Loop {
     }
 
     pub(super) fn is_over_memory(&self) -> bool {
-        self.table.bytes() + self.buffered > self.memory_max()
+        self.back.bytes() + self.buffered > self.memory_max()
     }
 
     /// Closes connections until memory is within its limit: first those that have held memory for the longest
@@ -31,6 +29,9 @@ impl Loop {
     #[cold]
     pub(super) fn relieve(&mut self, slot: usize) {
         while self.is_over_memory() {
+            if B::relieve(self) {
+                continue;
+            }
             let hoards = |connection: &Connection| {
                 let since = connection.hoards_since().filter(|_| connection.counted > HELD_LIGHT);
                 since.map(|since| (since, std::cmp::Reverse(connection.counted)))
@@ -49,9 +50,8 @@ impl Loop {
     }
 
     pub(super) fn tick(&mut self) {
-        self.table.sweep();
-        self.surveys.tidy(self.now);
-        if let Some(line) = self.log.renew(self.now) {
+        B::tick(self);
+        if let Some(line) = self.log.renew(B::NAME, self.now) {
             tracing::warn!("{line}");
         }
         for slot in 0..self.connections.len() {
@@ -64,70 +64,17 @@ impl Loop {
         self.flush_woken();
     }
 
-    pub(super) fn obey(&mut self) {
-        while let Ok(order) = self.inbox.try_recv() {
-            match order {
-                // The asker may have timed out, here and below.
-                Order::Tell { waiters, answer } => drop(answer.send(self.facts(waiters))),
-                Order::Values { keys, answer } => {
-                    drop(answer.send(keys.iter().map(|key| self.table.value(key)).collect()));
-                }
-                Order::Forget { all_but, answer } => {
-                    self.forgetting.push_back((Forgetting::new(&self.table, all_but), answer));
-                }
-                Order::Slowest(answer) => drop(answer.send(self.slowest.list(self.now))),
-                Order::Clients { limit, answer } => {
-                    if self.rolls.len() < ROLLS_MAX {
-                        self.rolls.push_back(Roll::new(limit, answer));
-                    }
-                }
-                Order::Survey { prefix, answer } => self.surveys.ask(prefix, answer, &self.table, self.now),
-                Order::Stop { grace } => {
-                    self.stop_at = Some(self.now + grace);
-                    for mut listener in self.listeners.drain(..) {
-                        let _ = self.poll.registry().deregister(&mut *listener);
-                    }
-                }
-            }
+    /// Accepts no further connections and ends after `grace`, or when all connections are closed.
+    pub(crate) fn stop(&mut self, grace: Duration) {
+        self.stop_at = Some(self.now + grace);
+        for mut listener in self.listeners.drain(..) {
+            let _ = self.poll.registry().deregister(&mut *listener);
         }
-    }
-
-    /// Does a small part of pending reports about the server; then clients get their turns again.
-    #[cold]
-    pub(super) fn look_around(&mut self, is_idle: bool) {
-        if let Some(roll) = self.rolls.front_mut()
-            && roll.step(&self.connections, &self.table)
-        {
-            let roll = self.rolls.pop_front().expect("it was just looked at");
-            roll.answer(self.count, self.now);
-        }
-        if let Some((forgetting, _)) = self.forgetting.front_mut()
-            && forgetting.step(&mut self.table)
-            && let Some((forgetting, answer)) = self.forgetting.pop_front()
-        {
-            let _ = answer.send(forgetting.count()); // the asker may have timed out
-        }
-        // If no client waits, one step is enough: the loop continues immediately, and checks for clients
-        // first.
-        while self.surveys.is_due(is_idle, self.now) {
-            self.surveys.step(&self.table, Instant::now);
-            if is_idle {
-                break;
-            }
-        }
-    }
-
-    /// Sets the table's time.
-    #[cold]
-    pub(super) fn count_seconds(&mut self) {
-        let seconds = self.now.duration_since(self.started).as_secs();
-        self.next_second = self.started + Duration::from_secs(seconds + 1);
-        self.table.set_seconds(seconds as u32); // 136 years
     }
 
     /// Answers what has arrived before the end, as far as the sockets accept it.
     pub(super) fn last_words(&mut self, buffer: &mut [u8]) {
-        self.dear.open();
+        B::end(self);
         for slot in 0..self.connections.len() {
             if let Some(Some(connection)) = self.connections.get_mut(slot) {
                 connection.in_line = false;

@@ -5,11 +5,11 @@ use std::net::SocketAddr;
 
 use mio::{Interest, Token};
 
-use super::{ACCEPT_REST, ACCEPTS, Loop};
+use super::{ACCEPT_REST, ACCEPTS, Backend, Loop};
 use crate::connection::Connection;
 use crate::server::Closed;
 
-impl Loop {
+impl<B: Backend> Loop<B> {
     pub(super) fn accept(&mut self) {
         self.accept_again = None;
         for index in 0..self.listeners.len() {
