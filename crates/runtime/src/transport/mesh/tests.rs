@@ -32,7 +32,8 @@ fn only_links_with_something_to_write_are_looked_at_and_a_socket_is_slept_on_onc
     let mut mesh = far(&handle, listener.local_addr().unwrap());
     // The helper dials all peers, and the message below opens one more connection. The listener queues 128 of them; if
     // none were accepted, the kernel would drop the message's connection whenever the helper is quicker.
-    let _accepted = thread::spawn(move || listener.incoming().take(SIZE).collect::<Vec<_>>());
+    let accept = move || listener.incoming().take(SIZE).collect::<Vec<_>>();
+    let _accepted = thread::Builder::new().name("accepts".to_string()).spawn(accept).unwrap();
     for rank in 1..SIZE {
         mesh.connect(rank).unwrap();
     }
