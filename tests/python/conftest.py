@@ -39,7 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--server",
         choices=["tenfold", "relay", "torch"],
         default="tenfold",
-        help="whose server to test; PyTorch's own shows whether the tests are right; `relay`: ours through a relay",
+        help="whose server to test: ours, ours through a relay, or PyTorch's, which shows if tests are right",
     )
     parser.addoption(
         "--backend",

@@ -67,7 +67,8 @@ class TenfoldRelay:
         self.server = TenfoldServer(log, *options)
         upstream = f"{self.server.address.host}:{self.server.address.port}"
         self.log = log.with_suffix(".relay.log")
-        command = [tenfold_binary(), "relay", "--upstream", upstream, "--listen", "127.0.0.1:0", "--drain", "0s"]
+        flags = ["--upstream", upstream, "--listen", "127.0.0.1:0", "--drain", "0s"]
+        command = [tenfold_binary(), "relay", *flags]
         with self.log.open("wb") as stderr:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
         self.address = Address.announced(self.process.stdout.readline())

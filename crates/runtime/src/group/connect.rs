@@ -522,7 +522,7 @@ fn fabric_options(interface: IpAddr, options: &Options, environment: &Environmen
     FabricOptions {
         interface: Some(interface),
         ports: environment.ports.clone(),
-        heartbeat: options.heartbeat.or(environment.heartbeat).unwrap_or(super::HEARTBEAT),
+        heartbeat: options.heartbeat.or(environment.heartbeat).unwrap_or(super::options::HEARTBEAT),
         in_place: options.in_place,
         stuck: StuckSettings {
             after: options

@@ -1,9 +1,10 @@
+use super::super::state::head_text;
 use super::super::{Assignment, Outcome, scenarios};
 use super::*;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex};
 use tenfold_dashboard::job::Stamp;
-use tenfold_store::{HashStore, Server, ServerOptions, StoreExt, TcpStore};
+use tenfold_store::{Deadline, ErrorKind, Fault, HashStore, Server, ServerOptions, StoreExt, TcpStore};
 
 /// Longer than anything here takes.
 const GUARD: Duration = Duration::from_secs(60);

@@ -1,3 +1,5 @@
+#![expect(clippy::disallowed_methods, reason = "a thread accepts the connections of the test")]
+
 use std::net::{SocketAddr, TcpListener};
 use std::thread;
 
