@@ -1,6 +1,6 @@
 //! The nodes of a job find each other, agree on the nodes and ranks of each round, and restart together.
 //!
-//! There is no coordinator, and no node changes what all read for itself alone: with N nodes, N writers of
+//! No node coordinates the others, and none changes what all read for itself alone: with N nodes, N writers of
 //! one value would wake each other N² times. Instead each node puts what it wants into the store as a small
 //! [`Wish`](member::Wish). One node at a time, the *folder*, folds all wishes that there are into the next
 //! state, by compare_set on the head that it read. The other nodes read the head when its turn comes, and of

@@ -255,13 +255,15 @@ impl Seeker<'_> {
                 continue;
             }
             let is_stranded = |answer: &Answer| answer.on_loopback == Loopback::Stranded;
-            let refusal = table.refusal.clone().filter(|_| answers.iter().any(is_stranded));
+            let stranded = table.refusal.clone().filter(|_| answers.iter().any(is_stranded));
             let hosts: Vec<usize> = answers.iter().map(|answer| answer.host).collect();
-            let verdict = match refusal {
+            let misplaced = hosts.iter().position(|host| *host >= self.size).map(|rank| {
+                let message = format!("rank {rank} says that it shares a host with rank {}", hosts[rank]);
+                let hint = "another program writes to the keys of this group: use a store of its own";
+                Refusal::from(Fault::new(ErrorKind::Protocol, message).peer(rank).hint(hint))
+            });
+            let verdict = match stranded.or(misplaced) {
                 Some(refusal) => Verdict::Refused(refusal),
-                None if hosts.iter().any(|host| *host >= self.size) => {
-                    return Err(Fault::new(ErrorKind::Protocol, "a rank names a host that no rank is on"));
-                }
                 None => Verdict::Made(Sequence::of(&in_order(&hosts))),
             };
             self.write(&format!("hosts/{number}"), &verdict)?;

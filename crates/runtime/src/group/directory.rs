@@ -1,7 +1,7 @@
 //! Finds the ranks of a large group when they are first needed.
 //!
 //! A rank of a large group talks to few others: those on its host, and in most algorithms some tens elsewhere. It reads the
-//! cards of the likely ones when the group is made, and the others here, in the background: the engine must not wait for
+//! contacts of the likely ones when the group is made, and the others here, in the background: the engine must not wait for
 //! the store. If the store has ended by then, ranks that were not looked up cannot be reached any more.
 
 #![expect(clippy::disallowed_methods, reason = "asks the store on a thread of its own")]

@@ -144,6 +144,39 @@ fn ranks_that_do_not_fit_together_hear_the_same_reason() {
     assert!(errors.iter().all(|error| *error == errors[0]), "{errors:?}");
 }
 
+/// What a store says may be wrong: here rank 1 seems to share a host with rank 7 of 2.
+#[test]
+fn an_impossible_answer_of_a_rank_is_reported_to_all_ranks_with_its_number() {
+    struct Lying(HashStore);
+    impl Store for Lying {
+        fn call(&self, request: Request<'_>, deadline: Deadline) -> std::result::Result<Response, Fault> {
+            match request {
+                Request::Set { key, value } if key.windows(6).any(|part| part == b"/found") => {
+                    let text = String::from_utf8_lossy(&value).replace("\"host\":0", "\"host\":7");
+                    let is_rank_1 = key.ends_with(b"/1");
+                    let value = if is_rank_1 { text.into_bytes().into() } else { value };
+                    self.0.call(Request::Set { key, value }, deadline)
+                }
+                other => self.0.call(other, deadline),
+            }
+        }
+    }
+    let store = Arc::new(Lying(HashStore::new()));
+    std::thread::scope(|scope| {
+        for rank in 0..2 {
+            let store = Arc::clone(&store);
+            scope.spawn(move || {
+                let error = Group::connect(store, Seat { rank, size: 2 }, quick()).unwrap_err();
+                assert_eq!(error.peer(), Some(1), "{error}");
+                assert!(
+                    error.to_string().contains("rank 1 says that it shares a host with rank 7"),
+                    "{error}"
+                );
+            });
+        }
+    });
+}
+
 /// Ranks that were refused and try again with other settings find each other, although the refusal is still in the store.
 #[test]
 fn ranks_that_were_refused_find_each_other_when_they_try_again() {
