@@ -298,6 +298,9 @@ class Group:
     def reduce(
         self, tensor: _Tensor, root: int, op: _ReduceOp, async_op: bool = False, timeout: float | None = None
     ) -> Work | None: ...
+    def scan(
+        self, tensor: _Tensor, op: _ReduceOp, async_op: bool = False, timeout: float | None = None
+    ) -> Work | None: ...
     def broadcast(
         self, tensor: _Tensor, root: int, async_op: bool = False, timeout: float | None = None
     ) -> Work | None: ...

@@ -251,6 +251,12 @@ class Group:
         """Reduces the arrays of all ranks into the root's. The arrays of other ranks are then undefined."""
         return _work(self._inner.reduce(tensor, root, code_of(op), async_op, _seconds(timeout)))
 
+    def scan(
+        self, tensor: Tensor, op: Reduction = "sum", async_op: bool = False, timeout: Seconds | None = None
+    ) -> Work | None:
+        """Reduces the arrays of ranks 0 to r on rank r, in place on all ranks."""
+        return _work(self._inner.scan(tensor, code_of(op), async_op, _seconds(timeout)))
+
     def broadcast(
         self, tensor: Tensor, root: int = 0, async_op: bool = False, timeout: Seconds | None = None
     ) -> Work | None:

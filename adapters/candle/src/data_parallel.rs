@@ -40,6 +40,7 @@ use crate::{Error, Result};
 pub struct DataParallel {
     group: Group,
     reducer: Reducer,
+    finds_unused: bool,
     variables: Vec<Var>,
 }
 
@@ -67,12 +68,13 @@ impl DataParallel {
             Ok(Param::new(name, variable.dims(), dtype_of(variable.dtype())?))
         };
         let params = named.iter().map(described).collect::<Result<Vec<Param>>>()?;
+        let finds_unused = options.finds_unused_parameters();
         let reducer = Reducer::new(group, &params, options)?; // refuses models that differ
         let variables: Vec<Var> = named.into_iter().map(|(_, variable)| variable).collect();
         for variable in &variables {
             variable.set(&broadcast(group, variable, 0)?)?;
         }
-        Ok(DataParallel { group: group.clone(), reducer, variables })
+        Ok(DataParallel { group: group.clone(), reducer, finds_unused, variables })
     }
 
     /// What is trained, in an order that all ranks have in common.
@@ -102,11 +104,15 @@ impl DataParallel {
     /// candle returns all gradients at the end of its backward, so they are reduced then, in buckets.
     ///
     /// # Errors
-    /// If a parameter has no gradient and the options do not allow that, or if the group fails.
+    /// On all ranks if a parameter has no gradient on a rank and the options do not allow that. If the group fails.
     pub fn average(&mut self, gradients: &mut GradStore) -> Result<()> {
         let has_none = |number: &usize| gradients.get(&self.variables[*number]).is_none();
         let unused: Vec<usize> = (0..self.variables.len()).filter(has_none).collect();
-        self.reducer.start_backward_without(&unused)?;
+        if self.finds_unused {
+            self.reducer.start_backward_without(&unused)?;
+        } else {
+            self.reducer.start_backward()?; // `finish` names what is missing, on all ranks
+        }
         for (number, variable) in self.variables.iter().enumerate().rev() {
             let Some(gradient) = gradients.get(variable) else { continue };
             with_element!(gradient.dtype(), T => hand_over::<T>(&mut self.reducer, number, gradient))?;
@@ -139,8 +145,9 @@ impl DataParallel {
 }
 
 fn hand_over<T: WithDType + Element>(reducer: &mut Reducer, number: usize, gradient: &Tensor) -> Result<()> {
-    reducer.gradient_mut::<T>(number)?.copy_from_slice(&elements::<T>(gradient)?);
-    Ok(reducer.grad_ready(number)?)
+    reducer.gradient_mut::<T>(number)?; // refuses another dtype
+    let values = tenfold::Buffer::from_slice(&elements::<T>(gradient)?);
+    Ok(reducer.grad_ready_from(number, values.as_bytes())?) // adds to what was accumulated
 }
 
 fn take<T: WithDType + Element>(reducer: &Reducer, number: usize, variable: &Var) -> Result<Tensor> {

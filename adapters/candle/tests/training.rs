@@ -112,22 +112,61 @@ fn models_that_differ_are_refused_on_all_ranks() {
     assert!(refusals.iter().all(|refusal| refusal.contains("weight")), "{refusals:?}");
 }
 
+/// The outcome of a step in which these ranks do not use one of two parameters.
+fn step_without(skips: fn(usize) -> bool, options: fn() -> ddp::Options) -> Vec<Result<[f32; 2], String>> {
+    ranks(2, |group| {
+        let variables = VarMap::new();
+        let get = |name| variables.get(1, name, Init::Const(1.0), DType::F32, &Device::Cpu).unwrap();
+        let (always, sometimes) = (get("always"), get("sometimes"));
+        let mut parallel = DataParallel::with_options(group, &variables, options()).unwrap();
+        let mut optimizer = SGD::new(parallel.variables().to_vec(), 0.5).unwrap();
+        let used = if skips(group.rank()) { always.clone() } else { (&always + &sometimes).unwrap() };
+        let outcome = parallel.backward_step(&used.sum_all().unwrap(), &mut optimizer);
+        outcome.map_err(|error| error.to_string())?;
+        Ok([always, sometimes].map(|one| one.to_vec1::<f32>().unwrap()[0]))
+    })
+}
+
+#[test]
+fn a_parameter_without_a_gradient_is_named_on_all_ranks() {
+    for outcome in step_without(|rank| rank == 1, ddp::Options::default) {
+        let refusal = outcome.unwrap_err();
+        assert!(
+            refusal.contains("no gradient at the end of iteration 1: `sometimes` on rank 1"),
+            "{refusal}"
+        );
+    }
+    for outcome in step_without(|_| true, ddp::Options::default) {
+        let refusal = outcome.unwrap_err();
+        assert!(
+            refusal.contains("no gradient at the end of iteration 1: `sometimes` on all ranks"),
+            "{refusal}"
+        );
+    }
+}
+
 #[test]
 fn a_parameter_without_a_gradient_needs_an_option() {
-    let outcomes = |options: fn() -> ddp::Options| {
-        ranks(2, |group| {
-            let variables = VarMap::new();
-            let get = |name| variables.get(1, name, Init::Const(1.0), DType::F32, &Device::Cpu).unwrap();
-            let (used, _unused) = (get("used"), get("unused"));
-            let mut parallel = DataParallel::with_options(group, &variables, options()).unwrap();
-            let mut optimizer = SGD::new(parallel.variables().to_vec(), 0.5).unwrap();
-            let loss = used.sqr().unwrap().sum_all().unwrap();
-            parallel.backward_step(&loss, &mut optimizer).map_err(|error| error.to_string())?;
-            Ok::<_, String>(used.to_vec1::<f32>().unwrap()[0])
-        })
-    };
-    assert_eq!(outcomes(|| ddp::Options::default().find_unused_parameters()), [Ok(0.0), Ok(0.0)]);
-    for refusal in outcomes(ddp::Options::default) {
-        assert!(refusal.unwrap_err().contains("expects a gradient of every parameter"));
-    }
+    let options = || ddp::Options::default().find_unused_parameters();
+    assert_eq!(step_without(|rank| rank == 1, options), [Ok([0.5, 0.75]), Ok([0.5, 0.75])]);
+    assert_eq!(step_without(|_| true, options), [Ok([0.5, 1.0]), Ok([0.5, 1.0])]);
+}
+
+#[test]
+fn gradients_of_iterations_without_synchronisation_are_added() {
+    ranks(2, |group| {
+        let variables = VarMap::new();
+        let weight = variables.get(1, "weight", Init::Const(1.0), DType::F32, &Device::Cpu).unwrap();
+        let mut parallel = DataParallel::new(group, &variables).unwrap();
+        let mut average = |factor: f64, sync: bool| {
+            let loss = (&weight * (factor * (1.0 + group.rank() as f64))).unwrap().sum_all().unwrap();
+            let mut gradients = loss.backward().unwrap();
+            parallel.reducer().set_sync(sync);
+            parallel.average(&mut gradients).unwrap();
+            gradients.get(&weight).unwrap().to_vec1::<f32>().unwrap()
+        };
+        average(1.0, false);
+        assert_eq!(average(10.0, true), [16.5]);
+        assert_eq!(average(100.0, true), [150.0]); // nothing is left of the earlier ones
+    });
 }

@@ -255,6 +255,34 @@ pub struct NodeText<R> {
     pub ranks: R,
 }
 
+/// What a launcher knows of one of its ranks. `C` is a call of the rank in a group.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, bound(deserialize = "C: Default + Deserialize<'de>"))]
+pub struct RankStatus<C> {
+    /// Of the whole job.
+    pub rank: Option<usize>,
+    /// Among the ranks of this node.
+    pub local_rank: Option<usize>,
+    /// Its process.
+    pub pid: Option<u64>,
+    /// `running`, `stopped` (by a signal such as SIGSTOP) or `ended`.
+    pub state: String,
+    /// How it ended.
+    pub end: Option<String>,
+    /// Its connections to the store, as the store's server sees them.
+    pub store_connections: Vec<String>,
+    /// Processor time that it has used.
+    pub cpu_seconds: Option<f64>,
+    /// Memory that it has in use.
+    pub memory_bytes: Option<u64>,
+    /// The time since its last output.
+    pub last_output_seconds: Option<f64>,
+    /// When it was started.
+    pub started_unix: Option<f64>,
+    /// Its calls in its groups, if it reports them.
+    pub collectives: Vec<C>,
+}
+
 /// How many pages a job with so many nodes has.
 pub fn pages_for(nodes: usize) -> usize {
     if nodes == 0 { 0 } else { nodes.div_ceil(PAGE_NODES).next_power_of_two().min(PAGES_MAX) }

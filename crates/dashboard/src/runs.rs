@@ -21,7 +21,7 @@ use super::job::{self, Head, JobFailure, Keys, NodeInfo, NodeText, Phase, Seat, 
 use serde::Serialize;
 use tenfold_store::{ClientFacts, Facts, Server, Value, WaiterFacts};
 
-use schema::{RankStatus, Ranks, State, silence_max};
+use schema::{RankStatus, Ranks, State, silence_max, under_way};
 
 /// Jobs that are shown: the last ones that were started.
 const RUNS_MAX: usize = 32;
@@ -477,7 +477,7 @@ fn judge(status: RankStatus, seen: &Seen) -> Rank {
 /// Marks the ranks for which others wait in a collective.
 fn blame(nodes: &mut [Node]) {
     let told: Vec<&[Collective]> =
-        nodes.iter().flat_map(|node| &node.ranks).map(|rank| rank.status.under_way()).collect();
+        nodes.iter().flat_map(|node| &node.ranks).map(|rank| under_way(&rank.status)).collect();
     let culprits = culprits(&told);
     let ranks = nodes.iter_mut().flat_map(|node| &mut node.ranks);
     for (rank, why) in ranks.zip(culprits).filter_map(|(rank, why)| Some((rank, why?))) {

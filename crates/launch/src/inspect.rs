@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::time::{Instant, SystemTime};
 
 use rustix::process::Pid;
-use serde::Serialize;
+use tenfold_dashboard::job;
 
 use super::proc::{self, Stat, Unnamed};
 use super::progress::Collective;
@@ -21,53 +21,37 @@ const FILES_MAX: usize = 4096;
 const CONNECTIONS_MAX: usize = 16;
 
 /// What is reported to the dashboard about one rank.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub(super) struct RankStatus {
-    pub(super) rank: usize,
-    pub(super) local_rank: usize,
-    pub(super) pid: u32,
-    /// `running`, `stopped` (by a signal such as SIGSTOP) or `ended`.
-    pub(super) state: &'static str,
-    pub(super) end: Option<String>,
-    pub(super) store_connections: Vec<String>,
-    pub(super) cpu_seconds: f64,
-    pub(super) memory_bytes: u64,
-    pub(super) last_output_seconds: Option<f64>,
-    pub(super) started_unix: f64,
-    pub(super) collectives: Vec<Collective>,
-}
+pub(super) type RankStatus = job::RankStatus<Collective>;
 
-impl RankStatus {
-    pub(super) fn of(
-        rank: &Rank,
-        now: Instant,
-        connections: &Connections,
-        collectives: Vec<Collective>,
-    ) -> Self {
-        let process = rank.process();
-        let stat = if rank.is_running() { Stat::read(process) } else { None };
-        let state = match (rank.end, stat.is_some_and(Stat::is_stopped)) {
-            (Some(_), _) => "ended",
-            (None, true) => "stopped",
-            (None, false) => "running",
-        };
-        let started = rank.started.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        RankStatus {
-            rank: rank.number,
-            local_rank: rank.local_rank,
-            pid: process.as_raw_pid().cast_unsigned(),
-            state,
-            end: rank.end.as_ref().map(End::to_string),
-            store_connections: if rank.is_running() { connections.of_group(process) } else { Vec::new() },
-            cpu_seconds: stat.map_or(0.0, cpu_seconds),
-            memory_bytes: stat.map_or(0, memory_bytes),
-            last_output_seconds: rank
-                .pipes
-                .last_output()
-                .map(|at| now.saturating_duration_since(at).as_secs_f64()),
-            started_unix: started.as_secs_f64(),
-            collectives,
-        }
+pub(super) fn status_of(
+    rank: &Rank,
+    now: Instant,
+    connections: &Connections,
+    collectives: Vec<Collective>,
+) -> RankStatus {
+    let process = rank.process();
+    let stat = if rank.is_running() { Stat::read(process) } else { None };
+    let state = match (rank.end, stat.is_some_and(Stat::is_stopped)) {
+        (Some(_), _) => "ended",
+        (None, true) => "stopped",
+        (None, false) => "running",
+    };
+    let started = rank.started.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    RankStatus {
+        rank: Some(rank.number),
+        local_rank: Some(rank.local_rank),
+        pid: Some(process.as_raw_pid().cast_unsigned().into()),
+        state: state.to_owned(),
+        end: rank.end.as_ref().map(End::to_string),
+        store_connections: if rank.is_running() { connections.of_group(process) } else { Vec::new() },
+        cpu_seconds: Some(stat.map_or(0.0, cpu_seconds)),
+        memory_bytes: Some(stat.map_or(0, memory_bytes)),
+        last_output_seconds: rank
+            .pipes
+            .last_output()
+            .map(|at| now.saturating_duration_since(at).as_secs_f64()),
+        started_unix: Some(started.as_secs_f64()),
+        collectives,
     }
 }
 

@@ -75,7 +75,7 @@ use environment::Job;
 use failure::MemoryWatch;
 use guard::Guard;
 pub use guard::stand_guard;
-use inspect::{Connections, RankStatus};
+use inspect::{Connections, RankStatus, status_of};
 use logs::Logs;
 use mark::Mark;
 use output::Outlet;
@@ -495,12 +495,9 @@ impl Launch {
         let connections = if looks { Connections::to(round.store.port) } else { Connections::default() };
         let clock = SystemTime::now();
         let collectives = |rank: &Rank| self.progress.of(round.assignment.round, rank.local_rank, clock);
-        let statuses: Vec<RankStatus> = round
-            .ranks
-            .iter()
-            .map(|rank| RankStatus::of(rank, now, &connections, collectives(rank)))
-            .collect();
-        let told = statuses.iter().map(|status| (status.rank, &status.collectives[..]));
+        let statuses: Vec<RankStatus> =
+            round.ranks.iter().map(|rank| status_of(rank, now, &connections, collectives(rank))).collect();
+        let told = statuses.iter().filter_map(|status| Some((status.rank?, &status.collectives[..])));
         for line in self.stuck.news(told) {
             self.outlet.note(&format!("warning: {line}"));
         }

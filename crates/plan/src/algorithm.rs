@@ -5,7 +5,7 @@ use std::fmt;
 
 use crate::{
     Plan, Rank, Topology, all_gather, all_reduce, all_to_all, barrier, broadcast, gather, reduce,
-    reduce_scatter, scatter,
+    reduce_scatter, scan, scatter,
 };
 
 /// What a collective does.
@@ -27,13 +27,15 @@ pub enum Kind {
     Reduce,
     /// Every rank gets its part of the combination of all inputs.
     ReduceScatter,
+    /// Every rank gets the combination of the inputs of all ranks up to its own.
+    Scan,
     /// Every rank gets its part of the root's input.
     Scatter,
 }
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Kind; 9] = [
+    pub const ALL: [Kind; 10] = [
         Kind::AllGather,
         Kind::AllReduce,
         Kind::AllToAll,
@@ -42,6 +44,7 @@ impl Kind {
         Kind::Gather,
         Kind::Reduce,
         Kind::ReduceScatter,
+        Kind::Scan,
         Kind::Scatter,
     ];
 
@@ -56,6 +59,7 @@ impl Kind {
             Kind::Gather => "gather",
             Kind::Reduce => "reduce",
             Kind::ReduceScatter => "reduce_scatter",
+            Kind::Scan => "scan",
             Kind::Scatter => "scatter",
         }
     }
@@ -67,7 +71,7 @@ impl Kind {
 
     /// Whether ranks' values are combined.
     pub fn reduces(self) -> bool {
-        matches!(self, Kind::AllReduce | Kind::Reduce | Kind::ReduceScatter)
+        matches!(self, Kind::AllReduce | Kind::Reduce | Kind::ReduceScatter | Kind::Scan)
     }
 }
 
@@ -142,6 +146,9 @@ pub static ALGORITHMS: &[&Algorithm] = &[
     &reduce_scatter::DIRECT,
     &reduce_scatter::RING,
     &reduce_scatter::TWO_LEVEL,
+    &scan::DIRECT,
+    &scan::RECURSIVE_DOUBLING,
+    &scan::CHAIN,
     &scatter::DIRECT,
 ];
 

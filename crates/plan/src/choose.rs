@@ -5,7 +5,7 @@
 
 use crate::{
     Algorithm, Kind, Topology, all_gather, all_reduce, all_to_all, barrier, broadcast, gather, reduce,
-    reduce_scatter, scatter,
+    reduce_scatter, scan, scatter,
 };
 
 /// The longest message of a plan that does not run in pieces, in bytes. No message is longer than the whole
@@ -86,6 +86,11 @@ static TABLE: &[Row] = &[
     row(Hosts::Any,     ANY,  16 * KIB,  &reduce::DIRECT),
     row(Hosts::Any,     ANY,  ANY,       &reduce::SCATTER_GATHER),
 
+    row(Hosts::Any,     8,    16 * KIB,  &scan::DIRECT),
+    row(Hosts::Any,     ANY,  16 * KIB,  &scan::RECURSIVE_DOUBLING),
+    row(Hosts::Any,     ANY,  ANY,       &scan::CHAIN),
+    row(Hosts::Any,     ANY,  ANY,       &scan::DIRECT),
+
     row(Hosts::Any,     16,   ANY,       &all_to_all::DIRECT),
     row(Hosts::Any,     ANY,  64 * KIB,  &all_to_all::BRUCK),
     row(Hosts::Any,     ANY,  ANY,       &all_to_all::PAIRWISE),
@@ -106,7 +111,7 @@ pub struct Needs {
     pub equal_parts: bool,
 }
 
-/// The algorithm for a vector of `bytes`: the whole tensor of an all-reduce, reduce or broadcast, the whole output of
+/// The algorithm for a vector of `bytes`: the whole tensor of an all-reduce, reduce, scan or broadcast, the whole output of
 /// a gather, the whole input of a scatter, reduce-scatter or all-to-all.
 ///
 /// All ranks must get the same result, so they must pass the same arguments. If only some ranks know how long

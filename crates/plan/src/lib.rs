@@ -36,7 +36,7 @@
 //!
 //! | kind | `Input` | `Output` | parts of one length |
 //! |---|---|---|---|
-//! | all_reduce, reduce, broadcast | none | `k` parts, in place; those of other ranks are unspecified after a reduce | `Output[i]` everywhere |
+//! | all_reduce, reduce, scan, broadcast | none | `k` parts, in place; those of other ranks are unspecified after a reduce | `Output[i]` everywhere |
 //! | reduce_scatter | `n` parts | 1 part | `Input[i]` everywhere and `Output` of rank `i` |
 //! | all_gather | 1 part | `n` parts | `Input` of rank `i` and `Output[i]` everywhere |
 //! | gather | 1 part | `n` parts on the root, else none | as all_gather |
@@ -61,6 +61,7 @@ mod gather;
 mod plan;
 mod reduce;
 mod reduce_scatter;
+mod scan;
 mod scatter;
 mod topology;
 mod tree;

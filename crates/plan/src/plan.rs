@@ -81,8 +81,8 @@ pub enum Step {
     Recv { from: Rank, chunk: Chunk },
     /// Sets `to` to the combination of `own` and the next message of each of `from` (which is ascending), in
     /// ascending order of rank (`own` has this rank's position), in one pass and rounded once. `finish`: the
-    /// result includes every rank, so the final step of an operation (the division of an average) happens
-    /// here. `from` is empty only in a group of one. `to` is `own` or does not overlap it.
+    /// result includes every rank that it should, so the final step of an operation (the division of an average)
+    /// happens here. `from` is empty in a group of one, and where a scan finishes what it has passed on. `to` is `own` or does not overlap it.
     Reduce { from: Vec<Rank>, own: Chunk, to: Chunk, finish: bool },
     /// Copies within this rank; the two do not overlap.
     Copy { from: Chunk, to: Chunk },

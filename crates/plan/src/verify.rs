@@ -79,7 +79,7 @@ fn has_right_parts(claim: &Claim, plans: &[Plan], rank: Rank) -> bool {
     let plan = &plans[rank];
     let at_root = |parts| if rank == claim.root { parts } else { 0 };
     let (input, output) = match claim.kind {
-        Kind::AllReduce | Kind::Reduce | Kind::Broadcast => (0, plans[0].output.max(1)),
+        Kind::AllReduce | Kind::Reduce | Kind::Scan | Kind::Broadcast => (0, plans[0].output.max(1)),
         Kind::ReduceScatter => (size, 1),
         Kind::AllGather => (1, size),
         Kind::Gather => (1, at_root(size)),
@@ -341,10 +341,15 @@ impl<'a> Machine<'a> {
                 contributor,
             })?;
         }
-        if let (true, Some(missing)) = (finish, contributors.first_missing(self.plans.len())) {
+        if let (true, Some(missing)) = (finish, contributors.first_missing(self.contributors(rank))) {
             return Err(Flaw::FinishedTooEarly { rank, step, missing });
         }
         Ok(self.symbols.combined(operands, finish, contributors))
+    }
+
+    /// The first so many ranks are in the result of `rank`.
+    fn contributors(&self, rank: Rank) -> usize {
+        if self.claim.kind == Kind::Scan { rank + 1 } else { self.plans.len() }
     }
 
     fn read(&self, rank: Rank, chunk: Chunk) -> Result<Parts, Flaw> {
@@ -450,7 +455,9 @@ impl<'a> Machine<'a> {
     fn result_is_right(&self, rank: Rank, part: usize, round: usize) -> Result<(), Flaw> {
         let result = self.result(rank, part, round).ok_or(Flaw::WrongResult { rank, part })?;
         let (giver, element) = match self.claim.kind {
-            Kind::AllReduce | Kind::Reduce => return self.sum_is_right(result, rank, part, (part, round)),
+            Kind::AllReduce | Kind::Reduce | Kind::Scan => {
+                return self.sum_is_right(result, rank, part, (part, round));
+            }
             Kind::ReduceScatter => return self.sum_is_right(result, rank, part, (rank, round)),
             Kind::Broadcast => (self.claim.root, part),
             Kind::AllGather | Kind::Gather => (part, 0),
@@ -476,8 +483,12 @@ impl<'a> Machine<'a> {
         }
         let mut contributors = RankSet::new(size);
         contributors.add(&summary.contributors).expect("an empty set has no rank of another");
-        if let Some(contributor) = contributors.first_missing(size) {
+        let wanted = self.contributors(rank);
+        if let Some(contributor) = contributors.first_missing(wanted) {
             return Err(Flaw::Missing { rank, part, contributor });
+        }
+        if contributors.count() != wanted {
+            return Err(Flaw::WrongResult { rank, part });
         }
         if !summary.finished {
             return Err(Flaw::NeverFinished { rank, part });
@@ -485,7 +496,7 @@ impl<'a> Machine<'a> {
         if self.claim.kind == Kind::AllReduce && self.result(0, part, element.1) != Some(result) {
             return Err(Flaw::RanksDiffer { rank: 0, other: rank, part });
         }
-        if self.claim.in_rank_order && !self.symbols.is_in_rank_order(result, element) {
+        if self.claim.in_rank_order && !self.symbols.is_in_rank_order(result, element, wanted) {
             return Err(Flaw::NotInRankOrder { rank, part });
         }
         Ok(())
@@ -502,7 +513,7 @@ impl Walker {
     fn new(claim: &Claim, rank: Rank, plans: &[Plan], rounds: usize, symbols: &Symbols) -> Self {
         let plan = &plans[rank];
         let in_place = match claim.kind {
-            Kind::AllReduce | Kind::Reduce => true,
+            Kind::AllReduce | Kind::Reduce | Kind::Scan => true,
             Kind::Broadcast => rank == claim.root,
             _ => false,
         };

@@ -352,6 +352,10 @@ fn a_result_is_what_the_collective_says() {
     gather[1].steps.remove(1);
     assert_flaw(claim(Kind::AllGather), &gather, Flaw::WrongResult { rank: 1, part: 1 }, words);
 
+    let everything = plans(Kind::AllReduce, "one_shot", 2);
+    let words = "output[0] of rank 0 is not the result";
+    assert_flaw(claim(Kind::Scan), &everything, Flaw::WrongResult { rank: 0, part: 0 }, words);
+
     let mut scatter = plans(Kind::Scatter, "direct", 3);
     for step in &mut scatter[0].steps {
         if let Step::Send { to, .. } = step {

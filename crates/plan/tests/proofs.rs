@@ -96,6 +96,11 @@ fn reduce_scatters_are_right_for_up_to_64_ranks() {
 }
 
 #[test]
+fn scans_are_right_for_up_to_64_ranks() {
+    prove_up_to_64_ranks(Kind::Scan);
+}
+
+#[test]
 fn every_algorithm_is_right_wherever_24_ranks_or_fewer_are() {
     for topology in (1..=24).flat_map(spread) {
         for algorithm in ALGORITHMS {
@@ -297,6 +302,9 @@ fn algorithms_send_as_many_messages_as_the_textbook_says() {
         assert_eq!(count(Kind::Broadcast, "direct"), size - 1);
         assert_eq!(count(Kind::Broadcast, "scatter_all_gather"), size - 1);
         assert_eq!(count(Kind::Reduce, "binomial"), 1);
+        assert_eq!(count(Kind::Scan, "direct"), size - 1);
+        assert_eq!(count(Kind::Scan, "recursive_doubling"), digits);
+        assert_eq!(count(Kind::Scan, "chain"), 1);
         if size.is_power_of_two() {
             assert_eq!(count(Kind::AllReduce, "recursive_doubling"), digits);
             assert_eq!(count(Kind::AllReduce, "halving_doubling"), 2 * (size - 1));

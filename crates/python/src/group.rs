@@ -415,6 +415,9 @@ group_class! {
             op: reduce_op(op)?,
         };
 
+    scan(self, py, tensor: Object<'py>, op: &Object<'py>) [&tensor] => [&tensor], vec![tensor],
+        Call::Scan { tensor: reduced(&tensor, "tensor", Access::Write)?, op: reduce_op(op)? };
+
     broadcast(self, py, tensor: Object<'py>, root: i64) [&tensor] => [&tensor], vec![tensor], {
         let root = self.root(py, "broadcast", root)?;
         Call::Broadcast { tensor: moved(&tensor, "tensor", self.access(root))?, root }

@@ -116,6 +116,7 @@ impl Call {
             Call::AllReduceCoalesced { .. } => OpKind::AllReduceCoalesced,
             Call::Broadcast { .. } | Call::BroadcastSeveral { .. } => OpKind::Broadcast,
             Call::Reduce { .. } => OpKind::Reduce,
+            Call::Scan { .. } => OpKind::Scan,
             Call::AllGather { .. } => OpKind::AllGather,
             Call::AllGatherInto { .. } => OpKind::AllGatherInto,
             Call::AllGatherCoalesced { .. } => OpKind::AllGatherCoalesced,
@@ -163,6 +164,10 @@ operations! {
 
     /// Combines the tensors of all ranks on `root`. The tensors of the other ranks may be used as scratch memory.
     start_reduce(tensor: BufferView, op: ReduceOp, root: Rank) Reduce;
+
+    /// Combines the tensors of ranks 0 to `r` on rank `r`, in place, for every rank: the inclusive prefix reduction of MPI. AVG
+    /// divides by the number of ranks that were combined.
+    start_scan(tensor: BufferView, op: ReduceOp) Scan;
 
     /// Puts the `input` of rank `r` into output `r`, on all ranks. Inputs may differ in length.
     start_all_gather(outputs: Vec<BufferView>, input: BufferView) AllGather;
@@ -261,6 +266,7 @@ impl Group {
                 self.begin_broadcast_several(tensors, root, root_tensor)
             }
             Call::Reduce { tensor, op, root } => self.begin_reduce(tensor, &op, root),
+            Call::Scan { tensor, op } => self.begin_scan(tensor, &op),
             Call::AllGather { outputs, input } => self.begin_all_gather(outputs, input),
             Call::AllGatherInto { output, input } => self.begin_all_gather_into(output, input),
             Call::AllGatherCoalesced { outputs, inputs } => self.begin_all_gather_coalesced(outputs, inputs),

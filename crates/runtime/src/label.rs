@@ -15,7 +15,7 @@ use std::fmt;
 use tenfold_memory::{DType, Head, ReduceOp};
 use tenfold_plan::Rank;
 
-/// The operations of c10d, with c10d's numbers.
+/// The operations of c10d, with c10d's numbers, and ours, with numbers above 100.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 #[non_exhaustive]
@@ -72,11 +72,13 @@ pub enum OpKind {
     Register = 104,
     /// A call of a [`Reducer`](crate::ddp::Reducer).
     Ddp = 105,
+    /// [`Call::Scan`](crate::Call::Scan).
+    Scan = 106,
 }
 
 impl OpKind {
     /// Every kind.
-    pub const ALL: [OpKind; 26] = [
+    pub const ALL: [OpKind; 27] = [
         OpKind::Broadcast,
         OpKind::AllReduce,
         OpKind::AllReduceCoalesced,
@@ -103,6 +105,7 @@ impl OpKind {
         OpKind::Connect,
         OpKind::Register,
         OpKind::Ddp,
+        OpKind::Scan,
     ];
 
     /// As the Rust method is called.
@@ -134,6 +137,7 @@ impl OpKind {
             OpKind::Connect => "connect",
             OpKind::Register => "register",
             OpKind::Ddp => "ddp",
+            OpKind::Scan => "scan",
         }
     }
 

@@ -33,8 +33,19 @@ use crate::group::trouble::arrivals::Sample;
 /// Buckets of a histogram: each four times as wide as the one before, from about a microsecond to 17 seconds, and the rest.
 pub const BUCKETS: usize = 14;
 
-/// Kinds that are counted: those that c10d numbers, which are the first.
-const KINDS: usize = 19;
+/// Kinds that are counted: the first of those that c10d numbers, which are not made of others, and ours.
+const KINDS: usize = KINDS_OF_C10D + 1;
+const KINDS_OF_C10D: usize = 19;
+
+/// Where a kind is counted.
+#[inline]
+fn place(kind: OpKind) -> usize {
+    match kind {
+        OpKind::Scan => KINDS_OF_C10D,
+        _ if (kind as usize) < KINDS_OF_C10D => kind as usize,
+        _ => KINDS, // nowhere
+    }
+}
 
 /// The upper bound of a bucket; nothing for the last.
 pub fn bucket_bound(bucket: usize) -> Option<Duration> {
@@ -134,7 +145,7 @@ pub(crate) struct GroupMetrics {
 impl GroupMetrics {
     #[inline]
     pub(crate) fn completed(&self, kind: OpKind, bytes: u64, duration: u64, wait: u64) {
-        let Some(metrics) = self.by_kind.get(kind as usize) else { return };
+        let Some(metrics) = self.by_kind.get(place(kind)) else { return };
         metrics.count.add(1);
         metrics.bytes.add(bytes);
         metrics.duration.add(duration);
@@ -146,7 +157,7 @@ impl GroupMetrics {
 
     /// Some ranks of a group of `size` were seen to have come to a collective.
     pub(crate) fn arrived(&self, sample: &Sample, size: usize) {
-        if let Some(metrics) = self.by_kind.get(sample.kind as usize) {
+        if let Some(metrics) = self.by_kind.get(place(sample.kind)) {
             metrics.skew.add(sample.skew);
             metrics.skew_max.raise(sample.skew);
             metrics.skews[bucket_of(sample.skew)].add(1);
@@ -175,7 +186,7 @@ impl GroupMetrics {
     }
 
     pub(crate) fn failed(&self, kind: OpKind) {
-        if let Some(metrics) = self.by_kind.get(kind as usize) {
+        if let Some(metrics) = self.by_kind.get(place(kind)) {
             metrics.failed.add(1);
         }
     }
@@ -307,7 +318,7 @@ pub fn snapshot() -> Vec<OperationMetrics> {
     let mut all = Vec::new();
     for group in crate::recorder::groups() {
         for operation in OpKind::ALL {
-            let Some(metrics) = group.metrics.by_kind.get(operation as usize) else { continue };
+            let Some(metrics) = group.metrics.by_kind.get(place(operation)) else { continue };
             if metrics.count.get() + metrics.failed.get() == 0 {
                 continue;
             }

@@ -77,19 +77,20 @@ fn all_are(tensor: &Buffer, bits: u16) -> bool {
 fn an_average_that_fits_does_not_overflow_by_any_algorithm() {
     const LARGE: u16 = 0x7b53; // 60,000; f16 ends at 65,504
     for size in [3, 4, 5] {
-        for kind in [Kind::AllReduce, Kind::Reduce, Kind::ReduceScatter] {
+        for kind in [Kind::AllReduce, Kind::Reduce, Kind::ReduceScatter, Kind::Scan] {
             for algorithm in names(kind) {
                 let options = Options::default().timeout(LIMIT).algorithm(kind.name(), algorithm);
                 let outcome = Group::threads_with(size, &options, |group| {
                     let (mut own, mut part) = (halves(64 * size, LARGE), halves(64, 0));
                     let work = match kind {
                         Kind::AllReduce => group.start_all_reduce(own.lend(), ReduceOp::Avg)?,
+                        Kind::Scan => group.start_scan(own.lend(), ReduceOp::Avg)?,
                         Kind::Reduce => group.start_reduce(own.lend(), ReduceOp::Avg, 1)?,
                         _ => group.start_reduce_scatter_into(part.lend(), own.lend(), ReduceOp::Avg)?,
                     };
                     work.wait()?;
                     Ok(match kind {
-                        Kind::AllReduce => all_are(&own, LARGE),
+                        Kind::AllReduce | Kind::Scan => all_are(&own, LARGE),
                         Kind::Reduce => group.rank() != 1 || all_are(&own, LARGE),
                         _ => all_are(&part, LARGE) && all_are(&own, LARGE), // the input stays as it was
                     })

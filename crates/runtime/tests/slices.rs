@@ -62,6 +62,11 @@ fn every_operation_on_slices_gives_its_result() {
         group.reduce(&mut values, ReduceOp::Sum, 0)?;
         assert!(rank > 0 || values == [f64::from(total)]);
 
+        let mut values = [own, -own];
+        group.scan(&mut values, ReduceOp::Sum)?;
+        let so_far = own * (own + 1.0) / 2.0;
+        assert_eq!(values, [so_far, -so_far]);
+
         let ranks: Vec<i32> = (0..size as i32).collect();
         let mut all = vec![0; size];
         group.all_gather_into(&mut all, &[rank as i32])?;

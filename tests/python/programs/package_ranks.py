@@ -52,6 +52,13 @@ def a_group_reduces_and_moves_arrays_in_place(group: Group) -> None:
     root_only = mine(group)
     group.reduce(root_only, root=1)
     assert rank == 0 or root_only[0] == 3
+    so_far = mine(group)
+    assert group.scan(so_far) is None
+    assert so_far.tolist() == [[1] * 4, [3] * 4][rank]
+    work = group.scan(so_far, "avg", async_op=True)
+    assert work is not None
+    assert work.wait()
+    assert so_far.tolist() == [[1] * 4, [2] * 4][rank]
     copied = mine(group)
     group.broadcast(copied, root=1)
     assert copied[0] == 2

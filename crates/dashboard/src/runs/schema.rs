@@ -1,11 +1,11 @@
-//! A job as it is shown, and what its launchers say of their ranks.
+//! A job as it is shown, and how what its launchers say of their ranks is read.
 //!
 //! The values in the store are in `job`. A job is shown as one object, whatever pages its nodes are in.
 
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::super::collectives::Collective;
-use super::super::job::{Ending, Head, JobFailure, NodeInfo, NodeText, Phase, Seat};
+use super::super::job::{self, Ending, Head, JobFailure, NodeInfo, NodeText, Phase, Seat};
 use super::{COLLECTIVES_MAX, LOST_AFTER, LOST_AFTER_MIN};
 
 /// A job's state, as far as it is shown.
@@ -78,29 +78,12 @@ pub(super) fn silence_max(text: &NodeText<Ranks>) -> f64 {
 }
 
 /// What a launcher knows of one of its ranks.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub(super) struct RankStatus {
-    pub(super) rank: Option<usize>,
-    pub(super) local_rank: Option<usize>,
-    pub(super) pid: Option<u64>,
-    pub(super) state: String,
-    pub(super) end: Option<String>,
-    pub(super) store_connections: Vec<String>,
-    pub(super) cpu_seconds: Option<f64>,
-    pub(super) memory_bytes: Option<u64>,
-    pub(super) last_output_seconds: Option<f64>,
-    pub(super) started_unix: Option<f64>,
-    /// Its calls in its groups, if it reports them.
-    pub(super) collectives: Vec<Collective>,
-}
+pub(super) type RankStatus = job::RankStatus<Collective>;
 
-impl RankStatus {
-    /// Its calls in its groups; nothing if it has exited.
-    pub(super) fn under_way(&self) -> &[Collective] {
-        let count = if self.state == "ended" { 0 } else { self.collectives.len().min(COLLECTIVES_MAX) };
-        &self.collectives[..count]
-    }
+/// The calls of a rank in its groups; nothing if it has exited.
+pub(super) fn under_way(status: &RankStatus) -> &[Collective] {
+    let count = if status.state == "ended" { 0 } else { status.collectives.len().min(COLLECTIVES_MAX) };
+    &status.collectives[..count]
 }
 
 /// The ranks that can be read, skipping everything else.

@@ -70,9 +70,9 @@ impl Symbols {
         number
     }
 
-    /// Whether the symbol is the finished combination of all ranks' values, in order of rank.
-    pub(super) fn is_in_rank_order(&self, symbol: Symbol, element: (usize, usize)) -> bool {
-        let operands = (0..self.size).map(|rank| self.given(rank, element)).collect();
+    /// Whether the symbol is the finished combination of the values of the first `ranks` ranks, in order of rank.
+    pub(super) fn is_in_rank_order(&self, symbol: Symbol, element: (usize, usize), ranks: usize) -> bool {
+        let operands = (0..ranks).map(|rank| self.given(rank, element)).collect();
         self.numbers.get(&Combination { operands, finished: true }) == Some(&symbol)
     }
 
@@ -109,6 +109,10 @@ impl RankSet {
         let both = self.0[i] & word;
         self.0[i] |= word;
         if both == 0 { Ok(()) } else { Err(i * 64 + both.trailing_zeros() as usize) }
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.0.iter().map(|word| word.count_ones() as usize).sum()
     }
 
     pub(super) fn first_missing(&self, size: usize) -> Option<Rank> {

@@ -72,6 +72,11 @@ impl Options {
         self
     }
 
+    /// May parameters get no gradient? See [`Options::find_unused_parameters`].
+    pub fn finds_unused_parameters(&self) -> bool {
+        self.graph == Graph::Unused
+    }
+
     /// Every iteration makes the same parameters ready as often as the first one, whose reductions all wait for its end.
     #[must_use]
     pub fn static_graph(mut self) -> Self {

@@ -75,6 +75,17 @@ impl Group {
         self.submit_request(label, Request { root, ..request })
     }
 
+    pub(crate) fn begin_scan(&self, tensor: BufferView, op: &ReduceOp) -> Result<Work> {
+        let label = Label::new(OpKind::Scan, 0).elements(tensor.dtype(), tensor.elements()).reduction(op);
+        let ranks = self.rank() + 1;
+        let reduction = Reduction::new(op, tensor.dtype(), ranks)
+            .map_err(|error| self.error(label, Fault::argument(error.to_string())))?;
+        let mut request = Request::in_place(label, Kind::Scan, self.rank(), tensor, Some(reduction));
+        // Ranks divide by different numbers, so no rank can divide before it passes its sum on.
+        request.in_order |= *op == ReduceOp::Avg;
+        self.submit_request(label, request)
+    }
+
     pub(crate) fn begin_all_gather_into(&self, output: BufferView, input: BufferView) -> Result<Work> {
         let label = Label::new(OpKind::AllGatherInto, 0).elements(input.dtype(), input.elements());
         self.check_whole(&label, "output", &output, "input", &input)?;

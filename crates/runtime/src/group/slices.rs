@@ -70,6 +70,19 @@ on_slices! {
     reduce<T>(values: &'env mut [T], op: ReduceOp, root: Rank)
         |lender| Call::Reduce { tensor: lender.write(values), op, root };
 
+    /// Combines the values of ranks 0 to `r` on rank `r`, for every rank: the inclusive prefix reduction of MPI.
+    ///
+    /// ```
+    /// # use tenfold::{Group, ReduceOp};
+    /// # Group::threads(3, |group| {
+    /// let mut end = [10 * (group.rank() + 1) as u64]; // rows of this rank
+    /// group.scan(&mut end, ReduceOp::Sum)?;
+    /// assert_eq!(end, [[10], [30], [60]][group.rank()]); // where the rows of the next rank begin
+    /// # Ok(()) }).unwrap();
+    /// ```
+    scan<T>(values: &'env mut [T], op: ReduceOp)
+        |lender| Call::Scan { tensor: lender.write(values), op };
+
     /// Puts the inputs of all ranks into `output`, in the order of ranks, on all ranks. All inputs have the same length.
     ///
     /// ```

@@ -45,6 +45,7 @@ fn reduce_by(course: &mut Course<'_>, kind: Kind, count: usize) {
         let case = Case::new(&op, dtype, count, seed, Spice::Tame);
         match kind {
             Kind::AllReduce => reductions::all_reduce(course, &case),
+            Kind::Scan => reductions::scan(course, &case),
             Kind::Reduce => {
                 for root in [0, course.size() / 2, course.size() - 1] {
                     reductions::reduce(course, &case, root);
@@ -93,6 +94,7 @@ fn is_taken(group: &Group, algorithm: &Algorithm) {
         Kind::Gather => group.start_gather_into(is_root.then(|| all.lend()), one.lend(), 0),
         Kind::Reduce => group.start_reduce(one.lend(), ReduceOp::Sum, 0),
         Kind::ReduceScatter => group.start_reduce_scatter_into(one.lend(), all.lend(), ReduceOp::Sum),
+        Kind::Scan => group.start_scan(one.lend(), ReduceOp::Sum),
         Kind::Scatter => group.start_scatter_from(one.lend(), is_root.then(|| all.lend()), 0),
     };
     assert_eq!(done(work).algorithm, algorithm.name, "of {}", algorithm.kind);
@@ -109,7 +111,7 @@ pub fn deterministic(group: &Group) -> u64 {
         course.agree(&algorithm.to_string());
         course.digest()
     };
-    [Kind::AllReduce, Kind::Reduce, Kind::ReduceScatter].into_iter().fold(0, |digest, kind| {
+    [Kind::AllReduce, Kind::Reduce, Kind::ReduceScatter, Kind::Scan].into_iter().fold(0, |digest, kind| {
         let qualified =
             ALGORITHMS.iter().filter(|algorithm| algorithm.kind == kind && algorithm.suits(28, needs));
         let digests: Vec<u64> = qualified.map(|algorithm| digest_by(algorithm)).collect();

@@ -77,6 +77,14 @@ pub fn reduce(course: &mut Course<'_>, case: &Case, root: usize) {
     }
 }
 
+/// The first rank with the first rank's elements, the second with those of two, and so on.
+pub fn scan(course: &mut Course<'_>, case: &Case) {
+    course.next();
+    let mut tensor = course.tensor(case.dtype(), &case.source.elements(course.rank(), 0, case.count));
+    let outcome = done(course.group.start_scan(tensor.lend(), as_called(&case.op, course.rank())));
+    case.check(&tensor, &case.inputs(course.rank() + 1, 0, case.count), Kind::Scan, outcome.algorithm);
+}
+
 pub fn reduce_scatter_into(course: &mut Course<'_>, case: &Case) {
     course.next();
     let (rank, size) = (course.rank(), course.size());
@@ -133,6 +141,7 @@ pub fn short(group: &Group) -> u64 {
                 let case = Case::new(op, dtype, count, number, spice);
                 all_reduce(&mut course, &case);
                 reduce(&mut course, &case, number % group.size());
+                scan(&mut course, &case);
                 reduce_scatter_into(&mut course, &case);
                 reduce_scatter(&mut course, &case);
                 all_reduce_coalesced(&mut course, &case);
@@ -170,6 +179,12 @@ fn custom(course: &mut Course<'_>) {
         let mut expected = source.elements(0, 0, count);
         (1..course.size()).for_each(|rank| two(&mut expected, &source.elements(rank, 0, count)));
         assert!(tensor.as_bytes() == expected, "a custom reduction of {dtype} × {count}");
+
+        let mut tensor = course.tensor(dtype, &source.elements(course.rank(), 0, count));
+        done(course.group.start_scan(tensor.lend(), op.clone()));
+        let mut expected = source.elements(0, 0, count);
+        (1..=course.rank()).for_each(|rank| two(&mut expected, &source.elements(rank, 0, count)));
+        assert!(tensor.as_bytes() == expected, "a custom scan of {dtype} × {count}");
     }
 }
 
@@ -181,7 +196,8 @@ pub fn long(group: &Group) -> u64 {
         let case = Case::new(&op, dtype, LONG, number, Spice::Endless);
         all_reduce(&mut course, &case);
         let shared = Case { count: LONG / group.size(), ..case.clone() };
-        match (number + turn) % 4 {
+        match (number + turn) % 5 {
+            4 => scan(&mut course, &case),
             0 => reduce(&mut course, &case, number % group.size()),
             1 => reduce_scatter_into(&mut course, &shared),
             2 => reduce_scatter(&mut course, &shared),
@@ -213,6 +229,7 @@ pub fn wild(course: &mut Course<'_>, kind: Kind) {
                     all_reduce_in_halves(course, &case);
                 }
                 Kind::Reduce => reduce(course, &case, seed % course.size()),
+                Kind::Scan => scan(course, &case),
                 _ => reduce_scatter_into(course, &case),
             }
         }

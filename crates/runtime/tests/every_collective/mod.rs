@@ -65,6 +65,10 @@ fn check_reductions(group: &Group, count: usize) {
     done(group.start_all_reduce(tensor.lend(), ReduceOp::Max));
     assert_eq!(values(&tensor), elements(size - 1, 0, count), "all_reduce(max)");
 
+    let mut tensor = Buffer::from_slice(&elements(rank, 0, count));
+    done(group.start_scan(tensor.lend(), ReduceOp::Sum));
+    assert_eq!(values(&tensor), sums(rank + 1, 0, count), "scan");
+
     let (mut input, mut output) = (Buffer::from_slice(&elements(rank, 0, count * size)), zeros(count));
     done(group.start_reduce_scatter_into(output.lend(), input.lend(), ReduceOp::Sum));
     assert_eq!(values(&output), sums(size, rank * count, count), "reduce_scatter_into");

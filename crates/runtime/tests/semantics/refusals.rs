@@ -57,6 +57,7 @@ fn reductions_that_make_no_sense_are_refused_with_those_that_do() {
                     on int8, uint8, int16, uint16, int32, uint32, int64, uint64, bool";
         refused(group.start_all_reduce(f32s(4), ReduceOp::Band), "all_reduce", band);
         refused(group.start_reduce(f32s(4), ReduceOp::Band, 0), "reduce", band);
+        refused(group.start_scan(f32s(4), ReduceOp::Band), "scan", band);
         refused(
             group.start_reduce_scatter_into(f32s(4), f32s(12), ReduceOp::Band),
             "reduce_scatter_into",

@@ -112,7 +112,7 @@ pub(in crate::group) fn hash_of_shapes(kind: OpKind, count: u64, site: &Site) ->
     let none = &Shapes::new();
     let (inputs, outputs) = match kind {
         OpKind::Broadcast | OpKind::AllReduce | OpKind::AllReduceCoalesced | OpKind::Reduce => (inputs, none),
-        OpKind::Gather => (inputs, none),
+        OpKind::Gather | OpKind::Scan => (inputs, none),
         OpKind::Scatter => (none, outputs),
         OpKind::AllGatherInto | OpKind::ReduceScatterInto => (inputs, outputs),
         OpKind::AllGather | OpKind::AllGatherCoalesced if alike(outputs) => (inputs, none),
@@ -283,7 +283,7 @@ mod tests {
             hash_of_shapes(kind, 6, &site(inputs, outputs, &[]))
         };
         let (wide, tall, flat): (&[u64], &[u64], &[u64]) = (&[2, 3], &[3, 2], &[6]);
-        for kind in [OpKind::AllReduce, OpKind::Broadcast, OpKind::Reduce] {
+        for kind in [OpKind::AllReduce, OpKind::Broadcast, OpKind::Reduce, OpKind::Scan] {
             let of = |shape| hash(kind, &[shape], &[shape]);
             assert!(of(wide).is_some());
             assert_ne!(of(wide), of(tall));

@@ -38,7 +38,7 @@ pub(super) struct Job {
 }
 
 fn is_in_place(kind: Kind) -> bool {
-    matches!(kind, Kind::AllReduce | Kind::Reduce | Kind::Broadcast)
+    matches!(kind, Kind::AllReduce | Kind::Reduce | Kind::Scan | Kind::Broadcast)
 }
 
 impl Call {
@@ -64,8 +64,8 @@ impl Call {
         let is_float = matches!(dtype, DType::F32 | DType::BF16);
         let op = match chance.below(5) {
             0 => ReduceOp::Max,
-            // By a power of two the division is exact.
-            1 if is_float && size.is_power_of_two() => ReduceOp::Avg,
+            // By a power of two the division is exact. The ranks of a scan divide by other numbers, too.
+            1 if is_float && size.is_power_of_two() && kind != Kind::Scan => ReduceOp::Avg,
             2 if is_float => ReduceOp::PremulSum(1.0),
             _ => ReduceOp::Sum,
         };
@@ -132,6 +132,7 @@ impl Call {
             Kind::Reduce => OpKind::Reduce,
             Kind::ReduceScatter if self.regular => OpKind::ReduceScatterInto,
             Kind::ReduceScatter => OpKind::ReduceScatter,
+            Kind::Scan => OpKind::Scan,
             Kind::Scatter => OpKind::Scatter,
         };
         let splits = self.algorithm.kind == Kind::AllToAll && !self.regular;
@@ -224,6 +225,7 @@ impl Call {
         memory.buffers.set(Area::Output, Parts::Equal { view, part });
         match self.algorithm.kind {
             Kind::AllReduce => memory.expect(view, self.encode(&self.combined(size, 0))),
+            Kind::Scan => memory.expect(view, self.encode(&self.combined(rank + 1, 0))),
             Kind::Reduce if rank == self.root => memory.expect(view, self.encode(&self.combined(size, 0))),
             Kind::Broadcast => memory.expect(view, self.encode(&self.given(self.root, 0))),
             _ => {}
