@@ -134,6 +134,8 @@ impl State {
                 moved |= group.poll(fabric, &mut self.to_tell);
             }
         }
+        // What one group read from a line may be another's that was polled before it.
+        moved |= fabric.news().take();
         if moved {
             self.roster.wants_changed();
         }
@@ -338,8 +340,17 @@ impl Engine {
         if group.is_busy() {
             group.poll(fabric, to_tell);
             self.leave_under_way(state, fabric, index, urgency.helper_looks(was_busy));
+        } else if fabric.news().are_there() {
+            self.pass_on(state, fabric);
         }
         Ok(result)
+    }
+
+    /// A call read something from a line that is another group's, which may be waited for by a thread that sleeps.
+    #[cold]
+    fn pass_on(&self, mut state: MutexGuard<'_, State>, fabric: &Arc<Fabric>) {
+        state.poll(fabric);
+        self.tell(state);
     }
 
     /// After a call on a group: what is still under way is driven even if the caller never waits.
@@ -351,6 +362,9 @@ impl Engine {
         index: GroupIndex,
         when: When,
     ) {
+        if fabric.news().are_there() {
+            state.poll(fabric);
+        }
         state.roster.wants_changed();
         let is_busy = state.groups[index.0].as_ref().is_some_and(|group| group.is_busy());
         let is_behind = state.roster.helper_is_behind();
@@ -373,6 +387,9 @@ impl Engine {
         let is_behind = self.with(|state| {
             state.poll(fabric);
             state.check(fabric, Instant::now());
+            if fabric.news().are_there() {
+                state.poll(fabric);
+            }
             state.roster.helper_is_behind() && state.is_busy()
         });
         if is_behind {

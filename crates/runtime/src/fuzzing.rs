@@ -1,7 +1,7 @@
 //! What peers send, as the fuzzer sees it. Only with the feature `fuzzing`, and not for use by programs.
 
 pub use crate::fabric::hostile::{LINES, ME, Rank};
-use crate::transport::tcp;
+use crate::transport::line::{self, Frame};
 use crate::wire::{ControlFrame, FabricId, Hello, Refused};
 
 /// The hello at the beginning of `bytes`, said to [`ME`]: its bytes as they would be written again, nothing if it is not
@@ -38,13 +38,14 @@ pub const FRAME_MAX: usize = ControlFrame::LEN_MAX;
 ///
 /// # Errors
 /// Says why it is refused.
-pub fn header(bytes: &[u8; tcp::HEADER], len_max: usize) -> Result<([u8; tcp::HEADER], usize), String> {
-    let (head, len) = tcp::decode_header(bytes, len_max).map_err(|error| error.to_string())?;
-    Ok((tcp::encode_header(&head, len), len))
+pub fn header(bytes: &[u8; HEADER], len_max: usize) -> Result<([u8; HEADER], usize), String> {
+    let frame = Frame::decode(bytes, len_max).map_err(|error| error.to_string())?;
+    let len = if let Frame::Message { len, .. } = frame { len } else { 0 };
+    Ok((frame.encode(), len))
 }
 
 /// Bytes of that header.
-pub const HEADER: usize = tcp::HEADER;
+pub const HEADER: usize = line::HEADER;
 
 fn show(refused: Refused) -> String {
     refused.to_string()

@@ -1,13 +1,13 @@
 //! What is said at the beginning of a connection, and on control streams, as values and as bytes.
 //!
 //! A connection opens with a [`Hello`] of fixed length: the caller, the intended receiver, and the purpose. Nothing
-//! else of a stranger is read before the hello was found valid. Control streams then carry [`ControlFrame`]s, data links the
-//! frames of `transport::tcp`. All numbers are little endian.
+//! else of a stranger is read before the hello was found valid. Control streams then carry [`ControlFrame`]s, lines the
+//! frames of `transport::line`. All numbers are little endian.
 //!
 //! What arrives is input: a length is checked against its limit before memory is taken, and a refusal says why. Decoding is
 //! resumable: given too few bytes it says so, and is asked again with more.
 //!
-//! Not here: sockets (see `transport::tcp` and `network`), what the values mean.
+//! Not here: sockets (see `transport::line` and `network`), what the values mean.
 
 use std::fmt;
 #[cfg(test)]
@@ -17,8 +17,8 @@ use std::task::Poll;
 
 use tenfold_memory::{FileIdentity, Head};
 
-/// Must be raised with every change to the bytes described here, or to the frames of `transport::tcp`.
-pub(crate) const VERSION: u16 = 4;
+/// Must be raised with every change to the bytes described here, or to the frames of `transport::line`.
+pub(crate) const VERSION: u16 = 5;
 
 const MAGIC: [u8; 8] = *b"tenfold\n";
 
@@ -37,8 +37,8 @@ impl fmt::Display for FabricId {
 pub(crate) enum Purpose {
     /// Signs of life and notices, in both directions.
     Control,
-    /// Messages of a group, from one rank to another.
-    Data { group: u64, from: u32, to: u32, lane: u8 },
+    /// Messages of all groups that both processes are in, from the caller to the receiver. Nothing flows back.
+    Line,
     /// Asks whether the receiver responds. It answers with the same, and both close the connection.
     Probe,
 }
@@ -56,18 +56,15 @@ impl Hello {
     pub(crate) const LEN: usize = 64;
 
     pub(crate) fn encode(&self) -> [u8; Hello::LEN] {
-        let (purpose, lane, from, to, group) = match self.purpose {
-            Purpose::Control => (0, 0, 0, 0, 0),
-            Purpose::Data { group, from, to, lane } => (1, lane, from, to, group),
-            Purpose::Probe => (2, 0, 0, 0, 0),
+        let purpose = match self.purpose {
+            Purpose::Control => 0,
+            Purpose::Line => 1,
+            Purpose::Probe => 2,
         };
         let mut bytes = [0; Hello::LEN];
         bytes[..8].copy_from_slice(&MAGIC);
         bytes[8..10].copy_from_slice(&VERSION.to_le_bytes());
-        (bytes[10], bytes[11]) = (purpose, lane);
-        bytes[12..16].copy_from_slice(&from.to_le_bytes());
-        bytes[16..20].copy_from_slice(&to.to_le_bytes()); // 20..24 stay zero
-        bytes[24..32].copy_from_slice(&group.to_le_bytes());
+        bytes[10] = purpose; // 11..32 stay zero
         bytes[32..48].copy_from_slice(&self.sender.0.to_le_bytes());
         bytes[48..].copy_from_slice(&self.receiver.0.to_le_bytes());
         bytes
@@ -93,13 +90,12 @@ impl Hello {
         if receiver != me {
             return Err(Refused::Receiver { meant: receiver });
         }
-        let [from, to, zero] = [12, 16, 20].map(|at| u32::from_le_bytes(array(buffer, at)));
-        let group = u64::from_le_bytes(array(buffer, 24));
-        let purpose = match (buffer[10], buffer[11]) {
-            (0, 0) if (from, to, zero, group) == (0, 0, 0, 0) => Purpose::Control,
-            (1, lane) if zero == 0 => Purpose::Data { group, from, to, lane },
-            (2, 0) if (from, to, zero, group) == (0, 0, 0, 0) => Purpose::Probe,
-            (purpose, _) => return Err(Refused::Purpose { purpose }),
+        let is_zero = buffer[11..32].iter().all(|byte| *byte == 0);
+        let purpose = match buffer[10] {
+            0 if is_zero => Purpose::Control,
+            1 if is_zero => Purpose::Line,
+            2 if is_zero => Purpose::Probe,
+            purpose => return Err(Refused::Purpose { purpose }),
         };
         Ok(Some(Hello { purpose, sender: FabricId(u128::from_le_bytes(array(buffer, 32))), receiver }))
     }
@@ -348,8 +344,7 @@ mod tests {
     const ME: FabricId = FabricId(0x1234_5678_9abc_def0_1122_3344_5566_7788);
 
     fn hello() -> Hello {
-        let purpose = Purpose::Data { group: 7 << 40, from: 3, to: 4, lane: 1 };
-        Hello { purpose, sender: FabricId(99), receiver: ME }
+        Hello { purpose: Purpose::Line, sender: FabricId(99), receiver: ME }
     }
 
     #[test]
@@ -385,7 +380,7 @@ mod tests {
         };
         assert_eq!(
             refusal(&changed(8, 1)[..10]),
-            "it speaks version 1 of the protocol and this process version 4"
+            "it speaks version 1 of the protocol and this process version 5"
         );
         assert_eq!(
             refusal(&changed(63, 0)),
@@ -525,9 +520,8 @@ mod tests {
         }
 
         #[test]
-        fn any_hello_survives_the_journey(data in any::<(u64, u32, u32, u8)>(), sender: u128) {
-            let (group, from, to, lane) = data;
-            let purpose = Purpose::Data { group, from, to, lane };
+        fn any_hello_survives_the_journey(which in 0_usize..3, sender: u128) {
+            let purpose = [Purpose::Control, Purpose::Line, Purpose::Probe][which];
             let hello = Hello { purpose, sender: FabricId(sender), receiver: ME };
             prop_assert_eq!(Hello::decode(&hello.encode(), ME), Ok(Some(hello)));
         }

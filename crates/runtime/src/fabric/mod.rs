@@ -31,8 +31,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::EventfdFlags;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
-use tenfold_memory::{ForkGuard, Lane, NotInherited, Segment, prefers_streaming};
-use tenfold_plan::Rank;
+use tenfold_memory::{ForkGuard, NotInherited, Segment, prefers_streaming};
 
 pub(crate) use peer::{Fate, Peer, Whereabouts};
 pub(crate) use progress::GroupProgress;
@@ -44,27 +43,21 @@ pub(crate) use watch::hostile;
 use crate::engine::Engine;
 use crate::fault::Fault;
 use crate::group::trouble::stuck::StuckSettings;
+use crate::transport::line::{Adopted, News, SharedLine, Standing, Surroundings};
 use crate::transport::mesh::Remains;
 use crate::wire::FabricId;
 
 /// Largest segment: addresses, not memory. Rooms, slots and shared tensors of all groups of a rank must fit.
 const SEGMENT_MAX: usize = 64 << 30;
 
-/// Connections of peers that no group has asked for yet.
+/// Lines to peers, of which some may be in no group of this process.
+const LINES_MAX: usize = 1 << 16;
+
+/// Lines that peers opened and that no group has asked for yet.
 const UNCLAIMED_MAX: usize = 4096;
 
-/// How long such a connection is kept: making a group takes far less from the first rank to the last, or fails.
+/// How long such a line is kept: making a group takes far less from the first rank to the last, or fails.
 const UNCLAIMED_FOR: Duration = Duration::from_secs(120);
-
-/// What a connection that a group has not asked for yet is known by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct LinkId {
-    group: u64,
-    /// The process that opened it, so that no other process can take its place.
-    sender: FabricId,
-    from: u32,
-    lane: u8,
-}
 
 /// Processes that have said hello and that no group of this rank knows.
 const UNMET_MAX: usize = 4096;
@@ -96,13 +89,6 @@ impl AsFd for Bell {
     fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
         self.0.as_fd()
     }
-}
-
-/// A connection that a peer opened for a group.
-#[derive(Debug)]
-struct Unclaimed {
-    stream: NotInherited<TcpStream>,
-    since: Instant,
 }
 
 /// How a fabric is made.
@@ -151,8 +137,10 @@ pub(crate) struct Fabric {
     peers: Mutex<HashMap<FabricId, Arc<Peer>>>,
     /// Groups that this fabric has or had.
     groups: Mutex<pool::Groups>,
-    /// Connections that peers opened for a group, until that group asks for them.
-    unclaimed: Mutex<HashMap<LinkId, Unclaimed>>,
+    /// Connections with processes on other hosts, for the messages of all groups.
+    lines: Mutex<HashMap<FabricId, SharedLine>>,
+    /// A message came for a group while another was polled.
+    news: News,
     /// Notices about groups that this rank does not have.
     early: Mutex<early::Early>,
     /// Of groups that this rank left: messages that peers have not read yet.
@@ -281,7 +269,8 @@ impl Fabric {
             address,
             peers: Mutex::default(),
             groups: Mutex::default(),
-            unclaimed: Mutex::default(),
+            lines: Mutex::default(),
+            news: News::default(),
             early: Mutex::default(),
             remains: Mutex::default(),
             orders: Mutex::default(),
@@ -399,22 +388,54 @@ impl Fabric {
         self.order(Order::Dial(Arc::clone(peer)));
     }
 
-    /// The connection that `from` opened to send on, if it has.
-    pub(crate) fn claim(
-        &self,
-        group: u64,
-        sender: FabricId,
-        from: Rank,
-        lane: Lane,
-    ) -> Option<NotInherited<TcpStream>> {
-        let link = LinkId { group, sender, from: from as u32, lane: lane as u8 };
-        lock(&self.unclaimed).remove(&link).map(|unclaimed| unclaimed.stream)
+    /// The line to a process, whether it is open or not.
+    pub(crate) fn line(&self, peer: FabricId) -> SharedLine {
+        let new = || SharedLine::new(self.id, peer);
+        lock(&self.lines).entry(peer).or_insert_with(new).clone()
     }
 
-    /// Forgets connections and notices for a group that this rank has left.
+    /// Takes a line that a peer has opened. Nothing if there are too many already.
+    fn adopt(
+        &self,
+        peer: FabricId,
+        stream: NotInherited<TcpStream>,
+        now: Instant,
+    ) -> io::Result<Option<Adopted>> {
+        let line = {
+            let mut lines = lock(&self.lines);
+            if !lines.contains_key(&peer) {
+                let is_unclaimed = |line: &&SharedLine| line.lock().unclaimed_since().is_some();
+                let too_many = || lines.values().filter(is_unclaimed).count() >= UNCLAIMED_MAX;
+                if lines.len() >= LINES_MAX || lines.len() >= UNCLAIMED_MAX && too_many() {
+                    return Ok(None);
+                }
+            }
+            lines.entry(peer).or_insert_with(|| SharedLine::new(self.id, peer)).clone()
+        };
+        line.lock().adopt(stream, now).map(Some)
+    }
+
+    /// Closes lines that no group has asked for in time, and forgets those that have ended.
+    fn tidy_lines(&self, now: Instant) {
+        lock(&self.lines).retain(|_, line| {
+            if line.is_used() {
+                return true;
+            }
+            let line = line.lock();
+            let is_fresh = |since| now.saturating_duration_since(since) < UNCLAIMED_FOR;
+            !line.is_over() && line.unclaimed_since().is_none_or(is_fresh)
+        });
+    }
+
+    pub(crate) fn news(&self) -> &News {
+        &self.news
+    }
+
+    /// Forgets messages and notices for a group that this rank has left.
     pub(crate) fn forget_group(&self, group: u64) {
         lock(&self.early).leave(group);
-        lock(&self.unclaimed).retain(|unclaimed, _| unclaimed.group != group);
+        let lines: Vec<SharedLine> = lock(&self.lines).values().cloned().collect();
+        lines.iter().for_each(|line| line.lock().forget(group));
     }
 
     /// Keeps what peers have not read yet of a group that this rank left.
@@ -521,13 +542,32 @@ impl Fabric {
         std::mem::take(&mut lock(&self.orders))
     }
 
-    /// Hands in a connection on which a rank of another host has said hello.
-    pub(crate) fn hand_in(&self, hello: &crate::wire::Hello, stream: TcpStream, since: Instant) {
-        let crate::wire::Purpose::Data { group, from, lane, .. } = hello.purpose else {
-            panic!("expected a data link");
-        };
-        let link = LinkId { group, sender: hello.sender, from, lane };
-        lock(&self.unclaimed).insert(link, Unclaimed { stream: stream.into(), since });
+    /// Connections for messages with other processes.
+    pub(crate) fn open_connections(&self) -> usize {
+        let mut sockets = Vec::new();
+        lock(&self.lines).values().for_each(|line| line.lock().all_sockets(&mut sockets));
+        sockets.len()
+    }
+
+    /// Hands in a line on which a rank of another host has said hello.
+    pub(crate) fn hand_in(&self, peer: FabricId, stream: TcpStream, now: Instant) {
+        assert_eq!(self.adopt(peer, stream.into(), now).unwrap(), Some(Adopted::Yes));
+    }
+}
+
+impl Surroundings for Fabric {
+    fn news(&self) -> &News {
+        &self.news
+    }
+
+    fn standing(&self, group: u64) -> Standing {
+        if lock(&self.early).has_left(group) {
+            Standing::Left
+        } else if lock(&self.groups).contains(&group) {
+            Standing::Member
+        } else {
+            Standing::Unknown
+        }
     }
 }
 

@@ -119,7 +119,7 @@ enum After {
     Close(Fate),
     /// It has done what it was for.
     Drop,
-    /// It is a data link: it goes to its group.
+    /// It is a line: it goes to the groups.
     HandOver(Hello),
 }
 
@@ -380,7 +380,7 @@ impl Watch {
                 match (hello.purpose, &stream.probe) {
                     (Purpose::Probe, _) => return self.respond(stream, &hello),
                     (_, Some(_)) => return Err(io::Error::other("a probe was answered by something else")),
-                    (Purpose::Data { .. }, None) => return Ok(After::HandOver(hello)),
+                    (Purpose::Line, None) => return Ok(After::HandOver(hello)),
                     (Purpose::Control, None) => self.meet(stream, &hello)?,
                 }
                 continue;

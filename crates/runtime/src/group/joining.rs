@@ -237,3 +237,45 @@ fn groups_of_one_process_share_what_a_process_has_once() {
         more.iter().try_for_each(|group| group.start_barrier()?.wait())
     });
 }
+
+/// Each group has more under way than sockets hold, in both directions, and in the first group nobody receives it until the end.
+#[test]
+fn groups_share_their_connections_and_one_that_nobody_reads_holds_up_no_other() {
+    const MESSAGE: usize = 24 << 20;
+    let store = Arc::new(Counting::default());
+    ranks(&store, 2, &quick().only_tcp(), |first| {
+        let store: Arc<dyn Store> = Arc::clone(&store) as Arc<dyn Store>;
+        let seat = Seat { rank: first.rank(), size: 2 };
+        let other = 1 - first.rank();
+        let more: Result<Vec<Group>> = (0..20)
+            .map(|index| {
+                let options = Options::new(format!("g{index}")).timeout(Duration::from_secs(100)).only_tcp();
+                Group::connect(Arc::clone(&store), seat, options)
+            })
+            .collect();
+        let more = more?;
+        let mut out = Buffer::from_slice(&vec![first.rank() as u8; MESSAGE]);
+        let sent = first.background().start_send(out.lend(), other, Tag(3))?;
+        for _ in 0..3 {
+            let mut sums: Vec<Buffer> = more.iter().map(|_| Buffer::zeros(DType::I32, 1 << 17)).collect();
+            let works: Result<Vec<_>> = more
+                .iter()
+                .zip(&mut sums)
+                .map(|(group, sum)| {
+                    sum.as_mut_bytes().fill(1);
+                    group.start_all_reduce(sum.lend(), ReduceOp::Sum)
+                })
+                .collect();
+            works?.into_iter().try_for_each(|work| work.wait())?;
+            assert!(sums.iter().all(|sum| sum.as_bytes().iter().all(|byte| *byte == 2)));
+        }
+        assert!(!sent.is_done(), "nobody has received it");
+        let mut into = Buffer::zeros(DType::U8, MESSAGE);
+        first.start_recv(into.lend(), other, Tag(3))?.wait()?;
+        sent.wait()?;
+        assert!(into.as_bytes().iter().all(|byte| usize::from(*byte) == other));
+        let lines = first.fabric().open_connections();
+        assert!(lines <= 2, "{lines} connections with one process");
+        more.iter().try_for_each(|group| group.start_barrier()?.wait())
+    });
+}

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tenfold_plan::{Algorithm, Kind, Needs, Plan, Rank, Topology, choose, fingerprint, named, names};
 
 use crate::fault::{ErrorKind, Fault};
-use crate::transport::mesh::TCP_PIECE;
+use crate::transport::line::TCP_PIECE;
 
 /// Plans that are kept: each algorithm that fits the group, and for operations with a root, some roots.
 const PLANS: usize = 64;

@@ -16,7 +16,8 @@ use tenfold_plan::Rank;
 use crate::fault::{Error, ErrorKind, Fault};
 use crate::label::{Label, OpKind};
 use crate::recorder::Waited;
-use crate::transport::mesh::{Mesh, TCP_PIECE};
+use crate::transport::line::TCP_PIECE;
+use crate::transport::mesh::Mesh;
 use crate::transport::{Transport as _, Wants};
 use crate::work::Shared;
 

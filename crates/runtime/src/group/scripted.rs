@@ -3,7 +3,8 @@
 
 #![expect(clippy::disallowed_methods, reason = "plays a peer whose connection arrives now")]
 
-use std::net::{Ipv4Addr, TcpListener};
+use std::io::Write as _;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
@@ -22,9 +23,9 @@ use crate::label::{Label, OpKind};
 use crate::recorder::{self, Called, Newcomer, Sizes, Stalls};
 use crate::run::{Buffers, Parts, Run};
 use crate::transport::Transport as _;
+use crate::transport::line::{Frame, LinkId};
 use crate::transport::mesh::{Member, Mesh};
-use crate::transport::tcp::TcpOut;
-use crate::wire::{FabricId, Hello, HelloReader, Purpose};
+use crate::wire::FabricId;
 use crate::work::{Recorded, Shared, Work};
 
 /// Names the group on the wire.
@@ -244,18 +245,32 @@ impl Scripted {
         mesh.close(Lane::PointToPoint, stage);
     }
 
-    /// Opens the connection on which a rank on another host sends messages to rank 0.
-    pub(super) fn open_link(&self, from: Rank, lane: Lane) -> TcpOut {
+    /// Opens the line on which a rank on another host sends messages to rank 0, and which it uses for one lane.
+    pub(super) fn open_link(&self, from: Rank, lane: Lane) -> FarEnd {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let purpose = Purpose::Data { group: GROUP, from: from as u32, to: 0, lane: lane as u8 };
-        let (sender, receiver) = (far_id(from), self.fabrics[0].id());
-        let hello = Hello { purpose, sender, receiver };
-        let mut out = TcpOut::connect(listener.local_addr().unwrap(), None, &hello).unwrap();
-        let (stream, _) = listener.accept().unwrap();
-        until_ready(|| out.poll_flush().unwrap());
-        until_ready(|| HelloReader::new().poll(&stream, receiver).unwrap());
-        self.fabrics[0].hand_in(&hello, stream, Instant::now());
-        out
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        socket.connect(&listener.local_addr().unwrap().into()).unwrap();
+        let stream = TcpStream::from(socket);
+        self.fabrics[0].hand_in(far_id(from), listener.accept().unwrap().0, Instant::now());
+        FarEnd { stream, link: LinkId { group: GROUP, lane: lane as u8 } }
+    }
+}
+
+/// The end of a line on another host.
+pub(super) struct FarEnd {
+    stream: TcpStream,
+    link: LinkId,
+}
+
+impl FarEnd {
+    pub(super) fn send(&mut self, head: &Head, bytes: &[u8]) {
+        self.send_part(head, bytes, bytes.len());
+    }
+
+    /// Sends a message of `len` bytes, but not more of it than `bytes`.
+    pub(super) fn send_part(&mut self, head: &Head, bytes: &[u8], len: usize) {
+        let header = Frame::Message { link: self.link, head: *head, len, credit: 0 }.encode();
+        self.stream.write_all(&[&header, bytes].concat()).unwrap();
     }
 }
 

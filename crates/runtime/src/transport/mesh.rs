@@ -1,7 +1,8 @@
 //! The links of one rank in one group: shared memory to peers on this host, TCP to the others.
 //!
 //! A route to a peer is made when it is first needed. On one host that takes the peer's segment, which the fabric fetches
-//! (see `fabric`); between hosts it takes a connection, which the sender opens and the receiver finds in the fabric.
+//! (see `fabric`); between hosts it takes a line, which all groups of both
+//! processes share (see `line`).
 //!
 //! Bytes that a peer cannot reach where they are go through a slot, once for all readers; the slot is free again when the
 //! last of them has read it. Nothing here waits or sleeps: what cannot go on is `Pending`, and the engine asks
@@ -23,12 +24,11 @@ use crate::fabric::{Fabric, Peer};
 use crate::fault::{ErrorKind, Fault};
 use crate::group::directory::Directory;
 use crate::label::{Label, is_same_call};
-use crate::transport::tcp::{TcpIn, Unexpected};
+use crate::transport::line::{Message, Unexpected};
 use crate::transport::{Stage, Transport};
-use far::{Far, accepted, hello, lost, open};
+use far::{Far, lost};
 use near::{Near, Slots, damaged, withdrawn};
 
-pub(crate) use far::TCP_PIECE;
 pub(crate) use near::Remains;
 
 /// A rank that will never answer.
@@ -166,7 +166,7 @@ impl Mesh {
         if !member.near {
             // Also watches over the peer's life.
             self.fabric.dial(peer);
-            self.routes[to] = Route::Far(Box::new(Far { peer: Some(peer.id()), ..Far::default() }));
+            self.routes[to] = Route::Far(Box::new(Far::new(&self.fabric, self.group, Arc::clone(peer))));
             return Ok(());
         }
         let Some(segment) = peer.segment() else {
@@ -233,14 +233,13 @@ impl Mesh {
                 Some((head, Some(bytes))) => Ok(Poll::Ready((head, bytes.len()))),
                 Some((_, None)) => Err(damaged(from)),
             },
-            Route::Far(far) => match accepted(&self.fabric, far, self.group, from, lane)? {
-                None => Ok(Poll::Pending),
-                Some(incoming) => {
-                    let polled = incoming.poll_message();
-                    far.ended[lane as usize] |= polled.is_err();
-                    polled.map_err(|error| lost(from, &error))
+            Route::Far(far) => {
+                let polled = far.poll_message(&self.fabric, lane);
+                if far.owes_credit() {
+                    self.write_later(from);
                 }
-            },
+                polled.map_err(|error| lost(from, &error))
+            }
         }
     }
 
@@ -260,6 +259,19 @@ impl Mesh {
     /// Memory that peers were lent is the caller's again, whether they have read it or not.
     pub(crate) fn withdraw(&self) {
         self.room.withdraw();
+        for route in &self.routes {
+            if let Route::Far(far) = route {
+                far.fail();
+            }
+        }
+    }
+
+    /// Bytes for `peer` wait until its socket takes them.
+    #[inline]
+    fn write_later(&mut self, peer: Rank) {
+        if !self.unwritten.contains(&peer) {
+            self.unwritten.push(peer);
+        }
     }
 
     pub(crate) fn poll_flush_of(&mut self, lane: Lane, peer: Rank, all: bool) -> Result<Poll<()>, Fault> {
@@ -282,10 +294,7 @@ impl Mesh {
                     Ok(Poll::Pending)
                 }
             }
-            Route::Far(far) => match &mut far.outgoing[lane as usize] {
-                None => Ok(Poll::Ready(())),
-                Some(outgoing) => outgoing.poll_flush().map_err(|error| lost(peer, &error)),
-            },
+            Route::Far(far) => far.poll_flush(lane).map_err(|error| lost(peer, &error)),
         }
     }
 
@@ -323,18 +332,9 @@ impl Transport for Mesh {
                 }
             }
             Route::Far(far) => {
-                let outgoing = match &mut far.outgoing[lane as usize] {
-                    Some(outgoing) => outgoing,
-                    none => {
-                        let member = &self.members[to];
-                        let peer = member.peer.as_ref().expect("there is a route to it");
-                        let hello = hello(&self.fabric, self.group, self.rank, to, lane, peer);
-                        none.insert(open(&self.fabric, peer, to, &hello)?)
-                    }
-                };
-                let sent = outgoing.poll_send(head, bytes, lend).map_err(|error| lost(to, &error))?;
-                if !outgoing.is_idle() && !self.unwritten.contains(&to) {
-                    self.unwritten.push(to);
+                let (sent, has_unwritten) = far.poll_send(&self.fabric, to, lane, head, bytes)?;
+                if has_unwritten {
+                    self.write_later(to);
                 }
                 if sent.is_pending() {
                     return Ok(Poll::Pending);
@@ -369,7 +369,7 @@ impl Transport for Mesh {
     fn peek(&self, lane: Lane, from: Rank) -> Bytes<'_> {
         let bytes = match &self.routes[from] {
             Route::Near(near) => near.link.peek(lane).and_then(|(_, bytes)| bytes),
-            Route::Far(far) => far.incoming[lane as usize].as_ref().map(TcpIn::bytes),
+            Route::Far(far) => far.here[lane as usize].as_ref().map(Message::bytes),
             Route::Unknown => None,
         };
         bytes.expect("the message was ready, and stays until it is taken")
@@ -386,8 +386,9 @@ impl Transport for Mesh {
                 self.look_later(from);
             }
             Route::Far(far) => {
-                if let Some(incoming) = &mut far.incoming[lane as usize] {
-                    incoming.take();
+                far.take(lane);
+                if far.owes_credit() {
+                    self.write_later(from);
                 }
             }
             Route::Unknown => unreachable!("the message was ready"),
@@ -404,15 +405,13 @@ impl Transport for Mesh {
         target: Span<'_>,
     ) -> Result<Poll<()>, Fault> {
         if let Route::Far(far) = &mut self.routes[from] {
-            let Some(incoming) = accepted(&self.fabric, far, self.group, from, lane)? else {
-                return Ok(Poll::Pending);
-            };
-            return match incoming.poll_recv(head, target) {
+            let polled = far.poll_recv(&self.fabric, lane, head, target);
+            if far.owes_credit() {
+                self.write_later(from);
+            }
+            return match polled {
                 Ok(poll) => Ok(poll),
-                Err(Unexpected::Io(error)) => {
-                    far.ended[lane as usize] = true;
-                    Err(lost(from, &error))
-                }
+                Err(Unexpected::Io(error)) => Err(lost(from, &error)),
                 Err(Unexpected::Other { head: theirs, len }) => {
                     Err(self.unexpected(from, theirs, len, head, target.len()))
                 }

@@ -4,10 +4,10 @@
 //! whole. Nothing here waits: what cannot be done now is `Pending`, and [`Wants`] says to the engine what to sleep on
 //! and which ranks to name after a timeout.
 
+pub(crate) mod line;
 pub(crate) mod mesh;
 #[cfg(test)]
 mod sim;
-pub(crate) mod tcp;
 
 use std::net::TcpStream;
 use std::sync::Arc;

@@ -108,7 +108,7 @@ impl Rank {
         self.watch.announced = Default::default();
         lock(&self.handle.orders).clear();
         lock(&self.handle.peers).clear();
-        lock(&self.handle.unclaimed).clear();
+        lock(&self.handle.lines).clear();
         *lock(&self.handle.early) = Default::default();
     }
 }
@@ -168,12 +168,7 @@ impl<'a> Scene<'a> {
                 let sender = FabricId([HONEST, ABSENT, STRANGER, ME][usize::from(who) % 4]);
                 let purpose = match who >> 2 & 1 {
                     0 => Purpose::Control,
-                    _ => Purpose::Data {
-                        group: GROUP,
-                        from: u32::from(who >> 3 & 3),
-                        to: 0,
-                        lane: who >> 5 & 1,
-                    },
+                    _ => Purpose::Line,
                 };
                 let hello = Hello { purpose, sender, receiver: FabricId(ME) }.encode();
                 self.say(line, &hello, 2);
@@ -276,7 +271,7 @@ impl<'a> Scene<'a> {
             assert!(stream.arrived.len() <= ControlFrame::LEN_MAX, "more than a frame is kept");
             assert!(stream.descriptors.len() <= 2, "descriptors pile up");
         }
-        assert!(lock(&watch.fabric.unclaimed).len() <= UNCLAIMED_MAX, "connections pile up");
+        assert!(lock(&watch.fabric.lines).len() <= UNCLAIMED_MAX, "connections pile up");
     }
 }
 
@@ -303,8 +298,10 @@ mod tests {
     use super::*;
     use crate::fabric::UNCLAIMED_FOR;
     use crate::fabric::watch::READS;
+    use crate::transport::line::{Frame, LinkId};
     use crate::{ErrorKind, Tag};
     use proptest::prelude::*;
+    use std::task::Poll;
     use tenfold_memory::{Buffer, DType, Lane};
 
     const TCP: usize = 0;
@@ -320,6 +317,11 @@ mod tests {
         bytes
     }
 
+    fn message(payload: &[u8]) -> Vec<u8> {
+        let link = LinkId { group: GROUP, lane: Lane::Collective as u8 };
+        [&Frame::Message { link, head: [1; 3], len: payload.len(), credit: 0 }.encode(), payload].concat()
+    }
+
     fn failed() -> ControlFrame {
         let text = br#"{"Failed":{"rank":1,"kind":"Aborted","peer":null,"message":"over","hint":null}}"#;
         ControlFrame::Notice { group: GROUP, text: text.to_vec() }
@@ -328,6 +330,18 @@ mod tests {
     impl Scene<'_> {
         fn has_failed(&self) -> bool {
             !self.rank.handle.engine.notices(FabricId(HONEST)).is_empty()
+        }
+
+        /// The next message of a process for the group, once its bytes have come.
+        fn message_of(&self, sender: u128) -> Option<Vec<u8>> {
+            let line = self.rank.handle.line(FabricId(sender));
+            let mut line = line.lock();
+            let claim = line.claim(GROUP);
+            let polled = line.poll_message(&**self.rank.handle, claim, Lane::Collective as u8);
+            match polled.expect("it works") {
+                Poll::Pending => None,
+                Poll::Ready(message) => Some(message.bytes().to_vec()),
+            }
         }
 
         fn is_open(&self, line: usize) -> bool {
@@ -374,35 +388,28 @@ mod tests {
     fn a_connection_for_messages_never_takes_the_place_of_another() {
         let mut rank = Rank::new();
         let mut scene = Scene::new(&mut rank);
-        let data = Purpose::Data { group: GROUP, from: 2, to: 0, lane: 0 };
-        scene.say(TCP, &hello(ABSENT, data), 0);
+        scene.say(TCP, &hello(ABSENT, Purpose::Line), 0);
         let mut first = scene.lines[TCP].take().expect("it was opened").end;
-        first.write_all(b"first").unwrap();
-        scene.say(OTHER_TCP, &hello(ABSENT, data), 0);
+        first.write_all(&message(b"first")).unwrap();
+        scene.say(OTHER_TCP, &hello(ABSENT, Purpose::Line), 0);
         let mut second = scene.lines[OTHER_TCP].take().expect("it was opened").end;
-        let _ = second.write_all(b"other"); // it is closed
-        scene.say(TCP, &hello(STRANGER, data), 0);
-        let fabric = &scene.rank.handle;
-        let lane = tenfold_memory::Lane::Collective;
-        let mut claimed = fabric.claim(GROUP, FabricId(ABSENT), 2, lane).expect("it is kept");
-        let mut bytes = [0; 5];
-        claimed.read_exact(&mut bytes).unwrap();
-        assert_eq!(&bytes, b"first");
-        assert!(fabric.claim(GROUP, FabricId(ABSENT), 2, lane).is_none(), "there is one");
+        let _ = second.write_all(&message(b"other")); // it is closed
+        scene.say(TCP, &hello(STRANGER, Purpose::Line), 0);
+        let mut third = scene.lines[TCP].take().expect("it was opened").end;
+        third.write_all(&message(b"third")).unwrap();
+        assert_eq!(scene.message_of(ABSENT).as_deref(), Some(&b"first"[..]));
+        assert_eq!(scene.message_of(ABSENT), None);
     }
 
     #[test]
     fn a_connection_that_has_ended_gives_way_to_the_next() {
         let mut rank = Rank::new();
         let mut scene = Scene::new(&mut rank);
-        let data = Purpose::Data { group: GROUP, from: 2, to: 0, lane: 0 };
-        scene.say(TCP, &hello(ABSENT, data), 0);
+        scene.say(TCP, &hello(ABSENT, Purpose::Line), 0);
         scene.lines[TCP] = None;
-        scene.say(TCP, &hello(ABSENT, data), 0);
-        scene.lines[TCP].as_mut().expect("it was opened").end.write_all(b"x").unwrap();
-        let lane = tenfold_memory::Lane::Collective;
-        let mut claimed = scene.rank.handle.claim(GROUP, FabricId(ABSENT), 2, lane).expect("it is kept");
-        assert_eq!(claimed.read(&mut [0; 8]).unwrap(), 1);
+        scene.say(TCP, &hello(ABSENT, Purpose::Line), 0);
+        scene.lines[TCP].as_mut().expect("it was opened").end.write_all(&message(b"x")).unwrap();
+        assert_eq!(scene.message_of(ABSENT).as_deref(), Some(&b"x"[..]));
     }
 
     /// A firewall, or a limit of open files, may end a data link whose peer is alive, as its control stream shows.
@@ -410,8 +417,7 @@ mod tests {
     fn a_broken_data_link_is_not_reported_as_a_death() {
         let mut rank = Rank::new();
         let mut scene = Scene::new(&mut rank);
-        let data = Purpose::Data { group: GROUP, from: 1, to: 0, lane: Lane::PointToPoint as u8 };
-        scene.say(TCP, &hello(HONEST, data), 0);
+        scene.say(TCP, &hello(HONEST, Purpose::Line), 0);
         scene.lines[TCP] = None;
         let mut tensor = Buffer::zeros(DType::F32, 1);
         let error = scene.group.start_recv(tensor.lend(), 1, Tag(0)).unwrap().wait().unwrap_err();
@@ -425,15 +431,16 @@ mod tests {
     fn a_connection_that_no_group_asks_for_expires() {
         let mut rank = Rank::new();
         let mut scene = Scene::new(&mut rank);
-        let data = Purpose::Data { group: GROUP + 1, from: 2, to: 0, lane: 0 };
-        scene.say(TCP, &hello(ABSENT, data), 0);
+        scene.say(TCP, &hello(ABSENT, Purpose::Line), 0);
         let mut end = scene.lines[TCP].take().expect("it was opened").end;
-        let came = lock(&scene.rank.handle.unclaimed).values().next().expect("it is kept").since;
+        let line = |scene: &Scene<'_>| lock(&scene.rank.handle.lines).get(&FabricId(ABSENT)).cloned();
+        let came =
+            line(&scene).expect("it is kept").lock().unclaimed_since().expect("nobody has asked for it");
         let just_before = UNCLAIMED_FOR - std::time::Duration::from_millis(1);
         scene.rank.watch.look_around(came + just_before);
-        assert_eq!(lock(&scene.rank.handle.unclaimed).len(), 1);
+        assert!(line(&scene).is_some());
         scene.rank.watch.look_around(came + UNCLAIMED_FOR);
-        assert_eq!(lock(&scene.rank.handle.unclaimed).len(), 0);
+        assert!(line(&scene).is_none());
         assert_eq!(end.read(&mut [0]).expect("it has ended"), 0);
         scene.check();
     }

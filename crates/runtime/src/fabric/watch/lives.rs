@@ -13,7 +13,7 @@ use super::stream::{Io, Stream, connect};
 use super::{After, TICK, Watch};
 use crate::fabric::early::Kept;
 use crate::fabric::silence::{Look, Silence};
-use crate::fabric::{Fate, Peer, UNCLAIMED_FOR, Unclaimed, lock};
+use crate::fabric::{Fate, Peer, lock};
 use crate::fault::show_duration;
 use crate::recorder;
 use crate::wire::{ControlFrame, FabricId, GroupPulse, Hello, Purpose};
@@ -108,8 +108,7 @@ impl Watch {
                 lock(&self.fabric.early).keep(from, group, text, came);
             }
         }
-        let is_fresh = |unclaimed: &Unclaimed| now.saturating_duration_since(unclaimed.since) < UNCLAIMED_FOR;
-        lock(&self.fabric.unclaimed).retain(|_, unclaimed| is_fresh(unclaimed));
+        self.fabric.tidy_lines(now);
         self.fabric.bury(None);
         self.watch_near(now, away);
         self.watch_far(now, away);

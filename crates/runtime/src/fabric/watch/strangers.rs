@@ -1,6 +1,5 @@
 //! Lets peers in: accepts connections, hears their hello, and turns others away.
 
-use std::collections::hash_map::Entry;
 use std::io;
 use std::net::TcpStream;
 use std::os::fd::AsFd as _;
@@ -14,8 +13,9 @@ use tenfold_store::owner::{self, Owner};
 
 use super::stream::{Io, Stream, send_descriptors};
 use super::{TCP, UNIX, Watch};
-use crate::fabric::{Bell, Fate, LinkId, UNCLAIMED_MAX, Unclaimed, lock};
+use crate::fabric::{Bell, Fate, UNCLAIMED_MAX};
 use crate::network::{explain, is_exhaustion};
+use crate::transport::line::Adopted;
 use crate::wire::{ControlFrame, Hello, Purpose};
 
 /// Streams of strangers who have not said hello yet. Beyond it the oldest is closed and not the newest: a peer says hello as
@@ -146,33 +146,18 @@ impl Watch {
         }
     }
 
-    /// A data link belongs to the engine from here on.
+    /// A line belongs to the engine from here on.
     pub(super) fn hand_over(&mut self, stream: Stream, hello: &Hello) {
-        let Purpose::Data { group, from, lane, .. } = hello.purpose else { return };
-        let link = LinkId { group, sender: hello.sender, from, lane };
         let Io::Tcp(socket) = stream.io else { return };
         let _ = epoll::delete(&self.poll, &socket);
-        if lock(&self.fabric.early).has_left(group) {
-            return; // this rank will never claim it
-        }
-        let mut unclaimed = lock(&self.fabric.unclaimed);
-        if unclaimed.len() >= UNCLAIMED_MAX {
-            return tracing::warn!(
+        match self.fabric.adopt(hello.sender, socket, Instant::now()) {
+            Ok(Some(Adopted::Yes)) => self.fabric.tell_news(),
+            Ok(Some(Adopted::Twin)) => self.complain("refused a second connection for the same messages"),
+            Ok(None) => self.complain(&format!(
                 "refused a connection: {UNCLAIMED_MAX} others wait for groups that this rank has not made"
-            );
+            )),
+            Err(error) => tracing::debug!("a connection of a peer cannot be used: {error}"),
         }
-        let new = Unclaimed { stream: socket, since: Instant::now() };
-        match unclaimed.entry(link) {
-            // What may be read from it already is a message that the group waits for.
-            Entry::Occupied(known) if is_open(&known.get().stream) => {
-                drop(unclaimed);
-                return self.complain("refused a second connection for the same messages");
-            }
-            Entry::Occupied(mut known) => _ = known.insert(new),
-            Entry::Vacant(place) => _ = place.insert(new),
-        }
-        drop(unclaimed);
-        self.fabric.tell_news();
     }
 
     /// A peer said hello: we know it from here on.
@@ -221,14 +206,6 @@ impl Watch {
         }
         self.fabric.tell_news();
         Ok(())
-    }
-}
-
-/// Has its other end neither closed nor broken it, or is there something to read?
-fn is_open(socket: &TcpStream) -> bool {
-    match socket.peek(&mut [0]) {
-        Ok(count) => count > 0,
-        Err(error) => error.kind() == io::ErrorKind::WouldBlock,
     }
 }
 

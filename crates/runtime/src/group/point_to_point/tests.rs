@@ -272,12 +272,6 @@ fn pieces_are_as_long_as_the_link_allows() {
     assert_eq!(piece(&Scripted::far(2).ranks[0].mesh, 1), TCP_PIECE);
 }
 
-/// Sends one message from another host.
-fn send_far(link: &mut crate::transport::tcp::TcpOut, head: &Head, bytes: &[u8]) {
-    until_ready(|| link.poll_send(head, Bytes::of(bytes), false).unwrap());
-    until_ready(|| link.poll_flush().unwrap());
-}
-
 /// Polls rank 0 until something happens.
 fn poll_until(scene: &mut Scripted, is_so: impl Fn(&Scripted) -> bool) {
     until_ready(|| {
@@ -292,7 +286,7 @@ fn a_lost_link_fails_only_receives_that_no_other_rank_can_complete() {
     let mut scene = Scripted::far(3);
     let mut links = [scene.open_link(1, LANE), scene.open_link(2, LANE)];
     let (_, any) = scene.receive(0, 4, None, 5);
-    send_far(&mut links[0], &head(4, 4), &bytes(4));
+    links[0].send(&head(4, 4), &bytes(4));
     poll_until(&mut scene, |scene| kept(scene).0 == [4]);
     let [first, mut second] = links;
     drop(first);
@@ -303,7 +297,7 @@ fn a_lost_link_fails_only_receives_that_no_other_rank_can_complete() {
     let state = &mut scene.ranks[0];
     let moved = state.messages.poll(&mut state.mesh, &mut scene.finished);
     assert!(!moved.expect("rank 2 can still send it") && state.is_busy());
-    send_far(&mut second, &head(4, 5), &bytes(4));
+    second.send(&head(4, 5), &bytes(4));
     poll_until(&mut scene, |_| any.is_done());
     assert_eq!((any.succeeded(), any.source()), (true, Some(2)));
     assert!(scene.ranks[0].failed().is_none());
@@ -321,7 +315,7 @@ fn a_lost_link_fails_a_message_that_has_begun_to_arrive() {
     let mut scene = Scripted::far(3);
     let mut link = scene.open_link(1, LANE);
     let (_, any) = scene.receive(0, TCP_PIECE + 1, None, 5);
-    send_far(&mut link, &head(TCP_PIECE + 1, 5), &bytes(TCP_PIECE));
+    link.send(&head(TCP_PIECE + 1, 5), &bytes(TCP_PIECE));
     poll_until(&mut scene, |scene| messages(scene).arriving[1].is_some());
     scene.peer(0, 1).end(Fate::Died);
     drop(link);
@@ -334,7 +328,7 @@ fn a_damaged_link_fails_every_receive() {
     let mut scene = Scripted::far(3);
     let mut link = scene.open_link(1, LANE);
     let (_, any) = scene.receive(0, 4, None, 5);
-    send_far(&mut link, &[u64::MAX; 3], &bytes(4));
+    link.send(&[u64::MAX; 3], &bytes(4));
     poll_until(&mut scene, |_| any.is_done());
     assert_eq!(any.error().unwrap().kind(), ErrorKind::Protocol);
 }

@@ -1,12 +1,10 @@
 //! What a rank does before it sleeps: tell the peers, find the sockets, and look for what will never come.
 
-use std::task::Poll;
 use std::time::Instant;
 
 use tenfold_memory::{Head, Lane, Wanted};
 use tenfold_plan::Rank;
 
-use super::far::accepted;
 use super::{Lost, Mesh, Route};
 use crate::fabric::Fate;
 use crate::fault::Fault;
@@ -52,13 +50,7 @@ impl Mesh {
             let theirs = match &mut self.routes[rank] {
                 Route::Unknown => continue,
                 Route::Near(near) => near.link.peek(Lane::Collective).map(|(head, _)| head),
-                Route::Far(far) => match accepted(&self.fabric, far, self.group, rank, Lane::Collective) {
-                    Ok(Some(incoming)) => match incoming.peek_head() {
-                        Ok(Poll::Ready((head, _))) => Some(head),
-                        _ => None,
-                    },
-                    _ => None,
-                },
+                Route::Far(far) => far.peek_head(&self.fabric, Lane::Collective),
             };
             if let Some(theirs) = theirs
                 && theirs[1] <= head[1]
@@ -93,18 +85,11 @@ impl Mesh {
                 self.sleeping_on.push(rank);
             }
         }
-        let room = distinct(wants.room.iter());
-        for rank in distinct(self.unwritten.iter().chain(&room)) {
+        // Room for a message comes with credit, which is read.
+        let far = self.unwritten.iter().chain(&wants.room).chain(&wants.messages).chain(&wants.any_of);
+        for rank in distinct(far) {
             let Route::Far(far) = &self.routes[rank] else { continue };
-            // Of a message that is lent nothing may have been written yet.
-            let is_wanted = room.binary_search(&rank).is_ok();
-            let writers = far.outgoing.iter().flatten().filter(|outgoing| is_wanted || !outgoing.is_idle());
-            sockets.extend(writers.map(|outgoing| (outgoing.socket(), true)));
-        }
-        for rank in distinct(wants.messages.iter().chain(&wants.any_of)) {
-            let Route::Far(far) = &self.routes[rank] else { continue };
-            let open = far.incoming.iter().zip(far.ended).filter(|(_, ended)| !ended);
-            sockets.extend(open.filter_map(|(incoming, _)| Some((incoming.as_ref()?.socket(), false))));
+            far.sleep_on(sockets);
         }
     }
 

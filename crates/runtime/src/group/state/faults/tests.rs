@@ -1,5 +1,8 @@
 #![expect(clippy::disallowed_methods, reason = "tests say what time it is")]
 
+use std::task::Poll;
+
+use crate::group::scripted::until_ready;
 use tenfold_memory::Lane;
 
 use super::super::super::scripted::Scripted;
@@ -130,9 +133,14 @@ fn a_rank_that_left_is_missed_where_it_is_waited_for() {
     assert!(scene.ranks[0].lost_among(&wants(&[], &[]), left + 2 * grace).is_none());
 
     // And as long as its connection delivers something.
-    let _link = scene.open_link(1, Lane::PointToPoint);
+    let mut link = scene.open_link(1, Lane::PointToPoint);
     scene.receive(0, 4, Some(1), 5);
-    scene.poll(0);
+    link.send_part(&[1; 3], &[0], 4);
+    until_ready(|| {
+        scene.poll(0);
+        let is_arriving = scene.ranks[0].mesh.is_arriving(1, left + 2 * grace);
+        if is_arriving { Poll::Ready(()) } else { Poll::Pending }
+    });
     let now = left + 2 * grace;
     let missed = |scene: &mut Scripted, wants, now| scene.ranks[0].lost_among(&wants, now).is_some();
     assert!(missed(&mut scene, wants(&[1], &[]), now), "it takes nothing any more");
