@@ -53,9 +53,25 @@ pub fn send(socket: BorrowedFd<'_>, header: &[u8], bytes: Bytes<'_>) -> io::Resu
 /// has closed, unless nothing was asked for. [`io::ErrorKind::WouldBlock`] if nothing is there yet.
 #[inline]
 pub fn receive(socket: BorrowedFd<'_>, header: &mut [u8], target: Span<'_>) -> io::Result<usize> {
-    let header = Range { start: header.as_mut_ptr().cast(), len: header.len(), lent: PhantomData };
-    let target = Range { start: target.start().cast(), len: target.len(), lent: PhantomData };
-    let mut ranges = [header, target];
+    receive_into(socket, [range_of(header), range_of_span(target)])
+}
+
+/// The same in the other order: into `target`, and then into `header` what follows it.
+#[inline]
+pub fn receive_rest(socket: BorrowedFd<'_>, target: Span<'_>, header: &mut [u8]) -> io::Result<usize> {
+    receive_into(socket, [range_of_span(target), range_of(header)])
+}
+
+fn range_of(bytes: &mut [u8]) -> Range<'_> {
+    Range { start: bytes.as_mut_ptr().cast(), len: bytes.len(), lent: PhantomData }
+}
+
+fn range_of_span(span: Span<'_>) -> Range<'_> {
+    Range { start: span.start().cast(), len: span.len(), lent: PhantomData }
+}
+
+#[inline]
+fn receive_into(socket: BorrowedFd<'_>, mut ranges: [Range<'_>; 2]) -> io::Result<usize> {
     // SAFETY: as in `send`; and both may be written to, the header because it is borrowed for that, the target by the
     // contract of `Span`.
     let slices = unsafe { &mut *(&raw mut ranges).cast::<[IoSliceMut<'_>; 2]>() };
@@ -97,7 +113,12 @@ mod tests {
                 let (mut header, mut rest) = (vec![0; received], vec![0; text.len() - received]);
                 let count = receive(right.as_fd(), &mut header, Span::of(&mut rest)).expect("it was sent");
                 assert_eq!(count, text.len());
-                assert_eq!([header, rest].concat(), text);
+                assert_eq!([&header[..], &rest].concat(), text);
+                send(left.as_fd(), text, Bytes::of(&[])).expect("there is room");
+                let count =
+                    receive_rest(right.as_fd(), Span::of(&mut rest), &mut header).expect("it was sent");
+                assert_eq!(count, text.len());
+                assert_eq!([rest, header].concat(), text);
             }
         }
     }

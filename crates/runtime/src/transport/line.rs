@@ -9,7 +9,8 @@
 //! A message is written with one system call when all goes well, header and payload from where they lie. A short one, and one
 //! that is only looked at, is also read with one: the receiver asks for a header and a payload *before* it knows either,
 //! because it expects them. If another message turns up, what was read too far is put aside and read again from there, so a
-//! wrong guess loses nothing. Of a long one the header is read first, and then the payload straight to where it belongs. What a socket does not take immediately is copied and goes out later, so a message is never
+//! wrong guess loses nothing. A long one goes straight to where it belongs, so its header must be known before; it is read
+//! together with the payload of the message before. What a socket does not take immediately is copied and goes out later, so a message is never
 //! left half written by a group that fails.
 //!
 //! Nothing here waits. After `Pending` the system has been asked until it had no more, so sleeping on the next event of

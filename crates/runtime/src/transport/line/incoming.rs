@@ -90,7 +90,7 @@ impl Incoming {
 
     /// Has its other end neither closed nor broken it, or is there something to read?
     pub(super) fn is_open(&self) -> bool {
-        if !self.ahead.is_empty() {
+        if !self.ahead.is_empty() || self.header_read > 0 {
             return true;
         }
         match self.stream.peek(&mut [0]) {
@@ -139,11 +139,18 @@ impl Incoming {
         }
     }
 
-    /// Reads what is missing of the current message into `target`, which is as long as its payload.
+    /// Was the next header read with the last message?
+    #[inline]
+    pub(super) fn has_header(&self) -> bool {
+        self.header_read == HEADER
+    }
+
+    /// Reads what is missing of the current message into `target`, which is as long as its payload; and with the same system call
+    /// the header that follows it, if that is there.
     pub(super) fn poll_payload(&mut self, target: Span<'_>) -> io::Result<Poll<()>> {
         let mut read = self.current.as_ref().map_or(0, |current| current.read);
         while read < target.len() {
-            match self.read(&mut [], target.part(read, target.len()))? {
+            match self.read_rest(target.part(read, target.len()))? {
                 Poll::Pending => {
                     if let Some(current) = &mut self.current {
                         current.read = read;
@@ -151,7 +158,11 @@ impl Incoming {
                     return Ok(Poll::Pending);
                 }
                 Poll::Ready(0) => return Err(ended_inside()),
-                Poll::Ready(count) => read += count,
+                Poll::Ready(count) => {
+                    let of_target = count.min(target.len() - read);
+                    read += of_target;
+                    self.header_read = count - of_target;
+                }
             }
         }
         self.finish();
@@ -186,6 +197,19 @@ impl Incoming {
             return Ok(Poll::Ready(self.read_ahead(header, target)));
         }
         match socket::receive(self.stream.as_fd(), header, target) {
+            Ok(count) => Ok(Poll::Ready(count)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(Poll::Pending),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The same, with a header at the end.
+    #[inline]
+    fn read_rest(&mut self, target: Span<'_>) -> io::Result<Poll<usize>> {
+        if !self.ahead.is_empty() {
+            return Ok(Poll::Ready(self.read_ahead(&mut [], target)));
+        }
+        match socket::receive_rest(self.stream.as_fd(), target, &mut self.header) {
             Ok(count) => Ok(Poll::Ready(count)),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(Poll::Pending),
             Err(error) => Err(error),

@@ -148,6 +148,7 @@ impl Line {
                     if polled.map_err(|error| self.incoming.broke(error))?.is_pending() {
                         return Ok(Poll::Pending);
                     }
+                    self.look_for_header(around);
                     if let Some(link) = self.links.get_mut(&id) {
                         link.arrived += (HEADER + target.len()) as u64;
                     }
@@ -328,7 +329,16 @@ impl Line {
             }
             None => incoming.recycle(message.buffer),
         }
+        self.look_for_header(around);
         Ok(Poll::Ready(()))
+    }
+
+    /// A header that was read with a message is not on the socket any more: whose it is must look.
+    #[inline]
+    fn look_for_header(&mut self, around: &impl Surroundings) {
+        if self.incoming.open().is_some_and(|incoming| incoming.has_header()) {
+            around.news().tell();
+        }
     }
 
     /// A message was taken: the peer may send as much again.
