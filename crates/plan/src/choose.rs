@@ -44,8 +44,8 @@ const fn row(hosts: Hosts, ranks: usize, bytes: usize, algorithm: &'static Algor
     Row { hosts, ranks, bytes, algorithm }
 }
 
-/// The thresholds. Those of all_reduce for up to 8 ranks, on one host or apart over loopback, and those of two
-/// and four hosts with two ranks each were measured, on two cores; the others are estimates that are not
+/// The thresholds. Those of all_reduce for up to 8 ranks, on one host or apart over loopback, and those of two,
+/// four and eight hosts with two ranks each were measured, on two cores; the others are estimates that are not
 /// measured yet. Few ranks on a host share memory, so every rank reads from every other. Many ranks, or several
 /// hosts, need few messages when these are short and few bytes when they are long.
 #[rustfmt::skip]
