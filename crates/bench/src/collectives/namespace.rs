@@ -149,7 +149,8 @@ fn refused(stderr: &[u8]) -> Failure {
 /// starts again in one, with the same arguments and the same process id.
 pub(crate) fn ensure_allowed() -> Result<(), Failure> {
     const NEW_HOST: [&str; 3] = ["--net", "--uts", "true"];
-    const OWN_ROOT: [&str; 2] = ["--user", "--map-root-user"];
+    // With a network of its own, because a thread may return only to a namespace of the same user namespace.
+    const OWN_ROOT: [&str; 4] = ["--user", "--map-root-user", "--net", "--uts"];
     let try_to = |arguments: &[&str]| {
         let command = Command::new("unshare").args(arguments).stdin(Stdio::null()).output();
         let output = command.map_err(|error| {
@@ -167,7 +168,10 @@ pub(crate) fn ensure_allowed() -> Result<(), Failure> {
     }
     let program = std::env::current_exe()
         .map_err(|error| Failure::new(format!("cannot find this program to start it again: {error}")))?;
-    let error = Command::new("unshare").args(OWN_ROOT).arg(program).args(std::env::args_os().skip(1)).exec();
+    let start = "ip link set lo up; exec \"$@\"";
+    let mut again = Command::new("unshare");
+    again.args(OWN_ROOT).args(["sh", "-c", start, "sh"]).arg(program).args(std::env::args_os().skip(1));
+    let error = again.exec();
     Err(Failure::new(format!("cannot start `unshare`: {error}")))
 }
 

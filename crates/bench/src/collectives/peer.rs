@@ -214,6 +214,9 @@ impl Recipe {
                     command.arg("--leave-session-attached").arg("--launch-agent").arg(&agents.daemon);
                     command.args(["--mca", "plm_rsh_no_tree_spawn", "1"]);
                     command.args(["--mca", "plm_rsh_agent"]).arg(&agents.shell);
+                    // Its own folder may belong to another user who is root in a namespace.
+                    let folder = agents.shell.parent().unwrap_or(Path::new("/tmp"));
+                    command.args(["--mca", "orte_tmpdir_base"]).arg(folder);
                     command.args(["--map-by", "slot", "--host", &names.join(",")]);
                 }
             }
