@@ -1,15 +1,20 @@
-//! `tenfold bench all_reduce …`: collectives on one machine, alone or compared with Gloo and MPI.
+//! `tenfold bench all_reduce …`: collectives on one machine, or on hosts made of it, alone or compared with
+//! Gloo and MPI.
 //!
-//! For each number of ranks every implementation has a team of processes that stay for all cases ([`team`]).
+//! For each number of ranks, or of hosts with ranks, every implementation has a team of processes that stay for all cases ([`team`]).
 //! A case is checked, paced and then measured round after round; the ranks of other implementations sleep in
 //! a read. Operations follow each other without a barrier between them, as in nccl-tests, and a time is that
 //! of the slowest rank.
 //!
 //! `operation` is what can be measured, `peer` the implementations and how to start them, `protocol` the
-//! orders to ranks, `rank` one of ours, `values` how results are checked, `figures` the tables.
+//! orders to ranks, `rank` one of ours, `values` how results are checked, `figures` the tables. `layout` says
+//! which hosts there are, `namespace` makes one, `hosts` all of them and the links between them.
 #![expect(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
 
 mod figures;
+mod hosts;
+mod layout;
+mod namespace;
 mod operation;
 mod peer;
 mod protocol;
@@ -24,9 +29,11 @@ use std::time::{Duration, Instant};
 use super::store::create;
 use super::{Failure, Interrupt};
 use figures::{Column, Row, Sample, Subject};
-use operation::{Dtype, Memory, Operation, Point, Transport};
+use hosts::Hosts;
+use layout::{Delay, Layout, Limits, Rate};
+use operation::{Crew, Dtype, Memory, Operation, Point, Transport};
 pub(crate) use peer::python_with_torch;
-use peer::{Implementation, PeerName, Recipe, core_count};
+use peer::{Implementation, PeerName, Recipe, Site, core_count};
 use protocol::{Order, Pace};
 use team::{Coordinator, Outcome, Team};
 use tenfold_console::{ProgressLine, parse_size};
@@ -45,6 +52,18 @@ pub(crate) struct CollectiveArgs {
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "2", value_parser = parse_ranks)]
     ranks: Vec<usize>,
 
+    /// Make hosts out of network namespaces instead, with this many ranks each: 2x2 is two hosts of two ranks
+    #[arg(long, value_name = "HxR,…", value_delimiter = ',', conflicts_with_all = ["ranks", "transport"])]
+    hosts: Vec<Layout>,
+
+    /// Limit the link of each host to this many bits per second in each direction, such as 1G
+    #[arg(long, value_name = "RATE", requires = "hosts")]
+    link_rate: Option<Rate>,
+
+    /// Delay every packet by this time on the link of its sender and again on that of its receiver, such as 50us
+    #[arg(long, value_name = "TIME", requires = "hosts")]
+    link_delay: Option<Delay>,
+
     /// Bytes of the larger buffer of a rank
     #[arg(long, value_name = "SIZE,…", value_delimiter = ',', default_value = SIZES, value_parser = parse_bytes)]
     sizes: Vec<usize>,
@@ -61,7 +80,7 @@ pub(crate) struct CollectiveArgs {
     #[arg(long, value_name = "PEER,…", value_delimiter = ',')]
     against: Vec<PeerName>,
 
-    /// Where tenfold's tensors lie [default: private,shared; private alone with --transport tcp]
+    /// Where tenfold's tensors lie [default: private,shared; private alone with --transport tcp or --hosts]
     #[arg(long, value_name = "MEMORY,…", value_delimiter = ',')]
     memory: Vec<Memory>,
 
@@ -86,6 +105,8 @@ Examples:
   tenfold bench --against gloo,openmpi,mpich,intelmpi      against all that are installed
   tenfold bench all_gather barrier --ranks 2,4,8 --sizes 8,64K,1M
   tenfold bench send_recv --transport tcp --against gloo,mpi --json rows.json
+  tenfold bench all_reduce --hosts 2x2,4x2 --against gloo,openmpi
+  tenfold bench all_reduce --hosts 2x2 --link-rate 1G --sizes 64M
   tenfold bench store --against torch --quick              the store server, see `bench store --help`
   tenfold bench launch --against torchrun                  the launcher, see `bench launch --help`";
 
@@ -104,8 +125,17 @@ fn parse_bytes(text: &str) -> Result<usize, String> {
 }
 
 pub(crate) fn run(args: &CollectiveArgs) -> Result<(), Failure> {
-    if args.operations.contains(&Operation::SendRecv) && args.ranks.contains(&1) {
-        return Err(Failure::new("`send_recv` needs two ranks").hint("leave 1 out of `--ranks`"));
+    if args.operations.contains(&Operation::SendRecv) {
+        if args.hosts.iter().any(|layout| layout.ranks_each > 1) {
+            let reason = "`send_recv` is between ranks 0 and 1, which are on the same host";
+            return Err(Failure::new(reason).hint("use hosts with one rank each, such as `--hosts 2x1`"));
+        }
+        if args.ranks.contains(&1) {
+            return Err(Failure::new("`send_recv` needs two ranks").hint("leave 1 out of `--ranks`"));
+        }
+    }
+    if !args.hosts.is_empty() {
+        namespace::ensure_allowed()?;
     }
     let interrupt = Interrupt::install()?;
     let mut json = args.json.as_ref().map(|path| create(path)).transpose()?;
@@ -114,13 +144,13 @@ pub(crate) fn run(args: &CollectiveArgs) -> Result<(), Failure> {
     let progress = ProgressLine::new();
     let mut bench = Bench { args, interrupt, load, rows: Vec::new(), remarks: Vec::new(), progress };
     let recipes = bench.recipes(&coordinator)?;
-    for &ranks in &args.ranks {
-        bench.measure_teams(ranks, &recipes, &coordinator)?;
+    for crew in args.crews() {
+        bench.measure_teams(crew, &recipes, &coordinator)?;
     }
     bench.progress.clear();
 
     if let Some((path, file)) = &mut json {
-        file.write_all(figures::json(&bench.rows).as_bytes())
+        file.write_all(figures::json(&bench.rows, args.link_rate).as_bytes())
             .map_err(|error| Failure::new(format!("cannot write `{}`: {error}", path.display())))?;
     }
     match std::io::stdout().write_all(bench.report().as_bytes()) {
@@ -128,6 +158,19 @@ pub(crate) fn run(args: &CollectiveArgs) -> Result<(), Failure> {
             Err(Failure::new(format!("cannot print: {error}")))
         }
         _ => Ok(()),
+    }
+}
+
+impl CollectiveArgs {
+    fn crews(&self) -> Vec<Crew> {
+        match &self.hosts[..] {
+            [] => self.ranks.iter().map(|&ranks| Crew::Machine(ranks)).collect(),
+            hosts => hosts.iter().map(|&layout| Crew::Hosts(layout)).collect(),
+        }
+    }
+
+    fn limits(&self) -> Limits {
+        Limits { rate: self.link_rate, delay: self.link_delay }
     }
 }
 
@@ -175,6 +218,10 @@ impl Bench<'_> {
                 PeerName::IntelMpi => Recipe::mpi(Implementation::IntelMpi, coordinator.folder())?,
                 PeerName::Mpi => Recipe::first_mpi(coordinator.folder())?,
             };
+            if !self.args.hosts.is_empty() && !recipe.runs_on_hosts() {
+                let reason = format!("{} cannot be measured with `--hosts`", recipe.implementation);
+                return Err(Failure::new(reason).hint("choose from gloo and openmpi"));
+            }
             if !recipes.iter().any(|known| known.implementation == recipe.implementation) {
                 recipes.push(recipe);
             }
@@ -184,32 +231,44 @@ impl Bench<'_> {
 
     fn measure_teams(
         &mut self,
-        ranks: usize,
+        crew: Crew,
         recipes: &[Recipe],
         coordinator: &Coordinator,
     ) -> Result<(), Failure> {
-        self.show_progress(format_args!("starting {ranks} ranks of each"));
+        self.show_progress(format_args!("starting {crew} of each"));
+        let hosts = match crew {
+            Crew::Machine(_) => None,
+            Crew::Hosts(layout) => {
+                let python = python_with_torch(self.args.python.as_deref());
+                let hosts = Hosts::make(layout, self.args.limits(), &python);
+                Some(hosts.map_err(|failure| failure.during(format_args!("making {layout}")))?)
+            }
+        };
+        let site = match &hosts {
+            Some(hosts) => Site::Hosts(hosts),
+            None => Site::Machine { ranks: crew.ranks(), transport: self.args.transport },
+        };
         let mut teams = Vec::new();
         for recipe in recipes {
-            let team = Team::start(recipe, ranks, self.args.transport, coordinator)?;
-            let ranks_max = self.args.ranks.iter().copied().max().unwrap_or(1);
-            let setting = recipe.remark(self.args.transport, ranks_max);
+            let team = Team::start(recipe, site, coordinator)?;
+            let ranks_max = self.args.crews().into_iter().map(Crew::ranks).max().unwrap_or(1);
+            let setting = recipe.remark(site.transport(), ranks_max);
             self.remark(format!("{}: {}; {setting}.", recipe.implementation, team.version));
             teams.push(team);
         }
-        for point in self.points(ranks) {
-            self.measure_point(point, &mut teams)?;
+        for point in self.points(crew) {
+            self.measure_point(point, hosts.as_ref(), &mut teams)?;
         }
         Ok(())
     }
 
-    /// Every case of this many ranks; sizes that round to the same bytes are measured once.
-    fn points(&self, ranks: usize) -> Vec<Point> {
+    /// Every case of these ranks; sizes that round to the same bytes are measured once.
+    fn points(&self, crew: Crew) -> Vec<Point> {
         let dtype = self.args.dtype;
         let mut points: Vec<Point> = Vec::new();
         for &operation in &self.args.operations {
-            let bytes = self.args.sizes.iter().map(|&size| operation.bytes(size, dtype, ranks));
-            for point in bytes.map(|bytes| Point { operation, dtype, ranks, bytes }) {
+            let bytes = self.args.sizes.iter().map(|&size| operation.bytes(size, dtype, crew.ranks()));
+            for point in bytes.map(|bytes| Point { operation, dtype, crew, bytes }) {
                 if !points.contains(&point) {
                     points.push(point);
                 }
@@ -219,7 +278,12 @@ impl Bench<'_> {
     }
 
     /// Checks and paces all implementations, then measures in rounds, each beginning with another one.
-    fn measure_point(&mut self, point: Point, teams: &mut [Team<'_>]) -> Result<(), Failure> {
+    fn measure_point(
+        &mut self,
+        point: Point,
+        hosts: Option<&Hosts>,
+        teams: &mut [Team<'_>],
+    ) -> Result<(), Failure> {
         self.show_progress(point);
         let mut contenders = Vec::new();
         let mut columns_without = Vec::new();
@@ -240,7 +304,7 @@ impl Bench<'_> {
                 }
             }
         }
-        self.rounds(point, &mut contenders, teams)?;
+        self.rounds(point, hosts, &mut contenders, teams)?;
         let mut columns: Vec<Column> = contenders.into_iter().map(|contender| contender.column).collect();
         for (place, column) in columns_without {
             columns.insert(place, column);
@@ -252,6 +316,7 @@ impl Bench<'_> {
     fn rounds(
         &self,
         point: Point,
+        hosts: Option<&Hosts>,
         contenders: &mut [Contender],
         teams: &mut [Team<'_>],
     ) -> Result<(), Failure> {
@@ -266,13 +331,21 @@ impl Bench<'_> {
                 let Contender { team, column, pace } = &mut contenders[index];
                 let subject = column.subject;
                 let order = Order::new(point, subject.memory, false, *pace);
+                let before = hosts.map(Hosts::traffic).transpose()?;
                 let outcome = teams[*team].measure(order);
+                let after = hosts.map(Hosts::traffic).transpose()?;
                 match outcome.map_err(|failure| {
                     failure.during(format_args!("{point} on {}", subject.implementation))
                 })? {
                     Outcome::Done { batches, .. } => {
                         let operations = pace.iterations * point.operation.operations_per_turn();
-                        column.samples.push(Sample::new(&batches, operations));
+                        let mut sample = Sample::new(&batches, operations);
+                        sample.link_bytes = after.zip(before).map(|(after, before)| {
+                            let turns = pace.warmup + pace.batches * pace.iterations;
+                            let operations = turns * point.operation.operations_per_turn();
+                            after.busiest_since(&before) as f64 / operations as f64
+                        });
+                        column.samples.push(sample);
                     }
                     Outcome::Cannot(reason) => {
                         return Err(Failure::new(format!(
@@ -303,13 +376,28 @@ impl Bench<'_> {
     }
 
     fn report(&self) -> String {
-        let (tables, cores) = (figures::tables(&self.rows), core_count());
+        let (tables, cores) = (figures::tables(&self.rows, self.args.link_rate), core_count());
         let load = self.load.map_or(String::new(), |load| format!(", load {load} before the run"));
         let (rounds, window) = (self.args.rounds, WINDOW.as_millis());
         let head = format!(
             "{tables}\nCores: {cores}{load}; up to {rounds} rounds of about {window} ms; medians.\n{NOTES}"
         );
-        self.remarks.iter().fold(head, |text, remark| text + remark + "\n")
+        let hosts = if self.args.hosts.is_empty() { String::new() } else { self.remark_on_hosts() };
+        self.remarks.iter().fold(head + &hosts, |text, remark| text + remark + "\n")
+    }
+
+    fn remark_on_hosts(&self) -> String {
+        let rate = self.args.link_rate.map_or("no limit".into(), |rate| format!("{rate} in each direction"));
+        let delay =
+            self.args.link_delay.map_or(String::new(), |Delay(delay)| format!(", {delay:?} of delay"));
+        let counted = match self.args.link_rate {
+            Some(_) => "Bytes are counted behind the limit, with the headers of each packet.",
+            None => "Bytes are counted by the link, which counts the headers of up to 64 KiB once.",
+        };
+        format!(
+            "Hosts: network namespaces of this machine that share its cores, an MTU of 1500; each link: \
+             {rate}{delay}. {counted}\n"
+        )
     }
 
     fn show_progress(&self, what: impl std::fmt::Display) {
@@ -386,7 +474,7 @@ mod tests {
             progress: ProgressLine::new(),
             remarks: Vec::new(),
         };
-        let points = args.ranks.iter().flat_map(|&ranks| bench.points(ranks));
+        let points = args.crews().into_iter().flat_map(|crew| bench.points(crew));
         points.map(|point| (point.operation, point.bytes)).collect()
     }
 
@@ -413,10 +501,28 @@ mod tests {
             (["--ranks", "2,65"], "from 1 to 64 ranks"),
             (["--sizes", "2G"], "at most 1G"),
             (["--sizes", "many"], "invalid size"),
+            (["--hosts", "2"], "expected hosts x ranks of each host"),
+            (["--hosts", "2x2,0x2"], "expected hosts x ranks of each host"),
+            (["--hosts", "2x33"], "at most 64 ranks in all"),
+            (["--link-rate", "1G"], "--hosts <HxR,…>"),
+            (["--link-delay", "50us"], "--hosts <HxR,…>"),
             (["--against", "nccl"], "possible values: gloo, openmpi, mpich, intelmpi, mpi"),
         ] {
             let error = Line::try_parse_from(["bench"].iter().chain(&line)).err().unwrap().to_string();
             assert!(error.contains(reason), "{error}");
+        }
+    }
+
+    #[test]
+    fn hosts_exclude_what_is_about_one_machine() {
+        assert_eq!(
+            points(&["all_to_all", "--hosts", "2x2,3x1", "--sizes", "8"]),
+            [(Operation::AllToAll, 16), (Operation::AllToAll, 12)]
+        );
+        for other in [["--ranks", "2"], ["--transport", "tcp"]] {
+            let line = ["bench", "--hosts", "2x2", other[0], other[1]];
+            let error = Line::try_parse_from(line).err().unwrap().to_string();
+            assert!(error.contains("cannot be used with"), "{error}");
         }
     }
 

@@ -2,6 +2,7 @@
 //!
 //! Every part of the output is written once and only sent afterwards, so all of these lend.
 
+use crate::topology::Role;
 use crate::{Algorithm, Area, Chunk, Kind, Plan, Rank, Topology};
 
 pub(crate) static DIRECT: Algorithm = Algorithm::new(Kind::AllGather, "direct", direct);
@@ -9,6 +10,8 @@ pub(crate) static RING: Algorithm = Algorithm::new(Kind::AllGather, "ring", ring
 pub(crate) static BRUCK: Algorithm =
     Algorithm { pieces: false, ..Algorithm::new(Kind::AllGather, "bruck", bruck) };
 pub(crate) static TWO_LEVEL: Algorithm = Algorithm::new(Kind::AllGather, "two_level", two_level);
+pub(crate) static LEADERS: Algorithm =
+    Algorithm { pieces: false, ..Algorithm::new(Kind::AllGather, "leaders", leaders) };
 
 /// Every rank sends to every other.
 fn direct(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
@@ -85,6 +88,40 @@ fn two_level(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
             for &source in group.iter().filter(|&&source| topology.deputy(host, source) != rank) {
                 plan.recv(topology.deputy(host, source), Chunk::output(source));
             }
+        }
+    }
+    plan
+}
+
+/// The leader of each host collects the parts of its host, the leaders exchange them, and each passes everything
+/// on: one message from host to host, if the ranks of a host have consecutive numbers.
+///
+/// Leaders send and receive the runs of a host in turn, so that no link has to hold two messages.
+fn leaders(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
+    let chunk = |first, count| Chunk { buffer: Area::Output, first, count };
+    let everything = chunk(0, topology.size());
+    let mut plan = Plan::new(1, topology.size()).lending().whole();
+    match topology.role(rank) {
+        Role::Follower { leader } => {
+            plan.send(leader, Chunk::input(0));
+            plan.recv(leader, everything);
+        }
+        Role::Leader { followers, peers } => {
+            plan.copy(Chunk::input(0), Chunk::output(rank));
+            followers.iter().for_each(|&follower| plan.recv(follower, Chunk::output(follower)));
+            let runs: Vec<Vec<(Rank, usize)>> =
+                (0..topology.hosts()).map(|host| topology.runs_of(host)).collect();
+            for index in 0..runs.iter().map(Vec::len).max().unwrap_or(0) {
+                if let Some(&(first, count)) = runs[topology.host_of(rank)].get(index) {
+                    plan.send_all(&peers, chunk(first, count));
+                }
+                for &peer in &peers {
+                    if let Some(&(first, count)) = runs[topology.host_of(peer)].get(index) {
+                        plan.recv(peer, chunk(first, count));
+                    }
+                }
+            }
+            plan.send_all(&followers, everything);
         }
     }
     plan

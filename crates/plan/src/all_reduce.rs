@@ -1,8 +1,9 @@
 //! All ranks get the combination of all ranks' values, in place.
 //!
-//! The algorithms are fast in different cases: `one_shot` and `recursive_doubling` send whole vectors in few
-//! rounds (for small ones), the others split them so that each rank reduces its share (for large ones).
+//! The algorithms are fast in different cases: `one_shot`, `recursive_doubling` and `leaders` send whole vectors
+//! in few rounds (for small ones), the others split them so that each rank reduces its share (for large ones).
 
+use crate::topology::Role;
 use crate::{Algorithm, Chunk, Kind, Plan, Rank, Topology};
 
 pub(crate) static ONE_SHOT: Algorithm =
@@ -15,6 +16,7 @@ pub(crate) static RECURSIVE_DOUBLING: Algorithm =
 pub(crate) static HALVING_DOUBLING: Algorithm =
     Algorithm::new(Kind::AllReduce, "halving_doubling", halving_doubling);
 pub(crate) static TWO_LEVEL: Algorithm = Algorithm::new(Kind::AllReduce, "two_level", two_level);
+pub(crate) static LEADERS: Algorithm = Algorithm::new(Kind::AllReduce, "leaders", leaders);
 
 /// Every rank sends to every other, then adds up alone. One round, the minimum.
 ///
@@ -192,6 +194,34 @@ fn two_level(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
         }
         for lane in group.filter(|&lane| owner(host, lane) != rank) {
             plan.recv(owner(host, lane), part(lane, slot));
+        }
+    }
+    plan
+}
+
+/// The leader of each host adds up what its host has, the leaders exchange their sums, and each passes the
+/// result on: one message from host to host, however many ranks there are.
+///
+/// Does not lend, for the same reason as `one_shot`.
+fn leaders(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
+    let all = Chunk::output(0);
+    let mut plan = Plan::new(0, 1);
+    match topology.role(rank) {
+        Role::Follower { leader } => {
+            plan.send(leader, all);
+            plan.recv(leader, all);
+        }
+        Role::Leader { followers, peers } => {
+            if peers.is_empty() {
+                plan.reduce_last(&followers, all, all);
+            } else {
+                if !followers.is_empty() {
+                    plan.reduce(&followers, all, all);
+                }
+                plan.send_all(&peers, all);
+                plan.reduce_last(&peers, all, all);
+            }
+            plan.send_all(&followers, all);
         }
     }
     plan

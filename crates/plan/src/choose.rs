@@ -15,6 +15,9 @@ pub const PIECE: usize = 128 * 1024;
 const KIB: usize = 1024;
 const ANY: usize = usize::MAX;
 
+/// Leaders of more hosts than this have too many messages to send, one after the other.
+const FEW: usize = 8;
+
 /// Where a row applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Hosts {
@@ -22,6 +25,8 @@ enum Hosts {
     One,
     /// More than one.
     Several,
+    /// Up to [`FEW`], of which some have several ranks.
+    Few,
     /// Several, and no two ranks share one: no rank has neighbours.
     Apart,
     Any,
@@ -39,10 +44,10 @@ const fn row(hosts: Hosts, ranks: usize, bytes: usize, algorithm: &'static Algor
     Row { hosts, ranks, bytes, algorithm }
 }
 
-/// The thresholds. Those of all_reduce for up to 8 ranks, on one host or apart over loopback, were measured, on
-/// two cores; the others are estimates that are not measured yet. Few ranks on a host share memory, so every rank reads from every
-/// other. Many ranks, or several hosts, need few messages when these are short and few bytes when they are
-/// long.
+/// The thresholds. Those of all_reduce for up to 8 ranks, on one host or apart over loopback, and those of two,
+/// four and eight hosts with two ranks each were measured, on two cores; the others are estimates that are not
+/// measured yet. Few ranks on a host share memory, so every rank reads from every other. Many ranks, or several
+/// hosts, need few messages when these are short and few bytes when they are long.
 #[rustfmt::skip]
 static TABLE: &[Row] = &[
     //  hosts           ranks bytes      algorithm
@@ -52,6 +57,8 @@ static TABLE: &[Row] = &[
     row(Hosts::One,     16,   ANY,       &all_reduce::DIRECT),
     row(Hosts::One,     ANY,  16 * KIB,  &all_reduce::RECURSIVE_DOUBLING),
     row(Hosts::One,     ANY,  ANY,       &all_reduce::HALVING_DOUBLING),
+    row(Hosts::Few,     ANY,  64 * KIB,  &all_reduce::LEADERS),
+    row(Hosts::Few,     ANY,  ANY,       &all_reduce::TWO_LEVEL),
     row(Hosts::Several, ANY,  16 * KIB,  &all_reduce::RECURSIVE_DOUBLING),
     row(Hosts::Apart,   ANY,  64 * KIB,  &all_reduce::RECURSIVE_DOUBLING),
     row(Hosts::Several, ANY,  256 * KIB, &all_reduce::HALVING_DOUBLING),
@@ -60,12 +67,15 @@ static TABLE: &[Row] = &[
     row(Hosts::Any,     ANY,  2 * KIB,   &all_reduce::ONE_SHOT),
     row(Hosts::Any,     ANY,  ANY,       &all_reduce::DIRECT),
 
+    row(Hosts::Few,     ANY,  64 * KIB,  &reduce_scatter::LEADERS),
+    row(Hosts::Few,     ANY,  ANY,       &reduce_scatter::TWO_LEVEL),
     row(Hosts::Several, ANY,  64 * KIB,  &reduce_scatter::DIRECT),
     row(Hosts::Apart,   ANY,  ANY,       &reduce_scatter::RING),
     row(Hosts::Several, ANY,  ANY,       &reduce_scatter::TWO_LEVEL),
     row(Hosts::Any,     ANY,  ANY,       &reduce_scatter::DIRECT),
 
     row(Hosts::One,     16,   ANY,       &all_gather::DIRECT),
+    row(Hosts::Few,     ANY,  64 * KIB,  &all_gather::LEADERS),
     row(Hosts::Any,     ANY,  64 * KIB,  &all_gather::BRUCK),
     row(Hosts::One,     ANY,  ANY,       &all_gather::RING),
     row(Hosts::Apart,   ANY,  ANY,       &all_gather::RING),
@@ -91,11 +101,13 @@ static TABLE: &[Row] = &[
     row(Hosts::Any,     ANY,  ANY,       &scan::CHAIN),
     row(Hosts::Any,     ANY,  ANY,       &scan::DIRECT),
 
+    row(Hosts::Few,     ANY,  32 * KIB,  &all_to_all::LEADERS),
     row(Hosts::Any,     16,   ANY,       &all_to_all::DIRECT),
     row(Hosts::Any,     ANY,  64 * KIB,  &all_to_all::BRUCK),
     row(Hosts::Any,     ANY,  ANY,       &all_to_all::PAIRWISE),
 
     row(Hosts::One,     8,    ANY,       &barrier::DIRECT),
+    row(Hosts::Few,     ANY,  ANY,       &barrier::LEADERS),
     row(Hosts::Any,     ANY,  ANY,       &barrier::DISSEMINATION),
 
     row(Hosts::Any,     ANY,  ANY,       &gather::DIRECT),
@@ -122,6 +134,7 @@ pub fn choose(kind: Kind, bytes: usize, topology: &Topology, needs: Needs) -> &'
         let here = match row.hosts {
             Hosts::One => topology.hosts() == 1,
             Hosts::Several => topology.hosts() > 1,
+            Hosts::Few => (2..=FEW).contains(&topology.hosts()) && topology.hosts() < topology.size(),
             Hosts::Apart => topology.hosts() > 1 && topology.hosts() == topology.size(),
             Hosts::Any => true,
         };
@@ -168,7 +181,7 @@ mod tests {
         let sizes = [1, 2, 3, 7, 8, 9, 16, 17, 33, 500];
         sizes.into_iter().flat_map(|size| {
             let spread = |hosts: usize| Topology::new((0..size).map(|rank| rank % hosts).collect());
-            [1, 2, 5.min(size), size].map(spread)
+            [1, 2, 5.min(size), 9.min(size), size].map(spread)
         })
     }
 
@@ -253,8 +266,11 @@ mod tests {
         assert_eq!(chosen(64 * 1024 * KIB, &here, 8), "direct");
         assert_eq!(chosen(8, &here, 500), "recursive_doubling");
         assert_eq!(chosen(64 * 1024 * KIB, &here, 500), "halving_doubling");
-        assert_eq!(chosen(8, &in_fours, 16), "recursive_doubling");
+        assert_eq!(chosen(8, &in_fours, 16), "leaders");
+        assert_eq!(chosen(65 * KIB, &in_fours, 16), "two_level");
         assert_eq!(chosen(64 * 1024 * KIB, &in_fours, 16), "two_level");
+        assert_eq!(chosen(8, &in_fours, 36), "recursive_doubling");
+        assert_eq!(chosen(65 * KIB, &in_fours, 36), "halving_doubling");
         assert_eq!(chosen(64 * 1024 * KIB, &apart, 16), "ring");
     }
 }

@@ -1,11 +1,14 @@
 //! Every rank has a part for each rank; each rank gets the combination of the parts for it.
 
+use crate::topology::Role;
 use crate::{Algorithm, Area, Chunk, Kind, Plan, Rank, Topology};
 
 pub(crate) static DIRECT: Algorithm =
     Algorithm { in_rank_order: true, ..Algorithm::new(Kind::ReduceScatter, "direct", direct) };
 pub(crate) static RING: Algorithm = Algorithm::new(Kind::ReduceScatter, "ring", ring);
 pub(crate) static TWO_LEVEL: Algorithm = Algorithm::new(Kind::ReduceScatter, "two_level", two_level);
+pub(crate) static LEADERS: Algorithm =
+    Algorithm { pieces: false, ..Algorithm::new(Kind::ReduceScatter, "leaders", leaders) };
 
 /// Each rank reduces its part from all peers in one pass.
 fn direct(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
@@ -71,6 +74,54 @@ fn two_level(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
     }
     for &(_, sum) in sums.iter().filter(|&&(target, _)| target == rank) {
         plan.reduce_last(&topology.deputies(rank), sum, Chunk::output(0));
+    }
+    plan
+}
+
+/// The leader of each host adds up what its host has, sends the leader of each other host the sums for the ranks
+/// there, and passes the results on: one message from host to host, if the ranks of a host have consecutive
+/// numbers.
+///
+/// A sum is completed where it is, but only that of the leader's own host, which no peer reads before. So it lends.
+/// Leaders send and receive the runs of a host in turn, so that no link has to hold two messages.
+fn leaders(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
+    if topology.hosts() == 1 {
+        return direct(topology, rank, rank).whole();
+    }
+    let size = topology.size();
+    let mut plan = Plan::new(size, 1).lending().whole();
+    let inputs = Chunk { buffer: Area::Input, first: 0, count: size };
+    let (followers, peers) = match topology.role(rank) {
+        Role::Leader { followers, peers } => (followers, peers),
+        Role::Follower { leader } => {
+            plan.send(leader, inputs);
+            plan.recv(leader, Chunk::output(0));
+            return plan;
+        }
+    };
+    let is_alone = followers.is_empty();
+    let sums = if is_alone { Area::Input } else { Area::Scratch };
+    if !is_alone {
+        for part in 0..size {
+            plan.add_scratch(Area::Input, part);
+        }
+        plan.reduce(&followers, inputs, Chunk { buffer: sums, ..inputs });
+    }
+    let runs: Vec<Vec<(Rank, usize)>> = (0..topology.hosts()).map(|host| topology.runs_of(host)).collect();
+    let run = |host: usize, index: usize| {
+        runs[host].get(index).map(|&(first, count)| Chunk { buffer: sums, first, count })
+    };
+    for index in 0..runs.iter().map(Vec::len).max().unwrap_or(0) {
+        for &peer in &peers {
+            run(topology.host_of(peer), index).into_iter().for_each(|theirs| plan.send(peer, theirs));
+        }
+        if let Some(own) = run(topology.host_of(rank), index) {
+            plan.reduce_last(&peers, own, if is_alone { Chunk::output(0) } else { own });
+        }
+    }
+    followers.iter().for_each(|&follower| plan.send(follower, Chunk::scratch(follower)));
+    if !is_alone {
+        plan.copy(Chunk::scratch(rank), Chunk::output(0));
     }
     plan
 }

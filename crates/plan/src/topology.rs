@@ -100,12 +100,38 @@ impl Topology {
         self.ranks_of(self.host_of(rank)).iter().copied().filter(|&other| other != rank).collect()
     }
 
+    /// What `rank` does where the first rank of each host, its leader, speaks for all ranks there.
+    pub(crate) fn role(&self, rank: Rank) -> Role {
+        let leader = |host: usize| self.hosts[host][0];
+        let host = self.host_of(rank);
+        if rank != leader(host) {
+            return Role::Follower { leader: leader(host) };
+        }
+        let elsewhere = (0..self.hosts()).filter(|&other| other != host);
+        Role::Leader { followers: self.neighbours(rank), peers: elsewhere.map(leader).collect() }
+    }
+
+    /// The ranks of a host as runs of consecutive numbers: the first and how many. Usually there is one.
+    pub(crate) fn runs_of(&self, host: usize) -> Vec<(Rank, usize)> {
+        let runs = self.hosts[host].chunk_by(|&rank, &next| rank + 1 == next);
+        runs.map(|run| (run[0], run.len())).collect()
+    }
+
     /// All ranks in a circle, host by host, so that only one link of a host leads out of it.
     pub(crate) fn ring(&self, rank: Rank) -> Ring {
         let order: Vec<Rank> = self.hosts.iter().flatten().copied().collect();
         let place = order.iter().position(|&member| member == rank).expect("the ring holds every rank");
         Ring { order, place }
     }
+}
+
+/// A rank of a host that has a leader.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// Talks to the leaders of the other hosts, in the order of the hosts, for the other ranks of its host.
+    Leader { followers: Vec<Rank>, peers: Vec<Rank> },
+    /// Talks only to the leader of its host.
+    Follower { leader: Rank },
 }
 
 /// The circle of all ranks, seen from one of them.
@@ -151,6 +177,15 @@ mod tests {
         assert_eq!(topology.deputy(0, 1), 0);
         assert_eq!(topology.deputy(0, 4), 0, "the third rank of host 1 shares the first rank of host 0");
         assert_eq!(topology.deputies(2), [3]);
+    }
+
+    #[test]
+    fn the_first_rank_of_a_host_leads_it() {
+        let topology = Topology::new(vec![0, 0, 1, 0, 1, 2]);
+        assert_eq!(topology.role(0), Role::Leader { followers: vec![1, 3], peers: vec![2, 5] });
+        assert_eq!(topology.role(5), Role::Leader { followers: vec![], peers: vec![0, 2] });
+        assert_eq!(topology.role(4), Role::Follower { leader: 2 });
+        assert_eq!(topology.runs_of(0), [(0, 2), (3, 1)]);
     }
 
     #[test]

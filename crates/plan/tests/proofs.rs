@@ -335,6 +335,24 @@ fn bruck_gathers_in_as_many_rounds_as_the_size_has_digits() {
 }
 
 #[test]
+fn leaders_send_one_message_from_host_to_host() {
+    let topology = Topology::new((0..12).map(|rank| rank / 4).collect());
+    for kind in [Kind::AllGather, Kind::AllReduce, Kind::AllToAll, Kind::Barrier, Kind::ReduceScatter] {
+        let plans = named(kind, "leaders").unwrap().plans(&topology, 0);
+        let mut pairs = Vec::new();
+        for (rank, plan) in plans.iter().enumerate() {
+            for step in &plan.steps {
+                let Step::Send { to, .. } = step else { continue };
+                pairs.extend(to.iter().map(|&peer| (topology.host_of(rank), topology.host_of(peer))));
+            }
+        }
+        pairs.retain(|(from, to)| from != to);
+        pairs.sort_unstable();
+        assert_eq!(pairs, [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)], "{kind}");
+    }
+}
+
+#[test]
 fn two_levels_send_each_part_to_each_host_once() {
     let topology = Topology::new((0..32).map(|rank| rank / 8).collect());
     for (kind, name, expected) in [

@@ -4,7 +4,8 @@
 //! round, since measurements of one round saw the same machine, against the peer with the best median.
 
 use super::super::report::{align, median};
-use super::operation::{Dtype, Memory, Operation, Point, Transport};
+use super::layout::Rate;
+use super::operation::{Crew, Dtype, Memory, Operation, Point, Transport};
 use super::peer::Implementation;
 use tenfold_console::show_size;
 
@@ -13,6 +14,8 @@ use tenfold_console::show_size;
 pub(crate) struct Sample {
     pub(crate) mean_us: f64,
     pub(crate) batches_us: Vec<f64>,
+    /// What an operation sent through the busiest direction of a link, if there are hosts.
+    pub(crate) link_bytes: Option<f64>,
 }
 
 impl Sample {
@@ -20,7 +23,7 @@ impl Sample {
     pub(crate) fn new(batches_ns: &[u64], operations: u64) -> Self {
         let us = |ns: u64| ns as f64 / 1e3 / operations as f64;
         let mean_us = us(batches_ns.iter().sum()) / batches_ns.len() as f64;
-        Sample { mean_us, batches_us: batches_ns.iter().map(|&ns| us(ns)).collect() }
+        Sample { mean_us, batches_us: batches_ns.iter().map(|&ns| us(ns)).collect(), link_bytes: None }
     }
 }
 
@@ -59,6 +62,28 @@ impl Column {
         self.samples.iter().flat_map(|sample| sample.batches_us.iter().copied()).collect()
     }
 
+    fn link_bytes(&self) -> Option<f64> {
+        let counts: Option<Vec<f64>> = self.samples.iter().map(|sample| sample.link_bytes).collect();
+        counts.filter(|counts| !counts.is_empty()).map(median)
+    }
+
+    /// Which share of the link `bytes` need in the time of an operation.
+    fn share(&self, bytes: impl Fn(&Sample) -> Option<f64>, rate: Rate) -> Option<f64> {
+        let share = |sample: &Sample| Some(bytes(sample)? / rate.bytes_in(sample.mean_us * 1e-6));
+        let shares: Option<Vec<f64>> = self.samples.iter().map(share).collect();
+        shares.filter(|shares| !shares.is_empty()).map(median)
+    }
+
+    /// The share that was used, counted at the link.
+    fn link_share(&self, rate: Rate) -> Option<f64> {
+        self.share(|sample| sample.link_bytes, rate)
+    }
+
+    /// The share that the best algorithm would have used in the same time.
+    fn useful_share(&self, point: Point, rate: Rate) -> Option<f64> {
+        self.share(|_| point.link_bytes_least(), rate)
+    }
+
     /// How many times faster than another: the median over the rounds.
     fn ratio_to(&self, other: &Column) -> Option<f64> {
         let pairs = self.samples.iter().zip(&other.samples);
@@ -94,17 +119,55 @@ impl Row {
     }
 }
 
-/// One table for each operation and number of ranks, in the order measured.
-pub(crate) fn tables(rows: &[Row]) -> String {
+/// One table for each operation and number of ranks, in the order measured; with hosts, another one for their
+/// links.
+pub(crate) fn tables(rows: &[Row], rate: Option<Rate>) -> String {
     let same_table =
-        |a: &Row, b: &Row| (a.point.operation, a.point.ranks) == (b.point.operation, b.point.ranks);
-    let tables: Vec<String> = rows.chunk_by(same_table).map(table).collect();
+        |a: &Row, b: &Row| (a.point.operation, a.point.crew) == (b.point.operation, b.point.crew);
+    let of_links = |rows: &[Row]| match rows.first()?.point.crew {
+        Crew::Machine(_) => None,
+        Crew::Hosts(_) => Some(link_table(rows, rate)),
+    };
+    let tables: Vec<String> =
+        rows.chunk_by(same_table).flat_map(|rows| [Some(table(rows)), of_links(rows)]).flatten().collect();
     tables.join("\n")
+}
+
+/// What passed the links, and with a rate, which share of what could have passed.
+fn link_table(rows: &[Row], rate: Option<Rate>) -> String {
+    let Some(first) = rows.first() else { return String::new() };
+    let mut header = vec!["size".to_string(), "least".to_string()];
+    for column in &first.columns {
+        let name = column.subject.name();
+        let shares = rate.map(|_| [format!("{name} share"), format!("{name} useful")]);
+        header.push(name);
+        header.extend(shares.into_iter().flatten());
+    }
+    let bytes = |bytes: Option<f64>| bytes.map_or("–".into(), |bytes| round_size(bytes.round() as usize));
+    let percent = |share: Option<f64>| share.map_or("–".into(), |share| format!("{:.1} %", share * 100.0));
+    let mut lines = vec![header];
+    for row in rows {
+        let mut line = vec![size(row.point), bytes(row.point.link_bytes_least())];
+        for column in &row.columns {
+            line.push(bytes(column.link_bytes()));
+            if let Some(rate) = rate {
+                line.push(percent(column.link_share(rate)));
+                line.push(percent(column.useful_share(row.point, rate)));
+            }
+        }
+        lines.push(line);
+    }
+    let rate = rate.map_or(String::new(), |rate| format!("; shares of {rate}"));
+    let Point { operation, crew, .. } = first.point;
+    format!(
+        "{operation}, {crew}, the busiest link in one direction, bytes of an operation{rate}\n{}",
+        align(&lines)
+    )
 }
 
 fn table(rows: &[Row]) -> String {
     let Some(first) = rows.first() else { return String::new() };
-    let Point { operation, dtype, ranks, .. } = first.point;
+    let Point { operation, dtype, crew, .. } = first.point;
     let ours: Vec<usize> = (0..first.columns.len())
         .filter(|&index| !first.columns[index].subject.implementation.is_peer())
         .collect();
@@ -128,11 +191,7 @@ fn table(rows: &[Row]) -> String {
         lines.push(line);
     }
     let elements = if operation == Operation::Barrier { String::new() } else { format!(" {}", dtype.name()) };
-    format!("{operation}{elements}, {ranks} {}, µs\n{}", plural(ranks), align(&lines))
-}
-
-fn plural(ranks: usize) -> &'static str {
-    if ranks == 1 { "rank" } else { "ranks" }
+    format!("{operation}{elements}, {crew}, µs\n{}", align(&lines))
 }
 
 fn ratio_title(subject: Subject) -> String {
@@ -146,8 +205,12 @@ fn ratio_title(subject: Subject) -> String {
 fn size(point: Point) -> String {
     match point.operation {
         Operation::Barrier => "–".into(),
-        _ => show_size(point.bytes).replacen(".0 ", " ", 1),
+        _ => round_size(point.bytes),
     }
+}
+
+fn round_size(bytes: usize) -> String {
+    show_size(bytes).replacen(".0 ", " ", 1)
 }
 
 /// `0.444`, `2.40`, `41.0`, `7060`, `33400`.
@@ -165,6 +228,8 @@ struct JsonRow {
     op: Operation,
     dtype: Dtype,
     ranks: usize,
+    /// One if the ranks share this machine.
+    hosts: usize,
     bytes: usize,
     transport: Transport,
     algorithm: Option<String>,
@@ -180,19 +245,26 @@ struct JsonRow {
     /// How many times faster than the best peer; not on the peers' own rows.
     ratio: Option<f64>,
     best_peer: Option<Implementation>,
+    /// What passed the busiest direction of a link for one operation, and the least that must; with hosts.
+    link_bytes: Option<f64>,
+    link_bytes_least: Option<f64>,
+    /// With a rate: which share of the link was used, and which share the least would have used.
+    link_share: Option<f64>,
+    useful_share: Option<f64>,
     rounds: usize,
 }
 
-pub(crate) fn json(rows: &[Row]) -> String {
-    let list: Vec<JsonRow> =
-        rows.iter().flat_map(|row| row.columns.iter().map(move |column| json_row(row, column))).collect();
+pub(crate) fn json(rows: &[Row], rate: Option<Rate>) -> String {
+    let columns = rows.iter().flat_map(|row| row.columns.iter().map(move |column| (row, column)));
+    let list: Vec<JsonRow> = columns.map(|(row, column)| json_row(row, column, rate)).collect();
     let mut text = serde_json::to_string_pretty(&list).expect("numbers and names can be written as JSON");
     text.push('\n');
     text
 }
 
-fn json_row(row: &Row, column: &Column) -> JsonRow {
-    let Point { operation, dtype, ranks, bytes } = row.point;
+fn json_row(row: &Row, column: &Column, rate: Option<Rate>) -> JsonRow {
+    let Point { operation, dtype, crew, bytes } = row.point;
+    let ranks = crew.ranks();
     let Subject { implementation, memory, transport } = column.subject;
     let median_us = column.median_us();
     // Bytes in a microsecond are megabytes in a second.
@@ -202,6 +274,7 @@ fn json_row(row: &Row, column: &Column) -> JsonRow {
         op: operation,
         dtype,
         ranks,
+        hosts: crew.hosts(),
         bytes,
         transport,
         algorithm: column.algorithm.clone(),
@@ -214,22 +287,31 @@ fn json_row(row: &Row, column: &Column) -> JsonRow {
         bus_gbps: algorithm_gbps.map(|gbps| gbps * operation.bus_factor(ranks)),
         ratio,
         best_peer: ratio.and(row.best_peer()).map(|peer| peer.subject.implementation),
+        link_bytes: column.link_bytes(),
+        link_bytes_least: row.point.link_bytes_least(),
+        link_share: rate.and_then(|rate| column.link_share(rate)),
+        useful_share: rate.and_then(|rate| column.useful_share(row.point, rate)),
         rounds: column.samples.len(),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::layout::Layout;
     use super::*;
 
     fn column(implementation: Implementation, memory: Memory, means: &[f64]) -> Column {
-        let samples = means.iter().map(|&mean_us| Sample { mean_us, batches_us: vec![mean_us] }).collect();
+        let samples = means
+            .iter()
+            .map(|&mean_us| Sample { mean_us, batches_us: vec![mean_us], link_bytes: None })
+            .collect();
         let subject = Subject { implementation, memory, transport: Transport::Shm };
         Column { subject, algorithm: None, samples }
     }
 
     fn row(bytes: usize, ours: &[f64], shared: &[f64], gloo: &[f64], openmpi: &[f64]) -> Row {
-        let point = Point { operation: Operation::AllReduce, dtype: Dtype::F32, ranks: 2, bytes };
+        let crew = Crew::Machine(2);
+        let point = Point { operation: Operation::AllReduce, dtype: Dtype::F32, crew, bytes };
         let columns = vec![
             column(Implementation::Tenfold, Memory::Private, ours),
             column(Implementation::Tenfold, Memory::Shared, shared),
@@ -242,7 +324,7 @@ mod tests {
     #[test]
     fn a_batch_is_shared_among_its_operations() {
         let sample = Sample::new(&[10_000, 30_000], 10);
-        assert_eq!(sample, Sample { mean_us: 2.0, batches_us: vec![1.0, 3.0] });
+        assert_eq!(sample, Sample { mean_us: 2.0, batches_us: vec![1.0, 3.0], link_bytes: None });
     }
 
     #[test]
@@ -280,7 +362,7 @@ mod tests {
             barrier,
         ];
         assert_eq!(
-            tables(&rows),
+            tables(&rows, None),
             [
                 "all_reduce f32, 2 ranks, µs\n",
                 "size    tenfold  tenfold (shared)   gloo  openmpi  best peer  ratio  ratio (shared)\n",
@@ -299,15 +381,18 @@ mod tests {
     fn peers_alone_have_no_ratio() {
         let mut row = row(8, &[], &[], &[128.0], &[0.5]);
         row.columns.drain(..2);
-        assert_eq!(tables(&[row]), "all_reduce f32, 2 ranks, µs\nsize  gloo  openmpi\n8 B    128    0.500\n");
+        assert_eq!(
+            tables(&[row], None),
+            "all_reduce f32, 2 ranks, µs\nsize  gloo  openmpi\n8 B    128    0.500\n"
+        );
     }
 
     #[test]
     fn json_rows_have_times_bandwidths_and_a_ratio_for_ours() {
         let mut row = row(1_000_000, &[100.0], &[], &[400.0], &[200.0]);
-        row.point.ranks = 4;
+        row.point.crew = Crew::Machine(4);
         row.columns[0].algorithm = Some("ring".into());
-        let list: Vec<serde_json::Value> = serde_json::from_str(&json(&[row])).unwrap();
+        let list: Vec<serde_json::Value> = serde_json::from_str(&json(&[row], None)).unwrap();
         assert_eq!(list.len(), 4);
         assert_eq!((&list[0]["op"], &list[0]["algorithm"]), (&"all_reduce".into(), &"ring".into()));
         assert_eq!((&list[0]["median_us"], &list[0]["p99_us"]), (&100.0.into(), &100.0.into()));
@@ -318,5 +403,27 @@ mod tests {
             (&list[2]["implementation"], &list[2]["ratio"]),
             (&"gloo".into(), &serde_json::Value::Null)
         );
+    }
+
+    #[test]
+    fn links_have_a_table_of_bytes_and_shares() {
+        let mut row = row(1 << 20, &[10_000.0], &[], &[20_000.0], &[]);
+        row.point.crew = Crew::Hosts(Layout { hosts: 2, ranks_each: 2 });
+        row.columns.retain(|column| !column.samples.is_empty());
+        row.columns[0].samples[0].link_bytes = Some(1_125_000.0);
+        row.columns[1].samples[0].link_bytes = Some(2_250_000.0);
+        let text = tables(&[row.clone()], Some(Rate(1e9)));
+        let links = [
+            "all_reduce, 2 hosts × 2 ranks, the busiest link in one direction, bytes of an operation; \
+             shares of 1 Gbit/s\n",
+            "size   least  tenfold  tenfold share  tenfold useful     gloo  gloo share  gloo useful\n",
+            "1 MiB  1 MiB  1.1 MiB         90.0 %          83.9 %  2.1 MiB      90.0 %       41.9 %\n",
+        ];
+        assert!(text.ends_with(&links.concat()), "{text}");
+        assert!(text.starts_with("all_reduce f32, 2 hosts × 2 ranks, µs\n"), "{text}");
+        let list: Vec<serde_json::Value> = serde_json::from_str(&json(&[row], Some(Rate(1e9)))).unwrap();
+        assert_eq!((&list[0]["hosts"], &list[0]["ranks"]), (&2.into(), &4.into()));
+        assert_eq!((&list[0]["link_bytes"], &list[0]["link_share"]), (&1_125_000.0.into(), &0.9.into()));
+        assert_eq!(list[1]["useful_share"], 0.4194304);
     }
 }

@@ -5,6 +5,8 @@
 
 use std::fmt;
 
+use super::layout::Layout;
+
 /// A collective operation, or a point-to-point one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum, serde::Serialize)]
 #[value(rename_all = "snake_case")]
@@ -150,6 +152,10 @@ pub(crate) enum Transport {
     Shm,
     /// TCP over the loopback interface
     Tcp,
+    /// Shared memory within a host and TCP between hosts: with `--hosts`
+    #[value(skip)]
+    #[serde(rename = "shm+tcp")]
+    ByHost,
 }
 
 impl Transport {
@@ -157,6 +163,7 @@ impl Transport {
         match self {
             Transport::Shm => "shm",
             Transport::Tcp => "tcp",
+            Transport::ByHost => "shm+tcp",
         }
     }
 }
@@ -166,16 +173,66 @@ impl Transport {
 pub(crate) struct Point {
     pub(crate) operation: Operation,
     pub(crate) dtype: Dtype,
-    pub(crate) ranks: usize,
+    pub(crate) crew: Crew,
     pub(crate) bytes: usize,
+}
+
+impl Point {
+    /// The least number of bytes that the busiest direction of a link between hosts must carry, whatever the
+    /// algorithm; none on one machine.
+    pub(crate) fn link_bytes_least(self) -> Option<f64> {
+        let Crew::Hosts(Layout { hosts, ranks_each }) = self.crew else { return None };
+        let (bytes, others) = (self.bytes as f64, (hosts - 1) as f64 / hosts as f64);
+        Some(match self.operation {
+            // Patarasuk and Yuan, for hosts that have added up what their own ranks contribute.
+            Operation::AllReduce => 2.0 * others * bytes,
+            Operation::AllToAll => ranks_each as f64 * others * bytes,
+            operation if operation.is_blockwise() => others * bytes,
+            Operation::SendRecv if ranks_each > 1 => 0.0,
+            _ => bytes,
+        })
+    }
 }
 
 impl fmt::Display for Point {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Point { operation, dtype, ranks, bytes } = self;
+        let Point { operation, dtype, crew, bytes } = self;
         match operation {
-            Operation::Barrier => write!(f, "barrier, {ranks} ranks"),
-            _ => write!(f, "{operation} {} {bytes} B, {ranks} ranks", dtype.name()),
+            Operation::Barrier => write!(f, "barrier, {crew}"),
+            _ => write!(f, "{operation} {} {bytes} B, {crew}", dtype.name()),
+        }
+    }
+}
+
+/// How many ranks, and on how many hosts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Crew {
+    Machine(usize),
+    Hosts(Layout),
+}
+
+impl Crew {
+    pub(crate) fn ranks(self) -> usize {
+        match self {
+            Crew::Machine(ranks) => ranks,
+            Crew::Hosts(layout) => layout.ranks(),
+        }
+    }
+
+    pub(crate) fn hosts(self) -> usize {
+        match self {
+            Crew::Machine(_) => 1,
+            Crew::Hosts(layout) => layout.hosts,
+        }
+    }
+}
+
+impl fmt::Display for Crew {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Crew::Machine(1) => f.write_str("1 rank"),
+            Crew::Machine(ranks) => write!(f, "{ranks} ranks"),
+            Crew::Hosts(layout) => layout.fmt(f),
         }
     }
 }
@@ -204,6 +261,18 @@ mod tests {
         assert_eq!(Operation::ReduceScatter.bytes(8, Dtype::F32, 8), 32);
         assert_eq!(Operation::Scatter.bytes(0, Dtype::U8, 3), 3);
         assert_eq!(Operation::Barrier.bytes(64, Dtype::F32, 2), 0);
+    }
+
+    #[test]
+    fn a_link_must_carry_what_its_host_owes_the_others() {
+        let least =
+            |operation, crew| Point { operation, dtype: Dtype::F32, crew, bytes: 600 }.link_bytes_least();
+        let hosts = Crew::Hosts(Layout { hosts: 3, ranks_each: 2 });
+        assert_eq!(least(Operation::AllReduce, hosts), Some(800.0));
+        assert_eq!(least(Operation::ReduceScatter, hosts), Some(400.0));
+        assert_eq!(least(Operation::AllToAll, hosts), Some(800.0));
+        assert_eq!(least(Operation::Broadcast, hosts), Some(600.0));
+        assert_eq!(least(Operation::AllReduce, Crew::Machine(6)), None);
     }
 
     #[test]

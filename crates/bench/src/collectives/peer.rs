@@ -6,10 +6,12 @@
 
 use std::ffi::OsString;
 use std::fmt;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::super::Failure;
+use super::hosts::{Agents, Hosts, INTERFACE, Place, host_name};
 use super::operation::Transport;
 use tenfold_console::Program;
 
@@ -61,14 +63,53 @@ pub(crate) enum PeerName {
     Mpi,
 }
 
+/// Where the ranks of a team run.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Site<'a> {
+    Machine { ranks: usize, transport: Transport },
+    Hosts(&'a Hosts),
+}
+
+impl Site<'_> {
+    pub(crate) fn ranks(self) -> usize {
+        match self {
+            Site::Machine { ranks, .. } => ranks,
+            Site::Hosts(hosts) => hosts.layout.ranks(),
+        }
+    }
+
+    pub(crate) fn transport(self) -> Transport {
+        match self {
+            Site::Machine { transport, .. } => transport,
+            Site::Hosts(_) => Transport::ByHost,
+        }
+    }
+
+    pub(crate) fn hosts(&self) -> Option<&Hosts> {
+        match self {
+            Site::Machine { .. } => None,
+            Site::Hosts(hosts) => Some(hosts),
+        }
+    }
+}
+
 /// Where the ranks of a team find each other, and us.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Meeting<'a> {
     pub(crate) team: &'a str,
-    pub(crate) coordinator_port: u16,
-    pub(crate) store_port: u16,
-    pub(crate) ranks: usize,
-    pub(crate) transport: Transport,
+    /// A Unix socket, which ranks in other network namespaces reach, too.
+    pub(crate) coordinator: &'a Path,
+    pub(crate) store: SocketAddr,
+    pub(crate) site: Site<'a>,
+    /// Programs that start processes on the hosts, if there are any.
+    pub(crate) agents: Option<&'a Agents>,
+}
+
+/// A process to start, and where; on this machine if there are no hosts.
+#[derive(Debug)]
+pub(crate) struct Start {
+    pub(crate) place: Option<Place>,
+    pub(crate) command: Command,
 }
 
 /// How to start all ranks of one implementation.
@@ -127,31 +168,56 @@ impl Recipe {
         if self.implementation == Implementation::Gloo { Transport::Tcp } else { asked }
     }
 
-    /// The commands that start a team: one for each rank, or one that starts them all.
-    pub(crate) fn commands(&self, meeting: Meeting<'_>) -> Vec<Command> {
+    /// Whether its ranks can be started on hosts that we made.
+    pub(crate) fn runs_on_hosts(&self) -> bool {
+        !matches!(self.implementation, Implementation::Mpich | Implementation::IntelMpi)
+    }
+
+    /// The processes that make a team: one for each rank, or one that starts them all.
+    pub(crate) fn starts(&self, meeting: Meeting<'_>) -> Vec<Start> {
+        let hosts = meeting.site.hosts();
+        let start = |rank: usize, command: Command| {
+            let place = hosts.map(|hosts| Place::Host(hosts.layout.host_of(rank)));
+            Start { place, command }
+        };
+        let ranks = 0..meeting.site.ranks();
         match &self.how {
-            How::Own => (0..meeting.ranks).map(|rank| own(rank, meeting)).collect(),
-            How::Python(python) => (0..meeting.ranks).map(|rank| gloo(python, rank, meeting)).collect(),
+            How::Own => ranks.map(|rank| start(rank, own(rank, meeting))).collect(),
+            How::Python(python) => ranks.map(|rank| start(rank, gloo(python, rank, meeting))).collect(),
             How::Mpi { launcher, program, root } => {
                 let mut command = Command::new(launcher);
                 self.mpi_settings(&mut command, root.as_deref(), meeting);
-                command.arg("-n").arg(meeting.ranks.to_string()).arg(program);
-                command.args([meeting.coordinator_port.to_string(), meeting.team.to_owned()]);
-                vec![command]
+                command.arg("-n").arg(meeting.site.ranks().to_string()).arg(program);
+                command.arg(meeting.coordinator).arg(meeting.team);
+                vec![Start { place: hosts.map(|_| Place::Switch), command }]
             }
         }
     }
 
     fn mpi_settings(&self, command: &mut Command, root: Option<&Path>, meeting: Meeting<'_>) {
-        let tcp = meeting.transport == Transport::Tcp;
+        let tcp = meeting.site.transport() == Transport::Tcp;
         match self.implementation {
             Implementation::OpenMpi => {
                 command.args(["--allow-run-as-root", "--oversubscribe"]);
-                if meeting.ranks > core_count() {
+                if meeting.site.ranks() > core_count() {
                     command.args(["--mca", "mpi_yield_when_idle", "1"]);
                 }
                 if tcp {
                     command.args(["--mca", "btl", "tcp,self", "--mca", "pml", "ob1"]);
+                }
+                if let (Some(hosts), Some(agents)) = (meeting.site.hosts(), meeting.agents) {
+                    let name = |host| format!("{}:{}", host_name(host), hosts.layout.ranks_each);
+                    let names: Vec<String> = (0..hosts.layout.hosts).map(name).collect();
+                    // UCX would find out that the hosts have one kernel, and use memory between them.
+                    command.args(["--mca", "btl", "vader,tcp,self", "--mca", "pml", "ob1"]);
+                    // Its daemons stay our descendants, so that they end with us.
+                    command.arg("--leave-session-attached").arg("--launch-agent").arg(&agents.daemon);
+                    command.args(["--mca", "plm_rsh_no_tree_spawn", "1"]);
+                    command.args(["--mca", "plm_rsh_agent"]).arg(&agents.shell);
+                    // Its own folder may belong to another user who is root in a namespace.
+                    let folder = agents.shell.parent().unwrap_or(Path::new("/tmp"));
+                    command.args(["--mca", "orte_tmpdir_base"]).arg(folder);
+                    command.args(["--map-by", "slot", "--host", &names.join(",")]);
                 }
             }
             Implementation::IntelMpi => {
@@ -180,12 +246,18 @@ impl Recipe {
         let crowded = ranks_max > core_count();
         match self.implementation {
             Implementation::Tenfold => "not bound to cores".into(),
+            Implementation::Gloo if transport == Transport::ByHost => {
+                format!("its process group called from Python, GLOO_SOCKET_IFNAME={INTERFACE}")
+            }
             Implementation::Gloo => {
                 "its process group called from Python, TCP over loopback whatever the transport".into()
             }
             Implementation::OpenMpi => {
-                let transport =
-                    if tcp { "--mca btl tcp,self --mca pml ob1" } else { "its default transport" };
+                let transport = match transport {
+                    Transport::Tcp => "--mca btl tcp,self --mca pml ob1",
+                    Transport::Shm => "its default transport",
+                    Transport::ByHost => "--mca btl vader,tcp,self --mca pml ob1",
+                };
                 let patience = if crowded { ", mpi_yield_when_idle where ranks outnumber cores" } else { "" };
                 format!("{transport}, --oversubscribe, its default binding{patience}")
             }
@@ -204,21 +276,31 @@ pub(crate) fn core_count() -> usize {
 }
 
 fn own(rank: usize, meeting: Meeting<'_>) -> Command {
-    let Meeting { team, coordinator_port, store_port, ranks, transport } = meeting;
+    let Meeting { team, coordinator, store, site, .. } = meeting;
     let mut command = Program::own().command();
-    command.args(["bench", "collective-rank", "--team", team]);
-    command.arg(format!("--coordinator={coordinator_port}")).arg(format!("--store={store_port}"));
-    command.arg(format!("--rank={rank}")).arg(format!("--ranks={ranks}"));
-    command.env("TENFOLD_TRANSPORT", transport.name());
+    command.args(["bench", "collective-rank", "--team", team, "--coordinator"]).arg(coordinator);
+    command.arg(format!("--store={store}"));
+    command.arg(format!("--rank={rank}")).arg(format!("--ranks={}", site.ranks()));
+    match site {
+        Site::Machine { transport, .. } => command.env("TENFOLD_TRANSPORT", transport.name()),
+        // Interfaces of the machine, which its hosts do not have.
+        Site::Hosts(_) => command
+            .env_remove("TENFOLD_TRANSPORT")
+            .env_remove("TENFOLD_INTERFACE")
+            .env_remove("GLOO_SOCKET_IFNAME"),
+    };
     command
 }
 
 fn gloo(python: &Path, rank: usize, meeting: Meeting<'_>) -> Command {
-    let Meeting { team, coordinator_port, store_port, ranks, .. } = meeting;
+    let Meeting { team, coordinator, store, site, .. } = meeting;
     let mut command = Command::new(python);
-    command.args(["-c", GLOO_PROGRAM]).arg(coordinator_port.to_string()).arg(team);
-    command.args([rank, ranks, usize::from(store_port)].map(|number| number.to_string()));
-    if std::env::var_os("GLOO_SOCKET_IFNAME").is_none() {
+    command.args(["-c", GLOO_PROGRAM]).arg(coordinator).arg(team);
+    command.args([rank, site.ranks()].map(|number| number.to_string()));
+    command.args([store.ip().to_string(), store.port().to_string()]);
+    if site.hosts().is_some() {
+        command.env("GLOO_SOCKET_IFNAME", INTERFACE);
+    } else if std::env::var_os("GLOO_SOCKET_IFNAME").is_none() {
         // Otherwise it looks up the host's name, for which not every machine has an address. The path is
         // loopback anyway.
         command.env("GLOO_SOCKET_IFNAME", if cfg!(target_os = "linux") { "lo" } else { "lo0" });
@@ -349,8 +431,15 @@ fn cached_python() -> Option<PathBuf> {
 mod tests {
     use super::*;
 
-    const MEETING: Meeting<'_> =
-        Meeting { team: "t1", coordinator_port: 7000, store_port: 7001, ranks: 3, transport: Transport::Tcp };
+    fn meeting() -> Meeting<'static> {
+        Meeting {
+            team: "t1",
+            coordinator: Path::new("/tmp/orders"),
+            store: SocketAddr::from(([127, 0, 0, 1], 7001)),
+            site: Site::Machine { ranks: 3, transport: Transport::Tcp },
+            agents: None,
+        }
+    }
 
     fn words(command: &Command) -> Vec<String> {
         command.get_args().map(|argument| argument.to_string_lossy().into_owned()).collect()
@@ -358,25 +447,27 @@ mod tests {
 
     #[test]
     fn gloo_gets_a_process_for_each_rank_and_an_mpi_one_launcher() {
-        let gloo = Recipe::gloo(Some(Path::new("/venv/python"))).commands(MEETING);
+        let gloo = Recipe::gloo(Some(Path::new("/venv/python"))).starts(meeting());
         assert_eq!(gloo.len(), 3);
-        assert_eq!(words(&gloo[2])[2..], ["7000", "t1", "2", "3", "7001"]);
+        assert_eq!(words(&gloo[2].command)[2..], ["/tmp/orders", "t1", "2", "3", "127.0.0.1", "7001"]);
+        assert_eq!(gloo[2].place, None);
 
         let how = How::Mpi { launcher: "mpirun".into(), program: "/tmp/rank".into(), root: None };
-        let mpi = Recipe { implementation: Implementation::OpenMpi, how }.commands(MEETING);
-        let line = words(&mpi[0]).join(" ");
+        let mpi = Recipe { implementation: Implementation::OpenMpi, how }.starts(meeting());
+        let line = words(&mpi[0].command).join(" ");
         assert_eq!(mpi.len(), 1);
         assert!(line.starts_with("--allow-run-as-root --oversubscribe"), "{line}");
-        assert!(line.ends_with("--mca btl tcp,self --mca pml ob1 -n 3 /tmp/rank 7000 t1"), "{line}");
+        assert!(line.ends_with("--mca btl tcp,self --mca pml ob1 -n 3 /tmp/rank /tmp/orders t1"), "{line}");
     }
 
     #[test]
     fn intel_mpi_gets_its_folder_and_its_fabric() {
         let how =
             How::Mpi { launcher: "mpiexec".into(), program: "/tmp/rank".into(), root: Some("/intel".into()) };
-        let commands = Recipe { implementation: Implementation::IntelMpi, how }.commands(MEETING);
+        let starts = Recipe { implementation: Implementation::IntelMpi, how }.starts(meeting());
         let set = |name: &str| {
-            let value = commands[0].get_envs().find(|(key, _)| *key == name).and_then(|(_, value)| value);
+            let value =
+                starts[0].command.get_envs().find(|(key, _)| *key == name).and_then(|(_, value)| value);
             value.map(|value| value.to_string_lossy().into_owned()).unwrap_or_default()
         };
         assert_eq!((set("I_MPI_FABRICS"), set("FI_PROVIDER")), ("ofi".into(), "tcp".into()));

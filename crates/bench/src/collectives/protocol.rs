@@ -119,11 +119,13 @@ impl Answer {
 
 #[cfg(test)]
 mod tests {
+    use super::super::operation::Crew;
     use super::*;
 
     #[test]
     fn an_order_is_one_line_of_words() {
-        let point = Point { operation: Operation::AllReduce, dtype: Dtype::Bf16, ranks: 2, bytes: 4096 };
+        let crew = Crew::Machine(2);
+        let point = Point { operation: Operation::AllReduce, dtype: Dtype::Bf16, crew, bytes: 4096 };
         let pace = Pace { warmup: 5, batches: 10, iterations: 700 };
         let order = Order::new(point, Memory::Shared, true, pace);
         assert_eq!(order.to_string(), "run all_reduce bf16 4096 shared 1 5 10 700");

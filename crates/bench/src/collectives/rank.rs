@@ -1,13 +1,12 @@
 //! One of our ranks: joins the others, then follows the coordinator's orders.
 //!
 //! The only file of the benchmark that calls our own collectives; the peers' are in `peers/`.
-#![expect(
-    clippy::disallowed_methods,
-    reason = "a rank reads the clock, and reaches its coordinator on this machine"
-)]
+#![expect(clippy::disallowed_methods, reason = "a rank reads the clock")]
 
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::net::TcpStream;
+use std::net::SocketAddr;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -23,9 +22,9 @@ use super::values::Scene;
 #[derive(Debug, clap::Args)]
 pub(crate) struct RankArgs {
     #[arg(long)]
-    coordinator: u16,
+    coordinator: PathBuf,
     #[arg(long)]
-    store: u16,
+    store: SocketAddr,
     #[arg(long)]
     team: String,
     #[arg(long)]
@@ -39,13 +38,12 @@ const TAG: Tag = Tag(7);
 
 pub(crate) fn run(args: &RankArgs) -> Result<(), Failure> {
     let lost = |error: std::io::Error| Failure::new(format!("lost the coordinator: {error}"));
-    let store = TcpStore::connect("127.0.0.1", args.store).map_err(failure)?;
+    let store = TcpStore::connect(&args.store.ip().to_string(), args.store.port()).map_err(failure)?;
     let options = Options::new(args.team.as_str());
     let seat = Seat { rank: args.rank, size: args.ranks };
     let group = Group::connect(Arc::new(store), seat, options).map_err(failure)?;
 
-    let mut coordinator = TcpStream::connect(("127.0.0.1", args.coordinator)).map_err(lost)?;
-    coordinator.set_nodelay(true).map_err(lost)?;
+    let mut coordinator = UnixStream::connect(&args.coordinator).map_err(lost)?;
     let orders = BufReader::new(coordinator.try_clone().map_err(lost)?);
     let mut say = |line: String| coordinator.write_all((line + "\n").as_bytes()).map_err(lost);
     say(format!("hello {} {} tenfold {}", args.team, args.rank, env!("CARGO_PKG_VERSION")))?;

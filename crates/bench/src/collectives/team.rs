@@ -8,8 +8,8 @@
 
 use std::fs::File;
 use std::io::{ErrorKind, Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd as _;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -19,8 +19,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tenfold_store::{Server, ServerOptions};
 
 use super::super::{Failure, Interrupt};
+use super::hosts::Hosts;
 use super::operation::Transport;
-use super::peer::{Implementation, Meeting, Recipe};
+use super::peer::{Implementation, Meeting, Recipe, Site, Start};
 use super::protocol::{Answer, BYE, Order};
 use tenfold_console::Program;
 
@@ -35,11 +36,13 @@ const GLANCE: Duration = Duration::from_millis(100);
 const NAP: Duration = Duration::from_millis(10);
 /// The longest answer: the times of a thousand batches.
 const ANSWER_BYTES_MAX: usize = 1 << 16;
+/// The name of the coordinator's socket in its folder.
+const ORDERS: &str = "orders";
 
-/// Where ranks report: our port, a store in which they find each other, a folder for their output.
+/// Where ranks report: our socket, a store in which they find each other, a folder for their output.
 #[derive(Debug)]
 pub(crate) struct Coordinator {
-    listener: TcpListener,
+    listener: UnixListener,
     store: Server,
     folder: tempfile::TempDir,
     interrupt: Interrupt,
@@ -47,25 +50,24 @@ pub(crate) struct Coordinator {
 
 impl Coordinator {
     pub(crate) fn start(interrupt: Interrupt) -> Result<Self, Failure> {
-        let listener = TcpListener::bind(("127.0.0.1", 0))
-            .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
-            .map_err(|error| Failure::new(format!("cannot listen on 127.0.0.1: {error}")))?;
         let store = Server::start(ServerOptions::new("127.0.0.1", 0))
             .map_err(|error| Failure::new(format!("cannot start a store: {error}")))?;
         let folder = tempfile::Builder::new()
             .prefix("tenfold-bench-")
             .tempdir()
             .map_err(|error| Failure::new(format!("cannot make a temporary folder: {error}")))?;
+        let socket = folder.path().join(ORDERS);
+        let listener = UnixListener::bind(&socket)
+            .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
+            .map_err(|error| {
+                Failure::new(format!("cannot listen on `{}`: {error}", socket.display()))
+                    .hint("set TMPDIR to a folder with a short path")
+            })?;
         Ok(Coordinator { listener, store, folder, interrupt })
     }
 
     pub(crate) fn folder(&self) -> &Path {
         self.folder.path()
-    }
-
-    fn port(&self) -> Result<u16, Failure> {
-        let address = self.listener.local_addr();
-        address.map(|address| address.port()).map_err(|error| Failure::new(format!("lost our port: {error}")))
     }
 
     /// The next rank that has connected, if there is one.
@@ -107,33 +109,38 @@ impl<'a> Team<'a> {
     /// Starts all ranks and waits until each has joined the others.
     pub(crate) fn start(
         recipe: &Recipe,
-        ranks: usize,
-        transport: Transport,
+        site: Site<'_>,
         coordinator: &'a Coordinator,
     ) -> Result<Self, Failure> {
         let implementation = recipe.implementation;
-        let name = format!("{implementation}-{ranks}-{}", std::process::id());
+        let name = format!("{implementation}-{}-{}", site.ranks(), std::process::id());
         let log = coordinator.folder().join(format!("{name}.log"));
+        let socket = coordinator.folder().join(ORDERS);
+        let agents = site.hosts().map(|hosts| hosts.write_agents(coordinator.folder())).transpose()?;
         let meeting = Meeting {
             team: &name,
-            coordinator_port: coordinator.port()?,
-            store_port: coordinator.store.address().port(),
-            ranks,
-            transport,
+            coordinator: &socket,
+            store: site.hosts().map_or(coordinator.store.address(), Hosts::store),
+            site,
+            agents: agents.as_ref(),
         };
         let mut team = Team {
             implementation,
             version: String::new(),
-            transport: recipe.transport(transport),
+            transport: recipe.transport(site.transport()),
             coordinator,
             members: Vec::new(),
             children: Vec::new(),
             log,
         };
         let failed = |failure: Failure| failure.during(format_args!("starting {implementation}"));
-        for command in recipe.commands(meeting) {
-            let child = spawn(&command, &team.log).map_err(failed)?;
-            team.children.push(child);
+        for Start { place, command } in recipe.starts(meeting) {
+            let start = || spawn(&command, &team.log);
+            let child = match site.hosts().zip(place) {
+                Some((hosts, place)) => hosts.inside(place, start).and_then(|child| child),
+                None => start(),
+            };
+            team.children.push(child.map_err(failed)?);
         }
         team.meet(meeting).map_err(failed)?;
         Ok(team)
@@ -143,7 +150,7 @@ impl<'a> Team<'a> {
         let start = Instant::now();
         let mut strangers: Vec<Member> = Vec::new();
         let mut seats: Vec<Option<Member>> = Vec::new();
-        seats.resize_with(meeting.ranks, || None);
+        seats.resize_with(meeting.site.ranks(), || None);
         while seats.iter().any(Option::is_none) {
             self.look_after(start, START_MAX, "meet")?;
             strangers.extend(self.coordinator.accept()?);
@@ -320,13 +327,12 @@ fn slowest(answers: impl Iterator<Item = Answer>) -> Result<Outcome, Failure> {
 /// One rank, as the coordinator sees it.
 #[derive(Debug)]
 struct Member {
-    stream: TcpStream,
+    stream: UnixStream,
     unread: Vec<u8>,
 }
 
 impl Member {
-    fn new(stream: TcpStream) -> std::io::Result<Self> {
-        stream.set_nodelay(true)?;
+    fn new(stream: UnixStream) -> std::io::Result<Self> {
         stream.set_nonblocking(true)?;
         Ok(Member { stream, unread: Vec::new() })
     }

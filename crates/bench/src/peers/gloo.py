@@ -1,8 +1,8 @@
 """One rank of Gloo as PyTorch ships it, measured by `tenfold bench`.
 
-usage: python -c PROGRAM PORT TEAM RANK RANKS STORE_PORT
+usage: python -c PROGRAM COORDINATOR TEAM RANK RANKS STORE_HOST STORE_PORT
 
-Says hello to the coordinator on 127.0.0.1:PORT, then sleeps in a read until told what to run. The process
+Says hello to the coordinator, a Unix socket, then sleeps in a read until told what to run. The process
 group is called directly, without `torch.distributed`'s checks and dispatcher: what is measured is Gloo and
 one Python call. What the lines mean is in `collectives/protocol.rs`; the values by which results are checked
 are those of `collectives/values.rs`.
@@ -17,9 +17,10 @@ import socket
 import sys
 import time
 
-port, team, rank, ranks, store_port = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:6])
-coordinator = socket.create_connection(("127.0.0.1", int(port)))
-coordinator.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+path, team, rank, ranks, store_host, store_port = sys.argv[1:7]
+rank, ranks, store_port = int(rank), int(ranks), int(store_port)
+coordinator = socket.socket(socket.AF_UNIX)
+coordinator.connect(path)
 
 
 def answer(line):
@@ -189,7 +190,7 @@ def main():
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # our parent may die while we work
     torch.set_num_threads(1)  # filling a tensor must not leave a pool of threads awake
     day = datetime.timedelta(days=1)
-    store = dist.TCPStore("127.0.0.1", store_port, is_master=False, wait_for_workers=False)
+    store = dist.TCPStore(store_host, store_port, is_master=False, wait_for_workers=False)
     group = dist.ProcessGroupGloo(dist.PrefixStore(team, store), rank, ranks, day)
     gc.disable()
     answer(f"hello {team} {rank} PyTorch {torch.__version__}")

@@ -1,14 +1,12 @@
 /* One rank of an MPI, measured by `tenfold bench`.
  *
- * usage: mpi PORT TEAM
+ * usage: mpi COORDINATOR TEAM
  *
- * Says hello to the coordinator on 127.0.0.1:PORT, then sleeps in read() until told what to run; between two cases it
+ * Says hello to the coordinator, a Unix socket, then sleeps in read() until told what to run; between two cases it
  * costs nobody a cycle. Only the MPI standard is used, so that one source serves every MPI. What the lines mean is in
  * `collectives/protocol.rs`; the values by which results are checked are those of `collectives/values.rs`. */
 #define _GNU_SOURCE
-#include <arpa/inet.h>
 #include <mpi.h>
-#include <netinet/tcp.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -16,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 #ifdef __linux__
@@ -278,13 +277,12 @@ static void serve(Work *work, const char *line) {
     measure(work, run);
 }
 
-static int connect_to(int port) {
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    int connection = socket(AF_INET, SOCK_STREAM, 0);
+static int connect_to(const char *path) {
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    if (strlen(path) >= sizeof address.sun_path) return 0;
+    strcpy(address.sun_path, path);
+    int connection = socket(AF_UNIX, SOCK_STREAM, 0);
     if (connection < 0 || connect(connection, (struct sockaddr *)&address, sizeof address) != 0) return 0;
-    int on = 1;
-    setsockopt(connection, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     coordinator_in = fdopen(connection, "r");
     coordinator_out = fdopen(dup(connection), "w");
     return coordinator_in && coordinator_out;
@@ -299,7 +297,7 @@ int main(int count, char **arguments) {
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
-    if (!connect_to(atoi(arguments[1]))) { perror("cannot reach the coordinator"); return 1; }
+    if (!connect_to(arguments[1])) { perror("cannot reach the coordinator"); return 1; }
 
     char version[MPI_MAX_LIBRARY_VERSION_STRING];
     int length;

@@ -203,7 +203,7 @@ fn a_rank_that_is_not_in_its_group_cannot_connect() {
     assert_eq!(
         error.message(),
         "there is no algorithm `magic` for all_reduce; there are one_shot, direct, ring, recursive_doubling, \
-         halving_doubling, two_level"
+         halving_doubling, two_level, leaders"
     );
 }
 

@@ -45,6 +45,14 @@ pub(super) enum Notice {
     Stuck { rank: Rank, head: Head, waited_ms: u64, late: Vec<(Rank, Head, Head)> },
 }
 
+/// Stands in front of the number of the rank that made an observation, in the message about it.
+const SEEN_BY: &str = "(seen by rank";
+
+/// The rank that saw what the message is about; the message may have reached us through another one.
+fn observer(message: &str) -> Option<Rank> {
+    message.rsplit_once(SEEN_BY)?.1.trim().trim_end_matches(')').parse().ok()
+}
+
 impl From<CallReport> for Notice {
     fn from(CallReport { rank, seq, head, detail, saw, told }: CallReport) -> Self {
         Notice::Called { rank, seq, head, detail, saw, told }
@@ -68,9 +76,8 @@ impl GroupState {
     /// What to tell members about why the group failed.
     pub(super) fn notice(&self) -> Option<Vec<u8>> {
         let Fault { kind, peer, message, hint, .. } = self.failed.clone()?;
-        let seen =
-            matches!(kind, ErrorKind::Timeout | ErrorKind::PeerSilent) && !message.contains("(seen by rank");
-        let message = if seen { format!("{message} (seen by rank {})", self.rank) } else { message };
+        let seen = matches!(kind, ErrorKind::Timeout | ErrorKind::PeerSilent) && !message.contains(SEEN_BY);
+        let message = if seen { format!("{message} {SEEN_BY} {})", self.rank) } else { message };
         Some(encode(&Notice::Failed { rank: self.rank, kind, peer, message, hint }))
     }
 
@@ -92,11 +99,16 @@ impl GroupState {
                     while matches!(self.try_poll(finished), Ok(true)) {}
                     // A rank that has timed out itself reports its own timeout.
                     let own = if kind == ErrorKind::Timeout { self.timed_out(&self.wants()) } else { None };
-                    self.fail(
-                        fabric,
-                        own.unwrap_or(Fault { peer, hint, ..Fault::new(kind, message) }),
-                        finished,
-                    );
+                    let theirs = if kind == ErrorKind::PeerSilent && peer == Some(self.rank) {
+                        // This rank is alive: the network between the two is broken, in one direction.
+                        let observer = observer(&message).filter(|rank| *rank < size).unwrap_or(rank);
+                        let message =
+                            format!("{} does not hear this rank: {message}", self.introduce(observer));
+                        Fault { peer: Some(observer), hint, ..Fault::new(kind, message) }
+                    } else {
+                        Fault { peer, hint, ..Fault::new(kind, message) }
+                    };
+                    self.fail(fabric, own.unwrap_or(theirs), finished);
                 }
             }
             Ok(Notice::Called { rank, seq, head, detail, saw, told })

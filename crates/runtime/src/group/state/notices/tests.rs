@@ -62,6 +62,24 @@ fn a_timeout_names_the_rank_that_saw_it_once() {
 }
 
 #[test]
+fn a_rank_that_is_reported_as_silent_names_the_rank_that_does_not_hear_it() {
+    let mut scene = Scripted::near(3);
+    scene.barrier(0);
+    scene.hear(0, &failed(2, ErrorKind::PeerSilent, Some(0)));
+    let (kind, peer, message) = fault(&scene).unwrap();
+    assert_eq!((kind, peer), (ErrorKind::PeerSilent, Some(2)));
+    assert!(
+        message.starts_with("rank 2 ") && message.ends_with(" does not hear this rank: theirs"),
+        "{message}"
+    );
+    for (text, seen_by) in
+        [("is silent (seen by rank 12)", Some(12)), ("is silent", None), ("(seen by rank x)", None)]
+    {
+        assert_eq!(observer(text), seen_by, "{text}");
+    }
+}
+
+#[test]
 fn a_failure_elsewhere_counts_if_its_ranks_exist() {
     for (rank, peer, is_heard) in
         [(1, None, true), (1, Some(1), true), (2, Some(1), false), (1, Some(2), false), (2, None, false)]
