@@ -238,9 +238,9 @@ fn groups_of_one_process_share_what_a_process_has_once() {
     });
 }
 
-/// Each group has more under way than sockets hold, in both directions, and in the first group nobody receives it until the end.
+/// Each group has more under way than sockets hold, in both directions, and in the first group it is not received until the end.
 #[test]
-fn groups_share_their_connections_and_one_that_nobody_reads_holds_up_no_other() {
+fn groups_share_their_connections_and_one_that_is_not_read_holds_up_no_other() {
     const MESSAGE: usize = 24 << 20;
     let store = Arc::new(Counting::default());
     ranks(&store, 2, &quick().only_tcp(), |first| {
@@ -269,7 +269,7 @@ fn groups_share_their_connections_and_one_that_nobody_reads_holds_up_no_other() 
             works?.into_iter().try_for_each(|work| work.wait())?;
             assert!(sums.iter().all(|sum| sum.as_bytes().iter().all(|byte| *byte == 2)));
         }
-        assert!(!sent.is_done(), "nobody has received it");
+        assert!(!sent.is_done(), "it was not received");
         let mut into = Buffer::zeros(DType::U8, MESSAGE);
         first.start_recv(into.lend(), other, Tag(3))?.wait()?;
         sent.wait()?;

@@ -6,12 +6,13 @@
 //! [`WINDOW`] bytes under way that its receiver has not taken; then it waits for credit, and others go on. So what is
 //! read while another link's message is expected can always be put aside, and no group blocks another.
 //!
-//! A message is written with one system call when all goes well, header and payload from where they lie. A short one, and one
-//! that is only looked at, is also read with one: the receiver asks for a header and a payload *before* it knows either,
-//! because it expects them. If another message turns up, what was read too far is put aside and read again from there, so a
-//! wrong guess loses nothing. A long one goes straight to where it belongs, so its header must be known before; it is read
-//! together with the payload of the message before. What a socket does not take immediately is copied and goes out later, so a message is never
-//! left half written by a group that fails.
+//! A message is written with one system call when all goes well, header and payload from where they lie. What a socket does not
+//! take immediately is copied and goes out later, so a message is never left half written by a group that fails.
+//!
+//! A short message, and one that is only looked at, is also read with one system call: the receiver asks for a header and a payload
+//! *before* it knows either, because it expects them. If another message turns up, what was read too far is put aside and
+//! read again from there, so a wrong guess loses nothing. A long one goes straight to where it belongs, where it must not be
+//! guessed: what is there may still have to be sent. Its header is read together with the message before it, if that works out.
 //!
 //! Nothing here waits. After `Pending` the system has been asked until it had no more, so sleeping on the next event of
 //! the descriptor is safe, edge-triggered too.
@@ -248,7 +249,7 @@ impl Line {
         }
     }
 
-    /// A group begins to use the line. One that broke under earlier groups is made anew.
+    /// A group begins to use the line. One that broke under earlier groups is opened again.
     pub(crate) fn claim(&mut self, group: u64) -> Claim {
         if self.outgoing.is_broken() || self.incoming.is_broken() {
             self.start_over();
@@ -286,7 +287,7 @@ impl Line {
         self.discard(group);
     }
 
-    /// Nobody reads the rest of a message of this group.
+    /// The rest of a message of this group is not wanted any more.
     fn discard(&mut self, group: u64) {
         if let Some(Current { link, place, .. }) = self.incoming.open().and_then(|half| half.current.as_mut())
             && link.group == group
@@ -312,7 +313,7 @@ impl Line {
 
     #[cold]
     fn is_another(&self) -> io::Error {
-        io::Error::new(io::ErrorKind::ConnectionReset, "it was opened anew since this group began")
+        io::Error::new(io::ErrorKind::ConnectionReset, "it was opened again after this group began")
     }
 
     /// Is a connection missing on which something could be sent?
@@ -332,7 +333,7 @@ impl Line {
         let hello = Hello { purpose: Purpose::Line, sender: self.own, receiver: self.peer };
         let mut outgoing = Outgoing::connect(to, from_interface, &hello)?;
         for frame in self.owed.drain(..) {
-            let _ = outgoing.send_soon(&frame.encode()); // whoever sends next hears of it
+            let _ = outgoing.send_soon(&frame.encode()); // the next send reports an error
         }
         self.outgoing = Half::Open(Box::new(outgoing));
         Ok(())
@@ -342,7 +343,7 @@ impl Line {
     pub(crate) fn adopt(&mut self, stream: NotInherited<TcpStream>, now: Instant) -> io::Result<Adopted> {
         match &self.incoming {
             Half::Open(incoming) if incoming.is_open() => return Ok(Adopted::Twin),
-            // The peer has made the line anew.
+            // The peer has opened the line again.
             Half::Open(_) | Half::Broken(..) => self.start_over(),
             Half::Absent => {}
         }
@@ -377,7 +378,7 @@ impl Line {
         self.outgoing.check()?;
         let id = LinkId { group: claim.group, lane };
         if !self.sendable(id) {
-            // The credit may be behind messages that nobody expects now.
+            // The credit may be behind messages that are not expected now.
             while self.poll_any_frame(around, None)?.is_ready() {}
             if !self.sendable(id) {
                 self.flush()?;

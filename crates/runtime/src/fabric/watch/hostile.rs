@@ -435,7 +435,7 @@ mod tests {
         let mut end = scene.lines[TCP].take().expect("it was opened").end;
         let line = |scene: &Scene<'_>| lock(&scene.rank.handle.lines).get(&FabricId(ABSENT)).cloned();
         let came =
-            line(&scene).expect("it is kept").lock().unclaimed_since().expect("nobody has asked for it");
+            line(&scene).expect("it is kept").lock().unclaimed_since().expect("no group has asked for it");
         let just_before = UNCLAIMED_FOR - std::time::Duration::from_millis(1);
         scene.rank.watch.look_around(came + just_before);
         assert!(line(&scene).is_some());

@@ -59,7 +59,7 @@ pub(super) enum Place {
     Buffer(Vec<u8>),
     /// Into the memory of the operation that receives it, which alone can go on.
     Target,
-    /// Nobody wants it any more.
+    /// It is not wanted any more.
     Nowhere,
 }
 
@@ -183,7 +183,7 @@ impl Incoming {
         let polled = self.poll_payload(Span::of(&mut buffer[..len]))?;
         if polled.is_pending() {
             if let Some(current) = &mut self.current {
-                current.place = Place::Buffer(buffer); // one that nobody wants is thrown away when it is whole
+                current.place = Place::Buffer(buffer); // one that is not wanted is thrown away when it is whole
             }
             return Ok(Poll::Pending);
         }

@@ -352,7 +352,7 @@ impl Line {
         link.receivable.give_back(credit);
         let frame = Frame::Credit { link: id, credit };
         match &mut self.outgoing {
-            Half::Open(outgoing) => _ = outgoing.send_soon(&frame.encode()), // whoever sends next hears of it
+            Half::Open(outgoing) => _ = outgoing.send_soon(&frame.encode()), // the next send reports an error
             Half::Absent => self.owed.push(frame),
             Half::Broken(..) => {}
         }

@@ -442,7 +442,7 @@ fn a_port_where_nobody_listens_is_an_error_each_time_until_another_group_tries()
     end.line.claim(OTHER);
     assert!(end.line.cannot_send());
     let error = end.send(&[0; 3], b"hello?").expect_err("its connection broke");
-    assert_eq!(error.to_string(), "it was opened anew since this group began");
+    assert_eq!(error.to_string(), "it was opened again after this group began");
 }
 
 #[test]
@@ -551,7 +551,7 @@ fn a_second_connection_never_takes_the_place_of_a_living_one_but_of_one_that_has
     let (mut third, accepted) = call(&listener);
     assert_eq!(adopt(&mut end, accepted), Adopted::Yes);
     let error = end.poll_message().expect_err("a group that began on the first cannot know what was lost");
-    assert_eq!(error.to_string(), "it was opened anew since this group began");
+    assert_eq!(error.to_string(), "it was opened again after this group began");
     end.claim = end.line.claim(GROUP);
     third.write_all(&frame(&[2; 3], b"third")).unwrap();
     assert_eq!(until_ready(|| end.poll_message()), ([2; 3], b"third".to_vec()));
@@ -561,7 +561,7 @@ fn a_second_connection_never_takes_the_place_of_a_living_one_but_of_one_that_has
 fn groups_and_lanes_share_a_line_and_none_waits_for_another() {
     let (mut one, mut other) = pair();
     let (theirs, ours) = (one.line.claim(OTHER), other.line.claim(OTHER));
-    // Nobody receives the first of them.
+    // The first of them is not received.
     for (claim, lane, number) in [(theirs, 0, 1), (theirs, 1, 2), (one.claim, 1, 3), (one.claim, 0, 4)] {
         let sent = one.send_as(claim, lane, &[number; 3], &pattern(number as usize, 1000)).unwrap();
         assert!(sent.is_ready());
