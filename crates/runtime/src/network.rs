@@ -3,7 +3,7 @@
 //! The address is the one from which the system would call the store, since a peer that can reach the store's host can
 //! probably reach that address too; or it is on one of the interfaces that the user named.
 //!
-//! Not here: connections (see `transport::tcp`).
+//! Not here: connections (see `transport::line`).
 
 use std::hash::{BuildHasher, RandomState};
 use std::io;

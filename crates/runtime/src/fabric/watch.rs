@@ -351,7 +351,7 @@ impl Watch {
         self.end(&Arc::clone(peer), fate);
     }
 
-    /// Reads what there is, and not for long. Only the hello of a data link is read to its end and not further.
+    /// Reads what there is, and not for long. Only the hello of a line is read to its end and not further.
     fn read(&mut self, stream: &mut Stream) -> io::Result<After> {
         for _ in 0..READS {
             let greeted = stream.greeted();

@@ -359,9 +359,12 @@ impl Line {
         self.unclaimed_since
     }
 
-    /// Is nothing open?
+    /// Is nothing open, or has the peer ended? While no group reads from it, an end is not noticed otherwise.
     pub(crate) fn is_over(&self) -> bool {
-        !matches!(self.outgoing, Half::Open(_)) && !matches!(self.incoming, Half::Open(_))
+        match &self.incoming {
+            Half::Open(incoming) => !incoming.is_open(),
+            _ => !matches!(self.outgoing, Half::Open(_)),
+        }
     }
 
     /// Sends a message: all of it, or nothing yet. Says up to where the line must be written until it is out. What the

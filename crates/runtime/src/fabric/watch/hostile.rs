@@ -412,7 +412,7 @@ mod tests {
         assert_eq!(scene.message_of(ABSENT).as_deref(), Some(&b"x"[..]));
     }
 
-    /// A firewall, or a limit of open files, may end a data link whose peer is alive, as its control stream shows.
+    /// A firewall, or a limit of open files, may end a line whose peer is alive, as its control stream shows.
     #[test]
     fn a_broken_data_link_is_not_reported_as_a_death() {
         let mut rank = Rank::new();

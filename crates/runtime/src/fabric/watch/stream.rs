@@ -126,7 +126,7 @@ pub(super) fn connect_near(name: &str) -> io::Result<UnixStream> {
     Ok(socket.into())
 }
 
-/// Begins to connect to another host, from the same address as the data links.
+/// Begins to connect to another host, from the same address as the lines.
 pub(super) fn connect(address: std::net::SocketAddr, from: Option<IpAddr>) -> io::Result<TcpStream> {
     let socket = socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None)?;
     socket.set_nonblocking(true)?;

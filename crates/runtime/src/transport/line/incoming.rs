@@ -18,7 +18,7 @@ use crate::transport::Socket;
 const RENEWAL: u32 = 32;
 
 /// Buffers that are kept for the next messages.
-const SPARE_MAX: usize = 4;
+const SPARE_MAX: usize = 2;
 
 #[derive(Debug)]
 pub(super) struct Incoming {

@@ -543,11 +543,9 @@ fn a_second_connection_never_takes_the_place_of_a_living_one_but_of_one_that_has
     let (_second, accepted) = call(&listener);
     assert_eq!(adopt(&mut end, accepted), Adopted::Twin);
     assert_eq!(until_ready(|| end.poll_message()), ([1; 3], b"first".to_vec()));
+    assert!(!end.line.is_over());
     drop(first);
-    until_ready(|| {
-        let is_open = matches!(&end.line.incoming, Half::Open(incoming) if incoming.is_open());
-        Ok(if is_open { Poll::Pending } else { Poll::Ready(()) })
-    });
+    until_ready(|| Ok(if end.line.is_over() { Poll::Ready(()) } else { Poll::Pending }));
     let (mut third, accepted) = call(&listener);
     assert_eq!(adopt(&mut end, accepted), Adopted::Yes);
     let error = end.poll_message().expect_err("a group that began on the first cannot know what was lost");
