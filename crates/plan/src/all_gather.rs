@@ -32,9 +32,12 @@ fn ring(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
     plan.copy(Chunk::input(0), Chunk::output(rank));
     for i in 0..topology.size() - 1 {
         plan.send(ring.next(), Chunk::output(ring.behind(i)));
+        if topology.hosts() > 1 {
+            plan.seam();
+        }
         plan.recv(ring.previous(), Chunk::output(ring.behind(i + 1)));
     }
-    plan
+    plan.with_few_seams()
 }
 
 /// Every rank has a run of parts that starts at its own, and doubles it with the run of the rank after its
@@ -78,6 +81,7 @@ fn two_level(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
     for &peer in &neighbours {
         plan.recv(peer, Chunk::output(peer));
     }
+    plan.seam();
     for away in (0..topology.hosts()).filter(|&away| away != host) {
         // In groups of one per rank of this host, so that no link has to hold two messages.
         for group in topology.ranks_of(away).chunks(topology.ranks_of(host).len()) {

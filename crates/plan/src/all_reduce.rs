@@ -45,6 +45,9 @@ fn direct(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
 }
 
 /// Reduce-scatter, then all-gather around a ring: 2(n-1) steps to one neighbour, the minimum of bytes.
+///
+/// Every message is taken one phase after it was sent, up to [`crate::plan::SEAMS_MAX`] of them: each rank then has a message under way in
+/// every step.
 fn ring(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
     let size = topology.size();
     if size == 1 {
@@ -53,18 +56,26 @@ fn ring(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
     let ring = topology.ring(rank);
     let (next, previous) = (ring.next(), ring.previous());
     let chunk = |behind| Chunk::output(ring.behind(behind));
+    let seam = |plan: &mut Plan| {
+        if topology.hosts() > 1 {
+            plan.seam();
+        }
+    };
     let mut plan = Plan::new(0, size).lending();
     for i in 0..size - 2 {
         plan.send(next, chunk(i));
+        seam(&mut plan);
         plan.reduce(&[previous], chunk(i + 1), chunk(i + 1));
     }
     plan.send(next, chunk(size - 2));
+    seam(&mut plan);
     plan.reduce_last(&[previous], chunk(size - 1), chunk(size - 1));
     for i in 0..size - 1 {
         plan.send(next, chunk(i + size - 1));
+        seam(&mut plan);
         plan.recv(previous, chunk(i));
     }
-    plan
+    plan.with_few_seams()
 }
 
 /// Pairs at distance 1, 2, 4, … exchange and add all their values: log2(n) rounds of the whole vector.
@@ -176,14 +187,21 @@ fn two_level(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
         }
     }
     // All ranks process their lanes in ascending order, so the lowest unfinished lane can always proceed.
+    let is_even = (0..hosts).all(|other| topology.ranks_of(other).len() == lanes);
     for lane in (0..lanes).filter(|&lane| hosts > 1 && owner(host, lane) == rank) {
         let away: Vec<usize> = (0..hosts).filter(|&other| other != host).collect();
         let peers: Vec<Rank> = away.iter().map(|&other| owner(other, lane)).collect();
         for &other in &away {
             plan.send(owner(other, lane), part(lane, other));
         }
+        if is_even {
+            plan.seam(); // this rank has no other lane
+        }
         plan.reduce_last(&peers, part(lane, host), part(lane, host));
         plan.send_all(&peers, part(lane, host));
+        if is_even {
+            plan.seam();
+        }
         for &other in &away {
             plan.recv(owner(other, lane), part(lane, other));
         }

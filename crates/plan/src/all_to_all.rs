@@ -19,6 +19,9 @@ fn direct(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
         plan.send(peer, Chunk::input(peer));
     }
     plan.copy(Chunk::input(rank), Chunk::output(rank));
+    if topology.hosts() > 1 {
+        plan.seam();
+    }
     for distance in 1..size {
         let peer = (rank + size - distance) % size;
         plan.recv(peer, Chunk::output(peer));

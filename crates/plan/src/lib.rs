@@ -69,5 +69,5 @@ pub mod verify;
 
 pub use algorithm::{ALGORITHMS, Algorithm, Kind, named, names};
 pub use choose::{Needs, PIECE, choose, fingerprint};
-pub use plan::{Area, Chunk, Plan, Step};
+pub use plan::{Area, Chunk, Place, Plan, Step};
 pub use topology::{Rank, Topology};

@@ -6,17 +6,25 @@
 //!
 //! What the executor of a plan must provide, and [`crate::verify`] relies on:
 //! - A link holds at least one message that has not been taken. A plan that does not lend never needs more;
-//!   one that
-//!   lends may have any number in flight (those of this crate need only one, which a test proves).
+//!   one that lends may have any number in flight (those of this crate need one for each phase, which a test
+//!   proves).
 //! - A `Send` of a plan that does not lend is complete once the chunk is copied, so the next step may
 //!   overwrite it.
 //! - A plan with `pieces` may run repeatedly over successive slices of all parts, without a pause in between.
 //!   Scratch may be the same memory each time.
+//! - Each such run is a *round*. [`Place::advance`] says which step comes next. Without seams one round follows
+//!   the other. Seams cut a plan into *phases*, and rounds overlap: a rank that has done the first phase of a
+//!   round does the first phase of the next one before it waits for what the second phase needs. So the links
+//!   are never idle while ranks wait for each other.
 //! - The caller may use the memory again when all steps are done *and* peers have read what was lent to them.
 
 use std::fmt;
 
 use crate::Rank;
+
+/// So many seams are of use in a plan whose phases follow from the number of ranks. With many more, the pieces that
+/// are under way would no longer fit the windows of links and the caches.
+pub(crate) const SEAMS_MAX: usize = 14;
 
 /// Memory that a plan works on. Each buffer is split into parts, numbered from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -104,13 +112,62 @@ pub struct Plan {
     pub lends: bool,
     /// Every chunk has at most one part, so a long operation may run the plan over successive pieces of all parts.
     pub pieces: bool,
+    /// Where the phases after the first begin, in steps, ascending. All ranks have as many.
+    pub seams: Vec<usize>,
+}
+
+/// Where a rank is in a plan that it runs for several rounds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    /// Which round. After the last step of all rounds: how many there are.
+    pub round: usize,
+    /// The next step in this round.
+    pub step: usize,
+    phase: usize,
+}
+
+impl Place {
+    /// The step is done: goes on to the next one of `rounds` rounds of `plan`.
+    #[inline]
+    pub fn advance(&mut self, plan: &Plan, rounds: usize) {
+        self.step += 1;
+        self.settle(plan, rounds);
+    }
+
+    /// The place itself if there is a step, else the next place where there is one.
+    #[inline]
+    pub fn settle(&mut self, plan: &Plan, rounds: usize) {
+        while self.round < rounds && self.step >= plan.end_of_phase(self.phase) {
+            self.end_phase(plan, rounds);
+        }
+    }
+
+    /// Rounds start one after the other. With each start, all rounds under way do one phase, the youngest first.
+    fn end_phase(&mut self, plan: &Plan, rounds: usize) {
+        if self.phase < plan.seams.len() && self.round > 0 {
+            (self.round, self.phase) = (self.round - 1, self.phase + 1);
+        } else {
+            let starts = self.round + self.phase + 1;
+            self.phase = (starts + 1).saturating_sub(rounds);
+            self.round = if self.phase > plan.seams.len() { rounds } else { starts - self.phase };
+        }
+        self.step = if self.round < rounds { plan.start_of_phase(self.phase) } else { 0 };
+    }
 }
 
 /// The operations in which algorithms are written.
 impl Plan {
     /// No steps yet; `input` and `output` are the numbers of parts. Does not lend, and allows pieces.
     pub fn new(input: usize, output: usize) -> Self {
-        Plan { steps: Vec::new(), input, output, scratch: Vec::new(), lends: false, pieces: true }
+        Plan {
+            steps: Vec::new(),
+            input,
+            output,
+            scratch: Vec::new(),
+            lends: false,
+            pieces: true,
+            seams: Vec::new(),
+        }
     }
 
     /// Claims that nothing is overwritten that a peer may still read.
@@ -121,6 +178,29 @@ impl Plan {
     /// Declares that chunks have several parts.
     pub fn whole(self) -> Self {
         Plan { pieces: false, ..self }
+    }
+
+    /// A phase ends here. Messages of a link must all be taken the same number of phases after they were sent,
+    /// or they would overtake each other.
+    pub fn seam(&mut self) {
+        self.seams.push(self.steps.len());
+    }
+
+    /// Leaves out all seams if there are more than [`SEAMS_MAX`].
+    pub(crate) fn with_few_seams(mut self) -> Self {
+        if self.seams.len() > SEAMS_MAX {
+            self.seams.clear();
+        }
+        self
+    }
+
+    fn start_of_phase(&self, phase: usize) -> usize {
+        if phase == 0 { 0 } else { self.seams[phase - 1] }
+    }
+
+    #[inline]
+    fn end_of_phase(&self, phase: usize) -> usize {
+        self.seams.get(phase).copied().unwrap_or(self.steps.len())
     }
 
     /// Adds a part of scratch as long as a part of `Input` or `Output`.
@@ -205,6 +285,9 @@ impl fmt::Display for Step {
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (number, step) in self.steps.iter().enumerate() {
+            if self.seams.contains(&number) {
+                writeln!(f, "     --")?;
+            }
             writeln!(f, "{number:>3}  {step}")?;
         }
         Ok(())

@@ -17,7 +17,7 @@ mod symbols;
 use std::{collections::VecDeque, rc::Rc};
 
 use self::symbols::{RankSet, Symbol, Symbols};
-use crate::{Algorithm, Area, Chunk, Kind, Plan, Rank, Step, Topology};
+use crate::{Algorithm, Area, Chunk, Kind, Place, Plan, Rank, Step, Topology};
 
 pub use self::flaw::{Flaw, Stuck, Wait};
 
@@ -47,7 +47,9 @@ pub fn algorithm(algorithm: &Algorithm, topology: &Topology, root: Rank) -> Resu
 
 /// Proves `claim` of the plans of all ranks (`plans[r]` is what rank `r` does).
 ///
-/// Plans that may run in pieces are run twice in a row, since pieces follow each other on the same links.
+/// Plans that may run in pieces are run twice in a row, since pieces follow each other on the same links; those with
+/// phases as often as it takes until as many rounds are under way as there ever are, and until one was over
+/// meanwhile.
 pub fn run(claim: &Claim, plans: &[Plan]) -> Result<(), Flaw> {
     inspect(claim, plans)?;
     let mut machine = Machine::new(claim, plans);
@@ -66,6 +68,14 @@ fn inspect(claim: &Claim, plans: &[Plan]) -> Result<(), Flaw> {
         }
         if plan.pieces != plans[0].pieces {
             return Err(Flaw::PiecesDiffer { rank: 0, other: rank });
+        }
+        if plan.seams.len() != plans[0].seams.len() {
+            return Err(Flaw::PhasesDiffer { rank: 0, other: rank });
+        }
+        let in_order = plan.seams.is_sorted() && plan.seams.iter().all(|seam| *seam <= plan.steps.len());
+        let may_have = plan.pieces && plan.scratch.is_empty();
+        if !in_order || !plan.seams.is_empty() && !may_have {
+            return Err(Flaw::WrongPhases { rank });
         }
         for (step, what) in plan.steps.iter().enumerate() {
             inspect_step(what, plan, rank, step, plans.len())?;
@@ -172,8 +182,9 @@ struct Cell {
 
 /// One rank executing its plan.
 struct Walker {
-    round: usize,
-    step: usize,
+    place: Place,
+    /// The step before, if there was one.
+    previous: Option<usize>,
     now: Time,
     /// The last step of each rank that this one knows of: its vector clock. Shared with the messages that it
     /// sent since it last received anything.
@@ -198,7 +209,7 @@ struct Machine<'a> {
 impl<'a> Machine<'a> {
     fn new(claim: &Claim, plans: &'a [Plan]) -> Self {
         let size = plans.len();
-        let rounds = if plans[0].pieces { 2 } else { 1 };
+        let rounds = if plans[0].pieces { plans[0].seams.len() + 2 } else { 1 };
         let symbols = Symbols::new(plans, rounds);
         let walkers = (0..size).map(|rank| Walker::new(claim, rank, plans, rounds, &symbols)).collect();
         let links = (0..size * size).map(|_| VecDeque::new()).collect();
@@ -225,14 +236,13 @@ impl<'a> Machine<'a> {
 
     /// Executes the next step of `rank` if it need not wait.
     fn try_step(&mut self, rank: Rank) -> Result<bool, Flaw> {
+        let plan = &self.plans[rank];
         let walker = &mut self.walkers[rank];
-        if walker.step == self.plans[rank].steps.len() && walker.round + 1 < self.rounds {
-            walker.round += 1;
-            walker.step = 0;
+        walker.place.settle(plan, self.rounds);
+        while walker.entered.len() <= walker.place.round.min(self.rounds - 1) {
             walker.entered.push(walker.now);
         }
-        let plan = &self.plans[rank];
-        let Some(what) = plan.steps.get(self.walkers[rank].step) else { return Ok(false) };
+        let Some(what) = self.next_step(rank) else { return Ok(false) };
         if self.waits_for(rank, what).is_some() {
             return Ok(false);
         }
@@ -250,12 +260,19 @@ impl<'a> Machine<'a> {
                 self.write(rank, *to, &parts)?;
             }
         }
-        self.walkers[rank].step += 1;
+        let walker = &mut self.walkers[rank];
+        walker.previous = Some(walker.place.step);
+        walker.place.advance(plan, self.rounds);
         Ok(true)
     }
 
+    fn next_step(&self, rank: Rank) -> Option<&'a Step> {
+        let Place { round, step, .. } = self.walkers[rank].place;
+        self.plans[rank].steps.get(step).filter(|_| round < self.rounds)
+    }
+
     fn previous_step(&self, rank: Rank) -> Option<(usize, &'a Step)> {
-        let step = self.walkers[rank].step.checked_sub(1)?;
+        let step = self.walkers[rank].previous?;
         Some((step, &self.plans[rank].steps[step]))
     }
 
@@ -264,7 +281,8 @@ impl<'a> Machine<'a> {
     fn waits_for(&self, rank: Rank, what: &Step) -> Option<Wait> {
         let size = self.plans.len();
         let empty = |&from: &Rank| self.links[from * size + rank].is_empty();
-        let full = |&to: &Rank| !self.plans[rank].lends && !self.links[rank * size + to].is_empty();
+        let Plan { lends, seams, .. } = &self.plans[rank];
+        let full = |&to: &Rank| !lends && self.links[rank * size + to].len() > seams.len();
         match what {
             Step::Send { to, .. } => to.iter().copied().find(full).map(Wait::Room),
             Step::Recv { from, .. } => Some(*from).filter(empty).map(Wait::Message),
@@ -325,7 +343,7 @@ impl<'a> Machine<'a> {
     }
 
     fn combine(&mut self, rank: Rank, operands: Rc<[Symbol]>, finish: bool) -> Result<Symbol, Flaw> {
-        let step = self.walkers[rank].step;
+        let step = self.walkers[rank].place.step;
         let mut contributors = RankSet::new(self.plans.len());
         let element = self.symbols.summary(operands[0]).element;
         for operand in operands.iter().map(|&operand| self.symbols.summary(operand)) {
@@ -353,7 +371,7 @@ impl<'a> Machine<'a> {
     }
 
     fn read(&self, rank: Rank, chunk: Chunk) -> Result<Parts, Flaw> {
-        let Walker { cells, step, .. } = &self.walkers[rank];
+        let Walker { cells, place: Place { step, .. }, .. } = &self.walkers[rank];
         let held = self.cells(rank, chunk).map(|index| cells[index].symbol);
         let nothing = Flaw::ReadsNothing { rank, step: *step, chunk };
         let parts = held
@@ -366,7 +384,7 @@ impl<'a> Machine<'a> {
     /// through any chain of messages, something that the reader sent after reading.
     fn write(&mut self, rank: Rank, chunk: Chunk, parts: &[(Symbol, Length)]) -> Result<(), Flaw> {
         for (index, &(symbol, _)) in self.cells(rank, chunk).zip(parts) {
-            let Walker { step, known, cells, .. } = &mut self.walkers[rank];
+            let Walker { place: Place { step, .. }, known, cells, .. } = &mut self.walkers[rank];
             for loan in cells[index].loans.drain(..).map(|loan| &self.loans[loan]) {
                 if loan.taken.is_none_or(|taken| known[loan.reader] <= taken) {
                     return Err(Flaw::OverwritesLent { rank, step: *step, reader: loan.reader });
@@ -380,11 +398,11 @@ impl<'a> Machine<'a> {
     fn check_shape(&self, rank: Rank, from: Rank, parts: &Parts, target: Chunk) -> Result<(), Flaw> {
         let lengths = target.parts().map(|part| self.length(rank, target.buffer, part));
         let fits = parts.iter().map(|&(_, length)| length).eq(lengths);
-        if fits { Ok(()) } else { Err(Flaw::WrongShape { rank, step: self.walkers[rank].step, from }) }
+        if fits { Ok(()) } else { Err(Flaw::WrongShape { rank, step: self.walkers[rank].place.step, from }) }
     }
 
     fn cells(&self, rank: Rank, chunk: Chunk) -> std::ops::Range<usize> {
-        let start = first_cell(&self.plans[rank], chunk.buffer, self.walkers[rank].round, self.rounds);
+        let start = first_cell(&self.plans[rank], chunk.buffer, self.walkers[rank].place.round, self.rounds);
         start + chunk.first..start + chunk.first + chunk.count
     }
 
@@ -417,8 +435,8 @@ impl<'a> Machine<'a> {
     }
 
     fn stuck(&self, rank: Rank) -> Option<Stuck> {
-        let step = self.walkers[rank].step;
-        let what = self.plans[rank].steps.get(step)?;
+        let what = self.next_step(rank)?;
+        let step = self.walkers[rank].place.step;
         let waits_for = self.waits_for(rank, what).expect("a rank that can go on does");
         Some(Stuck { rank, step, waits_for })
     }
@@ -528,7 +546,14 @@ impl Walker {
                 cells[output + part].symbol = Some(symbols.given(rank, (part, round)));
             }
         }
-        Walker { round: 0, step: 0, now: 0, known: vec![0; plans.len()].into(), entered: vec![0], cells }
+        Walker {
+            place: Place::default(),
+            previous: None,
+            now: 0,
+            known: vec![0; plans.len()].into(),
+            entered: vec![0],
+            cells,
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! For each flaw, plans that have it: the verifier reports exactly that one, with a helpful message.
 
-use tenfold_plan::{Area, Chunk, Kind, Plan, Step, Topology, named, verify};
+use tenfold_plan::{Area, Chunk, Kind, Place, Plan, Step, Topology, named, verify};
 use verify::{Claim, Flaw, Stuck, Wait};
 
 const ALL: Chunk = Chunk { buffer: Area::Output, first: 0, count: 1 };
@@ -11,6 +11,11 @@ fn claim(kind: Kind) -> Claim {
 
 fn plans(kind: Kind, name: &str, size: usize) -> Vec<Plan> {
     named(kind, name).expect("the algorithm is in the table").plans(&Topology::one_host(size), 0)
+}
+
+/// On a host each.
+fn plans_apart(kind: Kind, name: &str, size: usize) -> Vec<Plan> {
+    named(kind, name).expect("the algorithm is in the table").plans(&Topology::new((0..size).collect()), 0)
 }
 
 /// The plans of `size` ranks, each written by `steps`.
@@ -51,6 +56,92 @@ fn all_ranks_run_in_pieces_or_none() {
     ring[2].pieces = false;
     let words = "only one of ranks 0 and 2 may run in pieces";
     assert_flaw(claim(Kind::AllReduce), &ring, Flaw::PiecesDiffer { rank: 0, other: 2 }, words);
+}
+
+#[test]
+fn all_ranks_have_as_many_phases() {
+    let mut ring = plans_apart(Kind::AllReduce, "ring", 3);
+    ring[1].seams.pop();
+    let words = "ranks 0 and 1 have different numbers of phases";
+    assert_flaw(claim(Kind::AllReduce), &ring, Flaw::PhasesDiffer { rank: 0, other: 1 }, words);
+}
+
+#[test]
+fn phases_are_in_order_and_only_in_plans_whose_rounds_may_overlap() {
+    let words = "rank 2 has phases in a plan that cannot have them, or in the wrong order";
+    let wrong = Flaw::WrongPhases { rank: 2 };
+    let mut ring = plans_apart(Kind::AllReduce, "ring", 3);
+    ring[2].seams.swap(0, 1);
+    assert_flaw(claim(Kind::AllReduce), &ring, wrong.clone(), words);
+    ring[2].seams.swap(0, 1);
+    ring[2].seams[3] = 99;
+    assert_flaw(claim(Kind::AllReduce), &ring, wrong, words);
+
+    let first = Flaw::WrongPhases { rank: 0 };
+    let with_seam = |mut plans: Vec<Plan>| {
+        plans.iter_mut().for_each(|plan| plan.seams = vec![1]);
+        plans
+    };
+    let scratch = with_seam(plans(Kind::ReduceScatter, "ring", 3));
+    assert_flaw(claim(Kind::ReduceScatter), &scratch, first.clone(), &words.replace('2', "0"));
+    let whole = with_seam(plans(Kind::AllGather, "bruck", 3));
+    assert_flaw(claim(Kind::AllGather), &whole, first, &words.replace('2', "0"));
+}
+
+/// Rank 0 sends two parts. The first is taken a phase later, the second in the same phase: the second of a round
+/// would come before the first of the next.
+#[test]
+fn messages_do_not_overtake_each_other_at_seams() {
+    let two = Plan::new(0, 2).lending();
+    let broadcast = |seams: [usize; 2]| {
+        let mut plans = written(two.clone(), 2, |plan, rank| {
+            for part in 0..2 {
+                match rank {
+                    0 => plan.send(1, Chunk::output(part)),
+                    _ => plan.recv(0, Chunk::output(part)),
+                }
+            }
+        });
+        plans.iter_mut().zip(seams).for_each(|(plan, seam)| plan.seams = vec![seam]);
+        plans
+    };
+    assert_eq!(verify::run(&claim(Kind::Broadcast), &broadcast([2, 0])), Ok(()));
+    assert_eq!(verify::run(&claim(Kind::Broadcast), &broadcast([1, 1])), Ok(()));
+    let words = "step 1 of rank 1 gets a message of rank 0 that has a different length";
+    let flaw = Flaw::WrongShape { rank: 1, step: 1, from: 0 };
+    assert_flaw(claim(Kind::Broadcast), &broadcast([1, 0]), flaw, words);
+    let equal = Claim { equal_parts: true, ..claim(Kind::Broadcast) };
+    let words = "output[1] of rank 1 is not the result";
+    assert_flaw(equal, &broadcast([1, 0]), Flaw::WrongResult { rank: 1, part: 1 }, words);
+}
+
+#[test]
+fn rounds_overlap_by_a_phase_and_the_youngest_goes_first() {
+    let mut plan = Plan::new(0, 1);
+    (0..3).for_each(|_| {
+        plan.copy(ALL, ALL);
+        plan.seam();
+    });
+    plan.copy(ALL, ALL);
+    let order = |rounds| {
+        let mut place = Place::default();
+        let mut order = Vec::new();
+        while place.round < rounds {
+            order.push((place.round, place.step));
+            place.advance(&plan, rounds);
+        }
+        assert_eq!((place.round, place.step), (rounds, 0));
+        order
+    };
+    assert_eq!(order(1), [(0, 0), (0, 1), (0, 2), (0, 3)]);
+    assert_eq!(order(2), [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2), (0, 3), (1, 3)]);
+    let six = order(6);
+    assert_eq!(six[..6], [(0, 0), (1, 0), (0, 1), (2, 0), (1, 1), (0, 2)]);
+    assert_eq!(six[21..], [(5, 2), (4, 3), (5, 3)]);
+    let mut sorted = six.clone();
+    sorted.sort_unstable();
+    sorted.dedup();
+    assert_eq!(sorted.len(), 24, "every step of every round, once");
 }
 
 #[test]

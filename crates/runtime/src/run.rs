@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use tenfold_memory::{Buffer, BufferView, Bytes, Head, Lane, Reduction, Span};
-use tenfold_plan::{Area, Chunk, Plan, Rank, Step};
+use tenfold_plan::{Area, Chunk, Place, Plan, Rank, Step};
 
 use crate::fault::{ErrorKind, Fault, panic_text};
 use crate::label::{Label, Roots};
@@ -276,8 +276,7 @@ pub(crate) struct Run {
     rank: Rank,
     piece: usize,
     rounds: usize,
-    round: usize,
-    step: usize,
+    place: Place,
     /// Within the step: receivers that have it, or sources that are here.
     done: usize,
     /// Sources that are not here yet.
@@ -307,8 +306,7 @@ impl Run {
             rank,
             piece: 0,
             rounds: 0,
-            round: 0,
-            step: 0,
+            place: Place::default(),
             done: 0,
             missing: Vec::new(),
             stage: None,
@@ -363,6 +361,7 @@ impl Run {
         self.piece = piece;
         self.rounds = self.buffers.rounds(&plan, piece);
         self.hears = plan.steps.iter().any(|step| matches!(step, Step::Recv { .. } | Step::Reduce { .. }));
+        self.place.settle(&plan, self.rounds);
         self.plan = Some(plan);
     }
 
@@ -391,7 +390,7 @@ impl Run {
     /// Changes whenever the run moves.
     #[inline]
     pub(crate) fn position(&self) -> (usize, usize, usize, usize) {
-        (self.round, self.step, self.done, self.open.len())
+        (self.place.round, self.place.step, self.done, self.open.len())
     }
 
     pub(crate) fn algorithm(&self) -> &'static str {
@@ -420,9 +419,10 @@ impl Run {
 
     /// As in `step 4 of 14, piece 2 of 9`.
     pub(crate) fn progress(&self) -> String {
-        let mut text = format!("step {} of {}", (self.step + 1).min(self.steps().len()), self.steps().len());
+        let Place { round, step, .. } = self.place;
+        let mut text = format!("step {} of {}", (step + 1).min(self.steps().len()), self.steps().len());
         if self.rounds > 1 {
-            text += &format!(", piece {} of {}", (self.round + 1).min(self.rounds), self.rounds);
+            text += &format!(", piece {} of {}", (round + 1).min(self.rounds), self.rounds);
         }
         text
     }
@@ -433,16 +433,13 @@ impl Run {
         if !self.open.is_empty() {
             self.poll_open(transport)?;
         }
-        while self.round < self.rounds {
-            while self.step < self.steps().len() {
-                if self.poll_step(transport)?.is_pending() {
-                    return Ok(Poll::Pending);
-                }
-                self.step += 1;
-                self.done = 0;
+        while self.place.round < self.rounds {
+            if self.poll_step(transport)?.is_pending() {
+                return Ok(Poll::Pending);
             }
-            self.step = 0;
-            self.round += 1;
+            let Some(plan) = &self.plan else { break };
+            self.place.advance(plan, self.rounds);
+            self.done = 0;
         }
         if !self.open.is_empty() {
             return Ok(Poll::Pending);
@@ -451,13 +448,14 @@ impl Run {
     }
 
     fn poll_step<T: Transport>(&mut self, transport: &mut T) -> Result<Poll<()>, Fault> {
-        let Run { plan: Some(plan), buffers, head, piece, round, done, missing, .. } = self else {
+        let Run { plan: Some(plan), buffers, head, piece, place, done, missing, .. } = self else {
             return UNPLANNED;
         };
-        let span = |chunk| buffers.span(chunk, *piece, *round);
-        let bytes = |chunk| buffers.bytes(chunk, *piece, *round);
-        let is_over = |bytes: Bytes<'_>| *round > 0 && bytes.is_empty();
-        match &plan.steps[self.step] {
+        let Place { round, step, .. } = *place;
+        let span = |chunk| buffers.span(chunk, *piece, round);
+        let bytes = |chunk| buffers.bytes(chunk, *piece, round);
+        let is_over = |bytes: Bytes<'_>| round > 0 && bytes.is_empty();
+        match &plan.steps[step] {
             Step::Send { chunk, .. } => {
                 if is_over(bytes(*chunk)) {
                     return Ok(Poll::Ready(()));
@@ -503,11 +501,12 @@ impl Run {
 
     /// The step is a send.
     fn poll_send<T: Transport>(&mut self, transport: &mut T) -> Result<Poll<()>, Fault> {
-        let Run { plan: Some(plan), buffers, head, piece, round, done, stage, open, .. } = self else {
+        let Run { plan: Some(plan), buffers, head, piece, place, done, stage, open, .. } = self else {
             return UNPLANNED;
         };
-        let Step::Send { to, chunk } = &plan.steps[self.step] else { unreachable!("the caller looked") };
-        let (bytes, lend) = (buffers.bytes(*chunk, *piece, *round), plan.lends);
+        let Place { round, step, .. } = *place;
+        let Step::Send { to, chunk } = &plan.steps[step] else { unreachable!("the caller looked") };
+        let (bytes, lend) = (buffers.bytes(*chunk, *piece, round), plan.lends);
         let mut later = Vec::new();
         if open.len() >= OPEN_MAX {
             return Ok(Poll::Pending);
@@ -527,7 +526,7 @@ impl Run {
         if later.is_empty() {
             transport.close(LANE, stage);
         } else {
-            open.push(Open { to: later, chunk: *chunk, round: *round, stage });
+            open.push(Open { to: later, chunk: *chunk, round, stage });
         }
         Ok(Poll::Ready(()))
     }
@@ -558,12 +557,12 @@ impl Run {
     /// What it waits for.
     pub(crate) fn wants(&self, wants: &mut Wants) {
         wants.room.extend(self.open.iter().flat_map(|open| &open.to));
-        if self.round >= self.rounds {
+        if self.place.round >= self.rounds {
             wants.flush = true;
             wants.flush_all |= !self.hears;
             return;
         }
-        match &self.steps()[self.step] {
+        match &self.steps()[self.place.step] {
             Step::Send { to, .. } => wants.room.extend(&to[self.done..]),
             Step::Recv { from, .. } => wants.messages.push(*from),
             Step::Reduce { .. } => wants.messages.extend(&self.missing),

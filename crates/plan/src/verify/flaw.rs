@@ -13,6 +13,11 @@ pub enum Flaw {
     WrongParts { rank: Rank },
     /// Ranks differ on whether the plan may run in pieces.
     PiecesDiffer { rank: Rank, other: Rank },
+    /// Ranks have different numbers of phases.
+    PhasesDiffer { rank: Rank, other: Rank },
+    /// Phases that are not in order, or in a plan that may not have any: one that does not run in pieces, or has
+    /// scratch, which rounds that overlap would share.
+    WrongPhases { rank: Rank },
     /// A chunk of several parts in a plan that is declared to run in pieces.
     ClaimsPieces { rank: Rank, step: usize },
     /// A chunk or a peer that does not exist.
@@ -87,6 +92,12 @@ impl fmt::Display for Flaw {
             }
             Flaw::PiecesDiffer { rank, other } => {
                 write!(f, "only one of ranks {rank} and {other} may run in pieces")
+            }
+            Flaw::PhasesDiffer { rank, other } => {
+                write!(f, "ranks {rank} and {other} have different numbers of phases")
+            }
+            Flaw::WrongPhases { rank } => {
+                write!(f, "rank {rank} has phases in a plan that cannot have them, or in the wrong order")
             }
             Flaw::ClaimsPieces { rank, step } => {
                 write!(
