@@ -443,8 +443,11 @@ impl Engine {
                 }
                 Next::Yield => {
                     drop(state);
+                    let before = Instant::now();
                     std::thread::yield_now();
+                    let time = before.elapsed();
                     state = self.lock();
+                    state.patience.yielded(time);
                 }
                 Next::Sleep => {
                     if until.is_some_and(|until| until.passed()) {

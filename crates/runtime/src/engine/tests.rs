@@ -8,7 +8,7 @@ use crate::{Group, Options, Tag};
 fn a_group_with_more_ranks_than_cores_makes_ranks_yield_only_as_long_as_it_exists() {
     let size = crate::group::usable_cores() + 1;
     let options = Options::default().timeout(Duration::from_secs(100));
-    let is_crowded = |group: &Group| group.fabric().engine.with(|state| state.patience.quick_turns() == 1);
+    let is_crowded = |group: &Group| group.fabric().engine.with(|state| state.patience.is_crowded());
     let outcome = Group::threads_with(size, &options, |group| {
         assert!(is_crowded(&group));
         let alone = group.subgroup(&[group.rank()], Options::new(format!("alone{}", group.rank())));
