@@ -9,10 +9,11 @@
 //! A message is written with one system call when all goes well, header and payload from where they lie. What a socket does not
 //! take immediately is copied and goes out later, so a message is never left half written by a group that fails.
 //!
-//! A short message, and one that is only looked at, is also read with one system call: the receiver asks for a header and a payload
-//! *before* it knows either, because it expects them. If another message turns up, what was read too far is put aside and
-//! read again from there, so a wrong guess loses nothing. A long one goes straight to where it belongs, where it must not be
-//! guessed: what is there may still have to be sent. Its header is read together with the message before it, if that works out.
+//! Short messages are read with one system call, and as many of them as have arrived; they are copied from there. A long one
+//! that is only looked at is read with its header: the receiver asks for a header and a payload *before* it knows either,
+//! because it expects them. If another message turns up, what was read too far is put aside and read again from there, so a wrong
+//! guess loses nothing. A long one that an operation receives goes straight to where it belongs, where it must not be guessed:
+//! what is there may still have to be sent. Its header is read together with the message before it, if that works out.
 //!
 //! Nothing here waits. After `Pending` the system has been asked until it had no more, so sleeping on the next event of
 //! the descriptor is safe, edge-triggered too.
@@ -52,6 +53,9 @@ const KEEPALIVE_RETRIES: u32 = 3;
 /// What a socket may hold at either end of a line within a host. Left to itself, the system grows it to several MiB, and the
 /// bytes have left the cache before they are read.
 const LOCAL_BUFFER: usize = 512 << 10;
+
+/// Messages up to this length are read together with their header and with those behind them, and copied.
+const SHORT: usize = 16 << 10;
 
 /// Longest message on a line.
 pub(crate) const TCP_PIECE: usize = 512 * 1024;

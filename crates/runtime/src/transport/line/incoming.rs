@@ -10,7 +10,7 @@ use socket2::SockRef;
 use tenfold_memory::{Bytes, Head, NotInherited, Span, socket};
 
 use super::frame::{Frame, HEADER, LinkId};
-use super::{LOCAL_BUFFER, Message, is_within_host, set_options};
+use super::{LOCAL_BUFFER, Message, SHORT, is_within_host, set_options};
 use crate::transport::Socket;
 
 /// After so many messages within a host the system is asked again not to acknowledge each of them: it forgets that when
@@ -30,9 +30,7 @@ pub(super) struct Incoming {
     /// The message under way, once its header was read.
     pub(super) current: Option<Current>,
     /// What was read too far; comes before what the socket has.
-    ahead: Vec<u8>,
-    /// How much of `ahead` was used.
-    ahead_used: usize,
+    ahead: Ahead,
     /// How long the last message was that came into a buffer: the next will be, too.
     pub(super) guess: usize,
     /// How many messages were read, modulo 2³².
@@ -49,6 +47,40 @@ pub(super) struct Current {
     /// How much of the payload was read.
     pub(super) read: usize,
     pub(super) place: Place,
+}
+
+/// Bytes that were read and not used. The memory is kept.
+#[derive(Debug, Default)]
+struct Ahead {
+    bytes: Vec<u8>,
+    used: usize,
+    end: usize,
+}
+
+impl Ahead {
+    #[inline]
+    fn is_empty(&self) -> bool {
+        self.used == self.end
+    }
+
+    /// Room for so many bytes, of which [`Ahead::filled`] says how many there are.
+    fn room(&mut self, len: usize) -> Span<'_> {
+        assert!(self.is_empty(), "nothing is read while something was read ahead");
+        if self.bytes.len() < len {
+            self.bytes.resize(len, 0);
+        }
+        Span::of(&mut self.bytes[..len])
+    }
+
+    fn filled(&mut self, count: usize) {
+        (self.used, self.end) = (0, count);
+    }
+
+    fn take(&mut self, count: usize) -> &[u8] {
+        let count = count.min(self.end - self.used);
+        self.used += count;
+        &self.bytes[self.used - count..self.used]
+    }
 }
 
 /// Where a payload goes. Once some of it was read, the rest follows.
@@ -80,8 +112,7 @@ impl Incoming {
             header: [0; HEADER],
             header_read: 0,
             current: None,
-            ahead: Vec::new(),
-            ahead_used: 0,
+            ahead: Ahead::default(),
             guess: 0,
             count: 0,
             spare: Vec::new(),
@@ -131,18 +162,31 @@ impl Incoming {
         Ok(Poll::Ready((frame, too_far)))
     }
 
+    /// Reads the header of a message that is probably short. One system call then takes all that is there of this message and of
+    /// those behind it, up to [`SHORT`]: what follows is found ahead.
+    pub(super) fn poll_short_header(&mut self, len_max: usize) -> io::Result<Poll<Frame>> {
+        if self.ahead.is_empty() && self.header_read < HEADER {
+            match socket::receive(self.stream.as_fd(), &mut [], self.ahead.room(HEADER + SHORT)) {
+                Ok(count) => self.ahead.filled(count), // nothing at its end, which is looked at next
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Poll::Pending),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(self.poll_header(Span::empty(), len_max)?.map(|(frame, _)| frame))
+    }
+
     /// Bytes that were read and belong to what comes next.
     pub(super) fn put_ahead(&mut self, bytes: Bytes<'_>) {
         if !bytes.is_empty() {
-            assert!(self.ahead.is_empty(), "nothing is guessed while something was read ahead");
-            self.ahead = bytes.to_vec();
+            self.ahead.room(bytes.len()).copy_from(bytes);
+            self.ahead.filled(bytes.len());
         }
     }
 
-    /// Was the next header read with the last message?
+    /// Was something read that comes after the last message? It is not on the socket any more.
     #[inline]
-    pub(super) fn has_header(&self) -> bool {
-        self.header_read == HEADER
+    pub(super) fn has_more(&self) -> bool {
+        self.header_read == HEADER || !self.ahead.is_empty()
     }
 
     /// Reads what is missing of the current message into `target`, which is as long as its payload; and with the same system call
@@ -216,20 +260,13 @@ impl Incoming {
         }
     }
 
-    #[cold]
     fn read_ahead(&mut self, header: &mut [u8], target: Span<'_>) -> usize {
-        let ahead = &self.ahead[self.ahead_used..];
-        let (of_header, ahead) = ahead.split_at(header.len().min(ahead.len()));
+        let of_header = self.ahead.take(header.len());
         header[..of_header.len()].copy_from_slice(of_header);
-        let of_target = &ahead[..target.len().min(ahead.len())];
+        let count = of_header.len();
+        let of_target = self.ahead.take(target.len());
         target.part(0, of_target.len()).copy_from(Bytes::of(of_target));
-        let count = of_header.len() + of_target.len();
-        self.ahead_used += count;
-        if self.ahead_used == self.ahead.len() {
-            self.ahead.clear();
-            self.ahead_used = 0;
-        }
-        count
+        count + of_target.len()
     }
 
     /// A message was read to its end.

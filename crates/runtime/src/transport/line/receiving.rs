@@ -8,7 +8,9 @@ use tenfold_memory::{Bytes, Head, Span};
 
 use super::frame::{Frame, HEADER, LinkId};
 use super::incoming::{Current, Place};
-use super::{CREDIT, Claim, Half, Line, Link, Standing, Surroundings, TCP_PIECE, UNKNOWN_MAX, WINDOW, frame};
+use super::{
+    CREDIT, Claim, Half, Line, Link, SHORT, Standing, Surroundings, TCP_PIECE, UNKNOWN_MAX, WINDOW, frame,
+};
 use crate::label::is_same_call;
 
 /// A message that has arrived.
@@ -36,9 +38,6 @@ pub(crate) enum Unexpected {
         len: usize,
     },
 }
-
-/// Messages up to this length are read with their header, and copied.
-const SHORT: usize = 16 << 10;
 
 impl From<io::Error> for Unexpected {
     fn from(error: io::Error) -> Self {
@@ -108,31 +107,18 @@ impl Line {
             let Some(incoming) = self.incoming.open() else { return Ok(Poll::Pending) };
             if incoming.current.is_none() {
                 // Not into the target: until its message is here, what it holds may still have to be sent.
-                let guess = if target.len() <= SHORT { target.len() } else { 0 };
-                let mut short = incoming.buffer(guess);
-                let (frame, too_far) = match incoming.poll_header(Span::of(&mut short[..guess]), TCP_PIECE) {
-                    Err(error) => return Err(self.incoming.broke(error).into()),
-                    Ok(Poll::Pending) => {
-                        incoming.recycle(short);
-                        return Ok(Poll::Pending);
-                    }
-                    Ok(Poll::Ready(found)) => found,
+                let polled = if target.len() <= SHORT {
+                    incoming.poll_short_header(TCP_PIECE)
+                } else {
+                    incoming
+                        .poll_header(Span::empty(), TCP_PIECE)
+                        .map(|polled| polled.map(|(frame, _)| frame))
                 };
-                self.begin(around, frame, Some(id))?;
-                let Some(incoming) = self.incoming.open() else { return Ok(Poll::Pending) };
-                let too_far = Bytes::of(&short[..too_far]);
-                match &mut incoming.current {
-                    Some(current)
-                        if current.link == id
-                            && is_it(&current.head, current.len)
-                            && matches!(current.place, Place::Undecided) =>
-                    {
-                        target.part(0, too_far.len()).copy_from(too_far);
-                        (current.place, current.read) = (Place::Target, too_far.len());
-                    }
-                    _ => incoming.put_ahead(too_far),
+                match polled {
+                    Err(error) => return Err(self.incoming.broke(error).into()),
+                    Ok(Poll::Pending) => return Ok(Poll::Pending),
+                    Ok(Poll::Ready(frame)) => self.begin(around, frame, Some(id))?,
                 }
-                incoming.recycle(short);
             }
             let Some(incoming) = self.incoming.open() else { return Ok(Poll::Pending) };
             let Some(current) = &mut incoming.current else { continue };
@@ -148,7 +134,7 @@ impl Line {
                     if polled.map_err(|error| self.incoming.broke(error))?.is_pending() {
                         return Ok(Poll::Pending);
                     }
-                    self.look_for_header(around);
+                    self.look_for_more(around);
                     if let Some(link) = self.links.get_mut(&id) {
                         link.arrived += (HEADER + target.len()) as u64;
                     }
@@ -205,6 +191,17 @@ impl Line {
     ) -> io::Result<Poll<()>> {
         self.incoming.check()?;
         let Some(incoming) = self.incoming.open() else { return Ok(Poll::Pending) };
+        if incoming.current.is_none() && incoming.guess <= SHORT {
+            match incoming.poll_short_header(TCP_PIECE) {
+                Err(error) => return Err(self.incoming.broke(error)),
+                Ok(Poll::Pending) => return Ok(Poll::Pending),
+                Ok(Poll::Ready(frame)) => self.begin(around, frame, expected)?,
+            }
+            if self.incoming.open().is_some_and(|incoming| incoming.current.is_none()) {
+                return Ok(Poll::Ready(())); // it was credit
+            }
+            return self.go_on(around, expected);
+        }
         if incoming.current.is_none() {
             let guess = incoming.guess;
             let mut buffer = incoming.buffer(guess);
@@ -329,14 +326,14 @@ impl Line {
             }
             None => incoming.recycle(message.buffer),
         }
-        self.look_for_header(around);
+        self.look_for_more(around);
         Ok(Poll::Ready(()))
     }
 
-    /// A header that was read with a message is not on the socket any more: whose it is must look.
+    /// What was read with a message and comes after it is not on the socket any more: whose it is must look.
     #[inline]
-    fn look_for_header(&mut self, around: &impl Surroundings) {
-        if self.incoming.open().is_some_and(|incoming| incoming.has_header()) {
+    fn look_for_more(&mut self, around: &impl Surroundings) {
+        if self.incoming.open().is_some_and(|incoming| incoming.has_more()) {
             around.news().tell();
         }
     }

@@ -106,6 +106,30 @@ impl End {
     }
 }
 
+/// The news say that there is more, because no socket does.
+#[test]
+fn short_messages_that_have_arrived_are_read_at_once_and_told_of() {
+    let (mut one, mut other) = pair();
+    for number in 0..10 {
+        assert!(one.send(&[number; 3], &[number as u8; 100]).unwrap().is_ready());
+    }
+    one.flush_all();
+    let socket = Arc::clone(&other.line.incoming.open().expect("it is open").stream);
+    let mut all = vec![0; 2 * 10 * (HEADER + 100)];
+    until_ready(|| {
+        Ok(if socket.peek(&mut all)? == 10 * (HEADER + 100) { Poll::Ready(()) } else { Poll::Pending })
+    });
+    for number in 0..10 {
+        let mut target = [0; 100];
+        other.around.0.take();
+        assert!(matches!(other.poll_recv(&[number; 3], &mut target), Ok(Poll::Ready(()))));
+        assert_eq!(target, [number as u8; 100]);
+        let left = socket.peek(&mut all);
+        assert_eq!(left.unwrap_err().kind(), io::ErrorKind::WouldBlock, "all of it was read with the first");
+        assert_eq!(other.around.0.are_there(), number < 9, "after message {number}");
+    }
+}
+
 fn listener() -> TcpListener {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("loopback can be bound")
 }
