@@ -283,8 +283,6 @@ pub(crate) struct Run {
     missing: Vec<Rank>,
     stage: Option<Stage>,
     open: Vec<Open>,
-    /// Does this rank receive anything? If not, it waits until what it sent was read.
-    hears: bool,
 }
 
 impl Run {
@@ -311,7 +309,6 @@ impl Run {
             missing: Vec::new(),
             stage: None,
             open: Vec::new(),
-            hears: false,
         }
     }
 
@@ -360,7 +357,6 @@ impl Run {
         }
         self.piece = piece;
         self.rounds = self.buffers.rounds(&plan, piece);
-        self.hears = plan.steps.iter().any(|step| matches!(step, Step::Recv { .. } | Step::Reduce { .. }));
         self.place.settle(&plan, self.rounds);
         self.plan = Some(plan);
     }
@@ -444,7 +440,7 @@ impl Run {
         if !self.open.is_empty() {
             return Ok(Poll::Pending);
         }
-        transport.poll_flush(LANE, !self.hears)
+        transport.poll_flush(LANE)
     }
 
     fn poll_step<T: Transport>(&mut self, transport: &mut T) -> Result<Poll<()>, Fault> {
@@ -559,7 +555,6 @@ impl Run {
         wants.room.extend(self.open.iter().flat_map(|open| &open.to));
         if self.place.round >= self.rounds {
             wants.flush = true;
-            wants.flush_all |= !self.hears;
             return;
         }
         match &self.steps()[self.place.step] {

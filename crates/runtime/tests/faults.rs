@@ -51,6 +51,7 @@ const JOBS: Jobs = &[
     ("name_different_roots", name_different_roots),
     ("give_up", give_up),
     ("leave", leave),
+    ("send_to_one_who_is_late", send_to_one_who_is_late),
     ("sum_once", sum_once),
     ("make_groups", make_groups),
     ("make_another_group", make_another_group),
@@ -266,6 +267,33 @@ fn a_rank_that_leaves_in_the_middle_is_named() {
         finish_well(ranks);
         longest(&raised)
     });
+}
+
+#[test]
+fn what_a_root_sent_before_its_end_reaches_ranks_that_come_later() {
+    let store = local_store();
+    for (elements, transport, is_killed) in [
+        (1, "auto", false),
+        (1, "auto", true),
+        (10_000, "auto", true),
+        (1, "tcp", true),
+        (10_000, "tcp", true),
+    ] {
+        let mut ranks = Job::new("send_to_one_who_is_late", 2)
+            .argument(elements)
+            .environment("TENFOLD_TRANSPORT", transport)
+            .start(store.address());
+        ranks.wait_for_event(0, "sent", SOON);
+        if is_killed {
+            ranks.kill(0);
+        } else {
+            ranks.tell(0, "leave");
+        }
+        ranks.tell(1, "come");
+        ranks.wait_for_event(1, "received", SOON);
+        let ended = ranks.join(SOON);
+        assert!(ended[1].status.success(), "{elements} elements, {transport}: {:?}", ended[1]);
+    }
 }
 
 #[test]

@@ -60,6 +60,39 @@ fn sum(group: &Group, own: i64) -> Result<i64> {
     Ok(value(&tensor))
 }
 
+// ── roots ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+/// A root runs ahead of the others as far as links hold messages, and then waits.
+#[test]
+fn a_root_need_not_wait_for_the_others_and_does_not_run_ahead_without_bound() {
+    const CALLS: i64 = 2_000;
+    let came = AtomicUsize::new(0);
+    let barrier = Barrier::new(2);
+    ranks(2, |group| {
+        if group.rank() == 1 {
+            barrier.wait(); // the root has finished its first calls
+        }
+        let mut tensors: Vec<Buffer> =
+            (0..CALLS).map(|call| number(call * (1 - group.rank() as i64))).collect();
+        let works: Vec<Work> = tensors
+            .iter_mut()
+            .map(|tensor| group.start_broadcast(tensor.lend(), 0))
+            .collect::<Result<_>>()?;
+        if group.rank() == 0 {
+            works[..8].iter().try_for_each(|work| work.wait())?;
+            let done = works.iter().filter(|work| work.is_done()).count();
+            assert!(done < 100, "{done} calls are over, and no rank has read them");
+            came.fetch_add(done, Ordering::Relaxed);
+            barrier.wait();
+        }
+        works.iter().try_for_each(|work| work.wait())?;
+        drop(works);
+        tensors.iter().enumerate().for_each(|(call, tensor)| assert_eq!(value(tensor), call as i64));
+        Ok(())
+    });
+    assert!(came.into_inner() >= 8);
+}
+
 // ── results ────────────────────────────────────────────────────────────────────────────────────────────────
 
 /// Elements of f16, all with the same bits.

@@ -195,7 +195,7 @@ impl PointToPoint {
                 sending.sent = Some(until);
                 moved = true;
             }
-            if mesh.poll_flush_of(LANE, to, false)?.is_pending() {
+            if mesh.poll_flush_of(LANE, to)?.is_pending() {
                 return Ok(moved);
             }
             let Some(Sending { work, view, .. }) = self.sends[to].pop_front() else { break };

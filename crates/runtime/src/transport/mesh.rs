@@ -274,16 +274,15 @@ impl Mesh {
         }
     }
 
-    pub(crate) fn poll_flush_of(&mut self, lane: Lane, peer: Rank, all: bool) -> Result<Poll<()>, Fault> {
+    pub(crate) fn poll_flush_of(&mut self, lane: Lane, peer: Rank) -> Result<Poll<()>, Fault> {
         match &mut self.routes[peer] {
             Route::Unknown => Ok(Poll::Ready(())),
             Route::Near(near) => {
                 let lent = near.lent[lane as usize];
                 let outbox = near.link.outbox(lane);
                 let sent = outbox.sent();
-                let until = if all { Some(sent) } else { lent };
                 let is_read =
-                    until.is_none_or(|until| sent.wrapping_sub(until) >= sent.wrapping_sub(outbox.read()));
+                    lent.is_none_or(|until| sent.wrapping_sub(until) >= sent.wrapping_sub(outbox.read()));
                 // A peer that left the group reads nothing any more, and took its counts with it.
                 if is_read || !near.link.theirs().is_open() {
                     if near.lent[lane as usize].take().is_some() {
@@ -426,11 +425,11 @@ impl Transport for Mesh {
     }
 
     #[inline]
-    fn poll_flush(&mut self, lane: Lane, all: bool) -> Result<Poll<()>, Fault> {
+    fn poll_flush(&mut self, lane: Lane) -> Result<Poll<()>, Fault> {
         let mut waiting = Poll::Ready(());
         let mut index = 0;
         while let Some(&peer) = self.unread[lane as usize].get(index) {
-            if self.poll_flush_of(lane, peer, all)?.is_pending() {
+            if self.poll_flush_of(lane, peer)?.is_pending() {
                 waiting = Poll::Pending;
                 index += 1;
             } else {

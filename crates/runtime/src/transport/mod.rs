@@ -62,8 +62,9 @@ pub(crate) trait Transport {
         Ok(Poll::Ready(()))
     }
 
-    /// Ready once peers have read what was lent, or everything that was sent if `all` (as far as the carrier can know).
-    fn poll_flush(&mut self, lane: Lane, all: bool) -> Result<Poll<()>, Fault>;
+    /// Ready once peers have read what was lent, and what goes over sockets was written. What was copied for them they may
+    /// read later, even if this rank has ended by then.
+    fn poll_flush(&mut self, lane: Lane) -> Result<Poll<()>, Fault>;
 }
 
 /// A socket that may be slept on without the engine's lock.
@@ -82,7 +83,6 @@ pub(crate) struct Wants {
     pub any_of: Vec<Rank>,
     /// Room for messages to these ranks, or word that they have read them.
     pub room: Vec<Rank>,
-    /// Word from all ranks that were lent memory that they have read it; or, with `flush_all`, that they have read everything.
+    /// Word from all ranks that were lent memory that they have read it.
     pub flush: bool,
-    pub flush_all: bool,
 }

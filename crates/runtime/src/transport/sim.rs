@@ -105,11 +105,11 @@ struct Link {
 }
 
 impl Link {
-    fn is_flushed(&self, all: bool, now: u64) -> bool {
+    fn is_flushed(&self, now: u64) -> bool {
         if !self.near {
             return now >= self.written;
         }
-        self.read >= if all { self.sent } else { self.lent }
+        self.read >= self.lent
     }
 }
 
@@ -249,7 +249,7 @@ impl Network {
         };
         wants.messages.iter().any(|from| self.has_message(*from, rank))
             || wants.room.iter().any(room)
-            || (wants.flush && self.unread(rank, wants.flush_all).next().is_none())
+            || (wants.flush && self.unread(rank).next().is_none())
     }
 
     fn has_room(&self, from: Rank, to: Rank) -> bool {
@@ -258,8 +258,8 @@ impl Network {
     }
 
     /// The ranks that `rank` waits for in a flush.
-    fn unread(&self, rank: Rank, all: bool) -> impl Iterator<Item = Rank> + '_ {
-        (0..self.size).filter(move |to| !self.link_of(rank, *to).is_flushed(all, self.now))
+    fn unread(&self, rank: Rank) -> impl Iterator<Item = Rank> + '_ {
+        (0..self.size).filter(move |to| !self.link_of(rank, *to).is_flushed(self.now))
     }
 
     /// A message to `to` that does not belong to the operation `head`, nor to a later one.
@@ -444,7 +444,7 @@ impl Transport for Port<'_> {
         Ok(())
     }
 
-    fn poll_flush(&mut self, _: Lane, all: bool) -> Result<Poll<()>, Fault> {
-        Ok(if self.network.unread(self.rank, all).next().is_none() { Poll::Ready(()) } else { Poll::Pending })
+    fn poll_flush(&mut self, _: Lane) -> Result<Poll<()>, Fault> {
+        Ok(if self.network.unread(self.rank).next().is_none() { Poll::Ready(()) } else { Poll::Pending })
     }
 }

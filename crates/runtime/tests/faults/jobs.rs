@@ -314,3 +314,20 @@ pub(super) fn make_another_group(rank: &Rank) {
     rank.event(format!("{} {error}", start.elapsed().as_millis()));
     sum(&group, &mut ones(DType::F32, 10)).unwrap();
 }
+
+/// Rank 0 is the root of a broadcast and need not wait for rank 1, which comes when the test says so. The argument: elements.
+pub(super) fn send_to_one_who_is_late(rank: &Rank) {
+    let group = connect(rank, options());
+    let mut tensor = Buffer::zeros(DType::F32, rank.argument.parse().unwrap());
+    if rank.rank == 0 {
+        tensor.as_mut_slice::<f32>().fill(7.0);
+        group.start_broadcast(tensor.lend(), 0).and_then(|work| work.wait()).unwrap();
+        rank.event("sent");
+        rank.order();
+        return;
+    }
+    rank.order();
+    group.start_broadcast(tensor.lend(), 0).and_then(|work| work.wait()).unwrap();
+    assert!(tensor.as_slice::<f32>().iter().all(|value| *value == 7.0));
+    rank.event("received");
+}

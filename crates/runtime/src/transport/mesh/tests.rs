@@ -57,7 +57,7 @@ fn only_links_with_something_to_write_are_looked_at_and_a_socket_is_slept_on_onc
     let mut sockets = Vec::new();
     mesh.prepare_to_sleep(&wants, &mut sockets);
     assert_eq!(sockets.iter().map(|(_, write)| *write).collect::<Vec<_>>(), [true]);
-    assert!(mesh.poll_flush_of(Lane::PointToPoint, 5, true).unwrap().is_pending());
+    assert!(mesh.poll_flush_of(Lane::PointToPoint, 5).unwrap().is_pending());
     let mut peers = accepted.join().unwrap();
     peers.iter().for_each(|peer| peer.set_nonblocking(true).unwrap());
     let mut buffer = vec![0; 1 << 20];
@@ -65,7 +65,7 @@ fn only_links_with_something_to_write_are_looked_at_and_a_socket_is_slept_on_onc
         peers.iter_mut().for_each(|peer| _ = peer.read(&mut buffer));
         mesh.pump().unwrap();
     }
-    assert!(mesh.poll_flush_of(Lane::PointToPoint, 5, true).unwrap().is_ready());
+    assert!(mesh.poll_flush_of(Lane::PointToPoint, 5).unwrap().is_ready());
     sockets.clear();
     mesh.prepare_to_sleep(&Wants::default(), &mut sockets);
     assert!(sockets.is_empty(), "nothing is left to write");

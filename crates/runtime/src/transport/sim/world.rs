@@ -251,7 +251,7 @@ impl World {
     /// The ranks that `rank` waits for.
     fn waited(&self, rank: Rank) -> Vec<Rank> {
         let wants = self.wants(rank);
-        let unread = wants.flush.then(|| self.network.unread(rank, wants.flush_all)).into_iter().flatten();
+        let unread = wants.flush.then(|| self.network.unread(rank)).into_iter().flatten();
         wants.messages.iter().chain(&wants.room).copied().chain(unread).collect()
     }
 
