@@ -143,6 +143,7 @@ pub static ALGORITHMS: &[&Algorithm] = &[
     &broadcast::SCATTER_ALL_GATHER,
     &broadcast::TWO_LEVEL,
     &gather::DIRECT,
+    &gather::LEADERS,
     &reduce::DIRECT,
     &reduce::SCATTER_GATHER,
     &reduce::BINOMIAL,
@@ -155,6 +156,7 @@ pub static ALGORITHMS: &[&Algorithm] = &[
     &scan::RECURSIVE_DOUBLING,
     &scan::CHAIN,
     &scatter::DIRECT,
+    &scatter::LEADERS,
 ];
 
 /// The algorithm of that name.

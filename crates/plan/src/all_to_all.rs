@@ -55,7 +55,10 @@ fn bruck(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
     let hops = std::iter::successors(Some(1), |hop| Some(2 * hop));
     for hop in hops.take_while(|&hop| hop < size) {
         let travellers: Vec<usize> = (0..size).filter(|distance| distance & hop != 0).collect();
-        let (given, taken) = (packet(&mut plan, travellers.len()), packet(&mut plan, travellers.len()));
+        let (given, taken) = (
+            plan.add_packet(Area::Input, 0, travellers.len()),
+            plan.add_packet(Area::Input, 0, travellers.len()),
+        );
         for (i, &distance) in travellers.iter().enumerate() {
             plan.copy(places[distance], Chunk::scratch(given.first + i));
             places[distance] = Chunk::scratch(taken.first + i);
@@ -90,7 +93,8 @@ fn leaders(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
     // By source and target: where the part is.
     let mut places = std::collections::HashMap::new();
     for &source in here {
-        let whole = if source == rank { everything(Area::Input) } else { packet(&mut plan, size) };
+        let whole =
+            if source == rank { everything(Area::Input) } else { plan.add_packet(Area::Input, 0, size) };
         if source != rank {
             plan.recv(source, whole);
         }
@@ -98,7 +102,7 @@ fn leaders(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
     }
     for &peer in &peers {
         let there = topology.ranks_of(topology.host_of(peer));
-        let given = packet(&mut plan, here.len() * there.len());
+        let given = plan.add_packet(Area::Input, 0, here.len() * there.len());
         let pairs = here.iter().flat_map(|&source| there.iter().map(move |&target| (source, target)));
         for (index, pair) in pairs.enumerate() {
             plan.copy(places[&pair], part(given, index));
@@ -107,13 +111,14 @@ fn leaders(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
     }
     for &peer in &peers {
         let there = topology.ranks_of(topology.host_of(peer));
-        let taken = packet(&mut plan, here.len() * there.len());
+        let taken = plan.add_packet(Area::Input, 0, here.len() * there.len());
         plan.recv(peer, taken);
         let pairs = there.iter().flat_map(|&source| here.iter().map(move |&target| (source, target)));
         places.extend(pairs.enumerate().map(|(index, pair)| (pair, part(taken, index))));
     }
     for &target in here {
-        let whole = if target == rank { everything(Area::Output) } else { packet(&mut plan, size) };
+        let whole =
+            if target == rank { everything(Area::Output) } else { plan.add_packet(Area::Input, 0, size) };
         for source in 0..size {
             plan.copy(places[&(source, target)], part(whole, source));
         }
@@ -122,13 +127,4 @@ fn leaders(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
         }
     }
     plan
-}
-
-/// Scratch for `count` adjacent parts; all parts have the same length, so any of them defines it.
-fn packet(plan: &mut Plan, count: usize) -> Chunk {
-    let first = plan.scratch.len();
-    for _ in 0..count {
-        plan.add_scratch(Area::Input, 0);
-    }
-    Chunk { buffer: Area::Scratch, first, count }
 }

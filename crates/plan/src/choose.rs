@@ -110,7 +110,12 @@ static TABLE: &[Row] = &[
     row(Hosts::Few,     ANY,  ANY,       &barrier::LEADERS),
     row(Hosts::Any,     ANY,  ANY,       &barrier::DISSEMINATION),
 
+    row(Hosts::Apart,   ANY,  ANY,       &gather::DIRECT),
+    row(Hosts::Several, ANY,  64 * KIB,  &gather::LEADERS),
     row(Hosts::Any,     ANY,  ANY,       &gather::DIRECT),
+
+    row(Hosts::Apart,   ANY,  ANY,       &scatter::DIRECT),
+    row(Hosts::Several, ANY,  64 * KIB,  &scatter::LEADERS),
     row(Hosts::Any,     ANY,  ANY,       &scatter::DIRECT),
 ];
 

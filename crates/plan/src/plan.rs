@@ -209,6 +209,14 @@ impl Plan {
         Chunk::scratch(self.scratch.len() - 1)
     }
 
+    /// Adds `count` adjacent parts of scratch, each as long as a part of `Input` or `Output`: to travel together, they
+    /// must all have the same length.
+    pub fn add_packet(&mut self, buffer: Area, part: usize, count: usize) -> Chunk {
+        let first = self.scratch.len();
+        self.scratch.extend(std::iter::repeat_n((buffer, part), count));
+        Chunk { buffer: Area::Scratch, first, count }
+    }
+
     /// Sends `chunk` to one rank.
     pub fn send(&mut self, to: Rank, chunk: Chunk) {
         self.send_all(&[to], chunk);

@@ -100,6 +100,12 @@ impl Topology {
         self.ranks_of(self.host_of(rank)).iter().copied().filter(|&other| other != rank).collect()
     }
 
+    /// The ranks of each host but that of `rank`.
+    pub(crate) fn hosts_without(&self, rank: Rank) -> impl Iterator<Item = &[Rank]> {
+        let host = self.host_of(rank);
+        self.hosts.iter().enumerate().filter(move |(other, _)| *other != host).map(|(_, ranks)| &**ranks)
+    }
+
     /// What `rank` does where the first rank of each host, its leader, speaks for all ranks there.
     pub(crate) fn role(&self, rank: Rank) -> Role {
         let leader = |host: usize| self.hosts[host][0];

@@ -365,6 +365,15 @@ fn leaders_send_one_message_from_host_to_host() {
 }
 
 #[test]
+fn a_root_has_one_message_for_each_other_host_and_each_neighbour() {
+    let topology = Topology::new((0..32).map(|rank| rank / 8).collect());
+    assert_eq!(messages(Kind::Scatter, "leaders", &topology), 3 + 7);
+    let plans = named(Kind::Gather, "leaders").expect("the algorithm is in the table").plans(&topology, 0);
+    let taken = plans[0].steps.iter().filter(|step| matches!(step, Step::Recv { .. })).count();
+    assert_eq!(taken, 3 + 7);
+}
+
+#[test]
 fn two_levels_send_each_part_to_each_host_once() {
     let topology = Topology::new((0..32).map(|rank| rank / 8).collect());
     for (kind, name, expected) in [

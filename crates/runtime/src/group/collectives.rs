@@ -115,6 +115,12 @@ impl Group {
         Request { root, regular: false, ..request }
     }
 
+    /// A gather or scatter: all parts are equally long, and no algorithm takes several of the root's parts at once, wherever
+    /// they lie.
+    fn rooted_parts(&self, label: Label, kind: Kind, root: Rank, bytes: usize, buffers: Buffers) -> Request {
+        Request { root, ..Request::new(label, kind, self.rank(), bytes, buffers, None) }
+    }
+
     /// One tensor must be as long as all ranks' other ones together.
     fn check_whole(
         &self,
@@ -212,12 +218,12 @@ impl Group {
         if self.rank() == root {
             self.check_list(&label, "outputs", &outputs, input.dtype(), Some(input.elements()))?;
         }
-        let bytes = apart(input.byte_len() * self.size());
+        let bytes = input.byte_len() * self.size();
         let mut buffers = Buffers::of(input);
         buffers.set(Area::Input, Parts::One(0));
         let table = add_all(&mut buffers, outputs);
         buffers.set(Area::Output, Parts::Table(table));
-        self.submit_request(label, self.irregular(label, Kind::Gather, root, bytes, buffers, None))
+        self.submit_request(label, self.rooted_parts(label, Kind::Gather, root, bytes, buffers))
     }
 
     pub(crate) fn begin_gather_into(
@@ -238,7 +244,7 @@ impl Group {
         }
         let input = buffers.add(input);
         buffers.set(Area::Input, Parts::One(input));
-        self.submit_request(label, self.irregular(label, Kind::Gather, root, bytes, buffers, None))
+        self.submit_request(label, self.rooted_parts(label, Kind::Gather, root, bytes, buffers))
     }
 
     fn check_root_only(&self, label: &Label, what: &str, count: usize, root: Rank) -> Result<()> {
@@ -264,12 +270,12 @@ impl Group {
         if self.rank() == root {
             self.check_list(&label, "inputs", &inputs, output.dtype(), Some(output.elements()))?;
         }
-        let bytes = apart(output.byte_len() * self.size());
+        let bytes = output.byte_len() * self.size();
         let mut buffers = Buffers::of(output);
         buffers.set(Area::Output, Parts::One(0));
         let table = add_all(&mut buffers, inputs);
         buffers.set(Area::Input, Parts::Table(table));
-        self.submit_request(label, self.irregular(label, Kind::Scatter, root, bytes, buffers, None))
+        self.submit_request(label, self.rooted_parts(label, Kind::Scatter, root, bytes, buffers))
     }
 
     pub(crate) fn begin_scatter_from(
@@ -290,7 +296,7 @@ impl Group {
         }
         let output = buffers.add(output);
         buffers.set(Area::Output, Parts::One(output));
-        self.submit_request(label, self.irregular(label, Kind::Scatter, root, bytes, buffers, None))
+        self.submit_request(label, self.rooted_parts(label, Kind::Scatter, root, bytes, buffers))
     }
 
     pub(crate) fn begin_reduce_scatter_into(

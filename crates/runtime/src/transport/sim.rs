@@ -270,9 +270,9 @@ impl Network {
         })
     }
 
-    /// Whether a socket holds a message that no rank has read.
+    /// Whether a link holds a message that no rank has read.
     fn has_unheard(&self) -> bool {
-        self.links.iter().any(|link| !link.near && !link.queue.is_empty())
+        self.links.iter().any(|link| !link.queue.is_empty())
     }
 
     /// Everything was read and every slot is free again.

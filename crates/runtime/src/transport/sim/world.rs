@@ -290,8 +290,7 @@ impl World {
                 assert!(faults().all(|fault| fault.peer == Some(self.culprit)), "{}", self.report());
             }
             Trouble::Mistake => {
-                // Over sockets two ranks may part before either hears the other: the sender of the last call does not
-                // wait to be read.
+                // Two ranks may part before either hears the other: the sender of the last call does not wait to be read.
                 let named = faults().any(|fault| fault.peer.is_some()) || self.network.has_unheard();
                 assert!(named, "no rank noticed the mistake of rank {}:\n{}", self.culprit, self.report());
             }
