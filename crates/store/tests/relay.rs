@@ -106,6 +106,34 @@ fn clients_that_wait_for_one_key_are_one_wait_at_the_server() {
 }
 
 #[test]
+fn a_relay_lists_which_client_waits_for_what() {
+    let server = serve();
+    let relay = relay_of(server.address());
+    assert_eq!(relay.upstream_address(), server.address());
+    let _idle = client_of(&relay);
+    let mut waiting: Vec<Raw> = (0..3).map(|_| Raw::greeted(relay.address())).collect();
+    waiting[0].send(&list(WAIT, ["/a", "/b"].iter()));
+    waiting[1].send(&list(WAIT, ["/a", "/b"].iter()));
+    waiting[2].send(&[message(BARRIER, &[b"/c"]), 2_i64.to_le_bytes().to_vec()].concat());
+    until("all wait", || relay.waiters().len() == 3);
+    for (raw, (operation, keys)) in
+        waiting.iter().zip([("wait", "`/a`, `/b`"), ("wait", "`/a`, `/b`"), ("barrier", "`/c`")])
+    {
+        let peer = raw.0.local_addr().unwrap().to_string();
+        let found: Vec<_> = relay.waiters().into_iter().filter(|waiter| waiter.peer == peer).collect();
+        assert_eq!(found.len(), 1);
+        let waiter = &found[0];
+        assert_eq!((waiter.operation.as_str(), waiter.keys.as_str()), (operation, keys));
+        assert_eq!(waiter.keys_count, keys.split(',').count());
+        assert!(waiter.seconds >= 0.0);
+    }
+    drop(waiting.remove(0));
+    until("one has left", || relay.waiters().len() == 2);
+    relay.shutdown(Duration::ZERO);
+    assert_eq!(relay.waiters(), []);
+}
+
+#[test]
 fn a_wait_is_left_when_its_last_client_has_left_or_cancelled() {
     let server = serve();
     let relay = relay_of(server.address());

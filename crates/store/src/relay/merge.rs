@@ -25,7 +25,7 @@ use std::sync::Arc;
 use foldhash::HashMap;
 
 use super::pipe::Pipe;
-use crate::request::{Bytes, Request};
+use crate::request::{Bytes, Operation, Request};
 use crate::value::Value;
 use crate::wire::{self, Ask, Command, Decoded, MessageLimits, Scan, Status};
 
@@ -86,7 +86,7 @@ impl std::fmt::Display for Nonsense {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct AlreadyWaiting;
 
-type Keys = Arc<[Value]>;
+pub(crate) type Keys = Arc<[Value]>;
 
 #[derive(Debug)]
 pub(crate) struct Merge {
@@ -218,6 +218,19 @@ impl Merge {
     /// Waits that are being registered at the server.
     pub(crate) fn registering(&self) -> usize {
         self.groups.values().filter(|group| group.under_way.is_some()).count() + self.barriers.len()
+    }
+
+    /// What this client waits in, and for which keys.
+    pub(crate) fn waits_for(&self, client: LocalId) -> Option<(Operation, Keys)> {
+        let barrier = |key: &Value| (Operation::Barrier, Keys::from([key.clone()]));
+        match self.locals.get(&client)?.waiting.as_ref()? {
+            Waiting::For(keys) => Some((Operation::Wait, keys.clone())),
+            Waiting::At(key, _) => Some(barrier(key)),
+            Waiting::In(number) => Some(match &self.waits.get(number)?.what {
+                What::Keys(keys) => (Operation::Wait, keys.clone()),
+                What::Barrier(key, _) => barrier(key),
+            }),
+        }
     }
 
     // ── may it ask? ────────────────────────────────────────────────────────────────────────────────────
