@@ -233,6 +233,33 @@ fn an_item_pushed_for_a_relay_that_is_killed_goes_to_the_next_client() {
 }
 
 #[test]
+fn an_item_is_not_taken_for_a_client_that_leaves_while_the_connection_is_lost() {
+    let server = serve();
+    let valve = Valve::new(server.address());
+    let relay = relay_of(valve.address);
+    let pusher = client(server.address(), HANG);
+    let mut clients: Vec<Raw> = (0..3).map(|_| Raw::greeted(relay.address())).collect();
+    pusher.queue_push("q", "item").unwrap();
+    clients[0].send(&list(WAIT, ["/q"].iter()));
+    assert_eq!(clients[0].read(), [0]);
+    valve.close();
+    until("the relay has noticed", || !relay.facts().is_connected);
+    let mut stays = clients.pop().unwrap();
+    for raw in &mut clients {
+        raw.send(&message(QUEUE_POP, &[b"/q"]));
+    }
+    until("both have asked", || relay.facts().under_way == 2);
+    drop(clients);
+    until("they have left", || relay.facts().connections == 1);
+    stays.send(&message(QUEUE_POP, &[b"/q"]));
+    valve.open();
+    assert_eq!(i64::from_le_bytes(stays.read()), 1);
+    assert_eq!(stays.read_value(), b"item");
+    until("all is answered", || relay.facts().under_way == 0);
+    assert_eq!(server.facts().queue_items, 0);
+}
+
+#[test]
 fn a_barrier_through_relays_opens_when_all_have_arrived() {
     let server = serve();
     let relays = [relay_of(server.address()), relay_of(server.address())];

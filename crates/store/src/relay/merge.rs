@@ -11,7 +11,8 @@
 //!   that arrives later *joins* it: only the server knows whether a key has been seen meanwhile.
 //! - `barrier`: arrivals while one is under way arrive together.
 //!
-//! Everything else passes through, in order. Values are not cached. A client whose request is held back for
+//! Everything else passes through, in order. Values are not cached. If a client leaves, its pops that have not
+//! reached the server take no items. A client whose request is held back for
 //! the next merged one is not served further until that is sent, so the requests of one client are executed
 //! in the order in which it sent them.
 //!
@@ -119,6 +120,8 @@ struct Local {
     waiting: Option<Waiting>,
     /// The promise of an item that it was woken for.
     promised: Option<u64>,
+    /// Its pops among the requests that are under way.
+    pops: Vec<u64>,
 }
 
 #[derive(Debug, Clone)]
@@ -290,7 +293,8 @@ impl Merge {
         if let Some(wait) = local.promised.take() {
             // Only a pop can be for the item.
             if matches!(request, Request::QueuePop { .. }) {
-                self.pass(client, &Ask::CallAfter(wait, request));
+                let number = self.pass(client, &Ask::CallAfter(wait, request));
+                self.local(client).pops.push(number);
                 return Ok(());
             }
             self.pipe.send(&Ask::Leave(wait));
@@ -305,7 +309,11 @@ impl Merge {
             | Request::NumKeys
             | Request::ListKeys
             | Request::QueueLen { .. } => self.read(client, request),
-            other => self.pass(client, &Ask::Call(other)),
+            Request::QueuePop { .. } => {
+                let number = self.pass(client, &Ask::Call(request));
+                self.local(client).pops.push(number);
+            }
+            other => drop(self.pass(client, &Ask::Call(other))),
         }
         Ok(())
     }
@@ -316,10 +324,11 @@ impl Merge {
         self.pass(client, &Ask::Info);
     }
 
-    fn pass(&mut self, client: LocalId, ask: &Ask<'_>) {
+    fn pass(&mut self, client: LocalId, ask: &Ask<'_>) -> u64 {
         let number = self.pipe.send(ask);
         self.flights.insert(number, Flight::One(client));
         self.local(client).under_way += 1;
+        number
     }
 
     fn read(&mut self, client: LocalId, request: Request<'_>) {
@@ -458,10 +467,14 @@ impl Merge {
         self.release(client, effects);
     }
 
-    /// The client has left.
+    /// The client has left. Items that it has asked for stay in their queues, unless the server has got the
+    /// request.
     pub(crate) fn forget(&mut self, client: LocalId, effects: &mut Effects) {
         self.cancel(client, effects);
-        self.locals.remove(&client);
+        let local = self.locals.remove(&client);
+        for number in local.into_iter().flat_map(|local| local.pops) {
+            self.pipe.withdraw(number);
+        }
     }
 
     /// Ends a wait that no client is in, unless others are about to join it.
