@@ -229,7 +229,7 @@ mod tests {
             // All of them sleep since they were registered.
             for (thread, waiting) in waiting.into_iter().enumerate() {
                 store.set("another key", "").unwrap();
-                store.set(&format!("key {thread}"), "").unwrap();
+                store.set(format!("key {thread}"), "").unwrap();
                 waiting.join().unwrap().unwrap();
             }
         });

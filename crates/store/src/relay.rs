@@ -236,7 +236,8 @@ impl Relay {
     }
 
     /// Accepts no new clients, serves the connected ones until they have left or `grace` has passed, and
-    /// stops.
+    /// stops. If they have left in time, the server has executed all that they asked for when this returns, or
+    /// will never execute it because the connection to it was lost.
     pub fn shutdown(&self, grace: Duration) {
         let Some(thread) = self.thread.lock().expect("nothing panics while holding it").take() else {
             return;

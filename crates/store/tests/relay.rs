@@ -418,6 +418,23 @@ fn a_session_that_expired_costs_clients_their_connections() {
     assert_eq!(client_of(&relay).add("n", 1).unwrap(), 1);
 }
 
+/// A rank's last SET has no answer, and the rank may exit immediately after it.
+#[test]
+fn a_relay_that_ends_leaves_no_request_of_its_clients_on_the_way() {
+    let server = serve();
+    for round in 0..50 {
+        let relay = relay_of(server.address());
+        let mut clients: Vec<Raw> = (0..8).map(|_| Raw::greeted(relay.address())).collect();
+        for (number, raw) in clients.iter_mut().enumerate() {
+            raw.send(&message(SET, &[format!("/{round}/{number}").as_bytes(), b"v"]));
+        }
+        drop(clients);
+        until("all is read", || relay.facts().requests == 8);
+        relay.shutdown(HANG);
+        assert_eq!(server.facts().keys, 8 * (round + 1));
+    }
+}
+
 #[test]
 fn a_relay_that_ends_says_so_and_clients_connect_to_the_next_one() {
     let server = serve();

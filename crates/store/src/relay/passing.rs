@@ -213,6 +213,11 @@ impl Backend for Passing {
 
     fn end(_front: &mut Loop<Self>) {}
 
+    /// What clients that have left asked for last, such as a SET, must reach the server, too.
+    fn is_settled(&self) -> bool {
+        self.uplink.is_none() || self.merge.under_way() == 0
+    }
+
     fn last(front: &mut Loop<Self>) {
         front.write_upstream();
         let mut bye = Vec::new();

@@ -253,9 +253,9 @@ pub(crate) const POP_AT_MAX: usize = 1 + 8 + 1 + 8;
 /// byte is now different. QUEUE_LEN has the same arguments and changes nothing.
 pub(crate) fn blunt_pop(bytes: &mut [u8], number: u64) -> Option<usize> {
     let is_head = bytes.first() == Some(&NUMBERED) && bytes.get(1..9) == Some(&number.to_le_bytes());
-    let at = match bytes.get(9).filter(|_| is_head)? {
-        &CALL => 10,
-        &CALL_AFTER => POP_AT_MAX,
+    let at = match *bytes.get(9).filter(|_| is_head)? {
+        CALL => 10,
+        CALL_AFTER => POP_AT_MAX,
         _ => return None,
     };
     let opcode = bytes.get_mut(at).filter(|opcode| **opcode == super::QUEUE_POP)?;
