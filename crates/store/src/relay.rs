@@ -24,6 +24,9 @@ use std::time::Duration;
 
 use mio::{Poll, Waker};
 
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use self::merge::{Effects, LocalId, Merge, Reply};
+
 use self::dial::{Dialed, Upstream};
 use self::passing::Passing;
 use crate::listen;
