@@ -70,12 +70,17 @@ def test_torch_distributed_joins_ranks_on_two_hosts(method: str, hosts: list[Hos
 
 @pytest.mark.parametrize("what", ["array", "env://"])
 @pytest.mark.parametrize("meeting", ["static", "elastic"])
-def test_tenfold_run_joins_two_nodes(what: str, meeting: str, hosts: list[Host], tmp_path: Path) -> None:
+@pytest.mark.parametrize("relay_from", [0, 1])
+def test_tenfold_run_joins_two_nodes(
+    what: str, meeting: str, relay_from: int, hosts: list[Host], tmp_path: Path
+) -> None:
+    """With a relay, the store of the second host's rank is on loopback, which shows no way to the first."""
     commands = []
     for node, host in enumerate(hosts):
         where = [f"--rdzv-endpoint={hosts[0].address}:{PORT}"]
         where += [f"--node-rank={node}"] if meeting == "static" else ["--rdzv-backend=c10d", "--rdzv-id=job"]
-        launcher = [tenfold_binary(), "run", "--nnodes=2", "-n", 1, *where, "--python", sys.executable]
+        where += [f"--relay-from={relay_from}", "--python", sys.executable]
+        launcher = [tenfold_binary(), "run", "--nnodes=2", "-n", 1, *where]
         commands.append(host.command(*launcher, PROGRAMS / "two_hosts.py", what))
     run_together(commands, tmp_path, timeout=PATIENCE)
 

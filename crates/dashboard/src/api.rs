@@ -12,7 +12,7 @@ use tenfold_store::{Clients, Facts, Server, Survey, WaiterFacts};
 
 use super::history::History;
 use super::metrics::{self, Process};
-use super::runs::{self, Beats, Run};
+use super::runs::{self, Beats, Reported, Run};
 use super::verdict;
 
 /// The limit for a survey of keys.
@@ -140,7 +140,23 @@ impl Board {
             let WaiterFacts { peer, operation, keys, keys_count, seconds, .. } = waiter;
             Waiter { peer, run, rank, operation, keys, keys_count, seconds }
         };
-        json(&waiters.into_iter().map(show).collect::<Vec<_>>())
+        let reported = |run: &Run| -> Vec<Waiter> {
+            let show = |Reported { peer, rank, wait }: Reported<'_>| Waiter {
+                peer: peer.to_owned(),
+                run: Some(run.id.clone()),
+                rank: Some(rank.to_string()),
+                operation: wait.operation.clone(),
+                keys: wait.keys.clone(),
+                keys_count: wait.keys_count,
+                seconds: wait.seconds,
+            };
+            run.reported_waits().map(show).collect()
+        };
+        let mut waiters: Vec<Waiter> = waiters.into_iter().map(show).collect();
+        waiters.extend(runs.iter().flat_map(reported));
+        waiters.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+        waiters.truncate(Facts::WAITERS_MAX);
+        json(&waiters)
     }
 
     fn clients(&self, request: &Request) -> Answer {

@@ -269,8 +269,11 @@ pub struct RankStatus<C> {
     pub state: String,
     /// How it ended.
     pub end: Option<String>,
-    /// Its connections to the store, as the store's server sees them.
+    /// Its connections to the store, as the store's server sees them; or those to a relay, and where that is.
     pub store_connections: Vec<String>,
+    /// What it waits for in the store, if its launcher's relay knows: the server sees only the relay.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub store_wait: Option<StoreOperation>,
     /// Processor time that it has used.
     pub cpu_seconds: Option<f64>,
     /// Memory that it has in use.
@@ -281,6 +284,20 @@ pub struct RankStatus<C> {
     pub started_unix: Option<f64>,
     /// Its calls in its groups, if it reports them.
     pub collectives: Vec<C>,
+}
+
+/// A request to the store that waits.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct StoreOperation {
+    /// In what.
+    pub operation: String,
+    /// The first few keys, as text.
+    pub keys: String,
+    /// How many there are.
+    pub keys_count: usize,
+    /// How long it has waited.
+    pub seconds: f64,
 }
 
 /// How many pages a job with so many nodes has.

@@ -17,7 +17,7 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use super::collectives::{Collective, culprits};
-use super::job::{self, Head, JobFailure, Keys, NodeInfo, NodeText, Phase, Seat, parse_page};
+use super::job::{self, Head, JobFailure, Keys, NodeInfo, NodeText, Phase, Seat, StoreOperation, parse_page};
 use serde::Serialize;
 use tenfold_store::{ClientFacts, Facts, Server, Value, WaiterFacts};
 
@@ -313,13 +313,6 @@ impl Rank {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize)]
-struct StoreOperation {
-    operation: String,
-    keys: String,
-    seconds: f64,
-}
-
 /// The last request of a rank to the store.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct StoreLast {
@@ -342,6 +335,23 @@ impl Run {
         let ranks = ranks.filter_map(|rank| Some((rank.status.rank?, &rank.status.store_connections)));
         ranks.flat_map(|(rank, peers)| peers.iter().map(move |peer| (canonical(peer), rank)))
     }
+
+    /// The ranks behind relays that wait, if this was described without the waiters that the server sees.
+    pub(super) fn reported_waits(&self) -> impl Iterator<Item = Reported<'_>> {
+        let ranks = self.nodes.iter().flat_map(|node| &node.ranks);
+        ranks.filter_map(|rank| {
+            let peer = rank.status.store_connections.first().map_or("", String::as_str);
+            Some(Reported { peer, rank: rank.status.rank?, wait: rank.store_operation.as_ref()? })
+        })
+    }
+}
+
+/// A rank that waits, as a launcher reported it.
+#[derive(Debug, PartialEq)]
+pub(super) struct Reported<'a> {
+    pub(super) peer: &'a str,
+    pub(super) rank: usize,
+    pub(super) wait: &'a StoreOperation,
 }
 
 /// The jobs, given the waiters of the store and its clients.
@@ -369,6 +379,9 @@ fn describe_one(raw: Raw, seen: &Seen, unknown_left: &mut usize) -> Run {
         };
         let beat_seconds = beat.as_ref().map(|beat| beat.seconds);
         let mut known = beat.map_or_else(Vec::new, |beat| beat.ranks);
+        for wait in known.iter_mut().filter_map(|rank| rank.store_wait.as_mut()) {
+            wait.seconds += beat_seconds.unwrap_or_default(); // as it was then
+        }
         if state.phase != Phase::Over {
             let first_rank = member.rank.and_then(|rank| first_ranks.get(&rank).copied());
             let unknown = unknown_ranks(&known, member.node.ranks, first_rank, *unknown_left);
@@ -454,12 +467,12 @@ fn unknown_ranks(
         .collect()
 }
 
-fn judge(status: RankStatus, seen: &Seen) -> Rank {
+fn judge(mut status: RankStatus, seen: &Seen) -> Rank {
     let peers: Vec<String> = status.store_connections.iter().map(|peer| canonical(peer)).collect();
     let last = peers.iter().filter_map(|peer| seen.last.get(peer));
     let store_last = last.min_by(|a, b| a.seconds.total_cmp(&b.seconds)).cloned();
-    let own = peers.iter().filter_map(|peer| seen.waits.get(peer));
-    let longest = own.max_by(|a, b| a.seconds.total_cmp(&b.seconds)).cloned();
+    let own = peers.iter().filter_map(|peer| seen.waits.get(peer)).cloned().chain(status.store_wait.take());
+    let longest = own.max_by(|a, b| a.seconds.total_cmp(&b.seconds));
     let why = match &longest {
         _ if status.state == "stopped" => {
             "stopped by a signal (SIGSTOP or Ctrl-Z); send SIGCONT to continue it".into()
@@ -508,8 +521,9 @@ type Waits = HashMap<String, StoreOperation>;
 fn longest_waits(waiters: &[WaiterFacts]) -> Waits {
     let mut longest = Waits::new();
     for waiter in waiters {
-        let operation = waiter.operation.clone();
-        let wait = StoreOperation { operation, keys: waiter.keys.clone(), seconds: waiter.seconds };
+        let (operation, keys) = (waiter.operation.clone(), waiter.keys.clone());
+        let (keys_count, seconds) = (waiter.keys_count, waiter.seconds);
+        let wait = StoreOperation { operation, keys, keys_count, seconds };
         let known = longest.entry(canonical(&waiter.peer)).or_insert_with(|| wait.clone());
         if known.seconds < wait.seconds {
             *known = wait;

@@ -21,7 +21,7 @@ use tenfold_console::parse_duration;
 
 pub(super) use plan::{Kind, LaunchPlan, Meeting};
 pub(super) use values::{ELASTIC_PORT, Endpoint};
-use values::{Nodes, Settings};
+use values::{Nodes, RELAY_FROM, Settings, parse_relay_from};
 
 /// torchrun uses the same name, so that jobs without a name find each other.
 const NO_RUN_ID: &str = "none";
@@ -160,7 +160,12 @@ pub struct Args {
     #[arg(long, alias = "local_addr", value_name = "HOST", help_heading = "Nodes")]
     #[arg(env = "PET_LOCAL_ADDR", hide_env = true)]
     local_addr: Option<String>,
-    /// Let other users of this machine use a store that this launcher hosts on loopback
+    /// Use a relay from this number of local ranks on: the ranks share one connection of this launcher to a store on another
+    /// node, and MASTER_ADDR and MASTER_PORT are the relay's, on loopback. 0: never
+    #[arg(long, alias = "relay_from", value_name = "RANKS", default_value_t = RELAY_FROM, help_heading = "Nodes")]
+    #[arg(env = "PET_RELAY_FROM", hide_env = true, value_parser = parse_relay_from, allow_negative_numbers = true)]
+    relay_from: usize,
+    /// Let other users of this machine use a store or a relay of this launcher on loopback
     #[arg(long, help_heading = "Nodes")]
     allow_other_users: bool,
 

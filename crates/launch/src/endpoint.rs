@@ -146,9 +146,9 @@ const FILES_KEPT: usize = 512;
 /// A store serves at least this many clients, as far as open files are concerned.
 const CLIENTS_MIN: usize = 64;
 
-/// Limits of a store that a launcher hosts. Clients beyond its open files would only be accepted and then
+/// Limits of a store or relay of a launcher. Clients beyond its open files would only be accepted and then
 /// closed.
-fn limits(other_users: bool) -> Limits {
+pub(super) fn limits(other_users: bool) -> Limits {
     let mut limits = Limits::default();
     limits.other_users = other_users;
     let files = getrlimit(Resource::Nofile).current.map_or(usize::MAX, |limit| limit as usize);

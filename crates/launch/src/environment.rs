@@ -1,6 +1,7 @@
 //! The environment of a rank: torchrun's variables, with torchrun's meaning.
 
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::path::Path;
 
 use super::mark;
@@ -12,6 +13,10 @@ use super::worker_sockets;
 /// round (a checkpoint) can refuse a number that is lower than the last it has seen: it comes from ranks that
 /// should have exited.
 const FENCE: &str = "TENFOLD_FENCE";
+
+/// The address of the store itself, for ranks whose MASTER_ADDR and MASTER_PORT are those of a relay. The runtime
+/// reads it, too: it shows which of this host's addresses other hosts can reach.
+const STORE: &str = "TENFOLD_STORE";
 
 /// What all ranks of one node have in common, in all rounds.
 #[derive(Clone, Debug)]
@@ -33,6 +38,8 @@ pub(super) struct Place<'a> {
     pub(super) assignment: &'a Assignment,
     /// Host and port of the ranks' store.
     pub(super) store: (&'a str, u16),
+    /// The store itself, if that is the address of a relay.
+    pub(super) behind: Option<SocketAddr>,
     /// Where PyTorch's `record` writes its error.
     pub(super) error_file: Option<&'a Path>,
     /// Where tenfold's runtime writes the rank's progress.
@@ -47,7 +54,7 @@ pub(super) fn environment(
     place: Place<'_>,
     inherited: impl Fn(&str) -> Option<OsString>,
 ) -> Result<Vec<(&'static str, OsString)>, String> {
-    let Place { local_rank, assignment, store, error_file, progress, worker_server } = place;
+    let Place { local_rank, assignment, store, behind, error_file, progress, worker_server } = place;
     let local_ranks = assignment.node().ranks;
     let mut variables: Vec<(&'static str, OsString)> = Vec::new();
     let mut set = |name: &'static str, value: String| variables.push((name, value.into()));
@@ -62,6 +69,12 @@ pub(super) fn environment(
     set("ROLE_WORLD_SIZE", assignment.role_world_size().to_string());
     set("MASTER_ADDR", store.0.to_string());
     set("MASTER_PORT", store.1.to_string());
+    match behind {
+        Some(address) => set(STORE, address.to_string()),
+        // A nested launcher: its ranks have another store than it has itself.
+        None if inherited(STORE).is_some() => set(STORE, String::new()),
+        None => {}
+    }
     // Otherwise PyTorch's rank 0 would host a store itself, on a port that is taken.
     set("TORCHELASTIC_USE_AGENT_STORE", "True".to_string());
     set("TORCHELASTIC_RUN_ID", job.run_id.clone());
@@ -147,12 +160,23 @@ mod tests {
         job: &Job,
         inherited: &[(&str, &str)],
     ) -> Result<Vec<(&'static str, OsString)>, String> {
+        variables_behind(None, local_rank, ranks, job, inherited)
+    }
+
+    fn variables_behind(
+        behind: Option<SocketAddr>,
+        local_rank: usize,
+        ranks: usize,
+        job: &Job,
+        inherited: &[(&str, &str)],
+    ) -> Result<Vec<(&'static str, OsString)>, String> {
         let nodes = vec![node(3, "trainer"), node(2, "reader"), node(ranks, "trainer")];
         let assignment = Assignment { job: 2, round: 4, ..Assignment::among(&nodes, 2) };
         let place = Place {
             local_rank,
             assignment: &assignment,
             store: ("a", 7),
+            behind,
             error_file: Some(Path::new("/e.json")),
             progress: Some(Path::new("/p")),
             worker_server: Some(Path::new("/w.sock")),
@@ -219,6 +243,20 @@ mod tests {
     fn a_rank_of_a_nested_launcher_gets_the_inner_place() {
         assert!(names(2, &[("RANK", "1"), ("MASTER_PORT", "1")]).contains(&"RANK"));
         assert!(names(2, &[("RANK", "1"), ("MASTER_PORT", "1")]).contains(&"MASTER_PORT"));
+    }
+
+    #[test]
+    fn a_rank_behind_a_relay_is_given_the_address_of_the_store_itself() {
+        let store_of = |behind: Option<&str>, inherited: &[(&str, &str)]| {
+            let behind = behind.map(|address| address.parse().unwrap());
+            let variables = variables_behind(behind, 0, 2, &job(false), inherited).unwrap();
+            variables.into_iter().find(|(name, _)| *name == STORE).map(|(_, value)| value)
+        };
+        assert_eq!(store_of(None, &[]), None);
+        assert_eq!(store_of(Some("10.0.0.1:29500"), &[]), Some("10.0.0.1:29500".into()));
+        assert_eq!(store_of(Some("[::1]:7"), &[(STORE, "10.0.0.1:29500")]), Some("[::1]:7".into()));
+        let nested = store_of(None, &[(STORE, "10.0.0.1:29500")]);
+        assert_eq!(nested, Some("".into()), "that of the outer job");
     }
 
     #[test]

@@ -8,7 +8,8 @@ use std::net::SocketAddr;
 use std::time::{Instant, SystemTime};
 
 use rustix::process::Pid;
-use tenfold_dashboard::job;
+use tenfold_dashboard::job::{self, StoreOperation};
+use tenfold_store::WaiterFacts;
 
 use super::proc::{self, Stat, Unnamed};
 use super::progress::Collective;
@@ -36,6 +37,7 @@ pub(super) fn status_of(
         (None, true) => "stopped",
         (None, false) => "running",
     };
+    let store = if rank.is_running() { connections.of_group(process) } else { OfRank::default() };
     let started = rank.started.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     RankStatus {
         rank: Some(rank.number),
@@ -43,7 +45,8 @@ pub(super) fn status_of(
         pid: Some(process.as_raw_pid().cast_unsigned().into()),
         state: state.to_owned(),
         end: rank.end.as_ref().map(End::to_string),
-        store_connections: if rank.is_running() { connections.of_group(process) } else { Vec::new() },
+        store_connections: store.addresses,
+        store_wait: store.wait,
         cpu_seconds: Some(stat.map_or(0.0, cpu_seconds)),
         memory_bytes: Some(stat.map_or(0, memory_bytes)),
         last_output_seconds: rank
@@ -70,24 +73,60 @@ pub(super) struct Connections {
     own_ends: HashMap<u64, SocketAddr>,
     /// Processes by their group.
     groups: HashMap<i32, Vec<Pid>>,
+    relay: Option<RelaySeen>,
+}
+
+/// The relay that these connections go to. The store's server does not see its clients.
+#[derive(Debug)]
+struct RelaySeen {
+    host: String,
+    /// By the client's address.
+    waits: HashMap<SocketAddr, StoreOperation>,
+}
+
+/// The connections of one rank.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct OfRank {
+    pub(super) addresses: Vec<String>,
+    /// What it waits for, if a relay knows: the longest wait.
+    pub(super) wait: Option<StoreOperation>,
 }
 
 impl Connections {
     pub(super) fn to(port: u16) -> Connections {
         let own_ends = proc::connections_to(port);
         let groups = if own_ends.is_empty() { HashMap::new() } else { groups() };
-        Connections { own_ends, groups }
+        Connections { own_ends, groups, relay: None }
     }
 
-    /// The connections of the processes of one group, as the store's server sees them.
-    pub(super) fn of_group(&self, group: Pid) -> Vec<String> {
-        let mut found: Vec<String> = Vec::new();
+    /// They go to this node's relay, whose clients wait for this. The same loopback addresses occur on other
+    /// nodes, so they are named with the host.
+    pub(super) fn go_to_relay(&mut self, host: &str, waiters: Vec<WaiterFacts>) {
+        let wait = |waiter: WaiterFacts| {
+            let WaiterFacts { operation, keys, keys_count, seconds, .. } = waiter;
+            Some((waiter.peer.parse().ok()?, StoreOperation { operation, keys, keys_count, seconds }))
+        };
+        let waits = waiters.into_iter().filter_map(wait).collect();
+        self.relay = Some(RelaySeen { host: host.into(), waits });
+    }
+
+    /// The connections of the processes of one group, as the store's server or the relay sees them.
+    pub(super) fn of_group(&self, group: Pid) -> OfRank {
+        let mut found = OfRank::default();
         for &process in self.groups.get(&group.as_raw_pid()).into_iter().flatten().take(PROCESSES_MAX) {
             let inodes = proc::open_inodes(process, Unnamed::Socket, FILES_MAX);
             for address in inodes.filter_map(|inode| self.own_ends.get(&inode)) {
-                let address = address.to_string();
-                if found.len() < CONNECTIONS_MAX && !found.contains(&address) {
-                    found.push(address); // forked processes share sockets
+                let name = match &self.relay {
+                    Some(relay) => format!("{address} by relay of {}", relay.host),
+                    None => address.to_string(),
+                };
+                let wait = self.relay.as_ref().and_then(|relay| relay.waits.get(address)).cloned();
+                found.wait = [found.wait.take(), wait]
+                    .into_iter()
+                    .flatten()
+                    .max_by(|a, b| a.seconds.total_cmp(&b.seconds));
+                if found.addresses.len() < CONNECTIONS_MAX && !found.addresses.contains(&name) {
+                    found.addresses.push(name); // forked processes share sockets
                 }
             }
         }
@@ -110,6 +149,7 @@ mod tests {
     use super::*;
     use rustix::process::getpid;
     use std::net::{TcpListener, TcpStream};
+    use tenfold_store::{Relay, RelayOptions, Server, ServerOptions, StoreExt as _, TcpStore};
 
     #[test]
     fn ticks_and_pages_become_seconds_and_bytes() {
@@ -125,6 +165,33 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let client = TcpStream::connect_timeout(&address, std::time::Duration::from_secs(60)).unwrap();
         let found = Connections::to(address.port()).of_group(rustix::process::getpgrp());
-        assert!(found.contains(&client.local_addr().unwrap().to_string()), "{found:?}");
+        assert!(found.addresses.contains(&client.local_addr().unwrap().to_string()), "{found:?}");
+        assert_eq!(found.wait, None, "the server knows it");
+    }
+
+    #[test]
+    fn a_rank_behind_a_relay_is_named_with_its_host_and_its_longest_wait() {
+        let server = Server::start(ServerOptions::new("127.0.0.1", 0)).unwrap();
+        let relay = Relay::start(RelayOptions::new("127.0.0.1", server.address().port())).unwrap();
+        let clients = ["a", "b"].map(|key| {
+            let store = TcpStore::connect("127.0.0.1", relay.address().port()).unwrap();
+            std::thread::spawn(move || store.get(key))
+        });
+        while relay.waiters().len() < 2 {
+            std::thread::yield_now();
+        }
+        let mut connections = Connections::to(relay.address().port());
+        connections.go_to_relay("node-b", relay.waiters());
+        let found = connections.of_group(rustix::process::getpgrp());
+        let wait = found.wait.unwrap();
+        assert_eq!((wait.operation.as_str(), wait.keys_count), ("wait", 1));
+        assert!(wait.keys == "`/a`" || wait.keys == "`/b`", "{}", wait.keys);
+        let is_named =
+            |address: &String| address.starts_with("127.0.0.1:") && address.ends_with(" by relay of node-b");
+        assert!(found.addresses.len() >= 2 && found.addresses.iter().all(is_named), "{:?}", found.addresses);
+        let setter = TcpStore::connect("127.0.0.1", server.address().port()).unwrap();
+        setter.multi_set(&["a", "b"], &["", ""]).unwrap();
+        clients.into_iter().for_each(|client| assert!(client.join().unwrap().is_ok()));
+        assert_eq!(relay.waiters(), []);
     }
 }

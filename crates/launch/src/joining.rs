@@ -2,10 +2,12 @@
 
 use std::io;
 use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
 
 use super::args::Meeting;
 use super::endpoint::{self, Home};
 use super::ranks_store::RanksStore;
+use super::relaying::{self, Relaying};
 use super::rendezvous::{self, Event, NodeInfo, Rendezvous};
 use super::{Launch, News, host_name};
 use tenfold_dashboard as dashboard;
@@ -48,6 +50,13 @@ impl Launch {
             fixed_rank,
             worker_store: home.server.as_ref().map(|_| home.endpoint.to_string()),
         };
+        let relaying = Relaying {
+            is_wanted: plan.wants_relay,
+            ranks: plan.ranks,
+            other_users: plan.other_users,
+            connect_max: relaying::CONNECT_MAX,
+            is_told: AtomicBool::new(false),
+        };
         let (store, herald, notes) = (home.store.clone(), self.herald.clone(), self.herald.clone());
         let ranks_store = RanksStore {
             store: store.clone(),
@@ -67,7 +76,11 @@ impl Launch {
                 Event::Held(_) if !has_others => return,
                 Event::Held(until) => News::Held(until),
                 Event::Start(assignment) => match ranks_store.of(&assignment) {
-                    Ok(endpoint) => News::Start(Box::new(assignment), endpoint),
+                    Ok(endpoint) => {
+                        let note = |line| herald.tell(News::Note(line));
+                        let door = relaying.open(endpoint, ranks_store.is_here(&assignment), &note);
+                        News::Start(Box::new(assignment), door)
+                    }
                     Err(text) => News::Lost(text),
                 },
                 Event::Stop { round, reason } => News::Stop { round, reason },

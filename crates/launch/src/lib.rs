@@ -17,7 +17,7 @@
 //!
 //! This file has the loop and the shared types. `joining` is the way into the job, `round` one start of the
 //! ranks, `ending` the final report. `args` has the flags and the plan that follows from them, `endpoint`
-//! finds the store, `program` finds what to run. `environment` makes a rank's variables, `numa` selects its
+//! finds the store, `relaying` may stand between it and ranks, `program` finds what to run. `environment` makes a rank's variables, `numa` selects its
 //! processors, `rank` is its process, `signals` checks which signals it handles, `pipes` and `output` handle
 //! its output. `guard` makes sure that no process is left behind. `inspect` collects what the dashboard
 //! shows.
@@ -49,6 +49,7 @@ mod program;
 mod progress;
 mod rank;
 mod ranks_store;
+mod relaying;
 mod rendezvous;
 mod round;
 mod signals;
@@ -69,7 +70,7 @@ use signal_hook::iterator::backend::SignalDelivery;
 use signal_hook::iterator::exfiltrator::SignalOnly;
 
 pub use args::Args;
-use args::{Endpoint, LaunchPlan};
+use args::LaunchPlan;
 use endpoint::Home;
 use environment::Job;
 use failure::MemoryWatch;
@@ -81,6 +82,7 @@ use mark::Mark;
 use output::Outlet;
 use progress::{Progress, Stuck};
 use rank::{Rank, signal_name};
+use relaying::Door;
 use rendezvous::{Assignment, Order, Rendezvous};
 use round::{Phase, Round};
 pub use simulation::Simulation;
@@ -91,7 +93,7 @@ use worker_sockets::WorkerSockets;
 
 /// Exit code for invalid arguments.
 const USAGE: u8 = 2;
-/// Open files that a rank costs the launcher: two pipes, and its connections to the store.
+/// Open files that a rank costs the launcher: two pipes, and its connections to the store or relay.
 const FILES_A_RANK: usize = 16;
 /// Time for the rendezvous to report that the job is over, when this node leaves.
 const LEAVING: Duration = Duration::from_secs(5);
@@ -149,7 +151,7 @@ enum News {
     /// It was not found.
     Lost(String),
     /// A round begins; the ranks' store is ready.
-    Start(Box<Assignment>, Endpoint),
+    Start(Box<Assignment>, Door),
     Stop {
         round: u64,
         reason: String,
@@ -410,7 +412,7 @@ impl Launch {
                 self.tell(Order::Leave { reason: text.clone() }); // in case the ranks' store was not found
                 self.over.get_or_insert(rendezvous::Outcome::Closed(text));
             }
-            News::Start(assignment, store) => self.start_round(*assignment, store)?,
+            News::Start(assignment, door) => self.start_round(*assignment, door)?,
             News::Stop { round, reason } => self.told_to_stop(round, &reason),
             News::Over(outcome) => {
                 self.held_until = None;
@@ -492,7 +494,13 @@ impl Launch {
         self.status_at = Some(now + if is_first { FIRST_LOOK } else { self.plan.settings.beat_interval });
         // No rank has connections right after the start or after its exit.
         let looks = !is_first && round.is_running();
-        let connections = if looks { Connections::to(round.store.port) } else { Connections::default() };
+        let mut connections = Connections::default();
+        if looks {
+            connections = Connections::to(round.door.endpoint.port);
+            if let Some(waiters) = round.door.waiters() {
+                connections.go_to_relay(&round.assignment.node().host, waiters);
+            }
+        }
         let clock = SystemTime::now();
         let collectives = |rank: &Rank| self.progress.of(round.assignment.round, rank.local_rank, clock);
         let statuses: Vec<RankStatus> =

@@ -48,11 +48,7 @@ impl RanksStore {
         // A long-lived server has had other jobs under this run id, each with a round 0.
         let key = format!("{}/{}/{}", self.prefix, assignment.job, assignment.round);
         let failed = |error: tenfold_store::Error| format!("cannot agree on a store for the ranks: {error}");
-        let is_host = match host {
-            Some(host) => host.node == self.node_id,
-            None => assignment.node_rank == 0,
-        };
-        if !is_host {
+        if !self.is_here(assignment) {
             self.store.wait_for(&[&key], PATIENCE).map_err(failed)?;
             let address = self.store.get(&key).map_err(failed)?;
             return Endpoint::parse(&String::from_utf8_lossy(&address), 0);
@@ -73,6 +69,14 @@ impl RanksStore {
         *self.own.lock().expect("nothing panics while holding it") = Some(opened); // this stops the previous round's store
         self.announce(key, &endpoint.to_string()).map_err(failed)?;
         Ok(endpoint)
+    }
+
+    /// Whether this launcher hosts the store of this round's ranks.
+    pub(super) fn is_here(&self, assignment: &Assignment) -> bool {
+        match &assignment.store {
+            Some(host) => host.node == self.node_id,
+            None => assignment.node_rank == 0,
+        }
     }
 
     /// Publishes where the ranks of a round find their store. The key of the previous round is no longer

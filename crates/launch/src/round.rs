@@ -17,7 +17,6 @@ use std::time::{Duration, Instant, SystemTime};
 
 use rustix::process::Signal;
 
-use super::args::Endpoint;
 use super::culprit::{self, Suspect};
 use super::environment::{Place, environment};
 use super::failure::{Failure, Words};
@@ -26,6 +25,7 @@ use super::logs::RankLogs;
 use super::output::{Prefix, Speaker};
 use super::program;
 use super::rank::{self, Birth, End, Rank};
+use super::relaying::Door;
 use super::rendezvous::{Assignment, JobFailure, Order};
 use super::{LEAVING, Launch};
 
@@ -67,7 +67,8 @@ pub(super) struct Round {
     pub(super) ranks: Vec<Rank>,
     pub(super) phase: Phase,
     pub(super) started: Instant,
-    pub(super) store: Endpoint,
+    /// Where the ranks reach their store.
+    pub(super) door: Door,
     /// Local ranks that failed before any rank was asked to exit, in the order in which they were noticed.
     pub(super) failed: Vec<usize>,
     /// All have exited, with all processes that they left behind, and the rendezvous was notified.
@@ -84,7 +85,7 @@ impl Launch {
     pub(super) fn start_round(
         &mut self,
         assignment: Assignment,
-        store: Endpoint,
+        door: Door,
     ) -> Result<(), Box<dyn std::error::Error>> {
         if self.leaving.is_some() || self.over.is_some() {
             return Ok(());
@@ -114,7 +115,7 @@ impl Launch {
             ranks: Vec::with_capacity(local),
             phase: Phase::Running,
             started: Instant::now(),
-            store,
+            door,
             failed: Vec::new(),
             closed: false,
         };
@@ -143,7 +144,7 @@ impl Launch {
     }
 
     fn start_rank(&self, local_rank: usize, logs: RankLogs, round: &Round) -> Result<Rank, String> {
-        let Round { assignment, store, .. } = round;
+        let Round { assignment, door, .. } = round;
         let (number, world_size) = (assignment.first_rank() + local_rank, assignment.world_size);
         let error_file = logs.traces.error_file.as_deref();
         let progress = self.progress.make_folder(assignment.round, local_rank);
@@ -151,7 +152,8 @@ impl Launch {
         let place = Place {
             local_rank,
             assignment,
-            store: (&store.host, store.port),
+            store: (&door.endpoint.host, door.endpoint.port),
+            behind: door.behind(),
             error_file,
             progress: progress.as_deref(),
             worker_server: socket.as_deref(),
@@ -365,6 +367,7 @@ impl Launch {
         self.drain()?;
         self.herald.ring(); // for events that arrived while only `drain` listened
         let Some(round) = &mut self.round else { return Ok(()) };
+        round.door.close();
         round.closed = true;
         let number = round.assignment.round;
         let is_done = round.phase == Phase::Running;

@@ -5,6 +5,7 @@
 
 use std::ffi::OsString;
 use std::fmt;
+use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -71,6 +72,11 @@ pub const VARIABLES: &[KnownVariable] = &[
         "set by `tenfold run`: where this rank tells how far it is in each group",
     ),
     known(
+        &["TENFOLD_STORE"],
+        "10.0.0.1:29500",
+        "set by `tenfold run` for ranks that use a relay: the address of the store itself",
+    ),
+    known(
         &["TORCH_DISTRIBUTED_DEBUG"],
         "OFF (default), INFO, DETAIL",
         "how much is reported: DETAIL puts shapes and call sites of all ranks into errors",
@@ -134,6 +140,8 @@ pub(crate) struct Environment {
     pub on_stuck: Option<StuckPolicy>,
     /// `TENFOLD_PROGRESS`: a folder in which the launcher wants to read how far this rank is.
     pub progress: Option<PathBuf>,
+    /// `TENFOLD_STORE`: the address of the store itself, if this rank reaches it through a relay on this host.
+    pub store: Option<SocketAddr>,
     /// `TENFOLD_WORKER_SERVER`: where this process is to be asked what it does.
     pub worker_server: Option<String>,
     /// c10d's `TORCH_FR_…`: what is recorded, and where dumps go.
@@ -209,6 +217,7 @@ impl Environment {
             stuck_after: look_up("TENFOLD_STUCK_AFTER")?.map(|variable| variable.seconds()).transpose()?,
             on_stuck: look_up("TENFOLD_STUCK_POLICY")?.map(|variable| variable.stuck_policy()).transpose()?,
             progress: look_up("TENFOLD_PROGRESS")?.map(|variable| variable.value.into()),
+            store: look_up("TENFOLD_STORE")?.map(|variable| variable.address()).transpose()?,
             worker_server: look_up("TENFOLD_WORKER_SERVER")?.map(|variable| variable.value),
             recorder: recorder::Settings::parse(&look_up)?,
         })
@@ -305,6 +314,11 @@ impl Variable {
     #[cold]
     fn wrong(&self, what: &str, hint: &str) -> Fault {
         Fault::argument(format!("`{self}` {what}")).hint(hint)
+    }
+
+    fn address(&self) -> Result<SocketAddr, Fault> {
+        let hint = "write an address and a port, such as 10.0.0.1:29500 or [fd00::1]:29500";
+        self.value.parse().map_err(|_| self.wrong("is not an address with a port", hint))
     }
 
     fn interfaces(&self) -> Result<Interfaces, Fault> {
@@ -490,6 +504,8 @@ mod tests {
         assert_eq!(ports("29500"), 29500..=29500);
         let heartbeat = |value: &str| parse(&[("TENFOLD_HEARTBEAT", value)]).unwrap().heartbeat.unwrap();
         assert_eq!(["4", "2.5", "30 s"].map(heartbeat), [4000, 2500, 30_000].map(Duration::from_millis));
+        let store = |value: &str| parse(&[("TENFOLD_STORE", value)]).unwrap().store.unwrap().to_string();
+        assert_eq!(["10.0.0.1:29500", "[fd00::1]:1"].map(store), ["10.0.0.1:29500", "[fd00::1]:1"]);
         let transport = |value: &str| parse(&[("TENFOLD_TRANSPORT", value)]).unwrap().transport;
         assert_eq!(
             ["auto", "shm", "tcp"].map(transport),
@@ -516,6 +532,9 @@ mod tests {
             assert_eq!(message, format!("`TENFOLD_HEARTBEAT={value}` is not a valid time"));
             assert_eq!(hint, "set a number of seconds greater than 0, such as `15` or `2.5`");
         }
+        let (message, hint) = refusal("TENFOLD_STORE", "node-a:29500");
+        assert_eq!(message, "`TENFOLD_STORE=node-a:29500` is not an address with a port");
+        assert_eq!(hint, "write an address and a port, such as 10.0.0.1:29500 or [fd00::1]:29500");
         for value in ["^", "=", ",", "^="] {
             let (message, hint) = refusal("TENFOLD_INTERFACE", value);
             assert_eq!(message, format!("`TENFOLD_INTERFACE={value}` names no interface"));

@@ -91,6 +91,12 @@ pub(crate) fn bind_without_port(socket: &Socket, interface: IpAddr) -> io::Resul
     socket.bind(&SocketAddr::new(interface, 0).into())
 }
 
+/// The store on the network: a launcher may have put a relay in front of it, on loopback.
+pub(crate) fn behind_relay(store: Option<SocketAddr>, behind: Option<SocketAddr>) -> Option<SocketAddr> {
+    let is_relay = store.is_some_and(|store| store.ip().to_canonical().is_loopback());
+    behind.filter(|_| is_relay).or(store)
+}
+
 /// This host's address for its peers, given that of the store where there is one on the network.
 pub(crate) fn address_towards(
     store: Option<SocketAddr>,
@@ -234,6 +240,18 @@ mod tests {
         raise_file_limit();
         assert_eq!(getrlimit(Resource::Nofile), Rlimit { current: Some(hard), maximum: before.maximum });
         assert_eq!(explain(&Errno::CONNREFUSED.into()), io::Error::from(Errno::CONNREFUSED).to_string());
+    }
+
+    #[test]
+    fn a_relay_on_loopback_shows_no_way_to_other_hosts_but_the_store_behind_it_does() {
+        let at = |address: &str| Some(address.parse::<SocketAddr>().unwrap());
+        let store = at("10.0.0.1:29500");
+        assert_eq!(behind_relay(at("127.0.0.1:40000"), store), store);
+        assert_eq!(behind_relay(at("[::ffff:127.0.0.1]:40000"), store), store);
+        assert_eq!(behind_relay(at("127.0.0.1:40000"), None), at("127.0.0.1:40000"));
+        // Another store than the launcher's.
+        assert_eq!(behind_relay(at("10.0.0.9:1"), store), at("10.0.0.9:1"));
+        assert_eq!(behind_relay(None, store), None);
     }
 
     #[test]

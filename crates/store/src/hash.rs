@@ -1,4 +1,8 @@
 //! A store for the threads of one process: the table behind a lock.
+//!
+//! A thread that waits sleeps on a bell of its own, and only the end of its wait rings it. With one bell for
+//! all, every write would wake every thread, and a thousand threads that wait for each other's keys would
+//! spend minutes on waking up for nothing.
 
 #![expect(clippy::disallowed_methods, reason = "tells the table when a wait began")]
 
@@ -33,8 +37,10 @@ pub struct HashStore {
 #[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
-    answered: Condvar,
     timeout_millis: AtomicU64,
+    /// How often a sleeping thread has woken up.
+    #[cfg(test)]
+    woken: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
@@ -42,6 +48,8 @@ struct State {
     table: Table,
     /// Answers to waits, for the threads that sleep until theirs arrives.
     answers: HashMap<ClientId, Response>,
+    /// The bells of these threads.
+    sleepers: HashMap<ClientId, Arc<Condvar>>,
 }
 
 thread_local! {
@@ -64,7 +72,12 @@ impl HashStore {
         let state = State { table: Table::new(limits), ..State::default() };
         let timeout_millis = AtomicU64::new(DEFAULT_TIMEOUT.as_millis() as u64);
         HashStore {
-            shared: Arc::new(Shared { state: Mutex::new(state), answered: Condvar::new(), timeout_millis }),
+            shared: Arc::new(Shared {
+                state: Mutex::new(state),
+                timeout_millis,
+                #[cfg(test)]
+                woken: AtomicUsize::new(0),
+            }),
         }
     }
 
@@ -132,7 +145,9 @@ impl HashStore {
                 own = Some(response);
             } else {
                 state.answers.insert(receiver, response);
-                self.shared.answered.notify_all();
+                if let Some(bell) = state.sleepers.get(&receiver) {
+                    bell.notify_one();
+                }
             }
         }
         own
@@ -145,21 +160,27 @@ impl HashStore {
         client: ClientId,
         deadline: Deadline,
     ) -> Result<Response, Fault> {
+        let bell = Arc::new(Condvar::new());
+        state.sleepers.insert(client, bell.clone());
         loop {
             if let Some(answer) = state.answers.remove(&client) {
+                state.sleepers.remove(&client);
                 return Ok(answer);
             }
             let left = deadline.left();
             if left.is_some_and(|left| left.is_zero()) {
+                state.sleepers.remove(&client);
                 let mut replies = Replies::new();
                 state.table.forget(client, &mut replies);
                 self.hand_out(&mut state, client, replies);
                 return Err(Fault::timeout(NO_SUCH_KEY).hint(NO_SUCH_KEY_HINT));
             }
             state = match left {
-                None => self.shared.answered.wait(state).expect(NO_PANIC),
-                Some(left) => self.shared.answered.wait_timeout(state, left).expect(NO_PANIC).0,
+                None => bell.wait(state).expect(NO_PANIC),
+                Some(left) => bell.wait_timeout(state, left).expect(NO_PANIC).0,
             };
+            #[cfg(test)]
+            self.shared.woken.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
@@ -190,5 +211,39 @@ mod tests {
             assert!(!curious.join().unwrap().unwrap());
             assert_eq!(popper.join().unwrap().unwrap(), b"item");
         });
+    }
+
+    #[test]
+    fn a_write_wakes_only_the_threads_whose_wait_it_ends() {
+        const THREADS: usize = 64;
+        let store = HashStore::new();
+        std::thread::scope(|scope| {
+            let wait = |thread: usize| {
+                let store = store.clone();
+                scope.spawn(move || store.wait(&[format!("key {thread}")]))
+            };
+            let waiting: Vec<_> = (0..THREADS).map(wait).collect();
+            while store.waiters().len() < THREADS {
+                std::thread::yield_now();
+            }
+            // All of them sleep since they were registered.
+            for (thread, waiting) in waiting.into_iter().enumerate() {
+                store.set("another key", "").unwrap();
+                store.set(format!("key {thread}"), "").unwrap();
+                waiting.join().unwrap().unwrap();
+            }
+        });
+        assert_eq!(store.shared.woken.load(Ordering::Relaxed), THREADS, "each of them once");
+        let state = store.lock();
+        assert!(state.sleepers.is_empty() && state.answers.is_empty());
+        assert_eq!(state.table.waiters_count(), 0);
+    }
+
+    #[test]
+    fn a_thread_that_times_out_leaves_no_bell() {
+        let store = HashStore::new();
+        let error = store.wait_for(&["never"], Duration::from_millis(1)).unwrap_err();
+        assert!(error.is_timeout(), "{error}");
+        assert!(store.lock().sleepers.is_empty());
     }
 }

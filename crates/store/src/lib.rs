@@ -10,6 +10,9 @@ mod connect;
 mod connection;
 mod error;
 mod file;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod hash;
 mod listen;
 mod map;

@@ -24,10 +24,13 @@ use std::time::Duration;
 
 use mio::{Poll, Waker};
 
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use self::merge::{Effects, LocalId, Merge, Reply};
+
 use self::dial::{Dialed, Upstream};
 use self::passing::Passing;
 use crate::listen;
-use crate::server::Limits;
+use crate::server::{Limits, WaiterFacts};
 use crate::turns::{Loop, WAKE};
 use tenfold_base::{Deadline, Fault};
 
@@ -139,6 +142,7 @@ pub struct RelayFacts {
 #[derive(Debug)]
 pub struct Relay {
     addresses: Vec<SocketAddr>,
+    upstream: SocketAddr,
     orders: mpsc::Sender<Order>,
     waker: Arc<Waker>,
     stopping: Arc<AtomicBool>,
@@ -147,6 +151,7 @@ pub struct Relay {
 
 enum Order {
     Tell(mpsc::Sender<RelayFacts>),
+    Waiters(mpsc::Sender<Vec<WaiterFacts>>),
     Connected(Box<Dialed>),
     Stop { grace: Duration },
 }
@@ -167,6 +172,10 @@ impl Relay {
         let upstream = Upstream { host: options.upstream_host, port: options.upstream_port };
         let token = passing::new_token();
         let dialed = upstream.dial(&pipe::Pipe::new(token).hello(), deadline)?;
+        let server = dialed
+            .stream
+            .peer_addr()
+            .map_err(|error| Fault::io("cannot read the address of the store server", error))?;
         let (orders, inbox) = mpsc::channel();
         let stopping = Arc::new(AtomicBool::new(false));
         let build = || -> io::Result<(Loop<Passing>, Arc<Waker>)> {
@@ -188,7 +197,8 @@ impl Relay {
             .name("tenfold-relay".into())
             .spawn(move || front.run())
             .map_err(|error| Fault::io("cannot start the relay's thread", error))?;
-        Ok(Relay { addresses, orders, waker, stopping, thread: Mutex::new(Some(thread)) })
+        let thread = Mutex::new(Some(thread));
+        Ok(Relay { addresses, upstream: server, orders, waker, stopping, thread })
     }
 
     /// The first address it listens on.
@@ -201,6 +211,11 @@ impl Relay {
         &self.addresses
     }
 
+    /// The address of the server that it connected to at the start.
+    pub fn upstream_address(&self) -> SocketAddr {
+        self.upstream
+    }
+
     /// Whether only this machine can reach it.
     pub fn is_private(&self) -> bool {
         self.addresses.iter().all(|address| listen::is_private(address.ip()))
@@ -208,13 +223,24 @@ impl Relay {
 
     /// What it reports about itself now; all zero after it has stopped.
     pub fn facts(&self) -> RelayFacts {
+        self.ask(Order::Tell)
+    }
+
+    /// Which of its clients waits for which keys, and for how long; none after it has stopped. A relay does
+    /// not know which of several keys exist already, so it names all of them.
+    pub fn waiters(&self) -> Vec<WaiterFacts> {
+        self.ask(Order::Waiters)
+    }
+
+    fn ask<T: Default>(&self, order: fn(mpsc::Sender<T>) -> Order) -> T {
         let (answer, answers) = mpsc::channel();
-        let asked = self.orders.send(Order::Tell(answer)).is_ok() && self.waker.wake().is_ok();
-        if asked { answers.recv_timeout(FACTS_MAX).unwrap_or_default() } else { RelayFacts::default() }
+        let asked = self.orders.send(order(answer)).is_ok() && self.waker.wake().is_ok();
+        if asked { answers.recv_timeout(FACTS_MAX).unwrap_or_default() } else { T::default() }
     }
 
     /// Accepts no new clients, serves the connected ones until they have left or `grace` has passed, and
-    /// stops.
+    /// stops. If they have left in time, the server has executed all that they asked for when this returns, or
+    /// will never execute it because the connection to it was lost.
     pub fn shutdown(&self, grace: Duration) {
         let Some(thread) = self.thread.lock().expect("nothing panics while holding it").take() else {
             return;

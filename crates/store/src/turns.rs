@@ -110,6 +110,11 @@ pub(crate) trait Backend: Sized {
     /// The loop is about to end: all messages are allowed from now on.
     fn end(front: &mut Loop<Self>);
 
+    /// Whether everything that clients have asked for has been executed, or cannot be any more.
+    fn is_settled(&self) -> bool {
+        true
+    }
+
     /// The last thing before the loop ends.
     fn last(_front: &mut Loop<Self>) {}
 
@@ -269,7 +274,8 @@ impl<B: Backend> Loop<B> {
                 next_tick = self.now + self.tick;
                 self.tick();
             }
-            if self.stop_at.is_some_and(|at| self.count == 0 || self.now >= at) {
+            let is_over = |at| self.count == 0 && self.back.is_settled() || self.now >= at;
+            if self.stop_at.is_some_and(is_over) {
                 self.last_words(&mut buffer);
                 B::last(&mut self);
                 return;

@@ -21,6 +21,7 @@ use crate::value::Value;
 use tenfold_base::{ErrorKind, Fault};
 
 pub use self::session::{Answer, Ask, Body, Hello, Status, VERSION, Welcome, encode_numbered};
+pub(crate) use self::session::{POP_AT_MAX, blunt_pop};
 
 /// What a client sends first, so that a server can distinguish it from a stray browser.
 pub const MAGIC: u32 = 0x3C85_F7CE;

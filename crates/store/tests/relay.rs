@@ -106,6 +106,34 @@ fn clients_that_wait_for_one_key_are_one_wait_at_the_server() {
 }
 
 #[test]
+fn a_relay_lists_which_client_waits_for_what() {
+    let server = serve();
+    let relay = relay_of(server.address());
+    assert_eq!(relay.upstream_address(), server.address());
+    let _idle = client_of(&relay);
+    let mut waiting: Vec<Raw> = (0..3).map(|_| Raw::greeted(relay.address())).collect();
+    waiting[0].send(&list(WAIT, ["/a", "/b"].iter()));
+    waiting[1].send(&list(WAIT, ["/a", "/b"].iter()));
+    waiting[2].send(&[message(BARRIER, &[b"/c"]), 2_i64.to_le_bytes().to_vec()].concat());
+    until("all wait", || relay.waiters().len() == 3);
+    for (raw, (operation, keys)) in
+        waiting.iter().zip([("wait", "`/a`, `/b`"), ("wait", "`/a`, `/b`"), ("barrier", "`/c`")])
+    {
+        let peer = raw.0.local_addr().unwrap().to_string();
+        let found: Vec<_> = relay.waiters().into_iter().filter(|waiter| waiter.peer == peer).collect();
+        assert_eq!(found.len(), 1);
+        let waiter = &found[0];
+        assert_eq!((waiter.operation.as_str(), waiter.keys.as_str()), (operation, keys));
+        assert_eq!(waiter.keys_count, keys.split(',').count());
+        assert!(waiter.seconds >= 0.0);
+    }
+    drop(waiting.remove(0));
+    until("one has left", || relay.waiters().len() == 2);
+    relay.shutdown(Duration::ZERO);
+    assert_eq!(relay.waiters(), []);
+}
+
+#[test]
 fn a_wait_is_left_when_its_last_client_has_left_or_cancelled() {
     let server = serve();
     let relay = relay_of(server.address());
@@ -202,6 +230,33 @@ fn an_item_pushed_for_a_relay_that_is_killed_goes_to_the_next_client() {
     assert_eq!(second.read(), [0], "although the relay was first");
     second.send(&message(QUEUE_POP, &[b"/q"]));
     assert_eq!(i64::from_le_bytes(second.read()), 1);
+}
+
+#[test]
+fn an_item_is_not_taken_for_a_client_that_leaves_while_the_connection_is_lost() {
+    let server = serve();
+    let valve = Valve::new(server.address());
+    let relay = relay_of(valve.address);
+    let pusher = client(server.address(), HANG);
+    let mut clients: Vec<Raw> = (0..3).map(|_| Raw::greeted(relay.address())).collect();
+    pusher.queue_push("q", "item").unwrap();
+    clients[0].send(&list(WAIT, ["/q"].iter()));
+    assert_eq!(clients[0].read(), [0]);
+    valve.close();
+    until("the relay has noticed", || !relay.facts().is_connected);
+    let mut stays = clients.pop().unwrap();
+    for raw in &mut clients {
+        raw.send(&message(QUEUE_POP, &[b"/q"]));
+    }
+    until("both have asked", || relay.facts().under_way == 2);
+    drop(clients);
+    until("they have left", || relay.facts().connections == 1);
+    stays.send(&message(QUEUE_POP, &[b"/q"]));
+    valve.open();
+    assert_eq!(i64::from_le_bytes(stays.read()), 1);
+    assert_eq!(stays.read_value(), b"item");
+    until("all is answered", || relay.facts().under_way == 0);
+    assert_eq!(server.facts().queue_items, 0);
 }
 
 #[test]
@@ -361,6 +416,23 @@ fn a_session_that_expired_costs_clients_their_connections() {
     valve.open();
     assert_eq!(waiter.until_closed(), b"");
     assert_eq!(client_of(&relay).add("n", 1).unwrap(), 1);
+}
+
+/// A rank's last SET has no answer, and the rank may exit immediately after it.
+#[test]
+fn a_relay_that_ends_leaves_no_request_of_its_clients_on_the_way() {
+    let server = serve();
+    for round in 0..50 {
+        let relay = relay_of(server.address());
+        let mut clients: Vec<Raw> = (0..8).map(|_| Raw::greeted(relay.address())).collect();
+        for (number, raw) in clients.iter_mut().enumerate() {
+            raw.send(&message(SET, &[format!("/{round}/{number}").as_bytes(), b"v"]));
+        }
+        drop(clients);
+        until("all is read", || relay.facts().requests == 8);
+        relay.shutdown(HANG);
+        assert_eq!(server.facts().keys, 8 * (round + 1));
+    }
 }
 
 #[test]

@@ -93,6 +93,38 @@ fn a_rank_that_does_not_wait_is_shown_with_what_it_last_asked_for() {
     assert_eq!(last, [Some(StoreLast { operation: "set".into(), seconds: 33.0 }), None]);
 }
 
+/// The server sees only the relay, so the launcher says what its ranks wait for.
+#[test]
+fn a_rank_behind_a_relay_is_shown_with_what_its_launcher_reported() {
+    let running = state("running", &[("a", Some(0)), ("b", Some(1))]);
+    let behind = |local_rank: usize, number: usize, wait: serde_json::Value| {
+        let mut rank = rank(local_rank, number, "running", &format!("127.0.0.1:{number} by relay of b"));
+        rank["store_wait"] = wait;
+        rank
+    };
+    let wait = json!({"operation": "wait", "keys": "`/k`", "keys_count": 1, "seconds": 9.0});
+    let ranks = vec![behind(0, 2, wait), behind(1, 3, serde_json::Value::Null)];
+    // The beat is two seconds old.
+    let beats = [("a", 0.5, vec![rank(0, 0, "running", "127.0.0.1:2")]), ("b", 2.0, ranks)];
+    // A rank of another node has the loopback address that rank 2 has on its own.
+    let run = one(raw(&running, &beats), &[waiter("127.0.0.1:2", "`/other`", 3.0)]);
+    let shown: Vec<_> = run.nodes[1].ranks.iter().map(|rank| (rank.joined, rank.why.as_str())).collect();
+    assert_eq!(shown, [(true, "has waited 11 s in the store for `/k` (wait)"), (true, "")]);
+    let expected =
+        StoreOperation { operation: "wait".into(), keys: "`/k`".into(), keys_count: 1, seconds: 11.0 };
+    assert_eq!(run.nodes[1].ranks[0].store_operation.as_ref(), Some(&expected));
+    assert_eq!(
+        run.nodes[0].ranks[0].store_operation.as_ref().map(|wait| wait.keys.as_str()),
+        Some("`/other`")
+    );
+    let json = serde_json::to_value(&run.nodes[1].ranks[0]).unwrap();
+    assert_eq!(json.get("store_wait"), None, "it is shown as `store_operation`");
+
+    let alone = one(raw(&running, &beats), &[]);
+    let reported: Vec<_> = alone.reported_waits().collect();
+    assert_eq!(reported, [Reported { peer: "127.0.0.1:2 by relay of b", rank: 2, wait: &expected }]);
+}
+
 #[test]
 fn waits_of_launchers_are_not_shown() {
     let facts = |waiters: &[WaiterFacts]| -> Facts {

@@ -59,7 +59,9 @@ pub(crate) struct LaunchPlan {
     pub(crate) binding: Option<Binding>,
     pub(crate) virtual_local_rank: bool,
     pub(crate) local_address: Option<String>,
-    /// Whether a store on loopback also serves other users.
+    /// Whether this node has so many ranks that they use a store on another node through a relay.
+    pub(crate) wants_relay: bool,
+    /// Whether a store or relay on loopback also serves other users.
     pub(crate) other_users: bool,
     pub(crate) kind: Kind,
     pub(crate) python: Option<PathBuf>,
@@ -107,9 +109,11 @@ impl Args {
         }
         warnings.extend(ignored_variables(|name| std::env::var(name).ok()));
         let alone = meeting == Meeting::Alone;
+        let ranks = count_ranks(&self.nproc_per_node)?;
         Ok(LaunchPlan {
             nodes: if alone { Nodes { min: 1, max: 1 } } else { self.nnodes },
-            ranks: count_ranks(&self.nproc_per_node)?,
+            ranks,
+            wants_relay: (1..=ranks).contains(&self.relay_from),
             run_id: (!alone).then(|| self.rdzv_id.clone()),
             settings: self.rdzv_conf.clone(),
             max_restarts: self.max_restarts,
@@ -342,6 +346,24 @@ mod tests {
         assert!(
             says("--nnodes 3:2").contains("expected a number of nodes such as 2, or a range such as 1:4")
         );
+    }
+
+    #[test]
+    fn a_relay_is_used_from_a_number_of_local_ranks_on() {
+        let wants = |words: &str| plan(words).unwrap().wants_relay;
+        assert!(!wants("-n 63") && wants("-n 64") && wants("-n 1024"));
+        assert!(!wants("-n 3 --relay-from 4") && wants("-n 4 --relay-from 4"));
+        assert!(wants("-n 1 --relay_from=1"));
+        assert!(!wants("-n 1024 --relay-from 0") && !wants("-n 1024 --relay-from 1025"));
+        for wrong in ["-1", "many", "4.5", ""] {
+            let error = plan(&format!("--relay-from={wrong}")).unwrap_err();
+            assert!(
+                error.contains(&format!("invalid value '{wrong}' for '--relay-from <RANKS>'")),
+                "{error}"
+            );
+            assert!(error.contains("expected a number of ranks such as 64, or 0 for no relay"), "{error}");
+        }
+        assert!(plan("--relay-from -1").unwrap_err().contains("invalid value '-1'"));
     }
 
     #[test]

@@ -11,6 +11,14 @@ use tenfold_console::parse_duration;
 pub(super) const STATIC_PORT: u16 = 29500;
 pub(crate) const ELASTIC_PORT: u16 = 29400;
 
+/// The default of `--relay-from`: more ranks than machines have accelerators. With fewer, MASTER_ADDR stays
+/// what torchrun makes it, because programs of that kind may start a server of their own there.
+pub(super) const RELAY_FROM: usize = 64;
+
+pub(super) fn parse_relay_from(text: &str) -> Result<usize, String> {
+    text.trim().parse().map_err(|_| "expected a number of ranks such as 64, or 0 for no relay".to_string())
+}
+
 /// `2`, or `1:4`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Nodes {

@@ -515,8 +515,11 @@ fn first_interface(
 ) -> Result<IpAddr, Fault> {
     match options.interface {
         Some(interface) => Ok(interface),
-        None => crate::network::address_towards(store.address(), environment.interfaces.as_ref())
-            .map_err(|error| Fault::io("cannot choose an address for other hosts", error)),
+        None => {
+            let towards = crate::network::behind_relay(store.address(), environment.store);
+            crate::network::address_towards(towards, environment.interfaces.as_ref())
+                .map_err(|error| Fault::io("cannot choose an address for other hosts", error))
+        }
     }
 }
 

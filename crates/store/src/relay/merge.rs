@@ -11,7 +11,8 @@
 //!   that arrives later *joins* it: only the server knows whether a key has been seen meanwhile.
 //! - `barrier`: arrivals while one is under way arrive together.
 //!
-//! Everything else passes through, in order. Values are not cached. A client whose request is held back for
+//! Everything else passes through, in order. Values are not cached. If a client leaves, its pops that have not
+//! reached the server take no items. A client whose request is held back for
 //! the next merged one is not served further until that is sent, so the requests of one client are executed
 //! in the order in which it sent them.
 //!
@@ -25,7 +26,7 @@ use std::sync::Arc;
 use foldhash::HashMap;
 
 use super::pipe::Pipe;
-use crate::request::{Bytes, Request};
+use crate::request::{Bytes, Operation, Request};
 use crate::value::Value;
 use crate::wire::{self, Ask, Command, Decoded, MessageLimits, Scan, Status};
 
@@ -86,7 +87,7 @@ impl std::fmt::Display for Nonsense {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct AlreadyWaiting;
 
-type Keys = Arc<[Value]>;
+pub(crate) type Keys = Arc<[Value]>;
 
 #[derive(Debug)]
 pub(crate) struct Merge {
@@ -119,6 +120,8 @@ struct Local {
     waiting: Option<Waiting>,
     /// The promise of an item that it was woken for.
     promised: Option<u64>,
+    /// Its pops among the requests that are under way.
+    pops: Vec<u64>,
 }
 
 #[derive(Debug, Clone)]
@@ -220,6 +223,19 @@ impl Merge {
         self.groups.values().filter(|group| group.under_way.is_some()).count() + self.barriers.len()
     }
 
+    /// What this client waits in, and for which keys.
+    pub(crate) fn waits_for(&self, client: LocalId) -> Option<(Operation, Keys)> {
+        let barrier = |key: &Value| (Operation::Barrier, Keys::from([key.clone()]));
+        match self.locals.get(&client)?.waiting.as_ref()? {
+            Waiting::For(keys) => Some((Operation::Wait, keys.clone())),
+            Waiting::At(key, _) => Some(barrier(key)),
+            Waiting::In(number) => Some(match &self.waits.get(number)?.what {
+                What::Keys(keys) => (Operation::Wait, keys.clone()),
+                What::Barrier(key, _) => barrier(key),
+            }),
+        }
+    }
+
     // ── may it ask? ────────────────────────────────────────────────────────────────────────────────────
 
     /// Whether the client's next request may be served now. If not, [`Effects::resumed`] names it later.
@@ -277,7 +293,8 @@ impl Merge {
         if let Some(wait) = local.promised.take() {
             // Only a pop can be for the item.
             if matches!(request, Request::QueuePop { .. }) {
-                self.pass(client, &Ask::CallAfter(wait, request));
+                let number = self.pass(client, &Ask::CallAfter(wait, request));
+                self.local(client).pops.push(number);
                 return Ok(());
             }
             self.pipe.send(&Ask::Leave(wait));
@@ -292,7 +309,11 @@ impl Merge {
             | Request::NumKeys
             | Request::ListKeys
             | Request::QueueLen { .. } => self.read(client, request),
-            other => self.pass(client, &Ask::Call(other)),
+            Request::QueuePop { .. } => {
+                let number = self.pass(client, &Ask::Call(request));
+                self.local(client).pops.push(number);
+            }
+            other => drop(self.pass(client, &Ask::Call(other))),
         }
         Ok(())
     }
@@ -303,10 +324,11 @@ impl Merge {
         self.pass(client, &Ask::Info);
     }
 
-    fn pass(&mut self, client: LocalId, ask: &Ask<'_>) {
+    fn pass(&mut self, client: LocalId, ask: &Ask<'_>) -> u64 {
         let number = self.pipe.send(ask);
         self.flights.insert(number, Flight::One(client));
         self.local(client).under_way += 1;
+        number
     }
 
     fn read(&mut self, client: LocalId, request: Request<'_>) {
@@ -445,10 +467,14 @@ impl Merge {
         self.release(client, effects);
     }
 
-    /// The client has left.
+    /// The client has left. Items that it has asked for stay in their queues, unless the server has got the
+    /// request.
     pub(crate) fn forget(&mut self, client: LocalId, effects: &mut Effects) {
         self.cancel(client, effects);
-        self.locals.remove(&client);
+        let local = self.locals.remove(&client);
+        for number in local.into_iter().flat_map(|local| local.pops) {
+            self.pipe.withdraw(number);
+        }
     }
 
     /// Ends a wait that no client is in, unless others are about to join it.

@@ -13,7 +13,8 @@ use super::dial::{Dialed, Line};
 use super::merge::{AlreadyWaiting, Effects, LocalId, Merge, Reply};
 use super::{Order, RelayFacts};
 use crate::connection::Connection;
-use crate::server::Closed;
+use crate::request::show_keys;
+use crate::server::{Closed, WaiterFacts};
 use crate::table::SHARED_VALUE;
 use crate::turns::{BACKEND, Backend, End, Loop, Turn, refuse};
 use crate::value::Value;
@@ -190,6 +191,7 @@ impl Backend for Passing {
     fn obey(front: &mut Loop<Self>, order: Order) {
         match order {
             Order::Tell(answer) => drop(answer.send(front.relay_facts())), // the asker may have timed out
+            Order::Waiters(answer) => drop(answer.send(front.waiters())),  // the same
             Order::Connected(dialed) => front.connected(*dialed),
             Order::Stop { grace } => front.stop(grace),
         }
@@ -210,6 +212,11 @@ impl Backend for Passing {
     }
 
     fn end(_front: &mut Loop<Self>) {}
+
+    /// What clients that have left asked for last, such as a SET, must reach the server, too.
+    fn is_settled(&self) -> bool {
+        self.uplink.is_none() || self.merge.under_way() == 0
+    }
 
     fn last(front: &mut Loop<Self>) {
         front.write_upstream();
@@ -252,6 +259,23 @@ impl Loop<Passing> {
             waiting: back.merge.waiting(),
             waits: back.merge.waits(),
         }
+    }
+
+    fn waiters(&self) -> Vec<WaiterFacts> {
+        const KEYS_SHOWN: usize = 8;
+        let waiting = |(slot, client): (usize, &Option<LocalId>)| {
+            let connection = self.connections.get(slot)?.as_ref()?;
+            let (operation, keys) = self.back.merge.waits_for((*client)?)?;
+            Some(WaiterFacts {
+                peer: connection.peer.to_string(),
+                operation: operation.name().to_string(),
+                keys: show_keys(&keys[..keys.len().min(KEYS_SHOWN)]),
+                keys_count: keys.len(),
+                // A client that waits sends nothing, except to cancel its wait.
+                seconds: self.now.duration_since(connection.last_heard).as_secs_f64(),
+            })
+        };
+        self.back.clients.iter().enumerate().filter_map(waiting).collect()
     }
 
     /// The server has welcomed the session on a new connection.

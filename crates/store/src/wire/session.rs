@@ -246,6 +246,23 @@ pub fn encode_numbered(number: u64, ask: &Ask<'_>, out: &mut Vec<u8>) {
     }
 }
 
+/// Where the opcode of a numbered request is, at most.
+pub(crate) const POP_AT_MAX: usize = 1 + 8 + 1 + 8;
+
+/// If these bytes begin with the numbered QUEUE_POP of this number: makes a QUEUE_LEN of it, and returns which
+/// byte is now different. QUEUE_LEN has the same arguments and changes nothing.
+pub(crate) fn blunt_pop(bytes: &mut [u8], number: u64) -> Option<usize> {
+    let is_head = bytes.first() == Some(&NUMBERED) && bytes.get(1..9) == Some(&number.to_le_bytes());
+    let at = match *bytes.get(9).filter(|_| is_head)? {
+        CALL => 10,
+        CALL_AFTER => POP_AT_MAX,
+        _ => return None,
+    };
+    let opcode = bytes.get_mut(at).filter(|opcode| **opcode == super::QUEUE_POP)?;
+    *opcode = super::QUEUE_LEN;
+    Some(at)
+}
+
 pub(super) fn encode_hello(hello: &Hello, out: &mut Vec<u8>) {
     out.push(SESSION);
     out.extend_from_slice(&hello.version.to_le_bytes());

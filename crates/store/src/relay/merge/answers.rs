@@ -47,6 +47,9 @@ impl Merge {
         let refusal = (status == Status::Refused).then(|| reason(body));
         match flight {
             Flight::One(client) => {
+                if let Some(local) = self.locals.get_mut(&client) {
+                    local.pops.retain(|pop| *pop != number);
+                }
                 let reply = Reply::Bytes(body.into());
                 self.answer_one(client, refusal.as_deref(), reply, effects);
             }
