@@ -14,11 +14,12 @@ use std::fmt;
 use std::io::{self, Read};
 #[cfg(test)]
 use std::task::Poll;
+use std::time::Duration;
 
 use tenfold_memory::{FileIdentity, Head};
 
 /// Must be raised with every change to the bytes described here, or to the frames of `transport::line`.
-pub(crate) const VERSION: u16 = 5;
+pub(crate) const VERSION: u16 = 6;
 
 const MAGIC: [u8; 8] = *b"tenfold\n";
 
@@ -31,6 +32,20 @@ impl fmt::Display for FabricId {
         write!(f, "{:032x}", self.0)
     }
 }
+
+impl FabricId {
+    pub(crate) fn mark(self) -> Mark {
+        Mark(self.0 as u64)
+    }
+}
+
+/// Half of a [`FabricId`]: enough to recognise a process, and too little to be let in by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Mark(pub u64);
+
+/// A process that another one sees, and how long ago it was last seen to be alive. Durations travel, because no two hosts
+/// have the same clock.
+pub(crate) type Seen = (Mark, Duration);
 
 /// What a connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,8 +154,19 @@ impl HelloReader {
 /// What a process says about itself and its groups, beside their messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ControlFrame {
-    /// A sign of life, with what the sender does in each group.
+    /// What the sender does in each group: the answer to `Want`.
     Pulse { groups: Vec<GroupPulse> },
+    /// The sender wants to know what the receiver does, because it waits for the receiver.
+    Want,
+    /// Asks whether the receiver is alive. With the ranks that the sender sees on its host; between hosts only.
+    Ask { company: Vec<Seen> },
+    /// The answer to that.
+    Beat { company: Vec<Seen> },
+    /// Between ranks of one host: processes on other hosts that the sender hears as long as its pulse moves, unless it says
+    /// otherwise. They replace all that it named before, or are further ones.
+    Hears { afresh: bool, marks: Vec<Mark> },
+    /// Between ranks of one host: processes that the sender no longer listens to, or no longer hears.
+    Misses { seen: Vec<Seen> },
     /// Why the sender gave up on a group, in its words; they are a stranger's, to be shown and nothing else.
     Notice { group: u64, text: Vec<u8> },
     /// The sender will point into a file, from `offset` on, once the receiver has mapped its first `len` bytes. The
@@ -172,6 +198,12 @@ const GOODBYE: u8 = 3;
 const REGION: u8 = 4;
 const MAPPED: u8 = 5;
 const RETIRED: u8 = 6;
+const WANT: u8 = 7;
+const ASK: u8 = 8;
+const BEAT: u8 = 9;
+const HEARS: u8 = 10;
+const HEARS_TOO: u8 = 11;
+const MISSES: u8 = 12;
 
 impl ControlFrame {
     /// Kind and length.
@@ -179,6 +211,10 @@ impl ControlFrame {
 
     /// What a pulse says about one group.
     const GROUP: usize = 9 * 8;
+
+    /// A mark, and with a time in milliseconds.
+    const MARK: usize = 8;
+    const SEEN: usize = Self::MARK + 4;
 
     /// What may follow a header.
     pub(crate) const BODY_MAX: usize = 64 << 10;
@@ -189,8 +225,8 @@ impl ControlFrame {
     /// No frame is longer: a buffer of this size always holds a whole one.
     pub(crate) const LEN_MAX: usize = Self::HEADER + Self::BODY_MAX;
 
-    /// Appends the frame to `out`. A pulse of more groups than one frame holds becomes several; a text is cut to what one
-    /// holds.
+    /// Appends the frame to `out`. A list that is longer than one frame holds becomes several frames, except a company, which
+    /// is cut, as is a text.
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         match self {
             ControlFrame::Pulse { groups } if groups.is_empty() => put_header(out, PULSE, 0),
@@ -216,13 +252,27 @@ impl ControlFrame {
                 out.extend(offset.to_le_bytes());
             }
             ControlFrame::Goodbye => put_header(out, GOODBYE, 0),
+            ControlFrame::Want => put_header(out, WANT, 0),
+            ControlFrame::Ask { company } => put_seen(out, ASK, first(company, Self::BODY_MAX / Self::SEEN)),
+            ControlFrame::Beat { company } => {
+                put_seen(out, BEAT, first(company, Self::BODY_MAX / Self::SEEN))
+            }
+            ControlFrame::Misses { seen } if seen.is_empty() => put_header(out, MISSES, 0),
+            ControlFrame::Misses { seen } => {
+                seen.chunks(Self::BODY_MAX / Self::SEEN).for_each(|seen| put_seen(out, MISSES, seen));
+            }
+            ControlFrame::Hears { afresh, marks } => {
+                let (now, later) = marks.split_at(marks.len().min(Self::BODY_MAX / Self::MARK));
+                put_marks(out, if *afresh { HEARS } else { HEARS_TOO }, now);
+                later.chunks(Self::BODY_MAX / Self::MARK).for_each(|marks| put_marks(out, HEARS_TOO, marks));
+            }
         }
     }
 
     /// The frame at the beginning of `buffer`, and its length there. Nothing if it is not whole.
     pub(crate) fn decode(buffer: &[u8]) -> Result<Option<(ControlFrame, usize)>, Refused> {
         let Some((&kind, rest)) = buffer.split_first() else { return Ok(None) };
-        if !(PULSE..=RETIRED).contains(&kind) {
+        if !(PULSE..=MISSES).contains(&kind) {
             return Err(Refused::Kind { kind });
         }
         let Some((len, rest)) = rest.split_first_chunk() else { return Ok(None) };
@@ -232,6 +282,8 @@ impl ControlFrame {
             NOTICE | MAPPED => len >= 8,
             REGION => len == 4 * 8,
             RETIRED => len == 8,
+            ASK | BEAT | MISSES => len.is_multiple_of(Self::SEEN),
+            HEARS | HEARS_TOO => len.is_multiple_of(Self::MARK),
             _ => len == 0,
         };
         if !fits || len > Self::BODY_MAX {
@@ -249,6 +301,14 @@ impl ControlFrame {
             }
             MAPPED => ControlFrame::Mapped { offset: word(body, 0), refusal: body[8..].to_vec() },
             RETIRED => ControlFrame::Retired { offset: word(body, 0) },
+            WANT => ControlFrame::Want,
+            ASK => ControlFrame::Ask { company: seen(body) },
+            BEAT => ControlFrame::Beat { company: seen(body) },
+            MISSES => ControlFrame::Misses { seen: seen(body) },
+            HEARS | HEARS_TOO => {
+                let marks = body.chunks_exact(Self::MARK).map(|mark| Mark(word(mark, 0)));
+                ControlFrame::Hears { afresh: kind == HEARS, marks: marks.collect() }
+            }
             _ => ControlFrame::Goodbye,
         };
         Ok(Some((frame, Self::HEADER + len)))
@@ -263,6 +323,31 @@ fn group_pulse(bytes: &[u8]) -> GroupPulse {
         finished: [4, 5, 6].map(word),
         ages: [7, 8].map(word),
     }
+}
+
+fn seen(bytes: &[u8]) -> Vec<Seen> {
+    let one = |bytes: &[u8]| {
+        let age = u32::from_le_bytes(array(bytes, ControlFrame::MARK));
+        (Mark(word(bytes, 0)), Duration::from_millis(age.into()))
+    };
+    bytes.chunks_exact(ControlFrame::SEEN).map(one).collect()
+}
+
+fn first<T>(list: &[T], count: usize) -> &[T] {
+    &list[..list.len().min(count)]
+}
+
+fn put_seen(out: &mut Vec<u8>, kind: u8, seen: &[Seen]) {
+    put_header(out, kind, seen.len() * ControlFrame::SEEN);
+    for (mark, age) in seen {
+        out.extend(mark.0.to_le_bytes());
+        out.extend(u32::try_from(age.as_millis()).unwrap_or(u32::MAX).to_le_bytes());
+    }
+}
+
+fn put_marks(out: &mut Vec<u8>, kind: u8, marks: &[Mark]) {
+    put_header(out, kind, marks.len() * ControlFrame::MARK);
+    marks.iter().for_each(|mark| out.extend(mark.0.to_le_bytes()));
 }
 
 /// The number in the `at`th eight bytes.
@@ -337,193 +422,4 @@ impl fmt::Display for Refused {
 impl std::error::Error for Refused {}
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    const ME: FabricId = FabricId(0x1234_5678_9abc_def0_1122_3344_5566_7788);
-
-    fn hello() -> Hello {
-        Hello { purpose: Purpose::Line, sender: FabricId(99), receiver: ME }
-    }
-
-    #[test]
-    fn a_hello_is_read_once_it_is_whole_and_not_a_byte_further() {
-        let control = Hello { purpose: Purpose::Control, ..hello() };
-        let probe = Hello { purpose: Purpose::Probe, ..hello() };
-        for hello in [hello(), control, probe] {
-            let bytes = hello.encode();
-            for len in 0..bytes.len() {
-                assert_eq!(Hello::decode(&bytes[..len], ME), Ok(None));
-            }
-            assert_eq!(Hello::decode(&bytes, ME), Ok(Some(hello)));
-            let mut stream = &[&bytes[..], b"what follows"].concat()[..];
-            let read = HelloReader::new().poll(&mut stream, ME).expect("it is right");
-            assert_eq!(read, Poll::Ready(hello));
-            assert_eq!(stream, b"what follows");
-        }
-    }
-
-    #[test]
-    fn whoever_says_something_else_is_told_what_was_wrong() {
-        let refusal = |bytes: &[u8]| Hello::decode(bytes, ME).expect_err("it is wrong").to_string();
-        assert_eq!(refusal(b"GET / HTTP/1.1\r\n"), "it is not a tenfold process: it began with `GET / HT`");
-        assert_eq!(
-            refusal(b"t\0"),
-            "it is not a tenfold process: it began with `t\\x00`",
-            "known before it is whole"
-        );
-        let changed = |at: usize, to: u8| {
-            let mut bytes = hello().encode();
-            bytes[at] = to;
-            bytes
-        };
-        assert_eq!(
-            refusal(&changed(8, 1)[..10]),
-            "it speaks version 1 of the protocol and this process version 5"
-        );
-        assert_eq!(
-            refusal(&changed(63, 0)),
-            "it meant to reach process 003456789abcdef01122334455667788, which listened on this port before"
-        );
-        assert_eq!(refusal(&changed(10, 9)), "its hello names no purpose known here (9)");
-        assert_eq!(
-            refusal(&changed(21, 1)),
-            "its hello names no purpose known here (1)",
-            "what must be zero"
-        );
-    }
-
-    #[test]
-    fn a_caller_that_closes_without_a_hello_is_no_surprise() {
-        let mut reader = HelloReader::new();
-        let error = reader.poll(&hello().encode()[..20], ME).expect_err("it ended");
-        assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
-        assert_eq!(error.to_string(), "closed before it said hello");
-    }
-
-    #[test]
-    fn lengths_are_refused_before_anything_of_them_has_arrived() {
-        let header = |kind: u8, len: u32| [&[kind][..], &len.to_le_bytes()].concat();
-        for (kind, len) in [
-            (PULSE, 71),
-            (PULSE, 72 * 911),
-            (NOTICE, 7),
-            (NOTICE, 65537),
-            (GOODBYE, 1),
-            (REGION, 31),
-            (REGION, 40),
-            (MAPPED, 7),
-            (MAPPED, 65537),
-            (RETIRED, 0),
-            (RETIRED, 16),
-        ] {
-            let refused = ControlFrame::decode(&header(kind, len)).expect_err("no frame is like that");
-            assert_eq!(refused, Refused::Length { kind, len: len as usize });
-        }
-        for (kind, len) in [(PULSE, 72 * 910), (NOTICE, 65536), (MAPPED, 65536)] {
-            assert_eq!(ControlFrame::decode(&header(kind, len)), Ok(None), "the longest there are");
-        }
-        for kind in [0, 7] {
-            assert_eq!(ControlFrame::decode(&[kind]), Err(Refused::Kind { kind }));
-        }
-    }
-
-    #[test]
-    fn what_does_not_fit_one_frame_is_split_or_cut() {
-        let pulse = |group| GroupPulse { group, current: [group; 3], finished: [1; 3], ages: [2, 3] };
-        let groups: Vec<_> = (0..3000).map(pulse).collect();
-        let mut bytes = Vec::new();
-        ControlFrame::Pulse { groups: groups.clone() }.encode(&mut bytes);
-        ControlFrame::Notice { group: 5, text: vec![b'x'; 100_000] }.encode(&mut bytes);
-        let (mut frames, left) = frames_of(&bytes).expect("all are right");
-        assert_eq!(left, 0);
-        let text = vec![b'x'; ControlFrame::BODY_MAX - 8];
-        assert_eq!(frames.pop(), Some(ControlFrame::Notice { group: 5, text }));
-        let mut seen = Vec::new();
-        for frame in frames {
-            let ControlFrame::Pulse { groups } = frame else { panic!("only pulses are left: {frame:?}") };
-            seen.extend(groups);
-        }
-        assert_eq!(seen, groups);
-    }
-
-    /// All whole frames, and how many bytes are left over.
-    fn frames_of(mut bytes: &[u8]) -> Result<(Vec<ControlFrame>, usize), Refused> {
-        let mut frames = Vec::new();
-        while let Some((frame, len)) = ControlFrame::decode(bytes)? {
-            frames.push(frame);
-            bytes = &bytes[len..];
-        }
-        Ok((frames, bytes.len()))
-    }
-
-    fn any_frame() -> impl Strategy<Value = ControlFrame> {
-        let group = any::<(u64, Head, Head, [u64; 2])>();
-        let group =
-            group.prop_map(|(group, current, finished, ages)| GroupPulse { group, current, finished, ages });
-        prop_oneof![
-            proptest::collection::vec(group, 0..20).prop_map(|groups| ControlFrame::Pulse { groups }),
-            (any::<u64>(), proptest::collection::vec(any::<u8>(), 0..300))
-                .prop_map(|(group, text)| ControlFrame::Notice { group, text }),
-            Just(ControlFrame::Goodbye),
-            any::<[u64; 4]>().prop_map(|[offset, len, device, inode]| {
-                ControlFrame::Region { offset, len, file: FileIdentity { device, inode } }
-            }),
-            (any::<u64>(), proptest::collection::vec(any::<u8>(), 0..300))
-                .prop_map(|(offset, refusal)| ControlFrame::Mapped { offset, refusal }),
-            any::<u64>().prop_map(|offset| ControlFrame::Retired { offset }),
-        ]
-    }
-
-    proptest! {
-        #[test]
-        fn any_cut_of_any_stream_gives_the_same_frames(
-            frames in proptest::collection::vec(any_frame(), 0..8),
-            cuts in proptest::collection::vec(1_usize..200, 1..20),
-        ) {
-            let mut stream = Vec::new();
-            frames.iter().for_each(|frame| frame.encode(&mut stream));
-            let (mut buffer, mut seen, mut rest) = (Vec::new(), Vec::new(), &stream[..]);
-            for cut in cuts.iter().cycle() {
-                let (now, later) = rest.split_at((*cut).min(rest.len()));
-                buffer.extend_from_slice(now);
-                rest = later;
-                while let Some((frame, len)) = ControlFrame::decode(&buffer).expect("all are right") {
-                    seen.push(frame);
-                    buffer.drain(..len);
-                }
-                if rest.is_empty() {
-                    break;
-                }
-            }
-            prop_assert!(buffer.is_empty());
-            prop_assert_eq!(seen, frames);
-        }
-
-        #[test]
-        fn arbitrary_bytes_are_frames_or_refused_and_never_more_than_they_are(
-            bytes in proptest::collection::vec(any::<u8>(), 0..400),
-            kind in 0_u8..8,
-            len in prop_oneof![0_u32..400, any::<u32>()],
-        ) {
-            let shaped = [&[kind][..], &len.to_le_bytes(), &bytes].concat();
-            for bytes in [&bytes, &shaped] {
-                if let Ok(Some((frame, len))) = ControlFrame::decode(bytes) {
-                    prop_assert!(len <= bytes.len() && len <= ControlFrame::LEN_MAX);
-                    let mut again = Vec::new();
-                    frame.encode(&mut again);
-                    prop_assert_eq!(&again[..], &bytes[..len], "a frame has one form");
-                }
-                let _ = Hello::decode(bytes, ME);
-            }
-        }
-
-        #[test]
-        fn any_hello_survives_the_journey(which in 0_usize..3, sender: u128) {
-            let purpose = [Purpose::Control, Purpose::Line, Purpose::Probe][which];
-            let hello = Hello { purpose, sender: FabricId(sender), receiver: ME };
-            prop_assert_eq!(Hello::decode(&hello.encode(), ME), Ok(Some(hello)));
-        }
-    }
-}
+mod tests;

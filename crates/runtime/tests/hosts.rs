@@ -6,6 +6,8 @@
     reason = "tests: the time things take; a helper may fail too"
 )]
 
+#[path = "hosts/beats.rs"]
+mod beats;
 mod every_collective;
 mod support;
 
@@ -40,6 +42,8 @@ const JOBS: Jobs = &[
     ("find_each_other", find_each_other),
     ("sum_by_variable", sum_by_variable),
     ("end_early", end_early),
+    ("exchange_with_all", beats::exchange_with_all),
+    ("idle", beats::idle),
 ];
 
 #[test]

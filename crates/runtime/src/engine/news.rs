@@ -1,7 +1,7 @@
 //! What goes into the engine and out of it besides operations: failures of groups, notices of other ranks, and how far each
 //! group is.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use tenfold_memory::Doing;
@@ -102,6 +102,13 @@ impl Engine {
             group.notices(to).into_iter().map(|text| (group.id(), text)).collect::<Vec<_>>()
         };
         self.with(|state| state.groups.iter_mut().flatten().flat_map(|group| of(group)).collect())
+    }
+
+    /// Peers on other hosts that an operation of this rank waits for.
+    pub(crate) fn awaited(&self) -> HashSet<FabricId> {
+        let mut awaited = HashSet::new();
+        self.with(|state| state.groups.iter().flatten().for_each(|group| group.add_awaited(&mut awaited)));
+        awaited
     }
 
     /// What waits for the peer `id`, for a warning that it is silent: its rank, the group, the operation.

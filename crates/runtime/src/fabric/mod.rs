@@ -8,6 +8,7 @@
 //!
 //! Ranks that are threads of one process find each other in a table instead, and need no socket at all.
 
+mod beats;
 mod early;
 mod peer;
 mod pool;

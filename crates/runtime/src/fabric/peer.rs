@@ -88,7 +88,7 @@ pub(crate) struct Peer {
     /// A thread of this process.
     thread: OnceLock<Weak<Fabric>>,
     fate: OnceLock<(Fate, Instant)>,
-    /// What it last said that it does, by group; of peers on other hosts.
+    /// What it last said that it does, by group; of peers on other hosts that this rank waits for.
     doing: Mutex<HashMap<u64, Doing>>,
 }
 
@@ -186,11 +186,14 @@ impl Peer {
         self.thread.get().and_then(Weak::upgrade)
     }
 
+    /// Its pulse, if it shares memory with this rank; not of a thread of this process, which lives as long as we do.
     pub(super) fn pulse(&self) -> Option<u64> {
-        match self.thread.get() {
-            Some(_) => None, // it lives as long as we do
-            None => self.near.get().map(|(segment, _)| segment.pulse()),
-        }
+        if self.is_thread() { None } else { self.any_pulse() }
+    }
+
+    /// The same, also of a thread: ranks on other hosts want to know whether that runs.
+    pub(super) fn any_pulse(&self) -> Option<u64> {
+        self.near.get().map(|(segment, _)| segment.pulse())
     }
 
     pub(crate) fn fate(&self) -> Option<&Fate> {

@@ -16,7 +16,7 @@ pub(super) struct Silence {
 }
 
 /// What to do about a peer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Look {
     /// For how long nothing was heard of it.
     pub silence: Duration,
@@ -40,7 +40,18 @@ impl Silence {
 
     /// `limit` is how long a peer may be unresponsive.
     pub(super) fn look(&mut self, now: Instant, limit: Duration) -> Look {
+        self.look_back(self.since, now, limit, true)
+    }
+
+    /// The same for a peer whose last sign of life was found out otherwise, perhaps to be earlier than it was said before.
+    /// Nothing follows from its silence if it was not `asked`.
+    pub(super) fn look_back(&mut self, since: Instant, now: Instant, limit: Duration, asked: bool) -> Look {
+        self.warned &= since <= self.since;
+        self.since = since;
         let silence = now.saturating_duration_since(self.since);
+        if !asked {
+            return Look { silence, ..Look::default() };
+        }
         let warn = silence >= WORRY && !self.warned;
         self.warned |= warn;
         Look { silence, warn, probe: silence >= PROBE.min(limit / 4), over: silence >= limit }

@@ -6,17 +6,19 @@
 //! the peer died. So does the end of its process, which is watched by a pidfd on one host: a child that the peer forked, such as
 //! a worker that loads data, keeps copies of the streams, and they do not end before it does. A peer that is alive but
 //! unresponsive is given up after the heartbeat's limit: on one host a counter in its segment must move, between
-//! hosts frames must arrive. If none arrive, the peer is also asked on a new connection: after packets were lost, TCP
-//! retransmits at ever longer intervals, so a stream may stay unresponsive for twice as long as the network was.
+//! hosts one rank of each asks one of the other (see `beats`). If a peer does not answer, it is also asked on a new
+//! connection: after packets were lost, TCP retransmits at ever longer intervals, so a stream may stay unresponsive for
+//! twice as long as the network was.
 //!
-//! Here is the loop, and what streams carry; `watch/strangers.rs` lets peers in, `watch/lives.rs` watches over their lives, and
-//! `watch/stream.rs` is one stream.
+//! Here is the loop, and what streams carry; `watch/strangers.rs` lets peers in, `watch/lives.rs` watches over their lives,
+//! `watch/questions.rs` asks and answers, and `watch/stream.rs` is one stream.
 
 #![expect(clippy::disallowed_methods, reason = "owns the helper thread, and its clock")]
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod hostile;
 mod lives;
+mod questions;
 mod strangers;
 mod stream;
 
@@ -35,12 +37,11 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use tenfold_memory::NotInherited;
 
+use super::beats::Beats;
 use super::progress::Progress;
 use super::regions::{Announced, Announcement, Answer};
-use super::silence::Silence;
 use super::{Fabric, Fate, Order, Peer, lock};
 use crate::network::explain;
-use crate::recorder;
 use crate::wire::{ControlFrame, FabricId, Hello, Purpose};
 use lives::Pulse;
 use strangers::Complaints;
@@ -88,6 +89,7 @@ fn prepare(fabric: Arc<Fabric>, unix: UnixListener, tcp: TcpListener) -> io::Res
     let stuck = fabric.options.stuck.after.map_or(TICK, |after| after / 2);
     let tick = TICK.min(fabric.options.heartbeat / 16).min(stuck).max(Duration::from_millis(10));
     let progress = fabric.options.progress.as_deref().map(|folder| Progress::new(folder, fabric.id));
+    let beats = Beats::new(fabric.id.mark(), tick, fabric.options.heartbeat);
     Ok(Watch {
         fabric,
         poll,
@@ -103,7 +105,11 @@ fn prepare(fabric: Arc<Fabric>, unix: UnixListener, tcp: TcpListener) -> io::Res
         unread: Vec::new(),
         announced: Announced::default(),
         pulses: HashMap::new(),
-        silences: HashMap::new(),
+        beats,
+        near: Vec::new(),
+        informed: HashMap::new(),
+        doings: HashMap::new(),
+        next_wanted: 0,
         processes: HashMap::new(),
         progress,
         tick,
@@ -142,8 +148,16 @@ struct Watch {
     unread: Vec<u64>,
     announced: Announced,
     pulses: HashMap<FabricId, Pulse>,
-    /// When peers on other hosts were last heard.
-    silences: HashMap<FabricId, Silence>,
+    /// Peers on other hosts, and which of them to ask.
+    beats: Beats,
+    /// Peers of this host, as of the last tick.
+    near: Vec<Arc<Peer>>,
+    /// Peers of this host that know which ranks this one hears; false if they missed something of it.
+    informed: HashMap<FabricId, bool>,
+    /// Peers on other hosts that have said what they do, and when.
+    doings: HashMap<FabricId, (Arc<Peer>, Instant)>,
+    /// Which peer to ask first what it does, if this rank waits for many.
+    next_wanted: usize,
     /// Processes of peers on this host, by token.
     processes: HashMap<u64, (Arc<Peer>, OwnedFd)>,
     progress: Option<Progress>,
@@ -237,6 +251,7 @@ impl Watch {
             since: Instant::now(),
             probe: None,
             has_told: false,
+            answers: 0,
         };
         // Edge-triggered, so each event is served by reading and writing until the system would block.
         let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
@@ -344,6 +359,9 @@ impl Watch {
     /// peer's name can open a stream in that name, and must not be able to end the peer with it.
     fn part(&mut self, stream: &Stream, fate: Fate) {
         let Some(peer) = &stream.peer else { return };
+        if stream.io.is_unix() {
+            self.forget_near(peer.id());
+        }
         let goes_on = |other: &Stream| other.greeted() && other.is_of(peer.id());
         if peer.is_thread() || self.streams.values().any(goes_on) {
             return tracing::debug!("a stream of {peer} ended, and another goes on");
@@ -370,8 +388,8 @@ impl Watch {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(error),
             }
-            if let Some(peer) = &stream.peer {
-                self.heard(peer.id());
+            if let Some(peer) = stream.peer.as_ref().filter(|_| !stream.io.is_unix()) {
+                self.beats.hear(peer.id().mark(), Instant::now());
             }
             if !stream.greeted() {
                 let hello = Hello::decode(&stream.arrived, self.fabric.id).map_err(io::Error::other)?;
@@ -412,11 +430,12 @@ impl Watch {
                         self.hear(from, group, &text);
                     }
                 }
-                ControlFrame::Pulse { groups } => {
-                    if let Some(peer) = &stream.peer {
-                        peer.set_doing(&groups, recorder::host_now());
-                    }
-                }
+                ControlFrame::Pulse { groups } => self.hear_doing(stream, &groups),
+                ControlFrame::Want => self.answer_want(stream)?,
+                ControlFrame::Ask { company } => self.answer_ask(stream, &company)?,
+                ControlFrame::Beat { company } => self.hear_company(stream, &company)?,
+                ControlFrame::Hears { afresh, marks } => self.hear_hears(stream, afresh, marks)?,
+                ControlFrame::Misses { seen } => self.hear_misses(stream, &seen)?,
                 ControlFrame::Region { offset, len, file } => {
                     let refusal = stream.map_region(offset, len, file).err();
                     let refusal = refusal.map_or_else(Vec::new, |error| error.to_string().into_bytes());
@@ -527,6 +546,7 @@ impl Watch {
 
     fn end(&mut self, peer: &Arc<Peer>, fate: Fate) {
         self.announced.lose(peer.id());
+        self.forget_near(peer.id());
         self.processes.retain(|_, (other, process)| {
             let stays = other.id() != peer.id();
             if !stays {

@@ -15,7 +15,7 @@ mod notices;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Instant;
@@ -386,6 +386,17 @@ impl GroupState {
         let rank = wants.messages.iter().chain(&wants.room).find(|rank| is_it(rank))?;
         let work = self.works().next()?;
         Some(format!("rank {rank} of group `{}`; {work:?} waits for it", self.name))
+    }
+
+    /// Adds the members on other hosts that an operation waits for.
+    pub(crate) fn add_awaited(&self, awaited: &mut HashSet<FabricId>) {
+        if !self.is_busy() {
+            return;
+        }
+        let wants = self.wants();
+        let ranks = wants.messages.iter().chain(&wants.room).chain(&wants.any_of);
+        let members = ranks.map(|rank| &self.mesh.members()[*rank]).filter(|member| !member.near);
+        awaited.extend(members.filter_map(|member| Some(member.peer.as_ref()?.id())));
     }
 
     /// Tells the peers that are waited for that this rank sleeps; until when at most.

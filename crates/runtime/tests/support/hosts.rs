@@ -161,6 +161,21 @@ impl Hosts {
         self.apply();
     }
 
+    /// What all hosts have sent to each other so far: packets and bytes, with all headers. The store's are not counted.
+    pub fn traffic(&self) -> (u64, u64) {
+        let table = self.bridge.inside(|| std::fs::read_to_string("/proc/thread-self/net/dev").unwrap());
+        let mut sum = (0, 0);
+        for host in 0..self.count() {
+            let port = format!("port{host}:");
+            let numbers =
+                table.lines().find_map(|line| line.trim_start().strip_prefix(&port)).expect("a port");
+            let mut received = numbers.split_whitespace().map(|number| number.parse::<u64>().unwrap());
+            let (bytes, packets) = (received.next().unwrap_or(0), received.next().unwrap_or(0));
+            sum = (sum.0 + packets, sum.1 + bytes);
+        }
+        sum
+    }
+
     /// What the slow cable of `host` has counted so far.
     pub fn loss(&mut self, host: usize) -> Loss {
         self.hosts[host].link.as_mut().expect("a slow cable").count()

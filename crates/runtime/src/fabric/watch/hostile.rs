@@ -20,6 +20,7 @@ use tenfold_memory::Segment;
 
 use super::stream::{Io, send_with};
 use super::{ANSWERS_MAX, Watch, prepare};
+use crate::fabric::beats::Beats;
 use crate::fabric::{Bell, Fabric, FabricHandle, FabricOptions, Order, Peer, Shutdown, UNCLAIMED_MAX, lock};
 use crate::group::Group;
 use crate::wire::{ControlFrame, FabricId, Hello, Purpose};
@@ -101,7 +102,10 @@ impl Rank {
         self.watch.streams.clear();
         self.watch.unread.clear();
         self.watch.pulses.clear();
-        self.watch.silences.clear();
+        self.watch.beats = Beats::new(FabricId(ME).mark(), self.watch.tick, self.handle.options.heartbeat);
+        self.watch.near.clear();
+        self.watch.informed.clear();
+        self.watch.doings.clear();
         self.watch.tries.clear();
         self.watch.next_tick = Instant::now() + self.watch.tick; // scripts let time pass
         self.watch.processes.clear();
@@ -185,7 +189,7 @@ impl<'a> Scene<'a> {
                     2 => ControlFrame::Goodbye.encode(&mut frame),
                     _ => {
                         // The kind and a length that fits, whatever the body is.
-                        frame.extend([kind / 4 % 8, body.len() as u8, 0, 0, 0]);
+                        frame.extend([kind / 4 % 16, body.len() as u8, 0, 0, 0]);
                         frame.extend_from_slice(body);
                     }
                 }
@@ -294,221 +298,4 @@ fn take<'s>(script: &mut &'s [u8]) -> &'s [u8] {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::fabric::UNCLAIMED_FOR;
-    use crate::fabric::watch::READS;
-    use crate::transport::line::{Frame, LinkId};
-    use crate::{ErrorKind, Tag};
-    use proptest::prelude::*;
-    use std::task::Poll;
-    use tenfold_memory::{Buffer, DType, Lane};
-
-    const TCP: usize = 0;
-    const OTHER_TCP: usize = 1;
-
-    fn hello(sender: u128, purpose: Purpose) -> [u8; Hello::LEN] {
-        Hello { purpose, sender: FabricId(sender), receiver: FabricId(ME) }.encode()
-    }
-
-    fn frame(frame: &ControlFrame) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        frame.encode(&mut bytes);
-        bytes
-    }
-
-    fn message(payload: &[u8]) -> Vec<u8> {
-        let link = LinkId { group: GROUP, lane: Lane::Collective as u8 };
-        [&Frame::Message { link, head: [1; 3], len: payload.len(), credit: 0 }.encode(), payload].concat()
-    }
-
-    fn failed() -> ControlFrame {
-        let text = br#"{"Failed":{"rank":1,"kind":"Aborted","peer":null,"message":"over","hint":null}}"#;
-        ControlFrame::Notice { group: GROUP, text: text.to_vec() }
-    }
-
-    impl Scene<'_> {
-        fn has_failed(&self) -> bool {
-            !self.rank.handle.engine.notices(FabricId(HONEST)).is_empty()
-        }
-
-        /// The next message of a process for the group, once its bytes have come.
-        fn message_of(&self, sender: u128) -> Option<Vec<u8>> {
-            let line = self.rank.handle.line(FabricId(sender));
-            let mut line = line.lock();
-            let claim = line.claim(GROUP);
-            let polled = line.poll_message(&**self.rank.handle, claim, Lane::Collective as u8);
-            match polled.expect("it works") {
-                Poll::Pending => None,
-                Poll::Ready(message) => Some(message.bytes().to_vec()),
-            }
-        }
-
-        fn is_open(&self, line: usize) -> bool {
-            let line = self.lines[line].as_ref();
-            line.is_some_and(|line| self.rank.watch.streams.contains_key(&line.token))
-        }
-    }
-
-    #[test]
-    fn a_second_stream_in_the_name_of_a_peer_is_refused_and_its_end_is_not_the_peers() {
-        let mut rank = Rank::new();
-        let mut scene = Scene::new(&mut rank);
-        scene.say(TCP, &hello(HONEST, Purpose::Control), 0);
-        assert!(!scene.is_open(TCP), "it is closed");
-        scene.check();
-        // Where it is let in, as a rank that has dialled by both ways is, its goodbye speaks for itself alone.
-        let unix = LINES / 2;
-        scene.say(unix, &hello(HONEST, Purpose::Control), 2);
-        assert!(scene.is_open(unix));
-        scene.say(unix, &frame(&ControlFrame::Goodbye), 0);
-        assert!(!scene.is_open(unix));
-        scene.check();
-        // The last stream speaks for the peer.
-        scene.say(TCP, &hello(ABSENT, Purpose::Control), 0);
-        scene.say(TCP, &frame(&ControlFrame::Goodbye), 0);
-        let absent = scene.rank.handle.peer(FabricId(ABSENT));
-        assert_eq!(absent.fate(), Some(&crate::fabric::Fate::Left));
-    }
-
-    #[test]
-    fn a_notice_counts_only_from_a_member_of_the_group() {
-        let mut rank = Rank::new();
-        let mut scene = Scene::new(&mut rank);
-        scene.say(TCP, &hello(STRANGER, Purpose::Control), 0);
-        scene.say(TCP, &frame(&failed()), 0);
-        assert!(scene.is_open(TCP));
-        assert!(!scene.has_failed(), "a process that is in no group ended one");
-        scene.say(OTHER_TCP, &hello(ABSENT, Purpose::Control), 0);
-        scene.say(OTHER_TCP, &frame(&failed()), 0);
-        assert!(scene.has_failed(), "a member is heard");
-    }
-
-    #[test]
-    fn a_connection_for_messages_never_takes_the_place_of_another() {
-        let mut rank = Rank::new();
-        let mut scene = Scene::new(&mut rank);
-        scene.say(TCP, &hello(ABSENT, Purpose::Line), 0);
-        let mut first = scene.lines[TCP].take().expect("it was opened").end;
-        first.write_all(&message(b"first")).unwrap();
-        scene.say(OTHER_TCP, &hello(ABSENT, Purpose::Line), 0);
-        let mut second = scene.lines[OTHER_TCP].take().expect("it was opened").end;
-        let _ = second.write_all(&message(b"other")); // it is closed
-        scene.say(TCP, &hello(STRANGER, Purpose::Line), 0);
-        let mut third = scene.lines[TCP].take().expect("it was opened").end;
-        third.write_all(&message(b"third")).unwrap();
-        assert_eq!(scene.message_of(ABSENT).as_deref(), Some(&b"first"[..]));
-        assert_eq!(scene.message_of(ABSENT), None);
-    }
-
-    #[test]
-    fn a_connection_that_has_ended_gives_way_to_the_next() {
-        let mut rank = Rank::new();
-        let mut scene = Scene::new(&mut rank);
-        scene.say(TCP, &hello(ABSENT, Purpose::Line), 0);
-        scene.lines[TCP] = None;
-        scene.say(TCP, &hello(ABSENT, Purpose::Line), 0);
-        scene.lines[TCP].as_mut().expect("it was opened").end.write_all(&message(b"x")).unwrap();
-        assert_eq!(scene.message_of(ABSENT).as_deref(), Some(&b"x"[..]));
-    }
-
-    /// A firewall, or a limit of open files, may end a line whose peer is alive, as its control stream shows.
-    #[test]
-    fn a_broken_data_link_is_not_reported_as_a_death() {
-        let mut rank = Rank::new();
-        let mut scene = Scene::new(&mut rank);
-        scene.say(TCP, &hello(HONEST, Purpose::Line), 0);
-        scene.lines[TCP] = None;
-        let mut tensor = Buffer::zeros(DType::F32, 1);
-        let error = scene.group.start_recv(tensor.lend(), 1, Tag(0)).unwrap().wait().unwrap_err();
-        assert_eq!((error.kind(), error.peer()), (ErrorKind::PeerLost, Some(1)), "{error}");
-        assert!(error.message().starts_with("the connection with rank 1 ("), "{error}");
-        assert!(error.to_string().contains("hint: that rank is alive; check the network "), "{error}");
-        scene.check();
-    }
-
-    #[test]
-    fn a_connection_that_no_group_asks_for_expires() {
-        let mut rank = Rank::new();
-        let mut scene = Scene::new(&mut rank);
-        scene.say(TCP, &hello(ABSENT, Purpose::Line), 0);
-        let mut end = scene.lines[TCP].take().expect("it was opened").end;
-        let line = |scene: &Scene<'_>| lock(&scene.rank.handle.lines).get(&FabricId(ABSENT)).cloned();
-        let came =
-            line(&scene).expect("it is kept").lock().unclaimed_since().expect("no group has asked for it");
-        let just_before = UNCLAIMED_FOR - std::time::Duration::from_millis(1);
-        scene.rank.watch.look_around(came + just_before);
-        assert!(line(&scene).is_some());
-        scene.rank.watch.look_around(came + UNCLAIMED_FOR);
-        assert!(line(&scene).is_none());
-        assert_eq!(end.read(&mut [0]).expect("it has ended"), 0);
-        scene.check();
-    }
-
-    /// Each frame has a descriptor with it, so that it takes a read of its own.
-    #[test]
-    fn a_peer_that_says_much_has_its_turn_and_then_others_have_theirs() {
-        let mut rank = Rank::new();
-        let mut scene = Scene::new(&mut rank);
-        let unix = LINES / 2;
-        scene.say(unix, &hello(ABSENT, Purpose::Control), 2);
-        let notice = frame(&ControlFrame::Notice { group: GROUP + 1, text: Vec::new() });
-        let bell = scene.rank.bell.clone();
-        let Line { end, token } = scene.lines[unix].as_ref().expect("it was opened");
-        for _ in 0..READS + 10 {
-            send_with(end, &notice, &[bell.as_fd()]).expect("its buffer has room");
-        }
-        let token = *token;
-        let heard = |scene: &Scene<'_>| lock(&scene.rank.handle.early).take(Instant::now()).len();
-        scene.rank.watch.serve(token);
-        assert_eq!(heard(&scene), READS);
-        assert_eq!(scene.rank.watch.unread, [token], "its turn comes again, after those of others");
-        scene.rank.watch.unread.clear();
-        scene.rank.watch.serve(token);
-        assert_eq!((heard(&scene), scene.rank.watch.unread.len()), (10, 0));
-    }
-
-    #[test]
-    fn names_that_no_group_knows_are_bounded() {
-        let mut rank = Rank::new();
-        let mut scene = Scene::new(&mut rank);
-        for name in 0..2 * crate::fabric::UNMET_MAX as u128 {
-            scene.say(TCP, &hello(100 + name, Purpose::Control), 0);
-            scene.lines[TCP] = None;
-            let tokens: Vec<u64> = scene.rank.watch.streams.keys().copied().collect();
-            tokens.into_iter().for_each(|token| scene.rank.watch.serve(token));
-        }
-        let known = lock(&scene.rank.handle.peers).len();
-        assert!(known <= crate::fabric::UNMET_MAX, "{known} names are remembered");
-        scene.check();
-    }
-
-    #[test]
-    fn a_peer_that_asks_and_does_not_read_is_closed() {
-        let mut rank = Rank::new();
-        let mut scene = Scene::new(&mut rank);
-        let file = tenfold_memory::FileIdentity { device: 1, inode: 1 };
-        let ask = frame(&ControlFrame::Region { offset: 0, len: 1, file }).repeat(1000);
-        scene.say(TCP, &hello(ABSENT, Purpose::Control), 0);
-        for _ in 0..1000 {
-            if !scene.is_open(TCP) {
-                return;
-            }
-            scene.say(TCP, &ask, 0);
-            scene.obey();
-            scene.check();
-        }
-        panic!("a million answers are kept for a peer that reads none");
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(64))]
-        #[test]
-        fn no_script_panics_or_ends_an_honest_rank(scripts in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..300), 1..8)) {
-            let mut rank = Rank::new();
-            for script in scripts {
-                rank.play(&script);
-            }
-        }
-    }
-}
+mod tests;

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant, SystemTime};
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::process::{PidfdFlags, pidfd_open};
-use tenfold_memory::Doing;
 
 use super::stream::{Io, Stream, connect};
 use super::{After, TICK, Watch};
@@ -16,7 +15,7 @@ use crate::fabric::silence::{Look, Silence};
 use crate::fabric::{Fate, Peer, lock};
 use crate::fault::show_duration;
 use crate::recorder;
-use crate::wire::{ControlFrame, FabricId, GroupPulse, Hello, Purpose};
+use crate::wire::{FabricId, Hello, Mark, Purpose};
 
 /// A stranger has so long to say hello.
 const GREETING_MAX: Duration = Duration::from_secs(10);
@@ -30,16 +29,9 @@ pub(super) struct Pulse {
 }
 
 impl Watch {
-    /// A peer showed a sign of life.
-    pub(super) fn heard(&mut self, peer: FabricId) {
-        if let Some(silence) = self.silences.get_mut(&peer) {
-            silence.heard(Instant::now());
-        }
-    }
-
     /// A peer asks whether this rank responds, or has answered the same question.
     pub(super) fn respond(&mut self, stream: &mut Stream, hello: &Hello) -> io::Result<After> {
-        self.heard(hello.sender);
+        self.beats.hear(hello.sender.mark(), Instant::now());
         if stream.probe.is_none() {
             let answer = Hello { purpose: Purpose::Probe, sender: self.fabric.id, receiver: hello.sender };
             stream.to_write.extend(answer.encode());
@@ -129,6 +121,8 @@ impl Watch {
             self.pulses.retain(|id, _| peers.contains_key(id));
             peers.values().cloned().collect()
         };
+        let is_near = |peer: &&Arc<Peer>| peer.any_pulse().is_some() && peer.fate().is_none();
+        self.near = peers.iter().filter(is_near).cloned().collect();
         let mut boards: Option<HashMap<FabricId, u64>> = None;
         for peer in peers {
             let Some(last) = peer.pulse() else { continue };
@@ -160,43 +154,37 @@ impl Watch {
     }
 
     pub(super) fn watch_far(&mut self, now: Instant, away: bool) {
-        let host_now = recorder::host_now();
-        let groups = self.fabric.engine.doing().into_iter().map(|(group, doing)| {
-            let Doing { current, finished, since } = doing;
-            GroupPulse { group, current, finished, ages: since.map(|since| host_now.saturating_sub(since)) }
-        });
-        let pulse = ControlFrame::Pulse { groups: groups.collect() };
         let (mut peers, mut broken, mut late) = (HashMap::new(), Vec::new(), Vec::new());
         for (token, stream) in &mut self.streams {
+            stream.answers = 0;
             if !stream.greeted() && stream.peer.is_none() {
                 if now.saturating_duration_since(stream.since) > GREETING_MAX {
                     late.push(*token);
                 }
                 continue;
             }
-            if stream.io.is_unix() {
-                continue;
-            }
-            if let Some(peer) = &stream.peer {
-                peers.insert(peer.id(), Arc::clone(peer));
-            }
-            if stream.greeted() && stream.to_write.len() < ControlFrame::LEN_MAX {
-                pulse.encode(&mut stream.to_write);
-            }
-            if stream.write().is_err() {
-                broken.push(*token);
+            if let Some(peer) = stream.peer.as_ref().filter(|peer| peer.fate().is_none())
+                && !stream.io.is_unix()
+            {
+                peers.insert(peer.id().mark(), Arc::clone(peer));
             }
         }
-        self.silences.retain(|peer, _| peers.contains_key(peer));
-        for peer in peers.into_values().filter(|peer| peer.fate().is_none()) {
-            let silence = self.silences.entry(peer.id()).or_insert_with(|| Silence::new(now));
-            if away {
-                silence.heard(now);
-            }
-            let look = silence.look(now, self.fabric.options.heartbeat);
-            self.judge(&peer, &look);
+        self.see_near(now);
+        let marks: Vec<Mark> = peers.keys().copied().collect();
+        let turn = self.beats.turn(&marks, now, away);
+        for (mark, look) in &turn.looks {
+            let peer = &peers[mark];
+            self.judge(peer, look);
             if look.probe && !look.over {
-                self.probe(&peer);
+                self.probe(peer);
+            }
+        }
+        self.ask(&turn.ask, now);
+        self.want(now);
+        self.inform_near(turn.hears, turn.misses);
+        for (token, stream) in &mut self.streams {
+            if !stream.io.is_unix() && stream.write().is_err() {
+                broken.push(*token);
             }
         }
         broken.into_iter().for_each(|token| self.serve(token));

@@ -187,6 +187,9 @@ impl Watch {
         }
         stream.peer = Some(Arc::clone(&peer));
         peer.set_met();
+        if !stream.io.is_unix() {
+            self.beats.meet(peer.id().mark(), Instant::now());
+        }
         if !stream.ours {
             let answer =
                 Hello { purpose: Purpose::Control, sender: self.fabric.id, receiver: peer.id() }.encode();

@@ -38,6 +38,8 @@ pub(super) struct Stream {
     pub(super) probe: Option<Arc<Peer>>,
     /// Notices were sent on it.
     pub(super) has_told: bool,
+    /// Questions that were answered on it since the last tick.
+    pub(super) answers: u32,
 }
 
 pub(super) enum Io {

@@ -6,6 +6,7 @@ mod tests;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tenfold_memory::Doing;
 use tenfold_plan::Rank;
 
 use super::super::trouble::stuck;
@@ -177,8 +178,11 @@ impl GroupState {
     fn evidence(&self, waited: &[Rank]) -> String {
         let mut facts: Vec<String> = Vec::new();
         for &rank in waited.iter().take(EVIDENCE) {
-            let doing = self.mesh.doing(rank).unwrap_or_default();
-            facts.push(stuck::deed(rank, &doing));
+            match self.mesh.doing(rank) {
+                Some(doing) => facts.push(stuck::deed(rank, &doing)),
+                None if self.mesh.members()[rank].near => facts.push(stuck::deed(rank, &Doing::default())),
+                None => {} // a rank on another host that has not said it, or not lately
+            }
         }
         facts.extend(self.messages.obstacle());
         facts.push("see its log, or raise `timeout`".to_string());
