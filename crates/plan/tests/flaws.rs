@@ -138,7 +138,7 @@ fn rounds_overlap_by_a_phase_and_the_youngest_goes_first() {
     let six = order(6);
     assert_eq!(six[..6], [(0, 0), (1, 0), (0, 1), (2, 0), (1, 1), (0, 2)]);
     assert_eq!(six[21..], [(5, 2), (4, 3), (5, 3)]);
-    let mut sorted = six.clone();
+    let mut sorted = six;
     sorted.sort_unstable();
     sorted.dedup();
     assert_eq!(sorted.len(), 24, "every step of every round, once");

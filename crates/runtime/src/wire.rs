@@ -255,7 +255,7 @@ impl ControlFrame {
             ControlFrame::Want => put_header(out, WANT, 0),
             ControlFrame::Ask { company } => put_seen(out, ASK, first(company, Self::BODY_MAX / Self::SEEN)),
             ControlFrame::Beat { company } => {
-                put_seen(out, BEAT, first(company, Self::BODY_MAX / Self::SEEN))
+                put_seen(out, BEAT, first(company, Self::BODY_MAX / Self::SEEN));
             }
             ControlFrame::Misses { seen } if seen.is_empty() => put_header(out, MISSES, 0),
             ControlFrame::Misses { seen } => {

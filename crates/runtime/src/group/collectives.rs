@@ -115,7 +115,7 @@ impl Group {
         Request { root, regular: false, ..request }
     }
 
-    /// A gather or scatter: all parts are equally long, and no algorithm takes several of the root's parts at once, wherever
+    /// A gather or scatter: all parts are equally long, and no algorithm takes several parts of the root together, wherever
     /// they lie.
     fn rooted_parts(&self, label: Label, kind: Kind, root: Rank, bytes: usize, buffers: Buffers) -> Request {
         Request { root, ..Request::new(label, kind, self.rank(), bytes, buffers, None) }
