@@ -49,6 +49,8 @@ pub mod metrics;
 mod network;
 mod patience;
 pub mod recorder;
+#[cfg(test)] // `Group` does not use it yet
+mod recovery;
 pub mod registry;
 mod run;
 mod transport;
