@@ -46,8 +46,8 @@ fn direct(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
 
 /// Reduce-scatter, then all-gather around a ring: 2(n-1) steps to one neighbour, the minimum of bytes.
 ///
-/// Every message is taken one phase after it was sent, up to [`crate::plan::SEAMS_MAX`] of them: each rank then has a message under way in
-/// every step.
+/// Every message is taken one phase after it was sent, if there are at most [`crate::plan::SEAMS_MAX`] seams: each
+/// rank then has a message under way in every step.
 fn ring(topology: &Topology, rank: Rank, _root: Rank) -> Plan {
     let size = topology.size();
     if size == 1 {

@@ -14,16 +14,16 @@
 //!   Scratch may be the same memory each time.
 //! - Each such run is a *round*. [`Place::advance`] says which step comes next. Without seams one round follows
 //!   the other. Seams cut a plan into *phases*, and rounds overlap: a rank that has done the first phase of a
-//!   round does the first phase of the next one before it waits for what the second phase needs. So the links
-//!   are never idle while ranks wait for each other.
+//!   round does the first phase of the next one before it waits for what the second phase needs. So links are
+//!   in use while ranks wait for each other.
 //! - The caller may use the memory again when all steps are done *and* peers have read what was lent to them.
 
 use std::fmt;
 
 use crate::Rank;
 
-/// So many seams are of use in a plan whose phases follow from the number of ranks. With many more, the pieces that
-/// are under way would no longer fit the windows of links and the caches.
+/// The most seams of a plan whose phases follow from the number of ranks: those of an all-reduce around 8 ranks. More
+/// were not measured, and each of them means one more piece under way.
 pub(crate) const SEAMS_MAX: usize = 14;
 
 /// Memory that a plan works on. Each buffer is split into parts, numbered from 0.

@@ -34,7 +34,7 @@ const RESPONSIVE: u32 = 7;
 /// arrives one tick later.
 const FRESH: u32 = 10;
 
-/// A rank that was not heard for longer is no longer said to be heard.
+/// After this time without a sign of life from a rank, the other ranks of this host are notified that it is not heard.
 const HEARD: u32 = 12;
 
 /// A rank from which something arrived more recently is not asked: of two ranks that ask each other, one is enough.

@@ -154,7 +154,7 @@ fn ranks_of_two_hosts_that_are_cut_off_name_each_other_and_no_rank_of_a_third() 
 /// Prints a line of the table in docs/scale.md: `TENFOLD_HOSTS=4 TENFOLD_RANKS=2 cargo test --test hosts -- --ignored
 /// what_idle_hosts_send --nocapture`.
 #[test]
-#[ignore = "measures for half a minute"]
+#[ignore = "a measurement for docs/scale.md that checks nothing; it takes half a minute"]
 fn what_idle_hosts_send() {
     let number = |name: &str, or: usize| std::env::var(name).map_or(or, |value| value.parse().unwrap());
     let (count, per_host) = (number("TENFOLD_HOSTS", 4), number("TENFOLD_RANKS", 2));
