@@ -38,7 +38,8 @@ pub const VARIABLES: &[KnownVariable] = &[
     known(
         &["TENFOLD_INTERFACE", "GLOO_SOCKET_IFNAME"],
         "eth0 · eth0,ib0 · =eth0 · ^lo,docker (default: the route to the store)",
-        "the network interface by which other hosts reach this one; `=` for exactly that name, `^` for all but these",
+        "the network interface by which other hosts reach this one, or several that share the messages out; `=` for exactly \
+         these names, `^` for all but these",
     ),
     known(&["TENFOLD_PORT_RANGE"], "20000-20100 (default: any free port)", "ports to listen on"),
     known(
@@ -170,7 +171,7 @@ pub(crate) struct Interfaces {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Rule {
-    /// One of these, the first that there is.
+    /// Those of these that there are.
     Only(Vec<Name>),
     /// None of these.
     Except(Vec<Name>),

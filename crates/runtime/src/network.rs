@@ -1,7 +1,8 @@
 //! Where peers on other hosts reach this process: which address, and which port.
 //!
 //! The address is the one from which the system would call the store, since a peer that can reach the store's host can
-//! probably reach that address too; or it is on one of the interfaces that the user named.
+//! probably reach that address too; or it is on one of the interfaces that the user named. Several that were named share
+//! the messages out.
 //!
 //! Not here: connections (see `transport::line`).
 
@@ -97,14 +98,14 @@ pub(crate) fn behind_relay(store: Option<SocketAddr>, behind: Option<SocketAddr>
     behind.filter(|_| is_relay).or(store)
 }
 
-/// This host's address for its peers, given that of the store where there is one on the network.
-pub(crate) fn address_towards(
+/// This host's addresses for its peers, at least one, given that of the store where there is one on the network.
+pub(crate) fn addresses_towards(
     store: Option<SocketAddr>,
     interfaces: Option<&Interfaces>,
-) -> io::Result<IpAddr> {
+) -> io::Result<Vec<IpAddr>> {
     let routed = store.map(route_to).transpose();
     let Some(interfaces) = interfaces else {
-        return Ok(routed?.unwrap_or(Ipv4Addr::LOCALHOST.into()));
+        return Ok(vec![routed?.unwrap_or(Ipv4Addr::LOCALHOST.into())]);
     };
     let known =
         if_addrs::get_if_addrs()?.into_iter().map(|interface| (interface.name.clone(), interface.ip()));
@@ -117,25 +118,38 @@ pub(crate) fn address_towards(
     let mut known: Vec<(String, IpAddr)> = known.filter(|(_, address)| usable(address)).collect();
     // An interface has several addresses: the v4 one is what people expect, and loopback is for when there is no other.
     known.sort_by_key(|(_, address)| (address.is_loopback(), address.is_ipv6()));
-    choose(&known, &interfaces.rule, routed.ok().flatten()).ok_or_else(|| {
+    let chosen = choose(&known, &interfaces.rule, routed.ok().flatten());
+    if chosen.is_empty() {
         let known: Vec<String> = known.iter().map(|(name, address)| format!("{name} ({address})")).collect();
         let message = format!("`{}` leaves no interface of {}", interfaces.said, known.join(", "));
-        io::Error::new(io::ErrorKind::AddrNotAvailable, message)
-    })
+        return Err(io::Error::new(io::ErrorKind::AddrNotAvailable, message));
+    }
+    Ok(chosen)
 }
 
-/// The address of the first interface that the rule allows. Among several addresses that are equally good, `routed` is best.
-fn choose(known: &[(String, IpAddr)], rule: &Rule, routed: Option<IpAddr>) -> Option<IpAddr> {
+/// An address for each name of the rule that this host has an interface for, or of the first interface that the rule does not
+/// exclude. Among several addresses that are equally good, `routed` is best. Loopback is only for when there is no other.
+fn choose(known: &[(String, IpAddr)], rule: &Rule, routed: Option<IpAddr>) -> Vec<IpAddr> {
     let best = |allowed: &dyn Fn(&str) -> bool| {
         let mut addresses = known.iter().filter(|(name, _)| allowed(name)).map(|(_, address)| *address);
         let first = addresses.clone().next();
         addresses.find(|address| Some(*address) == routed).or(first)
     };
     match rule {
-        Rule::Except(names) => best(&|interface| !names.iter().any(|name| name.matches(interface))),
-        Rule::Only(names) => names.iter().find_map(|name| {
-            best(&|interface| interface == name.text).or_else(|| best(&|it| name.matches(it)))
-        }),
+        Rule::Except(names) => {
+            best(&|interface| !names.iter().any(|name| name.matches(interface))).into_iter().collect()
+        }
+        Rule::Only(names) => {
+            let mut chosen: Vec<IpAddr> = Vec::new();
+            for name in names {
+                let address =
+                    best(&|interface| interface == name.text).or_else(|| best(&|it| name.matches(it)));
+                chosen.extend(address.filter(|address| {
+                    !chosen.contains(address) && (chosen.is_empty() || !address.is_loopback())
+                }));
+            }
+            chosen
+        }
     }
 }
 
@@ -256,8 +270,8 @@ mod tests {
 
     #[test]
     fn a_local_store_or_none_means_loopback() {
-        assert_eq!(address_towards(None, None).unwrap(), LOOPBACK);
-        assert_eq!(address_towards(Some((LOOPBACK, 29500).into()), None).unwrap(), LOOPBACK);
+        assert_eq!(addresses_towards(None, None).unwrap(), [LOOPBACK]);
+        assert_eq!(addresses_towards(Some((LOOPBACK, 29500).into()), None).unwrap(), [LOOPBACK]);
     }
 
     #[test]
@@ -266,9 +280,9 @@ mod tests {
         let loopback =
             if_addrs::get_if_addrs().unwrap().into_iter().find(|it| it.ip() == LOOPBACK).unwrap().name;
         let only = interfaces("TENFOLD_INTERFACE=lo", Rule::Only(names(&[&loopback], true)));
-        assert_eq!(address_towards(None, Some(&only)).unwrap(), LOOPBACK);
+        assert_eq!(addresses_towards(None, Some(&only)).unwrap(), [LOOPBACK]);
         let missing = interfaces("TENFOLD_INTERFACE=wan9", Rule::Only(names(&["wan9"], false)));
-        let error = address_towards(None, Some(&missing)).expect_err("there is none").to_string();
+        let error = addresses_towards(None, Some(&missing)).expect_err("there is none").to_string();
         assert!(error.starts_with("`TENFOLD_INTERFACE=wan9` leaves no interface of "), "{error}");
         assert!(error.contains(&format!("{loopback} (127.0.0.1)")), "{error}");
     }
@@ -284,9 +298,14 @@ mod tests {
         ]
         .map(|(name, address)| (name.to_string(), address.into()))
         .into();
+        let all = |rule: &Rule, routed: Option<[u8; 4]>| -> Vec<&str> {
+            let name = |address| &known.iter().find(|(_, known)| *known == address).unwrap().0[..];
+            choose(&known, rule, routed.map(IpAddr::from)).into_iter().map(name).collect()
+        };
         let chosen = |rule: &Rule, routed: Option<[u8; 4]>| {
-            let address = choose(&known, rule, routed.map(IpAddr::from))?;
-            known.iter().find(|(_, known)| *known == address).map(|(name, _)| &name[..])
+            let all = all(rule, routed);
+            assert!(all.len() <= 1, "{all:?}");
+            all.first().copied()
         };
         let only = |texts: &[&str], exact| Rule::Only(names(texts, exact));
         let except = |texts: &[&str]| Rule::Except(names(texts, false));
@@ -299,11 +318,15 @@ mod tests {
         assert_eq!(chosen(&only(&["eth"], false), None), Some("eth0"));
         assert_eq!(chosen(&only(&["eth"], false), Some([10, 0, 2, 1])), Some("eth10"));
         assert_eq!(chosen(&only(&["eth"], true), None), None);
+        let several = |texts: &[&str]| all(&only(texts, false), None);
         assert_eq!(
-            chosen(&only(&["ib0", "eth1", "eth0"], false), None),
-            Some("eth1"),
-            "the first that there is"
+            several(&["ib0", "eth1", "eth0"]),
+            ["eth1", "eth0"],
+            "those that there are, in this order"
         );
+        assert_eq!(several(&["eth0", "eth", "eth0"]), ["eth0"], "none twice");
+        assert_eq!(several(&["eth1", "lo"]), ["eth1"], "loopback only if there is no other");
+        assert_eq!(several(&["ib0", "lo"]), ["lo"]);
         assert_eq!(chosen(&except(&["lo", "docker"]), None), Some("eth0"));
         assert_eq!(
             chosen(&except(&["lo", "eth0"]), Some([10, 0, 0, 1])),

@@ -19,9 +19,12 @@ use std::time::Duration;
 use tenfold_memory::{FileIdentity, Head};
 
 /// Must be raised with every change to the bytes described here, or to the frames of `transport::line`.
-pub(crate) const VERSION: u16 = 6;
+pub(crate) const VERSION: u16 = 7;
 
 const MAGIC: [u8; 8] = *b"tenfold\n";
+
+/// Two processes share messages out among at most so many lines, each between interfaces of its own.
+pub(crate) const RAILS_MAX: usize = 8;
 
 /// What tells a process's fabric from every other, on any host and at any time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -52,8 +55,9 @@ pub(crate) type Seen = (Mark, Duration);
 pub(crate) enum Purpose {
     /// Signs of life and notices, in both directions.
     Control,
-    /// Messages of all groups that both processes are in, from the caller to the receiver. Nothing flows back.
-    Line,
+    /// Messages of all groups that both processes are in, from the caller to the receiver. Nothing flows back. Two processes
+    /// have one for each of their rails.
+    Line { rail: u8 },
     /// Asks whether the receiver responds. It answers with the same, and both close the connection.
     Probe,
 }
@@ -72,14 +76,14 @@ impl Hello {
 
     pub(crate) fn encode(&self) -> [u8; Hello::LEN] {
         let purpose = match self.purpose {
-            Purpose::Control => 0,
-            Purpose::Line => 1,
-            Purpose::Probe => 2,
+            Purpose::Control => [0, 0],
+            Purpose::Line { rail } => [1, rail],
+            Purpose::Probe => [2, 0],
         };
         let mut bytes = [0; Hello::LEN];
         bytes[..8].copy_from_slice(&MAGIC);
         bytes[8..10].copy_from_slice(&VERSION.to_le_bytes());
-        bytes[10] = purpose; // 11..32 stay zero
+        bytes[10..12].copy_from_slice(&purpose); // 12..32 stay zero
         bytes[32..48].copy_from_slice(&self.sender.0.to_le_bytes());
         bytes[48..].copy_from_slice(&self.receiver.0.to_le_bytes());
         bytes
@@ -105,12 +109,12 @@ impl Hello {
         if receiver != me {
             return Err(Refused::Receiver { meant: receiver });
         }
-        let is_zero = buffer[11..32].iter().all(|byte| *byte == 0);
-        let purpose = match buffer[10] {
-            0 if is_zero => Purpose::Control,
-            1 if is_zero => Purpose::Line,
-            2 if is_zero => Purpose::Probe,
-            purpose => return Err(Refused::Purpose { purpose }),
+        let is_zero = buffer[12..32].iter().all(|byte| *byte == 0);
+        let purpose = match (buffer[10], buffer[11]) {
+            (0, 0) if is_zero => Purpose::Control,
+            (1, rail) if is_zero && usize::from(rail) < RAILS_MAX => Purpose::Line { rail },
+            (2, 0) if is_zero => Purpose::Probe,
+            (purpose, _) => return Err(Refused::Purpose { purpose }),
         };
         Ok(Some(Hello { purpose, sender: FabricId(u128::from_le_bytes(array(buffer, 32))), receiver }))
     }

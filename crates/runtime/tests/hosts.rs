@@ -9,6 +9,8 @@
 #[path = "hosts/beats.rs"]
 mod beats;
 mod every_collective;
+#[path = "hosts/rails.rs"]
+mod rails;
 mod support;
 
 use std::net::{IpAddr, SocketAddr};
@@ -44,6 +46,8 @@ const JOBS: Jobs = &[
     ("end_early", end_early),
     ("exchange_with_all", beats::exchange_with_all),
     ("idle", beats::idle),
+    ("exchange_long_messages", rails::exchange_long_messages),
+    ("sum_briefly", rails::sum_briefly),
 ];
 
 #[test]

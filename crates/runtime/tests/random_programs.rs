@@ -387,6 +387,12 @@ fn threads_over_tcp_complete_every_program() {
     among_threads(seeds(6), &Options::default().timeout(LIMIT).only_tcp());
 }
 
+#[test]
+fn threads_over_several_interfaces_complete_every_program() {
+    let rails = [1, 2, 3].map(|number| std::net::IpAddr::from([127, 0, 0, number]));
+    among_threads(seeds(6), &Options::default().timeout(LIMIT).only_tcp().interfaces(rails));
+}
+
 /// In a process: all programs of the seeds that have as many ranks.
 fn programs(rank: &Rank) {
     let (first, end) = rank.argument.split_once("..").unwrap();

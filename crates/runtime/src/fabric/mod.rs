@@ -97,6 +97,8 @@ impl AsFd for Bell {
 pub(crate) struct FabricOptions {
     /// The address on which other hosts reach this rank.
     pub interface: Option<IpAddr>,
+    /// Addresses of further interfaces, which carry their share of the messages.
+    pub rails: Vec<IpAddr>,
     /// Ports to listen on; nothing leaves it to the system.
     pub ports: Option<std::ops::RangeInclusive<u16>>,
     /// How long a peer may show no sign of life.
@@ -115,6 +117,7 @@ impl FabricOptions {
     pub(crate) fn for_tests() -> Self {
         FabricOptions {
             interface: None,
+            rails: Vec::new(),
             ports: None,
             heartbeat: Duration::from_secs(60),
             in_place: false,
@@ -135,11 +138,13 @@ pub(crate) struct Fabric {
     options: FabricOptions,
     socket_name: String,
     address: Option<SocketAddr>,
+    /// The same on further interfaces.
+    rails: Vec<SocketAddr>,
     peers: Mutex<HashMap<FabricId, Arc<Peer>>>,
     /// Groups that this fabric has or had.
     groups: Mutex<pool::Groups>,
-    /// Connections with processes on other hosts, for the messages of all groups.
-    lines: Mutex<HashMap<FabricId, SharedLine>>,
+    /// Connections with processes on other hosts, for the messages of all groups, by process and rail.
+    lines: Mutex<HashMap<(FabricId, u8), SharedLine>>,
     /// A message came for a group while another was polled.
     news: News,
     /// Notices about groups that this rank does not have.
@@ -230,7 +235,7 @@ impl Fabric {
     fn without_helper(
         id: FabricId,
         options: FabricOptions,
-    ) -> Result<(Arc<Self>, UnixListener, TcpListener), Fault> {
+    ) -> Result<(Arc<Self>, UnixListener, Vec<TcpListener>), Fault> {
         let system = |what: &'static str| {
             move |error: io::Error| {
                 let message = format!("{what}: {}", crate::network::explain(&error));
@@ -253,9 +258,13 @@ impl Fabric {
             .map_err(system("cannot name a Unix socket"))?;
         let unix = UnixListener::bind_addr(&name).map_err(system("cannot listen on a Unix socket"))?;
         let interface = options.interface.unwrap_or(IpAddr::from([127, 0, 0, 1]));
-        let tcp = crate::network::listen(interface, options.ports.as_ref())
-            .map_err(system("cannot listen for other hosts"))?;
-        let address = tcp.local_addr().ok();
+        let listen = |interface: &IpAddr| crate::network::listen(*interface, options.ports.as_ref());
+        let tcp: io::Result<Vec<TcpListener>> =
+            std::iter::once(&interface).chain(&options.rails).map(listen).collect();
+        let tcp = tcp.map_err(system("cannot listen for other hosts"))?;
+        let address = tcp[0].local_addr().ok();
+        let rails: io::Result<Vec<SocketAddr>> = tcp[1..].iter().map(TcpListener::local_addr).collect();
+        let rails = rails.map_err(system("cannot find out where it listens"))?;
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let fabric = Arc::new(Fabric {
             id,
@@ -268,6 +277,7 @@ impl Fabric {
             options,
             socket_name,
             address,
+            rails,
             peers: Mutex::default(),
             groups: Mutex::default(),
             lines: Mutex::default(),
@@ -287,7 +297,7 @@ impl Fabric {
         Ok((fabric, unix, tcp))
     }
 
-    fn start(self: &Arc<Self>, unix: UnixListener, tcp: TcpListener) -> Result<(), Fault> {
+    fn start(self: &Arc<Self>, unix: UnixListener, tcp: Vec<TcpListener>) -> Result<(), Fault> {
         let helper = watch::start(Arc::clone(self), unix, tcp)
             .map_err(|error| Fault::io("cannot start the helper thread", error))?;
         *lock(&self.helper) = Some(helper);
@@ -315,12 +325,25 @@ impl Fabric {
         self.address
     }
 
+    /// The same on further interfaces.
+    pub(crate) fn rails(&self) -> &[SocketAddr] {
+        &self.rails
+    }
+
     pub(crate) fn stuck(&self) -> &StuckSettings {
         &self.options.stuck
     }
 
     pub(crate) fn interface(&self) -> Option<IpAddr> {
         self.options.interface
+    }
+
+    /// From which address a line on this rail is opened.
+    pub(crate) fn interface_of(&self, rail: u8) -> Option<IpAddr> {
+        match usize::from(rail) {
+            0 => self.options.interface,
+            rail => self.options.rails.get(rail - 1).copied(),
+        }
     }
 
     pub(crate) fn segment(&self) -> &Arc<Segment> {
@@ -389,29 +412,30 @@ impl Fabric {
         self.order(Order::Dial(Arc::clone(peer)));
     }
 
-    /// The line to a process, whether it is open or not.
-    pub(crate) fn line(&self, peer: FabricId) -> SharedLine {
-        let new = || SharedLine::new(self.id, peer);
-        lock(&self.lines).entry(peer).or_insert_with(new).clone()
+    /// The line to a process on a rail, whether it is open or not.
+    pub(crate) fn line(&self, peer: FabricId, rail: u8) -> SharedLine {
+        let new = || SharedLine::new(self.id, peer, rail);
+        lock(&self.lines).entry((peer, rail)).or_insert_with(new).clone()
     }
 
     /// Takes a line that a peer has opened. Nothing if there are too many already.
     fn adopt(
         &self,
         peer: FabricId,
+        rail: u8,
         stream: NotInherited<TcpStream>,
         now: Instant,
     ) -> io::Result<Option<Adopted>> {
         let line = {
             let mut lines = lock(&self.lines);
-            if !lines.contains_key(&peer) {
+            if !lines.contains_key(&(peer, rail)) {
                 let is_unclaimed = |line: &&SharedLine| line.lock().unclaimed_since().is_some();
                 let too_many = || lines.values().filter(is_unclaimed).count() >= UNCLAIMED_MAX;
                 if lines.len() >= LINES_MAX || lines.len() >= UNCLAIMED_MAX && too_many() {
                     return Ok(None);
                 }
             }
-            lines.entry(peer).or_insert_with(|| SharedLine::new(self.id, peer)).clone()
+            lines.entry((peer, rail)).or_insert_with(|| SharedLine::new(self.id, peer, rail)).clone()
         };
         line.lock().adopt(stream, now).map(Some)
     }
@@ -552,7 +576,7 @@ impl Fabric {
 
     /// Hands in a line on which a rank of another host has said hello.
     pub(crate) fn hand_in(&self, peer: FabricId, stream: TcpStream, now: Instant) {
-        assert_eq!(self.adopt(peer, stream.into(), now).unwrap(), Some(Adopted::Yes));
+        assert_eq!(self.adopt(peer, 0, stream.into(), now).unwrap(), Some(Adopted::Yes));
     }
 }
 

@@ -14,7 +14,7 @@ use tenfold_plan::Rank;
 
 use super::{Bell, Fabric};
 use crate::fault::{ErrorKind, Fault, show_duration};
-use crate::wire::{FabricId, GroupPulse};
+use crate::wire::{FabricId, GroupPulse, RAILS_MAX};
 
 /// Where a peer can be found; from its card in the store.
 #[derive(Clone, Debug)]
@@ -25,6 +25,8 @@ pub(crate) struct Whereabouts {
     /// On this host: its Unix socket was seen to answer.
     pub near: bool,
     pub address: Option<SocketAddr>,
+    /// The same on further interfaces.
+    pub rails: Vec<SocketAddr>,
 }
 
 /// What became of a peer.
@@ -123,6 +125,20 @@ impl Peer {
 
     pub(crate) fn address(&self) -> Option<SocketAddr> {
         self.whereabouts().as_ref()?.address
+    }
+
+    /// Where it can be reached on a rail.
+    pub(crate) fn address_of(&self, rail: u8) -> Option<SocketAddr> {
+        match usize::from(rail) {
+            0 => self.address(),
+            rail => self.whereabouts().as_ref()?.rails.get(rail - 1).copied(),
+        }
+    }
+
+    /// Over how many rails it and a process with `own` further interfaces share their messages out. Both find the same number.
+    pub(crate) fn rails_with(&self, own: usize) -> u8 {
+        let theirs = self.whereabouts().as_ref().map_or(0, |known| known.rails.len());
+        1 + own.min(theirs).min(RAILS_MAX - 1) as u8
     }
 
     /// Has a group said where it can be found?

@@ -42,16 +42,17 @@ use super::progress::Progress;
 use super::regions::{Announced, Announcement, Answer};
 use super::{Fabric, Fate, Order, Peer, lock};
 use crate::network::explain;
-use crate::wire::{ControlFrame, FabricId, Hello, Purpose};
+use crate::wire::{ControlFrame, FabricId, Hello, Purpose, RAILS_MAX};
 use lives::Pulse;
 use strangers::Complaints;
 use stream::{Io, Stream, connect, connect_near, receive_descriptors};
 
 const WAKER: u64 = 0;
 const UNIX: u64 = 1;
-const TCP: u64 = 2;
-const ALARM: u64 = 3;
-const FIRST_STREAM: u64 = 4;
+const ALARM: u64 = 2;
+/// One for each rail.
+const TCP: u64 = 3;
+const FIRST_STREAM: u64 = TCP + RAILS_MAX as u64;
 
 /// Events that one call fetches, at most.
 const EVENTS: usize = 256;
@@ -71,20 +72,26 @@ const DIAL_REST: Duration = Duration::from_millis(10);
 /// How often a peer is dialled again that closes before it says hello.
 const TRIES_MAX: u32 = 5;
 
-pub(super) fn start(fabric: Arc<Fabric>, unix: UnixListener, tcp: TcpListener) -> io::Result<JoinHandle<()>> {
+pub(super) fn start(
+    fabric: Arc<Fabric>,
+    unix: UnixListener,
+    tcp: Vec<TcpListener>,
+) -> io::Result<JoinHandle<()>> {
     let mut watch = prepare(fabric, unix, tcp)?;
     Builder::new().name("tenfold".to_string()).spawn(move || watch.run())
 }
 
 /// What the helper thread works with.
-fn prepare(fabric: Arc<Fabric>, unix: UnixListener, tcp: TcpListener) -> io::Result<Watch> {
+fn prepare(fabric: Arc<Fabric>, unix: UnixListener, tcp: Vec<TcpListener>) -> io::Result<Watch> {
     let poll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     unix.set_nonblocking(true)?;
-    tcp.set_nonblocking(true)?;
     epoll::add(&poll, &fabric.waker, EventData::new_u64(WAKER), EventFlags::IN)?;
     epoll::add(&poll, &fabric.alarm, EventData::new_u64(ALARM), EventFlags::IN)?;
     epoll::add(&poll, &unix, EventData::new_u64(UNIX), EventFlags::IN)?;
-    epoll::add(&poll, &tcp, EventData::new_u64(TCP), EventFlags::IN)?;
+    for (token, tcp) in (TCP..).zip(&tcp) {
+        tcp.set_nonblocking(true)?;
+        epoll::add(&poll, tcp, EventData::new_u64(token), EventFlags::IN)?;
+    }
     let now = Instant::now();
     let stuck = fabric.options.stuck.after.map_or(TICK, |after| after / 2);
     let tick = TICK.min(fabric.options.heartbeat / 16).min(stuck).max(Duration::from_millis(10));
@@ -94,7 +101,7 @@ fn prepare(fabric: Arc<Fabric>, unix: UnixListener, tcp: TcpListener) -> io::Res
         fabric,
         poll,
         unix: unix.into(),
-        tcp: tcp.into(),
+        tcp: tcp.into_iter().map(NotInherited::from).collect(),
         resting_until: None,
         complaints: Complaints::default(),
         to_dial: Vec::new(),
@@ -133,7 +140,8 @@ struct Watch {
     fabric: Arc<Fabric>,
     poll: OwnedFd,
     unix: NotInherited<UnixListener>,
-    tcp: NotInherited<TcpListener>,
+    /// By rail.
+    tcp: Vec<NotInherited<TcpListener>>,
     /// No caller is accepted before this time.
     resting_until: Option<Instant>,
     complaints: Complaints,
@@ -192,7 +200,7 @@ impl Watch {
                     WAKER => self.fabric.waker.silence(),
                     ALARM => self.fabric.silence_alarm(),
                     UNIX => self.accept_unix(),
-                    TCP => self.accept_tcp(),
+                    token @ TCP..FIRST_STREAM => self.accept_tcp((token - TCP) as usize),
                     token if self.processes.contains_key(&token) => self.process_ended(token),
                     token => self.serve(token),
                 }
@@ -398,7 +406,7 @@ impl Watch {
                 match (hello.purpose, &stream.probe) {
                     (Purpose::Probe, _) => return self.respond(stream, &hello),
                     (_, Some(_)) => return Err(io::Error::other("a probe was answered by something else")),
-                    (Purpose::Line, None) => return Ok(After::HandOver(hello)),
+                    (Purpose::Line { .. }, None) => return Ok(After::HandOver(hello)),
                     (Purpose::Control, None) => self.meet(stream, &hello)?,
                 }
                 continue;

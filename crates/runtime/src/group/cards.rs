@@ -14,7 +14,7 @@ use super::cores::{Cores, Crowd, crowded};
 use super::planner;
 use crate::fault::{ErrorKind, Fault};
 
-pub(super) const VERSION: u32 = 5;
+pub(super) const VERSION: u32 = 6;
 
 /// Groups of up to this many ranks have all contacts in their table: 256 tables of about 35 KB are 9 MB.
 pub(super) const FULL_MAX: usize = 256;
@@ -30,25 +30,36 @@ pub(super) struct Contact {
     pub pid: u32,
     pub socket: String,
     pub address: Option<SocketAddr>,
+    /// The same on further interfaces.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rails: Vec<SocketAddr>,
     /// Where its room for the group begins in its segment.
     pub room: usize,
 }
 
 /// A contact on its own, in few bytes: a rank of a large group reads some tens of them.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Brief(String, String, u32, String, Option<SocketAddr>, usize);
+pub(super) struct Brief(
+    String,
+    String,
+    u32,
+    String,
+    Option<SocketAddr>,
+    usize,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")] Vec<SocketAddr>,
+);
 
 impl From<Contact> for Brief {
-    fn from(Contact { fabric, host, pid, socket, address, room }: Contact) -> Self {
+    fn from(Contact { fabric, host, pid, socket, address, rails, room }: Contact) -> Self {
         let door = socket.strip_prefix(&format!("tenfold/{pid}/")).map_or(socket.clone(), short);
-        Brief(short(&fabric), host, pid, door, address, room)
+        Brief(short(&fabric), host, pid, door, address, room, rails)
     }
 }
 
 impl From<Brief> for Contact {
-    fn from(Brief(fabric, host, pid, door, address, room): Brief) -> Self {
+    fn from(Brief(fabric, host, pid, door, address, room, rails): Brief) -> Self {
         let socket = if door.contains('/') { door } else { format!("tenfold/{pid}/{}", long(&door)) };
-        Contact { fabric: long(&fabric), host, pid, socket, address, room }
+        Contact { fabric: long(&fabric), host, pid, socket, address, rails, room }
     }
 }
 
@@ -122,7 +133,15 @@ pub(super) struct Table {
 
 /// A contact, without what is the same for many.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct Row(String, usize, u32, String, Option<SocketAddr>, usize);
+struct Row(
+    String,
+    usize,
+    u32,
+    String,
+    Option<SocketAddr>,
+    usize,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")] Vec<SocketAddr>,
+);
 
 impl Table {
     /// What `cards`, which are those of ranks 0, 1 and so on, say to all. Contacts are in it if there are at most `contacts_max`.
@@ -148,8 +167,8 @@ impl Table {
         let contacts = (cards.len() <= contacts_max).then(|| {
             let names = numbered(cards.iter().map(|card| &card.contact.host));
             let row = |(card, name): (&Card, &usize)| {
-                let Contact { fabric, pid, socket, address, room, .. } = card.contact.clone();
-                Row(fabric, *name, pid, socket, address, room)
+                let Contact { fabric, pid, socket, address, room, rails, .. } = card.contact.clone();
+                Row(fabric, *name, pid, socket, address, room, rails)
             };
             (names.0.into_iter().cloned().collect(), cards.iter().zip(&names.1).map(row).collect())
         });
@@ -182,13 +201,14 @@ impl Table {
         if rows.len() != size {
             return None;
         }
-        let contact = |Row(fabric, name, pid, socket, address, room): &Row| {
+        let contact = |Row(fabric, name, pid, socket, address, room, rails): &Row| {
             Some(Contact {
                 fabric: fabric.clone(),
                 host: names.get(*name)?.clone(),
                 pid: *pid,
                 socket: socket.clone(),
                 address: *address,
+                rails: rails.clone(),
                 room: *room,
             })
         };
@@ -362,6 +382,7 @@ mod tests {
             pid: 1000 + rank as u32,
             socket: format!("tenfold/{}/{rank:032x}", 1000 + rank),
             address: Some(SocketAddr::from(([10, 0, (host >> 8) as u8, host as u8], 4000 + rank as u16))),
+            rails: Vec::new(),
             room: 65536,
         };
         Card {

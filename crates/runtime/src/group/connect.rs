@@ -36,7 +36,7 @@ use crate::environment::{Environment, TransportChoice};
 use crate::fabric::{FabricHandle, FabricOptions, Whereabouts};
 use crate::fault::{ErrorKind, Fault, store_fault};
 use crate::transport::mesh::Member;
-use crate::wire::FabricId;
+use crate::wire::{FabricId, RAILS_MAX};
 
 /// How long a peer on this host has to show its memory before it is treated as one elsewhere.
 const MEETING_MAX: Duration = Duration::from_secs(10);
@@ -107,8 +107,8 @@ struct Own {
 }
 
 impl Own {
-    fn new(interface: IpAddr, chosen: bool, of: &Seeker<'_>) -> Result<Own, Fault> {
-        let options = fabric_options(interface, of.options, &of.environment);
+    fn new(interfaces: &[IpAddr], chosen: bool, of: &Seeker<'_>) -> Result<Own, Fault> {
+        let options = fabric_options(interfaces, of.options, &of.environment);
         let fabric = FabricHandle::shared(options, chosen, of.id)?;
         let room = new_room(&fabric, of.size, of.id)?;
         Ok(Own { fabric, room, attempt: crate::fabric::random()? as u64 })
@@ -147,11 +147,11 @@ pub(super) fn meet(
     let made = format!("tenfold/{}/made", options.name);
     let generation = 1 + store.add(&made, 0).map_err(store_fault)?;
     let id = group_id(&options.name, generation as u64);
-    let interface = first_interface(store, options, &environment)?;
+    let interfaces = first_interfaces(store, options, &environment)?;
     let prefix = format!("tenfold/{}/{generation}", options.name);
     let seeker =
         Seeker { store, rank, size, options, environment, transport, settings, id, prefix, deadline };
-    let mut own = Own::new(interface, seeker.has_chosen(), &seeker)?;
+    let mut own = Own::new(&interfaces, seeker.has_chosen(), &seeker)?;
     let (table, found, hosts) = if rank == 0 { seeker.lead(&mut own)? } else { seeker.follow(&mut own)? };
     // The store may have ended with the rank that hosts it; then no group is made through it again.
     let _ = store.set(&made, generation.to_string());
@@ -190,7 +190,7 @@ struct Found {
 
 impl Seeker<'_> {
     fn has_chosen(&self) -> bool {
-        self.options.interface.is_some() || self.environment.interfaces.is_some()
+        !self.options.interfaces.is_empty() || self.environment.interfaces.is_some()
     }
 
     fn card(&self, own: &Own) -> Card {
@@ -207,6 +207,7 @@ impl Seeker<'_> {
                 pid: fabric.pid(),
                 socket: fabric.socket_name().to_string(),
                 address: fabric.address(),
+                rails: fabric.rails().to_vec(),
                 room: room.offset(),
             },
             place: if is_apart { fabric.id().to_string() } else { place.clone() },
@@ -349,7 +350,7 @@ impl Seeker<'_> {
             let address = crate::network::address_for_others(table.elsewhere.iter().copied());
             on_loopback = match address {
                 Some(address) if !self.has_chosen() && own.fabric.interface() != Some(address) => {
-                    *own = Own::new(address, true, self)?;
+                    *own = Own::new(&[address], true, self)?;
                     self.introduce(own)?;
                     Loopback::Moved
                 }
@@ -507,25 +508,24 @@ pub(super) fn group_id(name: &str, joined: u64) -> u64 {
     hash ^ hash >> 32
 }
 
-/// The address on which to listen as long as nothing is known of the other ranks.
-fn first_interface(
+/// The addresses on which to listen as long as nothing is known of the other ranks: at least one.
+fn first_interfaces(
     store: &Arc<dyn Store>,
     options: &Options,
     environment: &Environment,
-) -> Result<IpAddr, Fault> {
-    match options.interface {
-        Some(interface) => Ok(interface),
-        None => {
-            let towards = crate::network::behind_relay(store.address(), environment.store);
-            crate::network::address_towards(towards, environment.interfaces.as_ref())
-                .map_err(|error| Fault::io("cannot choose an address for other hosts", error))
-        }
+) -> Result<Vec<IpAddr>, Fault> {
+    if !options.interfaces.is_empty() {
+        return Ok(options.interfaces.clone());
     }
+    let towards = crate::network::behind_relay(store.address(), environment.store);
+    crate::network::addresses_towards(towards, environment.interfaces.as_ref())
+        .map_err(|error| Fault::io("cannot choose an address for other hosts", error))
 }
 
-fn fabric_options(interface: IpAddr, options: &Options, environment: &Environment) -> FabricOptions {
+fn fabric_options(interfaces: &[IpAddr], options: &Options, environment: &Environment) -> FabricOptions {
     FabricOptions {
-        interface: Some(interface),
+        interface: interfaces.first().copied(),
+        rails: interfaces.iter().skip(1).take(RAILS_MAX - 1).copied().collect(),
         ports: environment.ports.clone(),
         heartbeat: options.heartbeat.or(environment.heartbeat).unwrap_or(super::options::HEARTBEAT),
         in_place: options.in_place,
@@ -548,8 +548,8 @@ fn place() -> String {
 }
 
 pub(super) fn whereabouts(contact: &Contact, near: bool) -> Whereabouts {
-    let Contact { host, pid, socket, address, .. } = contact.clone();
-    Whereabouts { host, pid, socket_name: socket, near, address }
+    let Contact { host, pid, socket, address, rails, .. } = contact.clone();
+    Whereabouts { host, pid, socket_name: socket, near, address, rails }
 }
 
 type Peers = Vec<Option<Arc<crate::fabric::Peer>>>;

@@ -30,7 +30,7 @@ pub struct Options {
     pub(super) heartbeat: Option<Duration>,
     pub(super) deterministic: bool,
     pub(super) transport: Option<TransportChoice>,
-    pub(super) interface: Option<IpAddr>,
+    pub(super) interfaces: Vec<IpAddr>,
     pub(super) in_place: bool,
     pub(super) stuck_after: Option<Duration>,
     pub(super) on_stuck: Option<StuckPolicy>,
@@ -54,7 +54,7 @@ impl Options {
             heartbeat: None,
             deterministic: false,
             transport: None,
-            interface: None,
+            interfaces: Vec::new(),
             in_place: false,
             stuck_after: None,
             on_stuck: None,
@@ -119,8 +119,16 @@ impl Options {
 
     /// The address by which other hosts reach this rank. By default the one that routes to the store.
     #[must_use]
-    pub fn interface(mut self, address: IpAddr) -> Self {
-        self.interface = Some(address);
+    pub fn interface(self, address: IpAddr) -> Self {
+        self.interfaces([address])
+    }
+
+    /// Addresses of several interfaces, which share out the messages between hosts; `TENFOLD_INTERFACE=eth0,eth1` does the
+    /// same. The first one of this host talks to the first one of another, and so on, up to eight of them. Beyond the number
+    /// that the other host has, they are not used.
+    #[must_use]
+    pub fn interfaces(mut self, addresses: impl IntoIterator<Item = IpAddr>) -> Self {
+        self.interfaces = addresses.into_iter().collect();
         self
     }
 

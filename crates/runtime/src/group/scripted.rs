@@ -295,7 +295,8 @@ pub(super) fn far_id(rank: Rank) -> FabricId {
 fn introduce(fabric: &FabricHandle, id: FabricId, rank: Rank, near: bool) -> Arc<Peer> {
     let peer = fabric.peer(id);
     let (host, pid, socket_name) = (format!("h{rank}"), 100 + rank as u32, String::new());
-    peer.set_whereabouts(Whereabouts { host, pid, socket_name, near, address: None });
+    let (address, rails) = (None, Vec::new());
+    peer.set_whereabouts(Whereabouts { host, pid, socket_name, near, address, rails });
     peer
 }
 

@@ -74,8 +74,8 @@ const UNKNOWN_MAX: usize = 8 * WINDOW;
 pub(crate) struct SharedLine(Arc<Mutex<Line>>);
 
 impl SharedLine {
-    pub(crate) fn new(own: FabricId, peer: FabricId) -> SharedLine {
-        SharedLine(Arc::new(Mutex::new(Line::new(own, peer))))
+    pub(crate) fn new(own: FabricId, peer: FabricId, rail: u8) -> SharedLine {
+        SharedLine(Arc::new(Mutex::new(Line::new(own, peer, rail))))
     }
 
     #[inline]
@@ -130,6 +130,7 @@ pub(crate) enum Standing {
 pub(crate) struct Line {
     own: FabricId,
     peer: FabricId,
+    rail: u8,
     outgoing: Half<Outgoing>,
     incoming: Half<Incoming>,
     links: HashMap<LinkId, Link>,
@@ -239,10 +240,11 @@ pub(crate) struct Claim {
 }
 
 impl Line {
-    fn new(own: FabricId, peer: FabricId) -> Line {
+    fn new(own: FabricId, peer: FabricId, rail: u8) -> Line {
         Line {
             own,
             peer,
+            rail,
             outgoing: Half::Absent,
             incoming: Half::Absent,
             links: HashMap::new(),
@@ -334,7 +336,8 @@ impl Line {
 
     /// Begins to connect to the peer.
     pub(crate) fn open(&mut self, to: SocketAddr, from_interface: Option<IpAddr>) -> io::Result<()> {
-        let hello = Hello { purpose: Purpose::Line, sender: self.own, receiver: self.peer };
+        let hello =
+            Hello { purpose: Purpose::Line { rail: self.rail }, sender: self.own, receiver: self.peer };
         let mut outgoing = Outgoing::connect(to, from_interface, &hello)?;
         for frame in self.owed.drain(..) {
             let _ = outgoing.send_soon(&frame.encode()); // the next send reports an error

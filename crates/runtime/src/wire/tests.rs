@@ -4,7 +4,7 @@ use proptest::prelude::*;
 const ME: FabricId = FabricId(0x1234_5678_9abc_def0_1122_3344_5566_7788);
 
 fn hello() -> Hello {
-    Hello { purpose: Purpose::Line, sender: FabricId(99), receiver: ME }
+    Hello { purpose: Purpose::Line { rail: 0 }, sender: FabricId(99), receiver: ME }
 }
 
 #[test]
@@ -40,7 +40,7 @@ fn whoever_says_something_else_is_told_what_was_wrong() {
     };
     assert_eq!(
         refusal(&changed(8, 1)[..10]),
-        "it speaks version 1 of the protocol and this process version 6"
+        "it speaks version 1 of the protocol and this process version 7"
     );
     assert_eq!(
         refusal(&changed(63, 0)),
@@ -48,6 +48,15 @@ fn whoever_says_something_else_is_told_what_was_wrong() {
     );
     assert_eq!(refusal(&changed(10, 9)), "its hello names no purpose known here (9)");
     assert_eq!(refusal(&changed(21, 1)), "its hello names no purpose known here (1)", "what must be zero");
+    let rails = RAILS_MAX as u8;
+    assert_eq!(
+        refusal(&changed(11, rails)),
+        "its hello names no purpose known here (1)",
+        "more than there are"
+    );
+    let mut probe = Hello { purpose: Purpose::Probe, ..hello() }.encode();
+    probe[11] = 1;
+    assert_eq!(refusal(&probe), "its hello names no purpose known here (2)", "only lines have rails");
 }
 
 #[test]
@@ -239,8 +248,8 @@ proptest! {
     }
 
     #[test]
-    fn any_hello_survives_the_journey(which in 0_usize..3, sender: u128) {
-        let purpose = [Purpose::Control, Purpose::Line, Purpose::Probe][which];
+    fn any_hello_survives_the_journey(which in 0_usize..3, rail in 0..RAILS_MAX as u8, sender: u128) {
+        let purpose = [Purpose::Control, Purpose::Line { rail }, Purpose::Probe][which];
         let hello = Hello { purpose, sender: FabricId(sender), receiver: ME };
         prop_assert_eq!(Hello::decode(&hello.encode(), ME), Ok(Some(hello)));
     }

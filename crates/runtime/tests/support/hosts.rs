@@ -118,6 +118,28 @@ impl Hosts {
         Hosts { hosts: hosts.collect(), bridge, cuts: Mutex::default() }
     }
 
+    /// Gives these hosts a second network: `eth1`, on a bridge of its own.
+    pub fn add_rail(&self, hosts: &[usize]) {
+        self.bridge.inside(|| ip("link add bridge1 type bridge\nlink set bridge1 up\n"));
+        for &host in hosts {
+            let namespace = &self.hosts[host].namespace;
+            let (rail, end, path) = (rail_of(host), format!("railend{host}"), namespace.path());
+            self.bridge.inside(|| {
+                ip(&format!(
+                    "link add {rail} type veth peer name {end}\nlink set {rail} master bridge1 up\n\
+                     link set {end} netns {path} name eth1\n"
+                ));
+            });
+            let address = Ipv4Addr::new(10, 78, 0, u8::try_from(host + 1).expect("a few hosts"));
+            namespace.inside(|| ip(&format!("addr add {address}/24 dev eth1\nlink set eth1 up\n")));
+        }
+    }
+
+    /// Takes the second network away from a host that has one: nothing arrives by it, and nothing says so.
+    pub fn cut_rail(&self, host: usize) {
+        self.bridge.inside(|| ip(&format!("link set {} nomaster\n", rail_of(host))));
+    }
+
     /// How many there are, without the store's.
     pub fn count(&self) -> usize {
         self.hosts.len() - 1
@@ -163,12 +185,21 @@ impl Hosts {
 
     /// What all hosts have sent to each other so far: packets and bytes, with all headers. The store's are not counted.
     pub fn traffic(&self) -> (u64, u64) {
+        self.received_by((0..self.count()).map(|host| format!("port{host}")))
+    }
+
+    /// The same for the second network.
+    pub fn rail_traffic(&self, hosts: &[usize]) -> (u64, u64) {
+        self.received_by(hosts.iter().map(|host| rail_of(*host)))
+    }
+
+    fn received_by(&self, ports: impl Iterator<Item = String>) -> (u64, u64) {
         let table = self.bridge.inside(|| std::fs::read_to_string("/proc/thread-self/net/dev").unwrap());
         let mut sum = (0, 0);
-        for host in 0..self.count() {
-            let port = format!("port{host}:");
-            let numbers =
-                table.lines().find_map(|line| line.trim_start().strip_prefix(&port)).expect("a port");
+        for port in ports {
+            let rest =
+                |line: &str| Some(line.trim_start().strip_prefix(&port)?.strip_prefix(':')?.to_owned());
+            let numbers = table.lines().find_map(rest).expect("a port");
             let mut received = numbers.split_whitespace().map(|number| number.parse::<u64>().unwrap());
             let (bytes, packets) = (received.next().unwrap_or(0), received.next().unwrap_or(0));
             sum = (sum.0 + packets, sum.1 + bytes);
@@ -201,6 +232,11 @@ impl Hosts {
         rules.push_str("}\n");
         self.bridge.inside(|| run("nft", &["-f", "-"], &rules).unwrap());
     }
+}
+
+/// The port of a host on the bridge of the second network.
+fn rail_of(host: usize) -> String {
+    format!("rail{host}")
 }
 
 /// Joins `host` to the bridge of the namespace we are in; its end of the cable is called `eth0`.

@@ -172,7 +172,7 @@ impl<'a> Scene<'a> {
                 let sender = FabricId([HONEST, ABSENT, STRANGER, ME][usize::from(who) % 4]);
                 let purpose = match who >> 2 & 1 {
                     0 => Purpose::Control,
-                    _ => Purpose::Line,
+                    _ => Purpose::Line { rail: who >> 3 & 7 },
                 };
                 let hello = Hello { purpose, sender, receiver: FabricId(ME) }.encode();
                 self.say(line, &hello, 2);

@@ -59,7 +59,9 @@ impl Watch {
 
     pub(super) fn listen(&self, flags: EventFlags) {
         let unix = epoll::modify(&self.poll, &self.unix, EventData::new_u64(UNIX), flags);
-        let tcp = epoll::modify(&self.poll, &self.tcp, EventData::new_u64(TCP), flags);
+        let tcp = (TCP..)
+            .zip(&self.tcp)
+            .try_for_each(|(token, tcp)| epoll::modify(&self.poll, tcp, EventData::new_u64(token), flags));
         if let Err(error) = unix.and(tcp) {
             tracing::warn!("cannot watch who connects: {error}");
         }
@@ -106,9 +108,10 @@ impl Watch {
         same_user
     }
 
-    pub(super) fn accept_tcp(&mut self) {
+    pub(super) fn accept_tcp(&mut self, rail: usize) {
         for _ in 0..ACCEPTS {
-            match self.tcp.accept() {
+            let Some(tcp) = self.tcp.get(rail) else { return };
+            match tcp.accept() {
                 Ok((stream, caller)) => {
                     if !self.is_served(&stream, caller) || stream.set_nonblocking(true).is_err() {
                         continue;
@@ -148,9 +151,9 @@ impl Watch {
 
     /// A line belongs to the engine from here on.
     pub(super) fn hand_over(&mut self, stream: Stream, hello: &Hello) {
-        let Io::Tcp(socket) = stream.io else { return };
+        let (Io::Tcp(socket), Purpose::Line { rail }) = (stream.io, hello.purpose) else { return };
         let _ = epoll::delete(&self.poll, &socket);
-        match self.fabric.adopt(hello.sender, socket, Instant::now()) {
+        match self.fabric.adopt(hello.sender, rail, socket, Instant::now()) {
             Ok(Some(Adopted::Yes)) => self.fabric.tell_news(),
             Ok(Some(Adopted::Twin)) => self.complain("refused a second connection for the same messages"),
             Ok(None) => self.complain(&format!(

@@ -33,7 +33,8 @@ fn a_peer_without_room_for_callers_does_not_stop_the_helper_and_is_dialled_again
     let peer = fabric.peer(FabricId(7));
     let pid = std::process::id();
     let (host, socket_name) = (String::new(), name);
-    peer.set_whereabouts(crate::fabric::Whereabouts { host, pid, socket_name, near: true, address: None });
+    let (address, rails) = (None, Vec::new());
+    peer.set_whereabouts(crate::fabric::Whereabouts { host, pid, socket_name, near: true, address, rails });
     fabric.dial(&peer);
     let (sender, receiver) = std::sync::mpsc::channel();
     fabric.order(Order::Answer(sender));
@@ -57,7 +58,8 @@ fn a_peer_that_closes_before_its_hello_is_dialled_again_and_not_for_ever() {
     let peer = fabric.peer(FabricId(7));
     let (host, socket_name, address) = (String::new(), String::new(), listener.local_addr().ok());
     let pid = std::process::id();
-    peer.set_whereabouts(crate::fabric::Whereabouts { host, pid, socket_name, near: false, address });
+    let (near, rails) = (false, Vec::new());
+    peer.set_whereabouts(crate::fabric::Whereabouts { host, pid, socket_name, near, address, rails });
     fabric.dial(&peer);
     for _ in 0..TRIES_MAX {
         drop(listener.accept().unwrap());

@@ -44,7 +44,7 @@ struct End {
 
 impl End {
     fn new(own: FabricId, peer: FabricId) -> End {
-        let mut line = Line::new(own, peer);
+        let mut line = Line::new(own, peer, 0);
         let claim = line.claim(GROUP);
         End { line, around: Around::default(), claim }
     }
@@ -159,7 +159,10 @@ fn connect(from: &mut End, to: &mut End) {
     from.line.open(listener.local_addr().unwrap(), None).expect("the listener is open");
     from.flush_all();
     let (hello, stream) = accept(&listener, to.line.own);
-    assert_eq!(hello, Hello { purpose: Purpose::Line, sender: from.line.own, receiver: to.line.own });
+    assert_eq!(
+        hello,
+        Hello { purpose: Purpose::Line { rail: 0 }, sender: from.line.own, receiver: to.line.own }
+    );
     assert_eq!(adopt(to, stream), Adopted::Yes);
 }
 

@@ -19,7 +19,8 @@ fn far(handle: &FabricHandle, listener: SocketAddr) -> Mesh {
     let peer = |rank: usize| {
         let peer = handle.peer(FabricId(rank as u128));
         let (host, socket_name, address) = (String::new(), String::new(), Some(listener));
-        peer.set_whereabouts(Whereabouts { host, pid: 1, socket_name, near: false, address });
+        let (near, rails) = (false, Vec::new());
+        peer.set_whereabouts(Whereabouts { host, pid: 1, socket_name, near, address, rails });
         peer
     };
     let member = |rank| Member { peer: (rank > 0).then(|| peer(rank)), near: rank == 0, room: 0 };

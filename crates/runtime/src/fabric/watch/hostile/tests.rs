@@ -37,7 +37,7 @@ impl Scene<'_> {
 
     /// The next message of a process for the group, once its bytes have come.
     fn message_of(&self, sender: u128) -> Option<Vec<u8>> {
-        let line = self.rank.handle.line(FabricId(sender));
+        let line = self.rank.handle.line(FabricId(sender), 0);
         let mut line = line.lock();
         let claim = line.claim(GROUP);
         let polled = line.poll_message(&**self.rank.handle, claim, Lane::Collective as u8);
@@ -91,13 +91,13 @@ fn a_notice_counts_only_from_a_member_of_the_group() {
 fn a_connection_for_messages_never_takes_the_place_of_another() {
     let mut rank = Rank::new();
     let mut scene = Scene::new(&mut rank);
-    scene.say(TCP, &hello(ABSENT, Purpose::Line), 0);
+    scene.say(TCP, &hello(ABSENT, Purpose::Line { rail: 0 }), 0);
     let mut first = scene.lines[TCP].take().expect("it was opened").end;
     first.write_all(&message(b"first")).unwrap();
-    scene.say(OTHER_TCP, &hello(ABSENT, Purpose::Line), 0);
+    scene.say(OTHER_TCP, &hello(ABSENT, Purpose::Line { rail: 0 }), 0);
     let mut second = scene.lines[OTHER_TCP].take().expect("it was opened").end;
     let _ = second.write_all(&message(b"other")); // it is closed
-    scene.say(TCP, &hello(STRANGER, Purpose::Line), 0);
+    scene.say(TCP, &hello(STRANGER, Purpose::Line { rail: 0 }), 0);
     let mut third = scene.lines[TCP].take().expect("it was opened").end;
     third.write_all(&message(b"third")).unwrap();
     assert_eq!(scene.message_of(ABSENT).as_deref(), Some(&b"first"[..]));
@@ -108,9 +108,9 @@ fn a_connection_for_messages_never_takes_the_place_of_another() {
 fn a_connection_that_has_ended_gives_way_to_the_next() {
     let mut rank = Rank::new();
     let mut scene = Scene::new(&mut rank);
-    scene.say(TCP, &hello(ABSENT, Purpose::Line), 0);
+    scene.say(TCP, &hello(ABSENT, Purpose::Line { rail: 0 }), 0);
     scene.lines[TCP] = None;
-    scene.say(TCP, &hello(ABSENT, Purpose::Line), 0);
+    scene.say(TCP, &hello(ABSENT, Purpose::Line { rail: 0 }), 0);
     scene.lines[TCP].as_mut().expect("it was opened").end.write_all(&message(b"x")).unwrap();
     assert_eq!(scene.message_of(ABSENT).as_deref(), Some(&b"x"[..]));
 }
@@ -120,7 +120,7 @@ fn a_connection_that_has_ended_gives_way_to_the_next() {
 fn a_broken_data_link_is_not_reported_as_a_death() {
     let mut rank = Rank::new();
     let mut scene = Scene::new(&mut rank);
-    scene.say(TCP, &hello(HONEST, Purpose::Line), 0);
+    scene.say(TCP, &hello(HONEST, Purpose::Line { rail: 0 }), 0);
     scene.lines[TCP] = None;
     let mut tensor = Buffer::zeros(DType::F32, 1);
     let error = scene.group.start_recv(tensor.lend(), 1, Tag(0)).unwrap().wait().unwrap_err();
@@ -134,9 +134,9 @@ fn a_broken_data_link_is_not_reported_as_a_death() {
 fn a_connection_that_no_group_asks_for_expires() {
     let mut rank = Rank::new();
     let mut scene = Scene::new(&mut rank);
-    scene.say(TCP, &hello(ABSENT, Purpose::Line), 0);
+    scene.say(TCP, &hello(ABSENT, Purpose::Line { rail: 0 }), 0);
     let mut end = scene.lines[TCP].take().expect("it was opened").end;
-    let line = |scene: &Scene<'_>| lock(&scene.rank.handle.lines).get(&FabricId(ABSENT)).cloned();
+    let line = |scene: &Scene<'_>| lock(&scene.rank.handle.lines).get(&(FabricId(ABSENT), 0)).cloned();
     let came = line(&scene).expect("it is kept").lock().unclaimed_since().expect("no group has asked for it");
     let just_before = UNCLAIMED_FOR - std::time::Duration::from_millis(1);
     scene.rank.watch.look_around(came + just_before);
@@ -221,7 +221,8 @@ fn sent(line: &mut Line) -> Vec<ControlFrame> {
 
 fn introduce(scene: &Scene<'_>, id: u128) {
     let (host, socket_name, address) = (String::new(), String::new(), None);
-    let whereabouts = crate::fabric::Whereabouts { host, pid: 1, socket_name, near: false, address };
+    let (near, rails) = (false, Vec::new());
+    let whereabouts = crate::fabric::Whereabouts { host, pid: 1, socket_name, near, address, rails };
     scene.rank.handle.peer(FabricId(id)).set_whereabouts(whereabouts);
 }
 
