@@ -84,7 +84,7 @@ fn the_end_of_a_rank_is_known_at_once_with_several_interfaces() {
     });
 }
 
-/// Signs of life go by the first network, so nobody is given up: operations time out, and name who has sent nothing.
+/// Signs of life go by the first network, so no rank is given up: operations time out, and name a rank that has sent nothing.
 #[test]
 fn a_second_network_that_is_cut_ends_in_a_timeout_that_names_a_rank_behind_it() {
     let Some(hosts) = Hosts::near(2) else { return };
