@@ -141,6 +141,22 @@ def test_a_link_carries_no_more_than_its_rate(benchmark: Callable[..., Benchmark
 
 
 @pytest.mark.timeout(240)
+def test_several_links_share_the_bytes_out(benchmark: Callable[..., Benchmark], tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    limits = ["--links", "2", "--link-rate", "200M", "--sizes", "4M", "--rounds", "1", "--json", str(file)]
+    run = benchmark("all_reduce", "--hosts", "2x1", *limits, "--against", PEERS)
+    code, text, errors = run.output()
+    assert code == 0, errors
+    assert "links of a host: 2; each link: 200 Mbit/s" in text
+    row = json.loads(file.read_text())[0]
+    # Each link needs to carry half of the bytes, and neither carries much more.
+    assert row["link_bytes_least"] == 2 << 20
+    assert row["link_bytes_least"] < row["link_bytes"] < 1.25 * row["link_bytes_least"], row
+    assert 0 < row["useful_share"] < row["link_share"] < 1.02
+    run.leaves_nothing()
+
+
+@pytest.mark.timeout(240)
 def test_a_delay_counts_on_both_links_of_the_way(benchmark: Callable[..., Benchmark], tmp_path: Path) -> None:
     if not os.access("/dev/net/tun", os.R_OK | os.W_OK):
         pytest.skip("no /dev/net/tun here")
@@ -197,6 +213,8 @@ def test_nothing_is_left_over_when_a_peer_cannot_start(benchmark: Callable[..., 
         (["--hosts", "2x2", "--transport", "tcp"], "cannot be used with"),
         (["--link-rate", "1G"], "--hosts <HxR,…>"),
         (["--link-delay", "1ms"], "--hosts <HxR,…>"),
+        (["--links", "2"], "--hosts <HxR,…>"),
+        (["--hosts", "2x2", "--links", "9"], "9 is not in 1..=8"),
         (["--hosts", "2x2", "--link-rate", "1X"], "invalid rate `1X`"),
         (["--hosts", "2x2", "--link-delay", "5"], "invalid delay `5`"),
         (["send_recv", "--hosts", "2x2"], "use hosts with one rank each, such as `--hosts 2x1`"),

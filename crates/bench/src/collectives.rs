@@ -60,6 +60,10 @@ pub(crate) struct CollectiveArgs {
     #[arg(long, value_name = "RATE", requires = "hosts")]
     link_rate: Option<Rate>,
 
+    /// Give each host this many links, each on a network of its own: an implementation may use them all
+    #[arg(long, value_name = "N", requires = "hosts", default_value = "1", value_parser = clap::value_parser!(u8).range(1..=8))]
+    links: u8,
+
     /// Delay every packet by this time on the link of its sender and again on that of its receiver, such as 50us
     #[arg(long, value_name = "TIME", requires = "hosts")]
     link_delay: Option<Delay>,
@@ -150,7 +154,7 @@ pub(crate) fn run(args: &CollectiveArgs) -> Result<(), Failure> {
     bench.progress.clear();
 
     if let Some((path, file)) = &mut json {
-        file.write_all(figures::json(&bench.rows, args.link_rate).as_bytes())
+        file.write_all(figures::json(&bench.rows, args.limits()).as_bytes())
             .map_err(|error| Failure::new(format!("cannot write `{}`: {error}", path.display())))?;
     }
     match std::io::stdout().write_all(bench.report().as_bytes()) {
@@ -170,7 +174,7 @@ impl CollectiveArgs {
     }
 
     fn limits(&self) -> Limits {
-        Limits { rate: self.link_rate, delay: self.link_delay }
+        Limits { links: self.links.into(), rate: self.link_rate, delay: self.link_delay }
     }
 }
 
@@ -376,7 +380,7 @@ impl Bench<'_> {
     }
 
     fn report(&self) -> String {
-        let (tables, cores) = (figures::tables(&self.rows, self.args.link_rate), core_count());
+        let (tables, cores) = (figures::tables(&self.rows, self.args.limits()), core_count());
         let load = self.load.map_or(String::new(), |load| format!(", load {load} before the run"));
         let (rounds, window) = (self.args.rounds, WINDOW.as_millis());
         let head = format!(
@@ -394,9 +398,10 @@ impl Bench<'_> {
             Some(_) => "Bytes are counted behind the limit, with the headers of each packet.",
             None => "Bytes are counted by the link, which counts the headers of up to 64 KiB once.",
         };
+        let links = self.args.links;
         format!(
-            "Hosts: network namespaces of this machine that share its cores, an MTU of 1500; each link: \
-             {rate}{delay}. {counted}\n"
+            "Hosts: network namespaces of this machine that share its cores, an MTU of 1500; links of a host: {links}; \
+             each link: {rate}{delay}. {counted}\n"
         )
     }
 

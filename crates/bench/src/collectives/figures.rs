@@ -4,7 +4,7 @@
 //! round, since measurements of one round saw the same machine, against the peer with the best median.
 
 use super::super::report::{align, median};
-use super::layout::Rate;
+use super::layout::{Limits, Rate};
 use super::operation::{Crew, Dtype, Memory, Operation, Point, Transport};
 use super::peer::Implementation;
 use tenfold_console::show_size;
@@ -80,8 +80,8 @@ impl Column {
     }
 
     /// The share that the best algorithm would have used in the same time.
-    fn useful_share(&self, point: Point, rate: Rate) -> Option<f64> {
-        self.share(|_| point.link_bytes_least(), rate)
+    fn useful_share(&self, least: Option<f64>, rate: Rate) -> Option<f64> {
+        self.share(|_| least, rate)
     }
 
     /// How many times faster than another: the median over the rounds.
@@ -121,21 +121,27 @@ impl Row {
 
 /// One table for each operation and number of ranks, in the order measured; with hosts, another one for their
 /// links.
-pub(crate) fn tables(rows: &[Row], rate: Option<Rate>) -> String {
+pub(crate) fn tables(rows: &[Row], limits: Limits) -> String {
     let same_table =
         |a: &Row, b: &Row| (a.point.operation, a.point.crew) == (b.point.operation, b.point.crew);
     let of_links = |rows: &[Row]| match rows.first()?.point.crew {
         Crew::Machine(_) => None,
-        Crew::Hosts(_) => Some(link_table(rows, rate)),
+        Crew::Hosts(_) => Some(link_table(rows, limits)),
     };
     let tables: Vec<String> =
         rows.chunk_by(same_table).flat_map(|rows| [Some(table(rows)), of_links(rows)]).flatten().collect();
     tables.join("\n")
 }
 
+/// The fewest bytes that any algorithm must send in one direction of a link, if the links of a host share them equally.
+fn least_on_a_link(point: Point, limits: Limits) -> Option<f64> {
+    point.link_bytes_least().map(|bytes| bytes / limits.links as f64)
+}
+
 /// What passed the links, and with a rate, which share of what could have passed.
-fn link_table(rows: &[Row], rate: Option<Rate>) -> String {
+fn link_table(rows: &[Row], limits: Limits) -> String {
     let Some(first) = rows.first() else { return String::new() };
+    let rate = limits.rate;
     let mut header = vec!["size".to_string(), "least".to_string()];
     for column in &first.columns {
         let name = column.subject.name();
@@ -147,12 +153,13 @@ fn link_table(rows: &[Row], rate: Option<Rate>) -> String {
     let percent = |share: Option<f64>| share.map_or("–".into(), |share| format!("{:.1} %", share * 100.0));
     let mut lines = vec![header];
     for row in rows {
-        let mut line = vec![size(row.point), bytes(row.point.link_bytes_least())];
+        let least = least_on_a_link(row.point, limits);
+        let mut line = vec![size(row.point), bytes(least)];
         for column in &row.columns {
             line.push(bytes(column.link_bytes()));
             if let Some(rate) = rate {
                 line.push(percent(column.link_share(rate)));
-                line.push(percent(column.useful_share(row.point, rate)));
+                line.push(percent(column.useful_share(least, rate)));
             }
         }
         lines.push(line);
@@ -254,15 +261,16 @@ struct JsonRow {
     rounds: usize,
 }
 
-pub(crate) fn json(rows: &[Row], rate: Option<Rate>) -> String {
+pub(crate) fn json(rows: &[Row], limits: Limits) -> String {
     let columns = rows.iter().flat_map(|row| row.columns.iter().map(move |column| (row, column)));
-    let list: Vec<JsonRow> = columns.map(|(row, column)| json_row(row, column, rate)).collect();
+    let list: Vec<JsonRow> = columns.map(|(row, column)| json_row(row, column, limits)).collect();
     let mut text = serde_json::to_string_pretty(&list).expect("numbers and names can be written as JSON");
     text.push('\n');
     text
 }
 
-fn json_row(row: &Row, column: &Column, rate: Option<Rate>) -> JsonRow {
+fn json_row(row: &Row, column: &Column, limits: Limits) -> JsonRow {
+    let (rate, least) = (limits.rate, least_on_a_link(row.point, limits));
     let Point { operation, dtype, crew, bytes } = row.point;
     let ranks = crew.ranks();
     let Subject { implementation, memory, transport } = column.subject;
@@ -288,9 +296,9 @@ fn json_row(row: &Row, column: &Column, rate: Option<Rate>) -> JsonRow {
         ratio,
         best_peer: ratio.and(row.best_peer()).map(|peer| peer.subject.implementation),
         link_bytes: column.link_bytes(),
-        link_bytes_least: row.point.link_bytes_least(),
+        link_bytes_least: least,
         link_share: rate.and_then(|rate| column.link_share(rate)),
-        useful_share: rate.and_then(|rate| column.useful_share(row.point, rate)),
+        useful_share: rate.and_then(|rate| column.useful_share(least, rate)),
         rounds: column.samples.len(),
     }
 }
@@ -299,6 +307,8 @@ fn json_row(row: &Row, column: &Column, rate: Option<Rate>) -> JsonRow {
 mod tests {
     use super::super::layout::Layout;
     use super::*;
+
+    const PLAIN: Limits = Limits { links: 1, rate: None, delay: None };
 
     fn column(implementation: Implementation, memory: Memory, means: &[f64]) -> Column {
         let samples = means
@@ -362,7 +372,7 @@ mod tests {
             barrier,
         ];
         assert_eq!(
-            tables(&rows, None),
+            tables(&rows, PLAIN),
             [
                 "all_reduce f32, 2 ranks, µs\n",
                 "size    tenfold  tenfold (shared)   gloo  openmpi  best peer  ratio  ratio (shared)\n",
@@ -382,7 +392,7 @@ mod tests {
         let mut row = row(8, &[], &[], &[128.0], &[0.5]);
         row.columns.drain(..2);
         assert_eq!(
-            tables(&[row], None),
+            tables(&[row], PLAIN),
             "all_reduce f32, 2 ranks, µs\nsize  gloo  openmpi\n8 B    128    0.500\n"
         );
     }
@@ -392,7 +402,7 @@ mod tests {
         let mut row = row(1_000_000, &[100.0], &[], &[400.0], &[200.0]);
         row.point.crew = Crew::Machine(4);
         row.columns[0].algorithm = Some("ring".into());
-        let list: Vec<serde_json::Value> = serde_json::from_str(&json(&[row], None)).unwrap();
+        let list: Vec<serde_json::Value> = serde_json::from_str(&json(&[row], PLAIN)).unwrap();
         assert_eq!(list.len(), 4);
         assert_eq!((&list[0]["op"], &list[0]["algorithm"]), (&"all_reduce".into(), &"ring".into()));
         assert_eq!((&list[0]["median_us"], &list[0]["p99_us"]), (&100.0.into(), &100.0.into()));
@@ -412,7 +422,8 @@ mod tests {
         row.columns.retain(|column| !column.samples.is_empty());
         row.columns[0].samples[0].link_bytes = Some(1_125_000.0);
         row.columns[1].samples[0].link_bytes = Some(2_250_000.0);
-        let text = tables(&[row.clone()], Some(Rate(1e9)));
+        let limited = Limits { rate: Some(Rate(1e9)), ..PLAIN };
+        let text = tables(&[row.clone()], limited);
         let links = [
             "all_reduce, 2 hosts × 2 ranks, the busiest link in one direction, bytes of an operation; \
              shares of 1 Gbit/s\n",
@@ -421,9 +432,11 @@ mod tests {
         ];
         assert!(text.ends_with(&links.concat()), "{text}");
         assert!(text.starts_with("all_reduce f32, 2 hosts × 2 ranks, µs\n"), "{text}");
-        let list: Vec<serde_json::Value> = serde_json::from_str(&json(&[row], Some(Rate(1e9)))).unwrap();
+        let list: Vec<serde_json::Value> = serde_json::from_str(&json(&[row.clone()], limited)).unwrap();
         assert_eq!((&list[0]["hosts"], &list[0]["ranks"]), (&2.into(), &4.into()));
         assert_eq!((&list[0]["link_bytes"], &list[0]["link_share"]), (&1_125_000.0.into(), &0.9.into()));
         assert_eq!(list[1]["useful_share"], 0.4194304);
+        let shared_out = Limits { links: 2, ..limited };
+        assert_eq!(least_on_a_link(row.point, shared_out), Some(f64::from(1 << 19)));
     }
 }

@@ -6,6 +6,8 @@
 //!   host-2 eth0 ──── port2 ┘
 //! ```
 //!
+//! Hosts with several links have an interface, a bridge and a network for each.
+//!
 //! All implementations run in the same hosts. To each of them these are different machines: they have other
 //! addresses, host names and abstract Unix sockets. Processors and memory are the same, so the ranks of all
 //! hosts share them. Nothing leads from here to the machine's own network, so any addresses will do. Orders
@@ -27,12 +29,10 @@ use tenfold_console::Program;
 use tenfold_store::{Server, ServerOptions};
 
 use super::super::Failure;
-use super::layout::{Layout, Limits, Rate};
+use super::layout::{Layout, Limits, Rate, interface};
 use super::namespace::{Namespace, ask_tool, run_tool};
 
 const CABLE_PROGRAM: &str = include_str!("../peers/cable.py");
-/// What each host calls its end of the link.
-pub(crate) const INTERFACE: &str = "eth0";
 /// Packets; only bytes should limit a queue.
 const QUEUE_PACKETS: usize = 10_000;
 /// A bucket holds what passes in this time: enough for a timer that is late, too little for an operation.
@@ -53,7 +53,7 @@ pub(crate) enum Place {
 #[derive(Debug)]
 pub(crate) struct Hosts {
     pub(crate) layout: Layout,
-    pub(crate) rate: Option<Rate>,
+    pub(crate) limits: Limits,
     hosts: Vec<Namespace>,
     switch: Namespace,
     store: Server,
@@ -67,13 +67,18 @@ impl Hosts {
         let hosts = names.map(|name| Namespace::new(&name)).collect::<Result<Vec<_>, _>>()?;
         let (store, cables) = switch.inside(|| {
             let address = switch_address();
-            run_tool("ip", &format!("link add bridge type bridge\naddr add {address}/24 dev bridge\n"))?;
-            let cables =
-                limits.delay.map(|delay| Cables::start(python, layout.hosts, delay.0)).transpose()?;
-            run_tool("ip", &plug_in(&hosts, cables.is_some()))?;
+            let ends = || every_link(layout.hosts, limits.links);
+            let cables = limits.delay.map(|delay| Cables::start(python, ends(), delay.0)).transpose()?;
+            (0..limits.links).try_for_each(|link| {
+                run_tool("ip", &format!("link add {} type bridge\n", bridge(link)))?;
+                run_tool("ip", &plug_in(&hosts, link, cables.is_some()))
+            })?;
+            run_tool("ip", &format!("addr add {address}/24 dev {}\n", bridge(0)))?;
             if let Some(rate) = limits.rate {
-                let ports = (0..hosts.len()).map(|host| limit(&port(host), rate));
-                run_tool("tc", &ports.collect::<String>())?;
+                run_tool(
+                    "tc",
+                    &ends().map(|(host, link)| limit(&port(host, link), rate)).collect::<String>(),
+                )?;
             }
             let store = TcpListener::bind((address, 0))
                 .map_err(|error| error.to_string())
@@ -86,12 +91,14 @@ impl Hosts {
         })??;
         for (index, host) in hosts.iter().enumerate() {
             host.inside(|| {
-                let address = host_address(index);
-                run_tool("ip", &format!("addr add {address}/24 dev {INTERFACE}\nlink set {INTERFACE} up\n"))?;
-                limits.rate.map_or(Ok(()), |rate| run_tool("tc", &limit(INTERFACE, rate)))
+                (0..limits.links).try_for_each(|link| {
+                    let (name, address) = (interface(link), host_address(index, link));
+                    run_tool("ip", &format!("addr add {address}/24 dev {name}\nlink set {name} up\n"))?;
+                    limits.rate.map_or(Ok(()), |rate| run_tool("tc", &limit(&name, rate)))
+                })
             })??;
         }
-        Ok(Hosts { layout, rate: limits.rate, hosts, switch, store, _cables: cables })
+        Ok(Hosts { layout, limits, hosts, switch, store, _cables: cables })
     }
 
     /// Where ranks on every host reach the store.
@@ -133,7 +140,8 @@ impl Hosts {
 
     /// All bytes that have passed the links so far.
     pub(crate) fn traffic(&self) -> Result<Traffic, Failure> {
-        let counted = if self.rate.is_some() { self.traffic_of_buckets()? } else { self.traffic_of_ports()? };
+        let counted =
+            if self.limits.rate.is_some() { self.traffic_of_buckets()? } else { self.traffic_of_ports()? };
         counted.ok_or_else(|| Failure::new("cannot read how many bytes passed the links"))
     }
 
@@ -144,9 +152,9 @@ impl Hosts {
             Ok::<_, Failure>(parse_bucket(&text))
         };
         let mut directions = Vec::new();
-        for (index, host) in self.hosts.iter().enumerate() {
-            directions.push(host.inside(|| sent(INTERFACE))??);
-            directions.push(self.switch.inside(|| sent(&port(index)))??);
+        for (host, link) in every_link(self.hosts.len(), self.limits.links) {
+            directions.push(self.hosts[host].inside(|| sent(&interface(link)))??);
+            directions.push(self.switch.inside(|| sent(&port(host, link)))??);
         }
         Ok(directions.into_iter().collect::<Option<Vec<u64>>>().map(Traffic))
     }
@@ -156,7 +164,8 @@ impl Hosts {
         // Of the thread: the process itself may be in another network.
         let text = self.switch.inside(|| std::fs::read_to_string("/proc/thread-self/net/dev"))?;
         let text = text.map_err(|error| Failure::new(format!("cannot read /proc/net/dev: {error}")))?;
-        let pairs = (0..self.hosts.len()).map(|host| parse_device(&text, &port(host)));
+        let ports = every_link(self.hosts.len(), self.limits.links).map(|(host, link)| port(host, link));
+        let pairs = ports.map(|port| parse_device(&text, &port));
         let pairs: Option<Vec<[u64; 2]>> = pairs.collect();
         Ok(pairs.map(|pairs| Traffic(pairs.concat())))
     }
@@ -182,7 +191,7 @@ fn tied() -> String {
     quoted.collect::<String>() + "bench host-server --"
 }
 
-/// Bytes by host and direction.
+/// Bytes by link and direction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Traffic(Vec<u64>);
 
@@ -197,36 +206,47 @@ pub(crate) fn host_name(host: usize) -> String {
     format!("host-{host}")
 }
 
-fn port(host: usize) -> String {
-    format!("port{host}")
+/// Each link of each host.
+fn every_link(hosts: usize, links: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..hosts).flat_map(move |host| (0..links).map(move |link| (host, link)))
+}
+
+fn bridge(link: usize) -> String {
+    format!("bridge{link}")
+}
+
+fn port(host: usize, link: usize) -> String {
+    format!("port{host}-{link}")
 }
 
 /// An end of a link, before its host has it.
-fn end(host: usize) -> String {
-    format!("end{host}")
+fn end(host: usize, link: usize) -> String {
+    format!("end{host}-{link}")
 }
 
-fn host_address(host: usize) -> Ipv4Addr {
-    Ipv4Addr::new(10, 77, 0, u8::try_from(host + 1).expect("a layout has at most 32 hosts"))
+fn host_address(host: usize, link: usize) -> Ipv4Addr {
+    let [network, host] = [77 + link, host + 1].map(|part| u8::try_from(part).expect("there are few"));
+    Ipv4Addr::new(10, network, 0, host)
 }
 
 fn switch_address() -> Ipv4Addr {
     Ipv4Addr::new(10, 77, 0, 254)
 }
 
-/// The orders to `ip` that give every host a link to the bridge.
-fn plug_in(hosts: &[Namespace], has_cables: bool) -> String {
+/// The orders to `ip` that give every host a link to the bridge of this number.
+fn plug_in(hosts: &[Namespace], link: usize, has_cables: bool) -> String {
     let mut orders = String::new();
+    let (bridge, interface) = (bridge(link), interface(link));
     for (index, host) in hosts.iter().enumerate() {
-        let (port, end, (network, _)) = (port(index), end(index), host.paths());
+        let (port, end, (network, _)) = (port(index, link), end(index, link), host.paths());
         if !has_cables {
             orders += &format!("link add {port} type veth peer name {end}\n");
         }
-        orders += &format!("link set {port} master bridge txqueuelen {QUEUE_PACKETS} up\n");
+        orders += &format!("link set {port} master {bridge} txqueuelen {QUEUE_PACKETS} up\n");
         orders += &format!("link set {end} txqueuelen {QUEUE_PACKETS}\n");
-        orders += &format!("link set {end} netns {network} name {INTERFACE}\n");
+        orders += &format!("link set {end} netns {network} name {interface}\n");
     }
-    orders + "link set bridge up\n"
+    orders + &format!("link set {bridge} up\n")
 }
 
 /// The order to `tc` that limits what leaves through a device.
@@ -254,11 +274,15 @@ fn parse_device(text: &str, device: &str) -> Option<[u64; 2]> {
 struct Cables(Child);
 
 impl Cables {
-    fn start(python: &Path, hosts: usize, delay: std::time::Duration) -> Result<Self, Failure> {
+    fn start(
+        python: &Path,
+        ends: impl Iterator<Item = (usize, usize)>,
+        delay: std::time::Duration,
+    ) -> Result<Self, Failure> {
         let mut command = Program::own().command();
         command.args(["bench", "host-server", "--"]).arg(python).args(["-c", CABLE_PROGRAM]);
         command.arg(delay.as_secs_f64().to_string());
-        command.args((0..hosts).flat_map(|host| [end(host), port(host)]));
+        command.args(ends.flat_map(|(host, link)| [end(host, link), port(host, link)]));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let cannot = |reason: &str| {
             Failure::new(format!("cannot delay packets: {reason}"))
@@ -293,8 +317,8 @@ mod tests {
 
     #[test]
     fn a_bucket_is_small_and_its_queue_is_not() {
-        let order = limit("port1", Rate(1e9));
-        assert_eq!(order, "qdisc add dev port1 root tbf rate 1000000000bit burst 125000b limit 1250000b\n");
+        let order = limit("port1-0", Rate(1e9));
+        assert_eq!(order, "qdisc add dev port1-0 root tbf rate 1000000000bit burst 125000b limit 1250000b\n");
         let order = limit("eth0", Rate(1e7));
         assert_eq!(order, "qdisc add dev eth0 root tbf rate 10000000bit burst 16384b limit 262144b\n");
     }
@@ -322,7 +346,9 @@ mod tests {
     /// What this machine can do is tested with the command, see `tests/python/test_bench_hosts.py`.
     #[test]
     fn every_host_gets_a_link() {
-        assert_eq!(plug_in(&[], false), "link set bridge up\n");
-        assert_eq!((host_address(31), host_name(3)), (Ipv4Addr::new(10, 77, 0, 32), "host-3".to_owned()));
+        assert_eq!(plug_in(&[], 1, false), "link set bridge1 up\n");
+        assert_eq!((host_address(31, 0), host_name(3)), (Ipv4Addr::new(10, 77, 0, 32), "host-3".to_owned()));
+        assert_eq!(host_address(0, 7), Ipv4Addr::new(10, 84, 0, 1));
+        assert_eq!(every_link(2, 2).collect::<Vec<_>>(), [(0, 0), (0, 1), (1, 0), (1, 1)]);
     }
 }

@@ -60,12 +60,23 @@ impl fmt::Display for Layout {
     }
 }
 
-/// What the link of every host allows, in each direction.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+/// The links of every host, and what each of them allows in each direction.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Limits {
+    /// Each on a network of its own.
+    pub(crate) links: usize,
     pub(crate) rate: Option<Rate>,
     /// From the host to the switch, and from the switch to the host.
     pub(crate) delay: Option<Delay>,
+}
+
+/// Names of the interfaces at the links of a host.
+pub(crate) fn interfaces(links: usize) -> String {
+    (0..links).map(interface).collect::<Vec<_>>().join(",")
+}
+
+pub(crate) fn interface(link: usize) -> String {
+    format!("eth{link}")
 }
 
 /// Bits per second.

@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::super::Failure;
-use super::hosts::{Agents, Hosts, INTERFACE, Place, host_name};
+use super::hosts::{Agents, Hosts, Place, host_name};
+use super::layout::interfaces;
 use super::operation::Transport;
 use tenfold_console::Program;
 
@@ -247,7 +248,7 @@ impl Recipe {
         match self.implementation {
             Implementation::Tenfold => "not bound to cores".into(),
             Implementation::Gloo if transport == Transport::ByHost => {
-                format!("its process group called from Python, GLOO_SOCKET_IFNAME={INTERFACE}")
+                "its process group called from Python, GLOO_SOCKET_IFNAME with all links of a host".into()
             }
             Implementation::Gloo => {
                 "its process group called from Python, TCP over loopback whatever the transport".into()
@@ -283,11 +284,9 @@ fn own(rank: usize, meeting: Meeting<'_>) -> Command {
     command.arg(format!("--rank={rank}")).arg(format!("--ranks={}", site.ranks()));
     match site {
         Site::Machine { transport, .. } => command.env("TENFOLD_TRANSPORT", transport.name()),
-        // Interfaces of the machine, which its hosts do not have.
-        Site::Hosts(_) => command
-            .env_remove("TENFOLD_TRANSPORT")
-            .env_remove("TENFOLD_INTERFACE")
-            .env_remove("GLOO_SOCKET_IFNAME"),
+        Site::Hosts(hosts) => {
+            command.env_remove("TENFOLD_TRANSPORT").env("TENFOLD_INTERFACE", interfaces(hosts.limits.links))
+        }
     };
     command
 }
@@ -298,8 +297,8 @@ fn gloo(python: &Path, rank: usize, meeting: Meeting<'_>) -> Command {
     command.args(["-c", GLOO_PROGRAM]).arg(coordinator).arg(team);
     command.args([rank, site.ranks()].map(|number| number.to_string()));
     command.args([store.ip().to_string(), store.port().to_string()]);
-    if site.hosts().is_some() {
-        command.env("GLOO_SOCKET_IFNAME", INTERFACE);
+    if let Some(hosts) = site.hosts() {
+        command.env("GLOO_SOCKET_IFNAME", interfaces(hosts.limits.links));
     } else if std::env::var_os("GLOO_SOCKET_IFNAME").is_none() {
         // Otherwise it looks up the host's name, for which not every machine has an address. The path is
         // loopback anyway.
