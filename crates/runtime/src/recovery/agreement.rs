@@ -96,6 +96,9 @@ impl Failure {
             Failure::Quorum { quorum, size, missing } => {
                 let needed = match quorum {
                     Quorum::Majority => format!("more than half of {size} ranks, or half with rank 0"),
+                    Quorum::Living => {
+                        format!("more than half of {size} ranks, or all whose death was not seen")
+                    }
                     Quorum::AllReachable => "all ranks that are not suspected".into(),
                     Quorum::AtLeast(least) => format!("at least {least} of {size} ranks"),
                 };
@@ -124,6 +127,10 @@ pub(super) struct Agreement {
     size: usize,
     settings: Settings,
     suspects: Ranks,
+    /// Those of them that can never answer again: this rank has seen their end and receives nothing more from them.
+    dead: Ranks,
+    /// Ranks whose programs will not call.
+    left: Ranks,
     /// Ranks that an earlier agreement left out.
     excluded: Ranks,
     call: Option<Call>,
@@ -163,6 +170,8 @@ impl Agreement {
             size,
             settings,
             suspects: Ranks::none(size),
+            dead: Ranks::none(size),
+            left: Ranks::none(size),
             excluded: Ranks::none(size),
             call: None,
             since: None,
@@ -246,10 +255,38 @@ impl Agreement {
         self.on_absent(rank);
     }
 
+    /// The rank is dead. Nothing that it sent is handled after this.
+    pub(super) fn on_dead(&mut self, rank: usize, now: Duration) {
+        if rank != self.me && rank < self.size {
+            self.dead.insert(rank);
+            self.on_suspect(rank, now);
+            // What it proposes must say that this rank is dead, too: another ballot.
+            if self.settings.quorum.counts_dead()
+                && let Some(lead) = self.lead.as_ref().filter(|lead| lead.proposal.is_some())
+            {
+                self.start_lead(lead.ballot.again(), true);
+            }
+        }
+    }
+
+    /// The ranks that this one has seen die, or has heard of.
+    pub(super) fn dead(&self) -> &Ranks {
+        &self.dead
+    }
+
+    /// The rank answers, but its program will not call.
+    pub(super) fn on_left(&mut self, rank: usize, now: Duration) {
+        self.now = self.now.max(now);
+        if rank < self.size {
+            self.left.insert(rank);
+            self.advance();
+        }
+    }
+
     /// The rank answers again.
     pub(super) fn on_trust(&mut self, rank: usize, now: Duration) {
         self.now = self.now.max(now);
-        if rank < self.size && self.suspects.contains(rank) {
+        if rank < self.size && self.suspects.contains(rank) && !self.dead.contains(rank) {
             self.suspects.remove(rank);
             if self.lead.is_some() {
                 self.ask([rank]);
@@ -281,6 +318,9 @@ impl Agreement {
     /// # Errors
     /// Says what is wrong with a message that no correct rank sends. It has then changed nothing.
     pub(super) fn on_message(&mut self, from: usize, message: Message, now: Duration) -> Result<(), Refused> {
+        if self.dead.contains(from) {
+            return Ok(()); // late
+        }
         self.check(from, &message)?;
         self.awake(now);
         self.heard |= from == self.leader;
@@ -296,7 +336,9 @@ impl Agreement {
                 let join = self.join(ballot);
                 self.sends.push((To::Rank(from), join));
             }
-            Message::Propose { ballot, proposal } if self.follow(from, ballot) => {
+            Message::Propose { ballot, proposal, dead } if self.follow(from, ballot) => {
+                self.dead.add(&dead);
+                self.suspects.add(&dead);
                 self.accepted = Some((ballot, proposal));
                 self.sends.push((To::Rank(from), Message::Accept { ballot }));
             }
@@ -369,13 +411,14 @@ impl Agreement {
             return Err(Refused::Leader { from, leader });
         }
         let (proposal, ballot) = match message {
-            Message::Propose { ballot, proposal } => (Some(proposal), Some(*ballot)),
+            Message::Propose { dead, .. } if dead.contains(self.me) => return Err(Refused::Impossible { from }),
+            Message::Propose { ballot, proposal, .. } => (Some(proposal), Some(*ballot)),
             Message::Join { accepted: Some((ballot, proposal)), .. } => (Some(proposal), Some(*ballot)),
             Message::Decided { proposal } => (Some(proposal), None),
             _ => (None, None),
         };
         let Some(proposal) = proposal else { return Ok(()) };
-        if self.settings.rule == Rule::Survivors && !self.settings.quorum.allows(&proposal.members) {
+        if self.settings.rule == Rule::Survivors && !self.settings.quorum.may_allow(&proposal.members) {
             return Err(Refused::Members { from });
         }
         if proposal.members.contains(self.me) && self.votes.value(self.me).is_none() {
@@ -527,7 +570,7 @@ impl Agreement {
         let asks_all = self.repeats > REPEAT_MAX.ilog2();
         match &self.lead {
             Some(lead) => {
-                let (ballot, proposal) = (lead.ballot, lead.proposal.clone());
+                let (ballot, proposal, dead) = (lead.ballot, lead.proposal.clone(), lead.dead.clone());
                 let mut answered = match &proposal {
                     _ if asks_all => Ranks::none(self.size),
                     Some(_) => lead.accepts.clone(),
@@ -537,7 +580,8 @@ impl Agreement {
                 let others = answered.others();
                 match proposal {
                     Some(proposal) => self.sends.extend(others.iter().map(|rank| {
-                        (To::Rank(rank), Message::Propose { ballot, proposal: proposal.clone() })
+                        let (proposal, dead) = (proposal.clone(), dead.clone());
+                        (To::Rank(rank), Message::Propose { ballot, proposal, dead })
                     })),
                     None => self.ask(others.iter()),
                 }

@@ -42,6 +42,8 @@ pub(super) struct Ledger {
     next: Option<Agreement>,
     past: VecDeque<(u32, Proposal)>,
     suspects: Ranks,
+    dead: Ranks,
+    left: Ranks,
     excluded: Ranks,
     /// A later decision leaves this rank out: what its call returns, and which agreement decided it.
     overtaken: Option<(u32, Outcome)>,
@@ -61,6 +63,8 @@ impl Ledger {
             next: None,
             past: VecDeque::new(),
             suspects: Ranks::none(size),
+            dead: Ranks::none(size),
+            left: Ranks::none(size),
             excluded: Ranks::none(size),
             overtaken: None,
             sends: Vec::new(),
@@ -74,10 +78,13 @@ impl Ledger {
 
     /// Does this rank know what the agreement with this number has decided?
     #[cfg(test)]
-    pub(super) fn knows(&self, sequence: u32) -> bool {
-        let is_overtaken = self.overtaken.as_ref().is_some_and(|(at, _)| *at == sequence);
-        let is_past = self.past.iter().any(|(past, _)| *past == sequence);
-        is_past || is_overtaken || (sequence == self.sequence && self.current.decision().is_some())
+    pub(super) fn knows(&self, sequence: u32) -> Option<&Proposal> {
+        let overtaken = self.overtaken.as_ref().and_then(|(at, outcome)| match outcome {
+            Outcome::Excluded(proposal) if *at == sequence => Some(proposal),
+            _ => None,
+        });
+        let past = self.past.iter().find(|(past, _)| *past == sequence).map(|(_, proposal)| proposal);
+        past.or(overtaken).or(self.current.decision().filter(|_| sequence == self.sequence))
     }
 
     /// What the current agreement has decided, also if the program has not called.
@@ -113,8 +120,32 @@ impl Ledger {
         }
     }
 
-    pub(super) fn on_trust(&mut self, rank: usize, now: Duration) {
+    /// The rank is dead. Nothing that it sent is handled after this.
+    pub(super) fn on_dead(&mut self, rank: usize, now: Duration) {
+        if rank < self.size && rank != self.me {
+            self.suspects.insert(rank);
+            self.dead.insert(rank);
+            self.current.on_dead(rank, now);
+            self.next.iter_mut().for_each(|next| next.on_dead(rank, now));
+        }
+    }
+
+    /// The program of this rank will call no more.
+    pub(super) fn on_left(&mut self, rank: usize, now: Duration) {
         if rank < self.size {
+            self.left.insert(rank);
+            self.current.on_left(rank, now);
+            self.next.iter_mut().for_each(|next| next.on_left(rank, now));
+        }
+    }
+
+    /// The next call of this agreement does not wait for these ranks, which do not call.
+    pub(super) fn expect_no_call(&mut self, ranks: impl IntoIterator<Item = usize>, now: Duration) {
+        ranks.into_iter().for_each(|rank| self.current.on_left(rank, now));
+    }
+
+    pub(super) fn on_trust(&mut self, rank: usize, now: Duration) {
+        if rank < self.size && !self.dead.contains(rank) {
             self.suspects.remove(rank);
             self.current.on_trust(rank, now);
             self.next.iter_mut().for_each(|next| next.on_trust(rank, now));
@@ -149,11 +180,15 @@ impl Ledger {
         if from >= self.size || from == self.me {
             return Err(Refused::Rank { rank: from, size: self.size });
         }
+        if self.dead.contains(from) {
+            return Ok(Heard::Late);
+        }
         if self.answers(from, sequence, &message) || sequence < self.sequence {
             return Ok(Heard::Late);
         }
         if sequence == self.sequence {
             self.current.on_message(from, message, now)?;
+            self.learn_deaths(now);
             return Ok(Heard::Current);
         }
         if let Message::Decided { proposal } = message {
@@ -168,6 +203,7 @@ impl Ledger {
                 self.next = Some(self.make(now));
             }
             self.next.as_mut().expect("it was made").on_message(from, message, now)?;
+            self.learn_deaths(now);
         }
         if self.current.decision().is_none() && self.overtaken.is_none() {
             // The sender has decided this one. It answers any question about it with the decision.
@@ -181,6 +217,14 @@ impl Ledger {
     pub(super) fn take_sends(&mut self) -> Vec<(To, Letter)> {
         self.collect();
         std::mem::take(&mut self.sends)
+    }
+
+    /// Proposals declare ranks dead.
+    fn learn_deaths(&mut self, now: Duration) {
+        let mut dead = self.current.dead().clone();
+        self.next.iter().for_each(|next| dead.add(next.dead()));
+        let news: Vec<usize> = dead.iter().filter(|rank| !self.dead.contains(*rank)).collect();
+        news.into_iter().for_each(|rank| self.on_dead(rank, now));
     }
 
     /// Answers a question whose answer is not in the current agreement or the next one.
@@ -204,6 +248,8 @@ impl Ledger {
     fn make(&self, now: Duration) -> Agreement {
         let mut agreement = Agreement::new(self.me, self.size, self.settings.clone());
         self.suspects.iter().for_each(|rank| agreement.on_suspect(rank, now));
+        self.dead.iter().for_each(|rank| agreement.on_dead(rank, now));
+        self.left.iter().for_each(|rank| agreement.on_left(rank, now));
         agreement
     }
 

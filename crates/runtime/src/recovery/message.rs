@@ -60,8 +60,8 @@ pub(super) enum Message {
         suspects: Ranks,
         accepted: Option<Accepted>,
     },
-    /// A leader asks all ranks to accept this.
-    Propose { ballot: Ballot, proposal: Proposal },
+    /// A leader asks all ranks to accept this, and to handle nothing more from those that it knows to be dead.
+    Propose { ballot: Ballot, proposal: Proposal, dead: Ranks },
     /// The sender has accepted what this ballot proposes.
     Accept { ballot: Ballot },
     /// The sender does not follow `ballot`, because it follows `promised`.
@@ -90,7 +90,7 @@ impl fmt::Display for Message {
                     accepted.unwrap_or_default()
                 )
             }
-            Message::Propose { ballot, proposal } => {
+            Message::Propose { ballot, proposal, .. } => {
                 format!("propose {} in {}.{}", set(&proposal.members), ballot.round, ballot.rank)
             }
             Message::Accept { ballot } => format!("accept {}.{}", ballot.round, ballot.rank),
@@ -158,9 +158,10 @@ impl Letter {
                     put_proposal(out, proposal);
                 }
             }
-            Message::Propose { ballot, proposal } => {
+            Message::Propose { ballot, proposal, dead } => {
                 put_ballot(out, *ballot);
                 put_proposal(out, proposal);
+                dead.encode(out);
             }
             Message::Refuse { ballot, promised } => {
                 put_ballot(out, *ballot);
@@ -196,7 +197,11 @@ impl Letter {
                 let accepted = if has_accepted { Some((rest.ballot()?, rest.proposal()?)) } else { None };
                 Message::Join { ballot, value, suspects, accepted }
             }
-            PROPOSE => Message::Propose { ballot: rest.ballot()?, proposal: rest.proposal()? },
+            PROPOSE => Message::Propose {
+                ballot: rest.ballot()?,
+                proposal: rest.proposal()?,
+                dead: rest.ranks()?,
+            },
             ACCEPT => Message::Accept { ballot: rest.ballot()? },
             REFUSE => Message::Refuse { ballot: rest.ballot()?, promised: rest.ballot()? },
             DECIDED => Message::Decided { proposal: rest.proposal()? },
@@ -371,8 +376,8 @@ mod tests {
             (ballots(size), any::<Option<u64>>(), sets(size), accepted).prop_map(
                 |(ballot, value, suspects, accepted)| Message::Join { ballot, value, suspects, accepted }
             ),
-            (ballots(size), proposals(size))
-                .prop_map(|(ballot, proposal)| Message::Propose { ballot, proposal }),
+            (ballots(size), proposals(size), sets(size))
+                .prop_map(|(ballot, proposal, dead)| Message::Propose { ballot, proposal, dead }),
             ballots(size).prop_map(|ballot| Message::Accept { ballot }),
             (ballots(size), ballots(size))
                 .prop_map(|(ballot, promised)| Message::Refuse { ballot, promised }),

@@ -7,6 +7,9 @@
 //! Now all ranks that call must get a decision or learn that they were excluded, if there is a quorum; if there is none, their
 //! calls must fail. The invariants are checked after every step.
 //!
+//! In half of the seeds ranks see deaths: they know that a rank is dead, and receive nothing that it sent before and that has
+//! not arrived yet.
+//!
 //! With a quorum that is not safe under partitions, a seed either has a detector that suspects only dead ranks, and then all
 //! decisions must be equal as well; or it has any detector, and then only what a rank can check by itself must hold.
 //!
@@ -65,13 +68,15 @@ fn under_random_schedules_ranks_never_decide_differently_and_never_hang() {
 }
 
 /// Situations that must have occurred often.
-const SIGHTS: [&str; 19] = [
+const SIGHTS: [&str; 22] = [
     "called again",
     "cut apart",
     "decided",
     "decided and died",
     "decided differently",
+    "decided by a minority that saw the others die",
     "died",
+    "death seen",
     "early letter",
     "excluded",
     "failed",
@@ -83,6 +88,7 @@ const SIGHTS: [&str; 19] = [
     "no quorum",
     "refused",
     "said twice",
+    "said that it will not call",
     "suspected wrongly",
     "two cannot meet",
 ];
@@ -105,6 +111,7 @@ struct World {
     size: usize,
     quorum: Quorum,
     detector: Detector,
+    sees_deaths: bool,
     ranks: Vec<Rank>,
     /// What is on its way, of each pair in order.
     wires: BTreeMap<(usize, usize), VecDeque<Vec<u8>>>,
@@ -151,15 +158,17 @@ impl World {
     fn new(seed: u64, trace: bool) -> World {
         let mut random = Random(seed);
         let size = [1 + random.pick(7), 2 + random.pick(4), 3, 9 + random.pick(8)][random.pick(4)];
-        let quorum = match random.pick(6) {
+        let quorum = match random.pick(8) {
             0..=2 => Quorum::Majority,
-            3 => Quorum::AtLeast(1 + random.pick(size)),
+            3..=4 => Quorum::Living,
+            5 => Quorum::AtLeast(1 + random.pick(size)),
             _ => Quorum::AllReachable,
         };
         let detector = match quorum.is_safe_under_partitions(size) || random.percent(25) {
             true => Detector::Any,
             false => Detector::Accurate,
         };
+        let sees_deaths = random.percent(50);
         let settings =
             Settings { quorum, rule: Rule::Survivors, repeat: 20 * MS, patience: 1000 * MS, grace: 200 * MS };
         let ranks = (0..size).map(|me| Rank {
@@ -181,6 +190,7 @@ impl World {
             size,
             quorum,
             detector,
+            sees_deaths,
             ranks,
             wires: BTreeMap::new(),
             cuts: BTreeSet::new(),
@@ -289,7 +299,14 @@ impl World {
             members.remove(one);
             live.remove(one);
         }
-        self.quorum.is_met(&live, &live.others()) && (has_decision || self.quorum.allows(&members))
+        let dead = self.seen_dead();
+        self.quorum.is_met(&live, &live.others(), &dead) && (has_decision || self.quorum.allows(&members, &dead))
+    }
+
+    /// The ranks that are known to be dead once there are no more faults.
+    fn seen_dead(&self) -> Ranks {
+        let is_seen = |rank: &usize| self.sees_deaths && !self.ranks[*rank].is_alive;
+        Ranks::of(self.size, (0..self.size).filter(is_seen))
     }
 
     /// A live rank that has the decision that this one waits for, which helps also without a quorum. In seed 11986 the only
@@ -298,7 +315,7 @@ impl World {
         let sequence = self.ranks[rank].ledger.sequence();
         (0..self.size).find(|other| {
             let is_severed = self.severed == Some((rank.min(*other), rank.max(*other)));
-            self.ranks[*other].is_alive && !is_severed && self.ranks[*other].ledger.knows(sequence)
+            self.ranks[*other].is_alive && !is_severed && self.ranks[*other].ledger.knows(sequence).is_some()
         })
     }
 
@@ -357,7 +374,28 @@ impl World {
         let dead: Vec<usize> = (0..self.size).filter(|other| !self.ranks[*other].is_alive).collect();
         if !dead.is_empty() {
             let other = dead[self.random.pick(dead.len())];
+            self.learn_death(rank, other);
+        }
+        let silent: Vec<usize> = (0..self.size).filter(|other| !self.ranks[*other].calls).collect();
+        if !silent.is_empty() && self.ranks[rank].is_alive && self.random.percent(30) {
+            let other = silent[self.random.pick(silent.len())];
+            log!(self, "{rank} hears that {other} will not call");
+            self.ranks[rank].ledger.on_left(other, self.now);
+            self.count("said that it will not call");
+            self.after(rank);
+        }
+    }
+
+    fn learn_death(&mut self, rank: usize, other: usize) {
+        if !self.sees_deaths {
             self.suspect(rank, other);
+        } else if self.ranks[rank].is_alive {
+            log!(self, "{rank} sees that {other} is dead");
+            self.wires.remove(&(other, rank));
+            self.ranks[rank].suspects.insert(other);
+            self.ranks[rank].ledger.on_dead(other, self.now);
+            self.count("death seen");
+            self.after(rank);
         }
     }
 
@@ -539,6 +577,12 @@ impl World {
 
     /// What must hold of every decision that any rank has ever made.
     fn check(&mut self, rank: usize, sequence: u32, decision: &Proposal) {
+        if self.quorum == Quorum::Living {
+            for other in self.ranks.iter().filter(|other| other.is_alive) {
+                let theirs = other.ledger.knows(sequence).unwrap_or(decision);
+                assert_eq!(theirs, decision, "rank {rank} decided differently than a rank that is alive");
+            }
+        }
         let known = self.decisions.entry(sequence).or_default();
         if known.contains(decision) {
             return;
@@ -546,17 +590,23 @@ impl World {
         known.push(decision.clone());
         log!(self, "#{sequence} is decided: {decision:?}");
         if self.decisions[&sequence].len() > 1 {
-            assert!(!self.is_safe(), "rank {rank} decided differently: {:?}", self.decisions[&sequence]);
-            self.count("decided differently");
+            let is_possible = !self.is_safe() || self.quorum == Quorum::Living;
+            assert!(is_possible, "rank {rank} decided differently: {:?}", self.decisions[&sequence]);
+            self.count(if self.is_safe() { "decided differently than the dead" } else { "decided differently" });
         }
         let Proposal { members, value } = decision;
-        assert!(self.quorum.allows(members), "{members:?} may not continue");
+        let is_usual = self.quorum.allows(members, &Ranks::none(self.size));
+        let is_allowed = is_usual || self.sees_deaths && self.quorum.may_allow(members);
+        assert!(is_allowed, "{members:?} may not continue");
+        if !is_usual {
+            self.count("decided by a minority that saw the others die");
+        }
         let values = members.iter().map(|member| {
             let value = self.ranks[member].values.get(&sequence);
             *value.unwrap_or_else(|| panic!("rank {member} is a member and has not called"))
         });
         assert_eq!(*value, values.fold(u64::MAX, |all, value| all & value), "the AND of what members gave");
-        if self.is_safe() && sequence > 0 {
+        if self.is_safe() && sequence > 0 && self.decisions[&(sequence - 1)].len() == 1 {
             let before = &self.decisions[&(sequence - 1)][0].members;
             assert!(members.iter().all(|member| before.contains(member)), "no rank comes back");
         }
@@ -589,9 +639,10 @@ impl World {
         for rank in live {
             for other in 0..self.size {
                 let is_severed = self.severed == Some((rank.min(other), rank.max(other)));
-                match !self.ranks[other].is_alive || is_severed {
-                    true => self.suspect(rank, other),
-                    false => self.trust(rank, other),
+                match (self.ranks[other].is_alive, is_severed) {
+                    (false, _) => self.learn_death(rank, other),
+                    (true, true) => self.suspect(rank, other),
+                    (true, false) => self.trust(rank, other),
                 }
             }
         }

@@ -50,7 +50,7 @@ struct State {
     wires: BTreeMap<(usize, usize), VecDeque<Message>>,
     budget: Budget,
     now: Duration,
-    /// Of any rank, also of those that died since.
+    /// Of any rank, also of those that died since; if the quorum is `Living`, only of those that are alive.
     decision: Option<Proposal>,
 }
 
@@ -97,6 +97,10 @@ impl State {
             }
         }
         if let Some(decision) = self.ranks[rank].decision() {
+            if self.quorum.counts_dead() {
+                let mut live = (0..self.size()).filter(|other| self.is_alive[*other]);
+                self.decision = live.find_map(|other| self.ranks[other].decision().cloned());
+            }
             let known = self.decision.get_or_insert_with(|| decision.clone());
             assert_eq!(known, decision, "rank {rank} decided differently");
             let value = decision.members.iter().fold(u64::MAX, |all, member| all & State::value(member));
@@ -141,7 +145,12 @@ impl State {
             Event::Suspicion(rank, other) => {
                 self.budget.suspicions -= usize::from(self.is_alive[other]);
                 self.suspects.insert((rank, other));
-                self.act(rank, |agreement, now| agreement.on_suspect(other, now));
+                if self.quorum.counts_dead() && !self.is_alive[other] {
+                    self.wires.remove(&(other, rank));
+                    self.act(rank, |agreement, now| agreement.on_dead(other, now));
+                } else {
+                    self.act(rank, |agreement, now| agreement.on_suspect(other, now));
+                }
             }
             Event::Timeout(rank) => {
                 self.budget.timeouts -= 1;
@@ -170,7 +179,7 @@ impl State {
     /// If no rank was suspected that was alive.
     fn check_end(&self) {
         let live = Ranks::of(self.size(), self.live());
-        for rank in live.iter().filter(|_| self.quorum.allows(&live)) {
+        for rank in live.iter().filter(|_| self.quorum.allows(&live, &live.others())) {
             let outcome = self.ranks[rank].outcome();
             let is_over = matches!(outcome, Some(Outcome::Decided(_) | Outcome::Excluded(_)));
             assert!(is_over, "rank {rank} waits: {:?}", self.ranks[rank]);
@@ -205,7 +214,7 @@ fn visit_all(quorum: Quorum, budget: Budget) -> (usize, usize) {
 
 #[test]
 fn three_ranks_agree_in_every_order_of_messages_and_one_death_without_any_timeout() {
-    for quorum in [Quorum::Majority, Quorum::AllReachable] {
+    for quorum in [Quorum::Majority, Quorum::Living, Quorum::AllReachable] {
         let (states, ends) = visit_all(quorum, Budget { deaths: 1, suspicions: 0, timeouts: 0 });
         assert!(states > 500 && ends > 10);
     }
@@ -223,12 +232,19 @@ fn three_ranks_never_decide_differently_if_one_of_them_times_out() {
     assert!(visit_all(Quorum::Majority, budget).0 > 500);
 }
 
+/// One of them may be suspected while it is alive, decide by itself, and die.
+#[test]
+fn of_three_ranks_that_see_deaths_no_two_that_are_alive_decide_differently() {
+    let budget = Budget { deaths: 1, suspicions: 1, timeouts: 0 };
+    assert!(visit_all(Quorum::Living, budget).0 > 1_000);
+}
+
 /// All schedules of more ranks are too many.
 #[test]
 fn six_ranks_agree_in_many_orders_of_messages_and_deaths_without_any_timeout() {
     for seed in 0..4_000 {
         let mut random = Random(seed);
-        let quorum = [Quorum::Majority, Quorum::AllReachable][random.pick(2)];
+        let quorum = [Quorum::Majority, Quorum::Living, Quorum::AllReachable][random.pick(3)];
         let size = 4 + random.pick(3);
         let deaths = random.pick(size);
         let mut state = State::new(size, quorum, Budget { deaths, suspicions: 0, timeouts: 0 });

@@ -14,6 +14,8 @@ pub(super) struct Lead {
     /// Never replaced by another one: a ballot has one proposal.
     pub(super) proposal: Option<Proposal>,
     pub(super) accepts: Ranks,
+    /// The ranks that its proposal declares dead.
+    pub(super) dead: Ranks,
     /// It was refused, and is tried again at this time above this ballot.
     pub(super) retry_at: Option<Duration>,
     pub(super) above: Ballot,
@@ -162,6 +164,7 @@ impl Agreement {
             ballot,
             proposal: None,
             accepts: Ranks::none(self.size),
+            dead: Ranks::none(self.size),
             retry_at: None,
             above: ballot,
             refusals: 0,
@@ -188,8 +191,9 @@ impl Agreement {
         if let Some(lead) = &mut self.lead {
             lead.proposal = Some(proposal.clone());
             lead.accepts.insert(self.me);
+            lead.dead = self.dead.clone();
         }
-        self.sends.push((To::All, Message::Propose { ballot, proposal }));
+        self.sends.push((To::All, Message::Propose { ballot, proposal, dead: self.dead.clone() }));
         self.restart_repeats();
         self.count_accepts();
     }
@@ -197,7 +201,7 @@ impl Agreement {
     fn count_accepts(&mut self) {
         let Some(lead) = &self.lead else { return };
         let Some(proposal) = &lead.proposal else { return };
-        if self.settings.quorum.is_met(&lead.accepts, &self.absent()) {
+        if self.settings.quorum.is_met(&lead.accepts, &self.absent(), &lead.dead) {
             self.decide(proposal.clone());
         }
     }
@@ -205,7 +209,7 @@ impl Agreement {
     /// What to propose in this ballot, once that is known.
     fn choose(&self, ballot: Ballot) -> Option<Proposal> {
         let absent = self.absent();
-        if !self.settings.quorum.is_met(&self.votes.joined(ballot), &absent) {
+        if !self.settings.quorum.is_met(&self.votes.joined(ballot), &absent, &self.dead) {
             return None;
         }
         if let Some((_, proposal)) = &self.votes.accepted {
@@ -229,7 +233,7 @@ impl Agreement {
             Rule::Survivors => {
                 let members = self.votes.without_conflicts(present, self.me);
                 let value = self.votes.and(&members);
-                self.settings.quorum.allows(&members).then_some(Proposal { members, value })
+                self.settings.quorum.allows(&members, &self.dead).then_some(Proposal { members, value })
             }
         }
     }
@@ -243,6 +247,7 @@ impl Agreement {
                 false => self.settings.patience,
             };
             !self.is_absent(*rank)
+                && !self.left.contains(*rank)
                 && self.votes.value(*rank).is_none()
                 && self.now < since.saturating_add(limit)
         };
@@ -272,7 +277,7 @@ impl Agreement {
             Some(_) => lead.accepts.clone(),
             None => self.votes.joined(lead.ballot),
         };
-        if self.settings.quorum.is_met(&answered, &self.absent()) && !not_called.is_empty() {
+        if self.settings.quorum.is_met(&answered, &self.absent(), &self.dead) && !not_called.is_empty() {
             return Failure::NotCalled { ranks: not_called };
         }
         let is_missing = |rank: &usize| !answered.contains(*rank) || self.votes.value(*rank).is_none();

@@ -279,7 +279,11 @@ fn what_no_correct_rank_sends_is_refused_and_changes_nothing() {
     assert_eq!(refusal(2, prepare(0)), Refused::Leader { from: 2, leader: 0 });
     let accept = Message::Accept { ballot: ballot(0, 0) };
     assert_eq!(refusal(2, accept), Refused::Leader { from: 2, leader: 0 });
-    let propose = |ranks: &[usize]| Message::Propose { ballot: ballot(0, 0), proposal: proposal(ranks) };
+    let propose = |ranks: &[usize]| Message::Propose {
+        ballot: ballot(0, 0),
+        proposal: proposal(ranks),
+        dead: Ranks::none(3),
+    };
     assert_eq!(refusal(0, propose(&[0])), Refused::Members { from: 0 });
     all[1].on_message(0, propose(&[0, 1]), Duration::ZERO).expect("it is right");
     let mut refusal =
@@ -314,4 +318,51 @@ fn the_last_round_is_not_exceeded() {
         _ => false,
     };
     assert!(!all[0].take_sends().iter().any(too_high));
+}
+
+/// Ranks 0 and 3 decide without the others, and die. Rank 1 sees that. At rank 2, what they sent arrives late.
+#[test]
+fn what_the_dead_have_decided_is_not_heard_once_the_living_have_decided_without_them() {
+    let mut all = group(4, Quorum::Living);
+    for rank in [0, 3] {
+        [1, 2].iter().for_each(|other| all[rank].on_suspect(*other, Duration::ZERO));
+        all[rank].call(1, TIMEOUT, Duration::ZERO);
+    }
+    settle(&mut all, &[1, 2], Duration::ZERO);
+    assert_eq!(decided(&all[0]).0, [0, 3], "half of them with rank 0");
+    let late = Message::Decided { proposal: all[0].decision().cloned().expect("it is decided") };
+    [1, 2].iter().for_each(|rank| all[*rank].call(1, TIMEOUT, Duration::ZERO));
+    [0, 3].iter().for_each(|dead| all[1].on_dead(*dead, Duration::ZERO));
+    settle(&mut all, &[0, 3], Duration::ZERO);
+    assert_eq!(decided(&all[1]).0, [1, 2]);
+    all[2].on_message(0, late, Duration::ZERO).expect("it is ignored");
+    assert_eq!(decided(&all[2]).0, [1, 2], "rank 1 has told it that rank 0 is dead");
+}
+
+/// The proposal says which ranks are dead, so one that dies later costs another ballot.
+#[test]
+fn a_death_between_proposal_and_decision_changes_what_is_proposed_only_if_it_was_not_accepted() {
+    let mut all = group(3, Quorum::Living);
+    all.iter_mut().for_each(|agreement| agreement.call(1, TIMEOUT, Duration::ZERO));
+    all[1].on_dead(0, Duration::ZERO);
+    all[2].on_dead(0, Duration::ZERO);
+    all[1].take_sends();
+    all[2].take_sends();
+    let join = all[2].join(Ballot { round: 0, rank: 1 });
+    all[1].on_message(2, join, Duration::ZERO).expect("it is right");
+    assert!(all[1].lead.as_ref().is_some_and(|lead| lead.proposal.is_some()), "it has proposed");
+    all[1].on_dead(2, Duration::ZERO);
+    assert_eq!(decided(&all[1]).0, [1, 2], "rank 2 may have accepted it and told others, so it stays");
+}
+
+#[test]
+fn a_rank_that_says_that_it_will_not_call_is_not_waited_for() {
+    let mut all = group(3, Quorum::Majority);
+    [0, 1].iter().for_each(|rank| all[*rank].call(1, TIMEOUT, Duration::ZERO));
+    settle(&mut all, &[], Duration::ZERO);
+    assert_eq!(all[0].outcome(), None, "rank 2 may still call");
+    all[0].on_left(2, Duration::ZERO);
+    settle(&mut all, &[], Duration::ZERO);
+    assert_eq!(decided(&all[0]).0, [0, 1]);
+    assert_eq!(decided(&all[1]).0, [0, 1]);
 }

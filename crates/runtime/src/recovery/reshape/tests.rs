@@ -192,7 +192,7 @@ fn no_process_keeps_its_group_while_another_one_commits() {
             let is_early = world.now < 200 * MS;
             world.finish();
             let live = (0..size).filter(|rank| world.all[*rank].is_some());
-            if Quorum::Majority.allows(&Ranks::of(size, live)) && had_none && is_early {
+            if Quorum::Majority.allows(&Ranks::of(size, live), &Ranks::none(size)) && had_none && is_early {
                 let in_doubt = |it: &Reshaped| matches!(it, Reshaped::InDoubt(_));
                 assert!(!world.outcomes.iter().flatten().any(in_doubt), "{:?}", world.outcomes);
             }
