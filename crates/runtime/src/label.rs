@@ -74,11 +74,15 @@ pub enum OpKind {
     Ddp = 105,
     /// [`Call::Scan`](crate::Call::Scan).
     Scan = 106,
+    /// [`Group::shrink`](crate::Group::shrink).
+    Shrink = 107,
+    /// [`Group::agree`](crate::Group::agree).
+    Agree = 108,
 }
 
 impl OpKind {
     /// Every kind.
-    pub const ALL: [OpKind; 27] = [
+    pub const ALL: [OpKind; 29] = [
         OpKind::Broadcast,
         OpKind::AllReduce,
         OpKind::AllReduceCoalesced,
@@ -106,6 +110,8 @@ impl OpKind {
         OpKind::Register,
         OpKind::Ddp,
         OpKind::Scan,
+        OpKind::Shrink,
+        OpKind::Agree,
     ];
 
     /// As the Rust method is called.
@@ -138,6 +144,8 @@ impl OpKind {
             OpKind::Register => "register",
             OpKind::Ddp => "ddp",
             OpKind::Scan => "scan",
+            OpKind::Shrink => "shrink",
+            OpKind::Agree => "agree",
         }
     }
 

@@ -49,7 +49,6 @@ pub mod metrics;
 mod network;
 mod patience;
 pub mod recorder;
-#[cfg(test)] // `Group` does not use it yet
 mod recovery;
 pub mod registry;
 mod run;
@@ -62,6 +61,7 @@ pub use fake::FakeGroup;
 pub use fault::{Error, ErrorKind, Result};
 pub use group::{Group, Options, Pending, Place, Scope, Seat, SparseTensor, StuckPolicy};
 pub use label::OpKind;
+pub use recovery::Quorum;
 pub use tenfold_memory::{Buffer, BufferView, CustomOp, DType, Element, ReduceOp};
 pub use tenfold_plan::{Rank, Topology};
 pub use tenfold_store as store;
@@ -104,3 +104,8 @@ struct Readme;
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/groups.md")]
 struct Guide;
+
+/// And that of the guide to recovery.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/recovery.md")]
+struct Recovery;

@@ -19,7 +19,7 @@ use std::time::Duration;
 use tenfold_memory::{FileIdentity, Head};
 
 /// Must be raised with every change to the bytes described here, or to the frames of `transport::line`.
-pub(crate) const VERSION: u16 = 7;
+pub(crate) const VERSION: u16 = 8;
 
 const MAGIC: [u8; 8] = *b"tenfold\n";
 
@@ -173,6 +173,10 @@ pub(crate) enum ControlFrame {
     Misses { seen: Vec<Seen> },
     /// Why the sender gave up on a group, in its words; they are a stranger's, to be shown and nothing else.
     Notice { group: u64, text: Vec<u8> },
+    /// One rank of a group to another, about what they agree on: see `recovery::message`.
+    Letter { group: u64, text: Vec<u8> },
+    /// The sender's room for what the agreement of this number made of the group.
+    Room { group: u64, sequence: u32, offset: u64 },
     /// The sender will point into a file, from `offset` on, once the receiver has mapped its first `len` bytes. The
     /// descriptor travels with the frame; `file` says which file it is, so that no two are ever mixed up.
     Region { offset: u64, len: u64, file: FileIdentity },
@@ -208,6 +212,8 @@ const BEAT: u8 = 9;
 const HEARS: u8 = 10;
 const HEARS_TOO: u8 = 11;
 const MISSES: u8 = 12;
+const LETTER: u8 = 13;
+const ROOM: u8 = 14;
 
 impl ControlFrame {
     /// Kind and length.
@@ -244,6 +250,13 @@ impl ControlFrame {
                 }
             }
             ControlFrame::Notice { group: number, text } => put_text(out, NOTICE, *number, text),
+            ControlFrame::Letter { group, text } => put_text(out, LETTER, *group, text),
+            ControlFrame::Room { group, sequence, offset } => {
+                put_header(out, ROOM, 3 * 8);
+                [*group, u64::from(*sequence), *offset]
+                    .iter()
+                    .for_each(|word| out.extend(word.to_le_bytes()));
+            }
             ControlFrame::Mapped { offset: number, refusal } => put_text(out, MAPPED, *number, refusal),
             ControlFrame::Region { offset, len, file } => {
                 put_header(out, REGION, 4 * 8);
@@ -276,14 +289,15 @@ impl ControlFrame {
     /// The frame at the beginning of `buffer`, and its length there. Nothing if it is not whole.
     pub(crate) fn decode(buffer: &[u8]) -> Result<Option<(ControlFrame, usize)>, Refused> {
         let Some((&kind, rest)) = buffer.split_first() else { return Ok(None) };
-        if !(PULSE..=MISSES).contains(&kind) {
+        if !(PULSE..=ROOM).contains(&kind) {
             return Err(Refused::Kind { kind });
         }
         let Some((len, rest)) = rest.split_first_chunk() else { return Ok(None) };
         let len = u32::from_le_bytes(*len) as usize;
         let fits = match kind {
             PULSE => len.is_multiple_of(Self::GROUP),
-            NOTICE | MAPPED => len >= 8,
+            NOTICE | MAPPED | LETTER => len >= 8,
+            ROOM => len == 3 * 8,
             REGION => len == 4 * 8,
             RETIRED => len == 8,
             ASK | BEAT | MISSES => len.is_multiple_of(Self::SEEN),
@@ -299,6 +313,11 @@ impl ControlFrame {
                 ControlFrame::Pulse { groups: body.chunks_exact(Self::GROUP).map(group_pulse).collect() }
             }
             NOTICE => ControlFrame::Notice { group: word(body, 0), text: body[8..].to_vec() },
+            LETTER => ControlFrame::Letter { group: word(body, 0), text: body[8..].to_vec() },
+            ROOM => match u32::try_from(word(body, 1)) {
+                Ok(sequence) => ControlFrame::Room { group: word(body, 0), sequence, offset: word(body, 2) },
+                Err(_) => return Err(Refused::Length { kind, len }),
+            },
             REGION => {
                 let file = FileIdentity { device: word(body, 2), inode: word(body, 3) };
                 ControlFrame::Region { offset: word(body, 0), len: word(body, 1), file }

@@ -9,6 +9,7 @@
 //! Ranks that are threads of one process find each other in a table instead, and need no socket at all.
 
 mod beats;
+pub(crate) mod councils;
 mod early;
 mod peer;
 mod pool;
@@ -46,7 +47,7 @@ use crate::fault::Fault;
 use crate::group::trouble::stuck::StuckSettings;
 use crate::transport::line::{Adopted, News, SharedLine, Standing, Surroundings};
 use crate::transport::mesh::Remains;
-use crate::wire::FabricId;
+use crate::wire::{ControlFrame, FabricId};
 
 /// Largest segment: addresses, not memory. Rooms, slots and shared tensors of all groups of a rank must fit.
 const SEGMENT_MAX: usize = 64 << 30;
@@ -151,6 +152,8 @@ pub(crate) struct Fabric {
     early: Mutex<early::Early>,
     /// Of groups that this rank left: messages that peers have not read yet.
     remains: Mutex<Vec<Remains>>,
+    /// The agreements of its groups.
+    councils: councils::Councils,
     orders: Mutex<Vec<Order>>,
     /// Wakes the helper thread.
     waker: Bell,
@@ -201,6 +204,15 @@ pub(crate) enum Order {
         group: u64,
         text: Vec<u8>,
     },
+    /// Sends frames to peers, and opens streams to those that there is none to.
+    Send(councils::Post),
+    /// A thread of this process sent this.
+    Hear {
+        from: FabricId,
+        frame: ControlFrame,
+    },
+    /// A council has something to do.
+    Deliberate,
     /// Makes a region known to peers.
     Announce(regions::Announcement),
     /// Nothing points into the region at this offset any more.
@@ -284,6 +296,7 @@ impl Fabric {
             news: News::default(),
             early: Mutex::default(),
             remains: Mutex::default(),
+            councils: councils::Councils::default(),
             orders: Mutex::default(),
             waker,
             helper: Mutex::default(),
@@ -402,14 +415,18 @@ impl Fabric {
         if !peer.begin_dialling() {
             return;
         }
-        let local = lock(&LOCAL).get(&peer.id().0).and_then(Weak::upgrade);
-        if let Some(other) = local {
-            peer.meet_thread(&other);
-            other.peer(self.id).meet_thread(self); // it can read what we leave there after we have left
-            self.tell_news();
-            return;
+        if !self.meet_if_thread(peer) {
+            self.order(Order::Dial(Arc::clone(peer)));
         }
-        self.order(Order::Dial(Arc::clone(peer)));
+    }
+
+    /// Is it a thread of this process? Then both know each other from here on.
+    fn meet_if_thread(self: &Arc<Self>, peer: &Peer) -> bool {
+        let Some(other) = lock(&LOCAL).get(&peer.id().0).and_then(Weak::upgrade) else { return false };
+        peer.meet_thread(&other);
+        other.peer(self.id).meet_thread(self); // it can read what we leave there after we have left
+        self.tell_news();
+        true
     }
 
     /// The line to a process on a rail, whether it is open or not.

@@ -17,6 +17,7 @@
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod hostile;
+mod letters;
 mod lives;
 mod questions;
 mod strangers;
@@ -119,6 +120,8 @@ fn prepare(fabric: Arc<Fabric>, unix: UnixListener, tcp: Vec<TcpListener>) -> io
         next_wanted: 0,
         processes: HashMap::new(),
         progress,
+        has_letters: false,
+        deliberate_at: None,
         tick,
         next_tick: now + tick,
     })
@@ -169,6 +172,10 @@ struct Watch {
     /// Processes of peers on this host, by token.
     processes: HashMap<u64, (Arc<Peer>, OwnedFd)>,
     progress: Option<Progress>,
+    /// Councils may have something to do.
+    has_letters: bool,
+    /// When they have, at the latest.
+    deliberate_at: Option<Instant>,
     tick: Duration,
     next_tick: Instant,
 }
@@ -178,7 +185,7 @@ impl Watch {
         crate::work::callbacks_go_elsewhere();
         let mut events = Vec::with_capacity(EVENTS);
         loop {
-            let pauses = [self.resting_until, self.dial_at].into_iter().flatten();
+            let pauses = [self.resting_until, self.dial_at, self.deliberate_at].into_iter().flatten();
             let next = pauses.fold(self.next_tick, Instant::min);
             let mut left = next.saturating_duration_since(Instant::now());
             if !self.unread.is_empty() {
@@ -216,6 +223,9 @@ impl Watch {
                     Order::Dial(peer) => self.dial(&peer),
                     Order::Told { from, group, text } => self.hear(from, group, &text),
                     Order::Tell { to, group, text } => self.tell(&to, group, &text),
+                    Order::Send(post) => self.send(post),
+                    Order::Hear { from, frame } => self.hear_letter(from, &frame),
+                    Order::Deliberate => self.has_letters = true,
                     Order::Announce(announcement) => self.announce(announcement),
                     Order::Retire { offset } => self.retire(offset),
                 }
@@ -233,6 +243,11 @@ impl Watch {
             if now >= self.next_tick {
                 self.look_around(now);
             }
+            if self.deliberate_at.is_some_and(|at| now >= at) {
+                self.deliberate_at = None;
+                self.has_letters = true;
+            }
+            self.deliberate();
         }
     }
 
@@ -438,6 +453,11 @@ impl Watch {
                         self.hear(from, group, &text);
                     }
                 }
+                ControlFrame::Letter { .. } | ControlFrame::Room { .. } => {
+                    if let Some(from) = stream.peer.as_ref().map(|peer| peer.id()) {
+                        self.hear_letter(from, &frame);
+                    }
+                }
                 ControlFrame::Pulse { groups } => self.hear_doing(stream, &groups),
                 ControlFrame::Want => self.answer_want(stream)?,
                 ControlFrame::Ask { company } => self.answer_ask(stream, &company)?,
@@ -480,16 +500,7 @@ impl Watch {
             }
         }
         let frame = ControlFrame::Notice { group, text: text.to_vec() };
-        // If both have dialled there are two streams. All notices go by the same one, so that they are heard in order.
-        let mut chosen: HashMap<FabricId, (bool, bool, u64)> =
-            to.iter().map(|peer| (peer.id(), (true, true, u64::MAX))).collect();
-        for (token, stream) in &self.streams {
-            let best = stream.peer.as_ref().and_then(|peer| chosen.get_mut(&peer.id()));
-            if let Some(best) = best {
-                *best = (*best).min((!stream.has_told, !stream.greeted(), *token));
-            }
-        }
-        for (_, _, token) in chosen.into_values() {
+        for token in self.told_streams(to.iter().map(|peer| peer.id())) {
             let Some(stream) = self.streams.get_mut(&token) else { continue };
             #[cfg(test)]
             self.fabric.notices_sent.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
@@ -499,6 +510,24 @@ impl Watch {
                 self.serve(token); // finds out why
             }
         }
+    }
+
+    /// On which streams to tell these peers something, if there are any. If both have dialled there are two. All notices and
+    /// letters go by the same one, so that they are heard in order.
+    fn told_streams(&self, to: impl Iterator<Item = FabricId>) -> Vec<u64> {
+        let mut chosen: HashMap<FabricId, (bool, bool, u64)> =
+            to.map(|id| (id, (true, true, u64::MAX))).collect();
+        for (token, stream) in &self.streams {
+            let best = stream.peer.as_ref().and_then(|peer| chosen.get_mut(&peer.id()));
+            if let Some(best) = best {
+                *best = (*best).min((!stream.has_told, !stream.greeted(), *token));
+            }
+        }
+        chosen.into_values().map(|(_, _, token)| token).filter(|token| *token != u64::MAX).collect()
+    }
+
+    fn told_stream(&self, to: FabricId) -> Option<u64> {
+        self.told_streams(std::iter::once(to)).pop()
     }
 
     /// Makes a region known to peers on this host.
@@ -564,6 +593,7 @@ impl Watch {
         });
         if peer.end(fate) {
             self.fabric.tell_news();
+            self.has_letters = true;
         }
     }
 }

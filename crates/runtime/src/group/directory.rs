@@ -75,23 +75,45 @@ impl Directory {
                 return;
             }
             drop(state);
-            let keys: Vec<String> = ranks.iter().map(|rank| format!("{}/{rank}", self.prefix)).collect();
-            let values = self.store.multi_get(&keys).map_err(store_fault);
-            let contact = |rank: Rank, at: usize| -> Result<Contact, Fault> {
-                let values = values.as_ref().map_err(|fault| gone(rank, fault))?;
-                let brief = values.get(at).and_then(|value| serde_json::from_slice::<Brief>(value).ok());
-                brief.map(Contact::from).ok_or_else(|| {
-                    Fault::new(ErrorKind::Protocol, format!("rank {rank} has no proper card")).peer(rank)
-                })
-            };
-            let found: Vec<_> =
-                ranks.iter().enumerate().map(|(at, rank)| (*rank, contact(*rank, at))).collect();
-            self.state().known.extend(found);
+            self.look_up(&ranks);
             if let Some(fabric) = self.fabric.upgrade() {
                 fabric.bell.ring();
                 fabric.wake_helper();
             }
         }
+    }
+}
+
+impl Directory {
+    /// The processes of those ranks that can be looked up. Blocks.
+    pub(super) fn find(&self, fabric: &Fabric, ranks: &[Rank]) -> Vec<(Rank, Arc<Peer>)> {
+        let is_known = |rank: &Rank| matches!(self.state().known.get(rank), Some(Ok(_)));
+        let unknown: Vec<Rank> = ranks.iter().copied().filter(|rank| !is_known(rank)).collect();
+        if !unknown.is_empty() {
+            self.look_up(&unknown);
+        }
+        let state = self.state();
+        let find = |rank: &Rank| {
+            let contact = state.known.get(rank)?.as_ref().ok()?;
+            let peer = fabric.peer(fabric_id(*rank, contact).ok()?);
+            peer.set_whereabouts(whereabouts(contact, false));
+            Some((*rank, peer))
+        };
+        ranks.iter().filter_map(find).collect()
+    }
+
+    fn look_up(&self, ranks: &[Rank]) {
+        let keys: Vec<String> = ranks.iter().map(|rank| format!("{}/{rank}", self.prefix)).collect();
+        let values = self.store.multi_get(&keys).map_err(store_fault);
+        let contact = |rank: Rank, at: usize| -> Result<Contact, Fault> {
+            let values = values.as_ref().map_err(|fault| gone(rank, fault))?;
+            let brief = values.get(at).and_then(|value| serde_json::from_slice::<Brief>(value).ok());
+            brief.map(Contact::from).ok_or_else(|| {
+                Fault::new(ErrorKind::Protocol, format!("rank {rank} has no proper card")).peer(rank)
+            })
+        };
+        let found: Vec<_> = ranks.iter().enumerate().map(|(at, rank)| (*rank, contact(*rank, at))).collect();
+        self.state().known.extend(found);
     }
 }
 

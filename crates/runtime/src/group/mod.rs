@@ -26,6 +26,7 @@ mod sparse;
 pub(crate) mod state;
 mod subgroup;
 mod submit;
+mod survivors;
 pub(crate) mod trouble;
 
 use std::fmt;
@@ -135,7 +136,7 @@ impl Group {
                 return Err(Fault::argument(message));
             }
             let forced = forced_algorithms(&options)?;
-            let settings = planner::settings(options.deterministic, &forced);
+            let settings = planner::settings(options.deterministic, options.quorum, &forced);
             Ok((connect::meet(&store, rank, size, &options, &settings)?, forced))
         };
         match joined() {
@@ -229,6 +230,7 @@ impl Group {
             among_threads: members.iter().flat_map(|member| &member.peer).any(|peer| is_local(peer.id())),
         });
         tracing::info!("made group `{name}`: rank {rank} of {}, {}", members.len(), ways(&members, rank));
+        fabric.open_council(id, rank, &members, options.limits());
         let mesh = Mesh::new(rank, id, Arc::clone(&fabric), room, members).with_directory(directory.clone());
         let planner = Planner::new(topology.clone(), rank, forced, confirms_roots).on_kernels(&crowd.kernels);
         let state = GroupState::new(id, Arc::clone(&name), rank, mesh, planner, Arc::clone(&record));
@@ -352,16 +354,16 @@ impl Group {
         if fabric.check_process().is_err() {
             return; // the group is the parent's, which goes on with it
         }
-        let message = format!(
-            "rank {} (host {}, pid {}) aborted the group: {reason}",
-            self.rank(),
-            fabric.host(),
-            fabric.pid()
-        );
-        let fault = Fault::new(crate::ErrorKind::Aborted, message).peer(self.rank());
-        fabric.engine.fail(fabric, self.inner.index, fault);
+        fabric.engine.fail(fabric, self.inner.index, self.given_up("aborted", reason));
         fabric.wait_until_told();
         recorder::wait_until_dumped();
+    }
+
+    fn given_up(&self, how: &str, reason: &str) -> Fault {
+        let fabric = &self.inner.fabric;
+        let (rank, host, pid) = (self.rank(), fabric.host(), fabric.pid());
+        let message = format!("rank {rank} (host {host}, pid {pid}) {how} the group: {reason}");
+        Fault::new(crate::ErrorKind::Aborted, message).peer(rank)
     }
 
     /// Says what the group is for, and which rank of the whole job each member is, in dumps of the [`recorder`](crate::recorder).
@@ -413,7 +415,19 @@ impl Group {
 
     #[cold]
     fn error(&self, label: Label, fault: Fault) -> Error {
-        let scene = Scene {
+        Error::new(self.scene(label), fault)
+    }
+
+    /// The same for an operation that has blocked.
+    #[cold]
+    fn error_after(&self, label: Label, deadline: &Deadline, fault: Fault) -> Error {
+        let (elapsed, timeout) = (deadline.elapsed(), deadline.limit());
+        let progress = Some(String::new());
+        Error::new(Scene { elapsed, timeout, progress, ..self.scene(label) }, fault)
+    }
+
+    fn scene(&self, label: Label) -> Scene {
+        Scene {
             label,
             group: Arc::clone(&self.inner.name),
             rank: self.rank(),
@@ -422,8 +436,7 @@ impl Group {
             timeout: None,
             progress: None,
             detail: None,
-        };
-        Error::new(scene, fault)
+        }
     }
 }
 
@@ -450,6 +463,7 @@ impl Drop for Inner {
         fabric.engine.wake_sleepers();
         fabric.bury(state.into_remains());
         fabric.forget_group(self.id);
+        fabric.retire_council(self.id);
         finished.into_iter().for_each(|work: Arc<crate::work::Shared>| work.tell());
         recorder::wait_until_dumped(); // a process that ends now has left its dump
         tracing::info!("left group `{name}`{end}; operations called: {calls}");

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::cards;
 use super::trouble::stuck::StuckPolicy;
 use crate::environment::TransportChoice;
+use crate::recovery::{Limits, Quorum};
 
 /// c10d's default.
 const TIMEOUT: Duration = Duration::from_secs(30 * 60);
@@ -34,6 +35,8 @@ pub struct Options {
     pub(super) in_place: bool,
     pub(super) stuck_after: Option<Duration>,
     pub(super) on_stuck: Option<StuckPolicy>,
+    pub(super) quorum: Quorum,
+    pub(super) patience: Option<Duration>,
     pub(super) algorithms: Vec<(String, String)>,
     /// A larger group looks up its ranks when they are needed; see `cards`.
     pub(super) contacts_max: usize,
@@ -58,6 +61,8 @@ impl Options {
             in_place: false,
             stuck_after: None,
             on_stuck: None,
+            quorum: Quorum::default(),
+            patience: None,
             algorithms: Vec::new(),
             contacts_max: cards::FULL_MAX,
         }
@@ -138,6 +143,29 @@ impl Options {
     pub fn read_in_place(mut self) -> Self {
         self.in_place = true;
         self
+    }
+
+    /// How many ranks must live for [`Group::shrink`](crate::Group::shrink) and [`Group::agree`](crate::Group::agree). The same
+    /// on all ranks.
+    #[must_use]
+    pub fn quorum(mut self, quorum: Quorum) -> Self {
+        self.quorum = quorum;
+        self
+    }
+
+    /// After how long [`Group::shrink`](crate::Group::shrink) and [`Group::agree`](crate::Group::agree) leave out a rank that is
+    /// alive but does not call them. Half of the timeout by default.
+    #[must_use]
+    pub fn patience(mut self, time: Duration) -> Self {
+        self.patience = Some(time);
+        self
+    }
+
+    /// When survivors give up on ranks that are alive.
+    pub(super) fn limits(&self) -> Limits {
+        let patience = self.patience.unwrap_or(self.timeout / 2);
+        let grace = 2 * self.heartbeat.unwrap_or(HEARTBEAT);
+        Limits { quorum: self.quorum, patience, grace }
     }
 
     /// Insists on an algorithm where it can be used, such as `("all_reduce", "ring")`; `TENFOLD_ALGORITHM` does the same.

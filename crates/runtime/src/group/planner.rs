@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use tenfold_plan::{Algorithm, Kind, Needs, Plan, Rank, Topology, choose, fingerprint, named, names};
 
+use crate::Quorum;
 use crate::fault::{ErrorKind, Fault};
 use crate::transport::line::TCP_PIECE;
 
@@ -49,6 +50,10 @@ impl Planner {
     ) -> Self {
         let (plans, recent) = (Vec::new(), Vec::new());
         Planner { topology, rank, forced, confirms_roots, one_kernel: false, plans, recent }
+    }
+
+    pub(super) fn confirms_roots(&self) -> bool {
+        self.confirms_roots
     }
 
     /// Says which kernel each rank runs on.
@@ -109,12 +114,13 @@ impl Planner {
 }
 
 /// The settings of a rank that decide which plan an operation gets, in words: they must be equal on all ranks.
-pub(super) fn settings(deterministic: bool, forced: &[&'static Algorithm]) -> String {
+pub(super) fn settings(deterministic: bool, quorum: Quorum, forced: &[&'static Algorithm]) -> String {
     let order = if deterministic { "deterministic" } else { "not deterministic" };
     let forced: Vec<String> =
         forced.iter().map(|algorithm| format!("{}={}", algorithm.kind.name(), algorithm.name)).collect();
     let forced = if forced.is_empty() { "no forced algorithms".to_string() } else { forced.join(", ") };
-    format!("{order}; {forced}; table {:08x}", fingerprint() >> 32)
+    let quorum = if quorum == Quorum::default() { String::new() } else { format!("; quorum {quorum:?}") };
+    format!("{order}; {forced}; table {:08x}{quorum}", fingerprint() >> 32)
 }
 
 /// Fails if two ranks have different settings, and names both; in the same words on all ranks.
@@ -123,7 +129,7 @@ pub(super) fn check_settings<'a>(settings: impl IntoIterator<Item = &'a str>) ->
     let Some((_, first)) = settings.next() else { return Ok(()) };
     let Some((rank, other)) = settings.find(|(_, other)| *other != first) else { return Ok(()) };
     let message = format!("ranks have different settings: rank 0 has `{first}`, rank {rank} has `{other}`");
-    let hint = "set `deterministic`, `algorithm` and TENFOLD_ALGORITHM to the same values on all ranks, and run the same tenfold everywhere";
+    let hint = "set `deterministic`, `algorithm`, `quorum` and TENFOLD_ALGORITHM to the same values on all ranks, and run the same tenfold everywhere";
     Err(Fault::new(ErrorKind::Mismatch, message).peer(rank).hint(hint))
 }
 
@@ -178,7 +184,8 @@ mod tests {
     #[test]
     fn different_settings_are_told_with_both() {
         let forced = look_up(&[("all_reduce".into(), "ring".into())]).unwrap();
-        let (usual, other) = (settings(false, &[]), settings(true, &forced));
+        let (usual, other) =
+            (settings(false, Quorum::default(), &[]), settings(true, Quorum::default(), &forced));
         assert!(check_settings([usual.as_str(); 3]).is_ok());
         let fault = check_settings([usual.as_str(), usual.as_str(), other.as_str()]).unwrap_err();
         assert_eq!(fault.peer, Some(2));

@@ -62,7 +62,7 @@ impl Group {
             Some(_) => Some(new_room(&inner.fabric, ranks.len(), id).map_err(fail)?),
             None => None,
         };
-        let settings = planner::settings(options.deterministic, &forced);
+        let settings = planner::settings(options.deterministic, options.quorum, &forced);
         let is_detailed = i64::from(debug::level() == debug::Level::Detail);
         let own = [
             room.as_ref().map_or(0, |room| room.offset() as i64),

@@ -59,6 +59,7 @@ pub(super) enum Rule {
     /// The ranks that joined, without those that cannot reach each other.
     Survivors,
     /// All ranks, or nothing: a rank that is suspected, does not join or contributes 0 makes the value 0.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for `reshape`"))]
     Unanimous,
 }
 
@@ -284,6 +285,7 @@ impl Agreement {
     }
 
     /// The rank answers again.
+    #[cfg(test)] // a fabric gives up a process for good
     pub(super) fn on_trust(&mut self, rank: usize, now: Duration) {
         self.now = self.now.max(now);
         if rank < self.size && self.suspects.contains(rank) && !self.dead.contains(rank) {
@@ -343,7 +345,8 @@ impl Agreement {
                 self.sends.push((To::Rank(from), Message::Accept { ballot }));
             }
             Message::Prepare { .. } | Message::Propose { .. } => {}
-            Message::Join { ballot, value, suspects, accepted } => {
+            Message::Join { ballot, value, suspects, left, accepted } => {
+                self.left.add(&left);
                 self.votes.join(from, ballot, value, suspects, accepted);
                 self.on_join(from, ballot);
             }
@@ -411,7 +414,9 @@ impl Agreement {
             return Err(Refused::Leader { from, leader });
         }
         let (proposal, ballot) = match message {
-            Message::Propose { dead, .. } if dead.contains(self.me) => return Err(Refused::Impossible { from }),
+            Message::Propose { dead, .. } if dead.contains(self.me) => {
+                return Err(Refused::Impossible { from });
+            }
             Message::Propose { ballot, proposal, .. } => (Some(proposal), Some(*ballot)),
             Message::Join { accepted: Some((ballot, proposal)), .. } => (Some(proposal), Some(*ballot)),
             Message::Decided { proposal } => (Some(proposal), None),
@@ -513,7 +518,8 @@ impl Agreement {
 
     fn join(&self, ballot: Ballot) -> Message {
         let value = self.votes.value(self.me);
-        Message::Join { ballot, value, suspects: self.suspects.clone(), accepted: self.accepted.clone() }
+        let (suspects, left, accepted) = (self.suspects.clone(), self.left.clone(), self.accepted.clone());
+        Message::Join { ballot, value, suspects, left, accepted }
     }
 
     fn ask(&mut self, ranks: impl IntoIterator<Item = usize>) {

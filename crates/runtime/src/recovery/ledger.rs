@@ -88,6 +88,7 @@ impl Ledger {
     }
 
     /// What the current agreement has decided, also if the program has not called.
+    #[cfg(test)]
     pub(super) fn decision(&self) -> Option<&Proposal> {
         self.current.decision()
     }
@@ -144,6 +145,7 @@ impl Ledger {
         ranks.into_iter().for_each(|rank| self.current.on_left(rank, now));
     }
 
+    #[cfg(test)] // a fabric gives up a process for good
     pub(super) fn on_trust(&mut self, rank: usize, now: Duration) {
         if rank < self.size && !self.dead.contains(rank) {
             self.suspects.remove(rank);

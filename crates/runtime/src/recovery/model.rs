@@ -300,7 +300,8 @@ impl World {
             live.remove(one);
         }
         let dead = self.seen_dead();
-        self.quorum.is_met(&live, &live.others(), &dead) && (has_decision || self.quorum.allows(&members, &dead))
+        self.quorum.is_met(&live, &live.others(), &dead)
+            && (has_decision || self.quorum.allows(&members, &dead))
     }
 
     /// The ranks that are known to be dead once there are no more faults.
@@ -592,10 +593,17 @@ impl World {
         if self.decisions[&sequence].len() > 1 {
             let is_possible = !self.is_safe() || self.quorum == Quorum::Living;
             assert!(is_possible, "rank {rank} decided differently: {:?}", self.decisions[&sequence]);
-            self.count(if self.is_safe() { "decided differently than the dead" } else { "decided differently" });
+            self.count(if self.is_safe() {
+                "decided differently than the dead"
+            } else {
+                "decided differently"
+            });
         }
         let Proposal { members, value } = decision;
-        let is_usual = self.quorum.allows(members, &Ranks::none(self.size));
+        // A rank that never calls may have said so, and does not object.
+        let mut consenting = members.clone();
+        (0..self.size).filter(|rank| !self.ranks[*rank].calls).for_each(|rank| consenting.insert(rank));
+        let is_usual = self.quorum.allows(&consenting, &Ranks::none(self.size));
         let is_allowed = is_usual || self.sees_deaths && self.quorum.may_allow(members);
         assert!(is_allowed, "{members:?} may not continue");
         if !is_usual {

@@ -2,28 +2,35 @@
 
 use super::ranks::Ranks;
 
-/// What a group may continue with. Two different questions are asked of it: which ranks must have accepted a proposal
-/// (`is_met`), and which membership may be proposed at all (`allows`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Quorum {
-    /// More than half of the last generation, or exactly half if rank 0 of the last generation is among them. Any two such
-    /// sets have a rank in common: two halves have rank 0, and a half and more than a half are more ranks than there are. So
-    /// it is safe under partitions and wrong suspicions. The price of the second case: if rank 0 dies, the other half of the
-    /// group is not enough.
+/// How many ranks must live for a group to continue after failures: see [`Group::shrink`](crate::Group::shrink).
+///
+/// All ranks of a group must have the same, see [`Options::quorum`](crate::Options::quorum).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Quorum {
+    /// More than half of the ranks, or exactly half if rank 0 is among them. Under partitions and wrong suspicions, the ranks
+    /// of a group never continue with different members. The price: if more than half of them die, the others cannot continue,
+    /// nor can the half without rank 0.
     Majority,
-    /// A majority, or all ranks that are not known to be dead. Under partitions and wrong suspicions no two ranks that are
-    /// alive ever continue with different members: each rank of the second kind of set has declared the same ranks dead before
-    /// it accepted, and handles nothing more that they sent. What is possible: a majority decides, all of its ranks die, and
-    /// the others, who see that and never heard of the decision, decide differently.
+    /// A majority, or all ranks whose death was not seen. Safe under partitions and wrong suspicions, because a rank that only
+    /// cannot be reached counts as alive: a death is seen by a rank of the same host, or announced by the rank itself. No two
+    /// ranks that are alive ever continue with different members. What is possible: a majority continues, all of its ranks die,
+    /// and the others, who never heard of that, continue after them. The default.
+    #[default]
     Living,
-    /// All ranks that the leader does not suspect. Safe if every suspected rank is dead or never answers again. If live
-    /// ranks suspect each other, as in a partition, each side may continue without the other.
+    /// All ranks that the others can reach. If ranks that are alive cannot reach each other, as in a partition, each side may
+    /// continue without the other.
     AllReachable,
-    /// At least so many. If that is more than half of the last generation, proposals must be accepted by a majority, and it
-    /// is as safe as `Majority`; otherwise by all that the leader does not suspect, as in `AllReachable`.
+    /// At least so many. If that is more than half of the ranks, it is as safe as `Majority`; otherwise as `AllReachable`.
     AtLeast(usize),
 }
 
+// Any two majorities have a rank in common: two halves have rank 0, and a half and more than a half are more ranks than there
+// are. A set of all that are not dead has a rank of every majority that is not all dead. Each rank of such a set has declared
+// the same ranks dead before it accepted, and handles nothing more that they sent. So what the dead have decided is known to
+// the set, or never heard of.
+//
+// Two different questions are asked: which ranks must have accepted a proposal (`is_met`), and which membership may be
+// proposed at all (`allows`).
 impl Quorum {
     /// Is it safe whichever ranks suspect each other?
     pub(super) fn is_safe_under_partitions(self, size: usize) -> bool {
@@ -37,8 +44,9 @@ impl Quorum {
     /// Have enough ranks answered, if `absent` are those that no answer is expected of, and `dead` those of them that can
     /// never answer again?
     pub(super) fn is_met(self, answered: &Ranks, absent: &Ranks, dead: &Ranks) -> bool {
-        let all_but =
-            |others: &Ranks| (0..answered.size()).all(|rank| answered.contains(rank) || others.contains(rank));
+        let all_but = |others: &Ranks| {
+            (0..answered.size()).all(|rank| answered.contains(rank) || others.contains(rank))
+        };
         match self.is_safe_under_partitions(answered.size()) {
             true => is_majority(answered) || self.counts_dead() && all_but(dead),
             false => all_but(absent),
@@ -53,17 +61,17 @@ impl Quorum {
     /// May the group continue with these?
     pub(super) fn allows(self, members: &Ranks, dead: &Ranks) -> bool {
         match self {
+            Quorum::Majority => is_majority(members),
             Quorum::Living => is_majority(members) || is_majority_of(members, &dead.others()),
             _ => self.may_allow(members),
         }
     }
 
-    /// The same for whoever does not know which ranks are dead.
+    /// The same for whoever does not know which ranks are dead, or have left.
     pub(super) fn may_allow(self, members: &Ranks) -> bool {
         match self {
-            Quorum::Majority => is_majority(members),
-            Quorum::Living | Quorum::AllReachable => !members.is_empty(),
             Quorum::AtLeast(least) => members.len() >= least.max(1),
+            _ => !members.is_empty(),
         }
     }
 }
@@ -109,7 +117,10 @@ mod tests {
         assert!(Quorum::Living.allows(&one, &all_but_one));
         // Rank 2 is alive and has not called: of two that live, the half with the lower one continues.
         assert!(!Quorum::Living.allows(&one, &others) && Quorum::Living.allows(&Ranks::of(4, [2]), &others));
-        assert!(!Quorum::AtLeast(3).allows(&two, &others), "as many as were asked for, whatever became of the rest");
+        assert!(
+            !Quorum::AtLeast(3).allows(&two, &others),
+            "as many as were asked for, whatever became of the rest"
+        );
     }
 
     #[test]

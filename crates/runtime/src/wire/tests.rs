@@ -40,7 +40,7 @@ fn whoever_says_something_else_is_told_what_was_wrong() {
     };
     assert_eq!(
         refusal(&changed(8, 1)[..10]),
-        "it speaks version 1 of the protocol and this process version 7"
+        "it speaks version 1 of the protocol and this process version 8"
     );
     assert_eq!(
         refusal(&changed(63, 0)),
@@ -89,6 +89,8 @@ fn lengths_are_refused_before_anything_of_them_has_arrived() {
         (HEARS, 7),
         (HEARS_TOO, 8 * 8193),
         (MISSES, 8),
+        (LETTER, 7),
+        (ROOM, 16),
     ] {
         let refused = ControlFrame::decode(&header(kind, len)).expect_err("no frame is like that");
         assert_eq!(refused, Refused::Length { kind, len: len as usize });
@@ -102,10 +104,11 @@ fn lengths_are_refused_before_anything_of_them_has_arrived() {
         (HEARS, 8 * 8192),
         (HEARS_TOO, 8 * 8192),
         (MISSES, 12 * 5461),
+        (LETTER, 65536),
     ] {
         assert_eq!(ControlFrame::decode(&header(kind, len)), Ok(None), "the longest there are");
     }
-    for kind in [0, 13] {
+    for kind in [0, 15] {
         assert_eq!(ControlFrame::decode(&[kind]), Err(Refused::Kind { kind }));
     }
 }
@@ -194,6 +197,13 @@ fn any_frame() -> impl Strategy<Value = ControlFrame> {
         }),
         (any::<u64>(), proptest::collection::vec(any::<u8>(), 0..300))
             .prop_map(|(offset, refusal)| ControlFrame::Mapped { offset, refusal }),
+        (any::<u64>(), proptest::collection::vec(any::<u8>(), 0..300))
+            .prop_map(|(group, text)| ControlFrame::Letter { group, text }),
+        (any::<u64>(), any::<u32>(), any::<u64>()).prop_map(|(group, sequence, offset)| ControlFrame::Room {
+            group,
+            sequence,
+            offset
+        }),
         any::<u64>().prop_map(|offset| ControlFrame::Retired { offset }),
         Just(ControlFrame::Want),
         any_seen().prop_map(|company| ControlFrame::Ask { company }),

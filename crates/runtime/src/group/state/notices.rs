@@ -135,6 +135,7 @@ impl GroupState {
             Ok(Notice::Left { rank }) if rank < size => {
                 if self.left.iter().all(|(gone, _)| *gone != rank) {
                     self.left.push((rank, now()));
+                    fabric.hear_left(self.id, rank);
                 }
             }
             Ok(Notice::Stuck { rank, head, waited_ms, late })

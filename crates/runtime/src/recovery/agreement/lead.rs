@@ -233,7 +233,15 @@ impl Agreement {
             Rule::Survivors => {
                 let members = self.votes.without_conflicts(present, self.me);
                 let value = self.votes.and(&members);
-                self.settings.quorum.allows(&members, &self.dead).then_some(Proposal { members, value })
+                // Those that have left, or are left out on purpose, do not object.
+                let mut consenting = members.clone();
+                self.left
+                    .iter()
+                    .filter(|rank| !absent.contains(*rank))
+                    .for_each(|rank| consenting.insert(rank));
+                let is_allowed = self.settings.quorum.may_allow(&members)
+                    && self.settings.quorum.allows(&consenting, &self.dead);
+                is_allowed.then_some(Proposal { members, value })
             }
         }
     }

@@ -125,7 +125,13 @@ fn what_was_accepted_in_an_earlier_ballot_does_not_count() {
     let (first, second) = (Ballot::FIRST, Ballot { round: 1, rank: 0 });
     for ballot in [first, second] {
         for rank in [1, 2] {
-            let join = Message::Join { ballot, value: Some(1), suspects: Ranks::none(3), accepted: None };
+            let join = Message::Join {
+                ballot,
+                value: Some(1),
+                suspects: Ranks::none(3),
+                left: Ranks::none(3),
+                accepted: None,
+            };
             leader.on_message(rank, join, SECOND).expect("it is right");
         }
         if ballot == first {
@@ -284,7 +290,7 @@ fn what_no_correct_rank_sends_is_refused_and_changes_nothing() {
         proposal: proposal(ranks),
         dead: Ranks::none(3),
     };
-    assert_eq!(refusal(0, propose(&[0])), Refused::Members { from: 0 });
+    assert_eq!(refusal(0, propose(&[])), Refused::Members { from: 0 });
     all[1].on_message(0, propose(&[0, 1]), Duration::ZERO).expect("it is right");
     let mut refusal =
         |from, message| all[1].on_message(from, message, Duration::ZERO).expect_err("it is wrong");
