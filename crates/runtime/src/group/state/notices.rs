@@ -15,6 +15,7 @@ use super::super::trouble::detail::Detail;
 use super::{GroupState, now};
 use crate::fabric::Fabric;
 use crate::fault::{ErrorKind, Fault};
+use crate::transport::Wants;
 use crate::transport::mesh::Member;
 use crate::wire::{ControlFrame, FabricId};
 use crate::work::Shared;
@@ -86,6 +87,11 @@ impl GroupState {
         fabric.tell(self.peers(), self.id, encode(&Notice::Left { rank: self.rank }));
     }
 
+    fn waits_for(&self, rank: Rank) -> bool {
+        let Wants { messages, any_of, room, .. } = self.wants();
+        [messages, any_of, room].concat().contains(&rank)
+    }
+
     /// A member said something.
     pub(crate) fn hear(&mut self, fabric: &Arc<Fabric>, text: &[u8], finished: &mut Vec<Arc<Shared>>) {
         let size = self.mesh.members().len();
@@ -99,11 +105,19 @@ impl GroupState {
                     while matches!(self.try_poll(finished), Ok(true)) {}
                     // A rank that has timed out itself reports its own timeout.
                     let own = if kind == ErrorKind::Timeout { self.timed_out(&self.wants()) } else { None };
-                    let theirs = if kind == ErrorKind::PeerSilent && peer == Some(self.rank) {
+                    let observer = observer(&message).filter(|rank| *rank < size).unwrap_or(rank);
+                    let is_about_me = peer == Some(self.rank);
+                    let theirs = if kind == ErrorKind::PeerSilent && is_about_me {
                         // This rank is alive: the network between the two is broken, in one direction.
-                        let observer = observer(&message).filter(|rank| *rank < size).unwrap_or(rank);
                         let message =
                             format!("{} does not hear this rank: {message}", self.introduce(observer));
+                        Fault { peer: Some(observer), hint, ..Fault::new(kind, message) }
+                    } else if kind == ErrorKind::Timeout && is_about_me && self.waits_for(observer) {
+                        // Neither is late: what they send does not arrive.
+                        let message = format!(
+                            "{} waits for this rank, which waits for it: {message}",
+                            self.introduce(observer)
+                        );
                         Fault { peer: Some(observer), hint, ..Fault::new(kind, message) }
                     } else {
                         Fault { peer, hint, ..Fault::new(kind, message) }

@@ -61,6 +61,22 @@ fn a_timeout_names_the_rank_that_saw_it_once() {
     }
 }
 
+/// With one rank for both directions, each of two ranks may be the first that times out.
+#[test]
+fn a_rank_that_is_reported_as_late_and_waits_for_the_observer_names_it() {
+    for (waits, culprit) in [(true, 1), (false, 0)] {
+        let mut scene = Scripted::near(2);
+        if waits {
+            scene.barrier(0);
+        }
+        scene.hear(0, &failed(1, ErrorKind::Timeout, Some(0)));
+        let (kind, peer, message) = fault(&scene).unwrap();
+        assert_eq!((kind, peer), (ErrorKind::Timeout, Some(culprit)));
+        let is_mirrored = message.contains(" waits for this rank, which waits for it: theirs");
+        assert_eq!(is_mirrored, waits, "{message}");
+    }
+}
+
 #[test]
 fn a_rank_that_is_reported_as_silent_names_the_rank_that_does_not_hear_it() {
     let mut scene = Scripted::near(3);
