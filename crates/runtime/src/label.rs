@@ -78,11 +78,13 @@ pub enum OpKind {
     Shrink = 107,
     /// [`Group::agree`](crate::Group::agree).
     Agree = 108,
+    /// [`Group::reconfigure`](crate::Group::reconfigure).
+    Reconfigure = 109,
 }
 
 impl OpKind {
     /// Every kind.
-    pub const ALL: [OpKind; 29] = [
+    pub const ALL: [OpKind; 30] = [
         OpKind::Broadcast,
         OpKind::AllReduce,
         OpKind::AllReduceCoalesced,
@@ -112,6 +114,7 @@ impl OpKind {
         OpKind::Scan,
         OpKind::Shrink,
         OpKind::Agree,
+        OpKind::Reconfigure,
     ];
 
     /// As the Rust method is called.
@@ -146,6 +149,7 @@ impl OpKind {
             OpKind::Scan => "scan",
             OpKind::Shrink => "shrink",
             OpKind::Agree => "agree",
+            OpKind::Reconfigure => "reconfigure",
         }
     }
 

@@ -175,6 +175,8 @@ pub(crate) enum ControlFrame {
     Notice { group: u64, text: Vec<u8> },
     /// One rank of a group to another, about what they agree on: see `recovery::message`.
     Letter { group: u64, text: Vec<u8> },
+    /// One process to another, about becoming a group: see `recovery::reshape`.
+    Reshape { id: u64, text: Vec<u8> },
     /// The sender's room for what the agreement of this number made of the group.
     Room { group: u64, sequence: u32, offset: u64 },
     /// The sender will point into a file, from `offset` on, once the receiver has mapped its first `len` bytes. The
@@ -214,6 +216,7 @@ const HEARS_TOO: u8 = 11;
 const MISSES: u8 = 12;
 const LETTER: u8 = 13;
 const ROOM: u8 = 14;
+const RESHAPE: u8 = 15;
 
 impl ControlFrame {
     /// Kind and length.
@@ -251,6 +254,7 @@ impl ControlFrame {
             }
             ControlFrame::Notice { group: number, text } => put_text(out, NOTICE, *number, text),
             ControlFrame::Letter { group, text } => put_text(out, LETTER, *group, text),
+            ControlFrame::Reshape { id, text } => put_text(out, RESHAPE, *id, text),
             ControlFrame::Room { group, sequence, offset } => {
                 put_header(out, ROOM, 3 * 8);
                 [*group, u64::from(*sequence), *offset]
@@ -289,14 +293,14 @@ impl ControlFrame {
     /// The frame at the beginning of `buffer`, and its length there. Nothing if it is not whole.
     pub(crate) fn decode(buffer: &[u8]) -> Result<Option<(ControlFrame, usize)>, Refused> {
         let Some((&kind, rest)) = buffer.split_first() else { return Ok(None) };
-        if !(PULSE..=ROOM).contains(&kind) {
+        if !(PULSE..=RESHAPE).contains(&kind) {
             return Err(Refused::Kind { kind });
         }
         let Some((len, rest)) = rest.split_first_chunk() else { return Ok(None) };
         let len = u32::from_le_bytes(*len) as usize;
         let fits = match kind {
             PULSE => len.is_multiple_of(Self::GROUP),
-            NOTICE | MAPPED | LETTER => len >= 8,
+            NOTICE | MAPPED | LETTER | RESHAPE => len >= 8,
             ROOM => len == 3 * 8,
             REGION => len == 4 * 8,
             RETIRED => len == 8,
@@ -314,6 +318,7 @@ impl ControlFrame {
             }
             NOTICE => ControlFrame::Notice { group: word(body, 0), text: body[8..].to_vec() },
             LETTER => ControlFrame::Letter { group: word(body, 0), text: body[8..].to_vec() },
+            RESHAPE => ControlFrame::Reshape { id: word(body, 0), text: body[8..].to_vec() },
             ROOM => match u32::try_from(word(body, 1)) {
                 Ok(sequence) => ControlFrame::Room { group: word(body, 0), sequence, offset: word(body, 2) },
                 Err(_) => return Err(Refused::Length { kind, len }),

@@ -41,6 +41,17 @@ impl Engine {
         fabric.bell.ring();
     }
 
+    /// Ends what is under way in a group with `fault`, and tells its other members no more than that this rank has left.
+    pub(crate) fn leave(&self, fabric: &Arc<Fabric>, index: GroupIndex, fault: Fault) {
+        self.with(|state| {
+            let State { groups, to_tell, .. } = state;
+            if let Some(group) = groups[index.0].as_deref_mut() {
+                group.leave(fabric, fault, to_tell);
+            }
+        });
+        fabric.bell.ring();
+    }
+
     /// A member of group `id` said something. False if there is no such group (yet).
     pub(crate) fn hear(&self, fabric: &Arc<Fabric>, from: FabricId, id: u64, text: &[u8]) -> bool {
         let heard = self.with(|state| {

@@ -15,6 +15,7 @@ mod peer;
 mod pool;
 mod progress;
 mod regions;
+mod reshapes;
 mod silence;
 mod watch;
 
@@ -154,6 +155,8 @@ pub(crate) struct Fabric {
     remains: Mutex<Vec<Remains>>,
     /// The agreements of its groups.
     councils: councils::Councils,
+    /// Attempts to become another group.
+    reshapes: reshapes::Reshapes,
     orders: Mutex<Vec<Order>>,
     /// Wakes the helper thread.
     waker: Bell,
@@ -211,7 +214,7 @@ pub(crate) enum Order {
         from: FabricId,
         frame: ControlFrame,
     },
-    /// A council has something to do.
+    /// A council or a reconfiguration has something to do.
     Deliberate,
     /// Makes a region known to peers.
     Announce(regions::Announcement),
@@ -297,6 +300,7 @@ impl Fabric {
             early: Mutex::default(),
             remains: Mutex::default(),
             councils: councils::Councils::default(),
+            reshapes: reshapes::Reshapes::default(),
             orders: Mutex::default(),
             waker,
             helper: Mutex::default(),

@@ -453,7 +453,7 @@ impl Watch {
                         self.hear(from, group, &text);
                     }
                 }
-                ControlFrame::Letter { .. } | ControlFrame::Room { .. } => {
+                ControlFrame::Letter { .. } | ControlFrame::Room { .. } | ControlFrame::Reshape { .. } => {
                     if let Some(from) = stream.peer.as_ref().map(|peer| peer.id()) {
                         self.hear_letter(from, &frame);
                     }

@@ -472,12 +472,12 @@ fn parse<T: for<'de> Deserialize<'de>>(rank: Rank, what: &str, value: &Value) ->
 }
 
 #[cold]
-fn senseless(what: &str) -> Fault {
+pub(super) fn senseless(what: &str) -> Fault {
     Fault::new(ErrorKind::Protocol, format!("rank 0 left an invalid {what} in the store")).peer(0)
 }
 
 /// Hosts by number, in the order of their first ranks.
-fn in_order(hosts: &[usize]) -> Vec<usize> {
+pub(super) fn in_order(hosts: &[usize]) -> Vec<usize> {
     let mut numbers = std::collections::HashMap::new();
     hosts
         .iter()
@@ -522,7 +522,11 @@ fn first_interfaces(
         .map_err(|error| Fault::io("cannot choose an address for other hosts", error))
 }
 
-fn fabric_options(interfaces: &[IpAddr], options: &Options, environment: &Environment) -> FabricOptions {
+pub(super) fn fabric_options(
+    interfaces: &[IpAddr],
+    options: &Options,
+    environment: &Environment,
+) -> FabricOptions {
     FabricOptions {
         interface: interfaces.first().copied(),
         rails: interfaces.iter().skip(1).take(RAILS_MAX - 1).copied().collect(),
@@ -541,7 +545,7 @@ fn fabric_options(interfaces: &[IpAddr], options: &Options, environment: &Enviro
 }
 
 /// Kernel and network namespace of this process.
-fn place() -> String {
+pub(super) fn place() -> String {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let network = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
     format!("{} {}", boot.trim(), network.display())

@@ -18,6 +18,7 @@ mod messages;
 mod options;
 mod planner;
 mod point_to_point;
+mod reconfigure;
 mod scope;
 #[cfg(test)]
 mod scripted;

@@ -434,6 +434,14 @@ impl GroupState {
         }
     }
 
+    /// This rank goes on elsewhere: what is complete on others stays complete there.
+    pub(crate) fn leave(&mut self, fabric: &Arc<Fabric>, fault: Fault, finished: &mut Vec<Arc<Shared>>) {
+        if self.failed.is_none() {
+            self.say_goodbye(fabric);
+            self.close(fault, finished);
+        }
+    }
+
     pub(crate) fn abort(&mut self, fabric: &Arc<Fabric>, reason: &str, finished: &mut Vec<Arc<Shared>>) {
         let message = format!("{} aborted the group: {reason}", self.introduce(self.rank));
         self.fail(fabric, Fault::new(ErrorKind::Aborted, message).peer(self.rank), finished);

@@ -195,7 +195,7 @@ impl Group {
 }
 
 /// As in `default`, `default@2`, `default@3`.
-fn next_name(name: &str) -> String {
+pub(super) fn next_name(name: &str) -> String {
     let (base, generation) = match name.rsplit_once('@') {
         Some((base, number)) => (base, number.parse().ok()),
         None => (name, Some(1)),

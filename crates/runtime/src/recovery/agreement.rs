@@ -59,7 +59,6 @@ pub(super) enum Rule {
     /// The ranks that joined, without those that cannot reach each other.
     Survivors,
     /// All ranks, or nothing: a rank that is suspected, does not join or contributes 0 makes the value 0.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for `reshape`"))]
     Unanimous,
 }
 
@@ -82,7 +81,7 @@ pub(super) enum Outcome {
 
 /// What an agreement that timed out was waiting for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Failure {
+pub(crate) enum Failure {
     /// Too few ranks answer, or have called.
     Quorum { quorum: Quorum, size: usize, missing: Vec<usize> },
     /// These ranks have not called, and there was still patience with them.
@@ -92,7 +91,7 @@ pub(super) enum Failure {
 }
 
 impl Failure {
-    pub(super) fn fault(&self) -> Fault {
+    pub(crate) fn fault(&self) -> Fault {
         match self {
             Failure::Quorum { quorum, size, missing } => {
                 let needed = match quorum {
@@ -285,7 +284,6 @@ impl Agreement {
     }
 
     /// The rank answers again.
-    #[cfg(test)] // a fabric gives up a process for good
     pub(super) fn on_trust(&mut self, rank: usize, now: Duration) {
         self.now = self.now.max(now);
         if rank < self.size && self.suspects.contains(rank) && !self.dead.contains(rank) {

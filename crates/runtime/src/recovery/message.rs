@@ -312,7 +312,6 @@ pub(super) enum Refused {
         from: usize,
     },
     /// It takes part in another reconfiguration under the same id.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for `reshape`"))]
     List {
         from: usize,
     },

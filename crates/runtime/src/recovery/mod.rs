@@ -6,12 +6,12 @@
 //! same protocol whether a list of processes becomes a group, or each of them keeps the group that it has.
 //!
 //! No store takes part. Letters travel on the control streams between ranks (see `fabric::councils`); a
-//! [`council`](council) is all agreements of a group on one rank. No group uses `reshape` yet, so it is compiled for tests only.
+//! [`council`](council) is all agreements of a group on one rank.
 //!
 //! Everything here is pure: no clock, no sockets, no threads. `model` runs random schedules of all of it with deaths, wrong
 //! suspicions, partitions and lost messages, `small` every schedule of three ranks up to a bound.
 //!
-//! Not here: detecting deaths (see `fabric::watch`), connecting, making the smaller group (see `group::survivors`).
+//! Not here: detecting deaths (see `fabric::watch`), connecting, making the new group (see `group::survivors` and `group::reconfigure`).
 
 mod agreement;
 mod council;
@@ -23,10 +23,10 @@ mod quorum;
 #[cfg(test)]
 mod random;
 mod ranks;
-#[cfg(test)]
 mod reshape;
 #[cfg(test)]
 mod small;
 
 pub(crate) use council::{Agreed, Council, Limits, Question};
 pub use quorum::Quorum;
+pub(crate) use reshape::{Reshape, Reshaped, UsedIds};

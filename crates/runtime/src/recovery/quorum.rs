@@ -67,7 +67,7 @@ impl Quorum {
         }
     }
 
-    /// The same for whoever does not know which ranks are dead, or have left.
+    /// The same for a rank that does not know which ranks are dead, or have left.
     pub(super) fn may_allow(self, members: &Ranks) -> bool {
         match self {
             Quorum::AtLeast(least) => members.len() >= least.max(1),

@@ -37,10 +37,11 @@ const YES: u64 = 1;
 /// What processes of a reconfiguration send each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Say {
-    /// The first message in each direction: a number made from the list of the sender.
+    /// The first message in each direction: a number made from the list of the sender, and where it has its room.
     Hello {
         id: u64,
         list: u64,
+        room: u64,
     },
     Letter(Letter),
 }
@@ -51,9 +52,9 @@ impl Say {
     /// Appends it to `out`. The kinds of letters and of hellos differ.
     pub(super) fn encode(&self, size: usize, out: &mut Vec<u8>) {
         match self {
-            Say::Hello { id, list } => {
+            Say::Hello { id, list, room } => {
                 out.push(HELLO);
-                [id, list].iter().for_each(|word| out.extend(word.to_le_bytes()));
+                [id, list, room].iter().for_each(|word| out.extend(word.to_le_bytes()));
             }
             Say::Letter(letter) => letter.encode(size, out),
         }
@@ -66,9 +67,10 @@ impl Say {
             return Letter::decode(bytes, size).map(Say::Letter);
         };
         let word = |at: usize| words.get(8 * at..).and_then(|rest| rest.first_chunk()).copied();
-        match (word(0), word(1), words.len()) {
-            (Some(id), Some(list), 16) => {
-                Ok(Say::Hello { id: u64::from_le_bytes(id), list: u64::from_le_bytes(list) })
+        match (word(0), word(1), word(2), words.len()) {
+            (Some(id), Some(list), Some(room), 24) => {
+                let [id, list, room] = [id, list, room].map(u64::from_le_bytes);
+                Ok(Say::Hello { id, list, room })
             }
             _ => Err(Refused::Length { len: bytes.len() }),
         }
@@ -77,7 +79,7 @@ impl Say {
 
 /// What the call returns.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Reshaped {
+pub(crate) enum Reshaped {
     /// All processes of the list are the group; this one has its position in the list as its rank.
     Committed,
     /// All processes keep what they have. The attempt may be repeated under another id.
@@ -88,7 +90,7 @@ pub(super) enum Reshaped {
 
 /// Why an attempt was given up.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Cause {
+pub(crate) enum Cause {
     /// These did not connect or call in time.
     NotReady(Vec<usize>),
     /// This one has another list.
@@ -100,7 +102,7 @@ pub(super) enum Cause {
 }
 
 impl Cause {
-    pub(super) fn fault(&self) -> Fault {
+    pub(crate) fn fault(&self) -> Fault {
         let kept = "each process keeps its group";
         match self {
             Cause::NotReady(ranks) => Fault::timeout(format!(
@@ -134,7 +136,7 @@ impl Cause {
 
 /// The ids that a process has used, so that it uses none twice.
 #[derive(Debug, Default)]
-pub(super) struct UsedIds {
+pub(crate) struct UsedIds {
     ids: BTreeSet<u64>,
 }
 
@@ -144,7 +146,7 @@ impl UsedIds {
 
     /// # Errors
     /// The id was used, or there are too many.
-    pub(super) fn take(&mut self, id: u64) -> Result<(), Fault> {
+    pub(crate) fn take(&mut self, id: u64) -> Result<(), Fault> {
         if self.ids.len() >= UsedIds::MAX {
             let message = format!("this process has reconfigured {} times, which is the limit", UsedIds::MAX);
             return Err(Fault::new(ErrorKind::Limit, message));
@@ -158,7 +160,7 @@ impl UsedIds {
 }
 
 #[derive(Debug)]
-pub(super) struct Reshape {
+pub(crate) struct Reshape {
     id: u64,
     list: u64,
     me: usize,
@@ -170,6 +172,8 @@ pub(super) struct Reshape {
     connected: Ranks,
     /// Those that have the same list.
     agreeing: Ranks,
+    /// Where they have their rooms.
+    rooms: Vec<u64>,
     vote: Option<u64>,
     cause: Option<Cause>,
     outcome: Option<Reshaped>,
@@ -181,10 +185,11 @@ impl Reshape {
     ///
     /// # Errors
     /// Says what is wrong with the list.
-    pub(super) fn new(
+    pub(crate) fn new(
         id: u64,
         list: &[FabricId],
         me: FabricId,
+        room: u64,
         repeat: Duration,
         deadline: Duration,
     ) -> Result<Reshape, Fault> {
@@ -218,6 +223,7 @@ impl Reshape {
             agreement: Agreement::new(rank, size, settings),
             connected: Ranks::of(size, [rank]),
             agreeing: Ranks::of(size, [rank]),
+            rooms: (0..size).map(|other| if other == rank { room } else { 0 }).collect(),
             vote: None,
             cause: None,
             outcome: None,
@@ -227,8 +233,37 @@ impl Reshape {
         Ok(reshape)
     }
 
-    pub(super) fn outcome(&self) -> Option<&Reshaped> {
+    pub(crate) fn outcome(&self) -> Option<&Reshaped> {
         self.outcome.as_ref()
+    }
+
+    /// By rank. All are known once it is committed.
+    pub(crate) fn rooms(&self) -> &[u64] {
+        &self.rooms
+    }
+
+    /// What to send: bytes, each with its receivers. In this order to each of them.
+    pub(crate) fn take_letters(&mut self) -> Vec<(Vec<usize>, Vec<u8>)> {
+        let (me, size) = (self.me, self.size);
+        let encode = |(to, say): (To, Say)| {
+            let to = match to {
+                To::Rank(rank) => vec![rank],
+                To::All => (0..size).filter(|rank| *rank != me).collect(),
+            };
+            let mut bytes = Vec::new();
+            say.encode(size, &mut bytes);
+            (to, bytes)
+        };
+        self.take_sends().into_iter().map(encode).collect()
+    }
+
+    /// Handles what another process sent.
+    ///
+    /// # Errors
+    /// Says what is wrong with bytes that no correct process sends.
+    pub(crate) fn on_letter(&mut self, from: usize, bytes: &[u8], now: Duration) -> Result<(), String> {
+        let said = Say::decode(bytes, self.size).and_then(|say| self.on_say(from, say, now));
+        said.map_err(|refused| refused.to_string())
     }
 
     pub(super) fn take_sends(&mut self) -> Vec<(To, Say)> {
@@ -238,23 +273,24 @@ impl Reshape {
         self.sends.drain(..).chain(letters).collect()
     }
 
-    pub(super) fn wake(&self) -> Option<Duration> {
+    pub(crate) fn wake(&self) -> Option<Duration> {
         let prepared_by = self.vote.is_none().then_some(self.prepared_by);
         prepared_by.into_iter().chain(self.agreement.wake()).min()
     }
 
     /// There is a connection with this process.
-    pub(super) fn on_connected(&mut self, rank: usize, now: Duration) {
+    pub(crate) fn on_connected(&mut self, rank: usize, now: Duration) {
         if rank < self.size && rank != self.me && !self.connected.contains(rank) {
             self.connected.insert(rank);
             self.agreement.on_trust(rank, now);
-            self.sends.push((To::Rank(rank), Say::Hello { id: self.id, list: self.list }));
+            let hello = Say::Hello { id: self.id, list: self.list, room: self.rooms[self.me] };
+            self.sends.push((To::Rank(rank), hello));
             self.progress(now);
         }
     }
 
     /// The connection with this process was lost, or it has died.
-    pub(super) fn on_lost(&mut self, rank: usize, now: Duration) {
+    pub(crate) fn on_lost(&mut self, rank: usize, now: Duration) {
         if rank < self.size && rank != self.me {
             self.connected.remove(rank);
             self.agreement.on_suspect(rank, now);
@@ -278,7 +314,10 @@ impl Reshape {
                 self.progress(now);
                 return Err(Refused::List { from });
             }
-            Say::Hello { .. } => self.agreeing.insert(from),
+            Say::Hello { room, .. } => {
+                self.agreeing.insert(from);
+                self.rooms[from] = room;
+            }
             Say::Letter(Letter { instance, .. })
                 if instance != (Instance { group: self.id, sequence: 0 }) =>
             {
@@ -293,7 +332,7 @@ impl Reshape {
         Ok(())
     }
 
-    pub(super) fn on_tick(&mut self, now: Duration) {
+    pub(crate) fn on_tick(&mut self, now: Duration) {
         if now >= self.prepared_by && self.vote.is_none() {
             let missing =
                 Ranks::of(self.size, self.connected.iter().filter(|rank| self.agreeing.contains(*rank)));

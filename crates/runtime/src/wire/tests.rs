@@ -90,6 +90,7 @@ fn lengths_are_refused_before_anything_of_them_has_arrived() {
         (HEARS_TOO, 8 * 8193),
         (MISSES, 8),
         (LETTER, 7),
+        (RESHAPE, 7),
         (ROOM, 16),
     ] {
         let refused = ControlFrame::decode(&header(kind, len)).expect_err("no frame is like that");
@@ -108,7 +109,7 @@ fn lengths_are_refused_before_anything_of_them_has_arrived() {
     ] {
         assert_eq!(ControlFrame::decode(&header(kind, len)), Ok(None), "the longest there are");
     }
-    for kind in [0, 15] {
+    for kind in [0, 16] {
         assert_eq!(ControlFrame::decode(&[kind]), Err(Refused::Kind { kind }));
     }
 }
@@ -199,6 +200,8 @@ fn any_frame() -> impl Strategy<Value = ControlFrame> {
             .prop_map(|(offset, refusal)| ControlFrame::Mapped { offset, refusal }),
         (any::<u64>(), proptest::collection::vec(any::<u8>(), 0..300))
             .prop_map(|(group, text)| ControlFrame::Letter { group, text }),
+        (any::<u64>(), proptest::collection::vec(any::<u8>(), 0..300))
+            .prop_map(|(id, text)| ControlFrame::Reshape { id, text }),
         (any::<u64>(), any::<u32>(), any::<u64>()).prop_map(|(group, sequence, offset)| ControlFrame::Room {
             group,
             sequence,

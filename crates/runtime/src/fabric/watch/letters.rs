@@ -1,4 +1,4 @@
-//! Sends what councils have to say, and wakes them up in time.
+//! Sends what councils and reconfigurations have to say, and wakes them up in time.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -22,6 +22,12 @@ impl Watch {
             ControlFrame::Room { group, sequence, offset } => {
                 fabric.councils.hear_room(from, *group, *sequence, *offset);
             }
+            ControlFrame::Reshape { id, text } => {
+                if let Err(why) = fabric.reshapes.hear(from, *id, text, Instant::now()) {
+                    self.complain(&format!("ignored what a process said about a reconfiguration: {why}"));
+                }
+                self.has_letters = true;
+            }
             _ => {}
         }
     }
@@ -29,9 +35,11 @@ impl Watch {
     /// Lets councils do what is due.
     pub(super) fn deliberate(&mut self) {
         while std::mem::take(&mut self.has_letters) {
-            let (post, next) = self.fabric.councils.drive();
-            self.deliberate_at = next.map(|left| Instant::now() + left);
-            self.send(post); // which may find out that a peer has died
+            let (letters, next) = self.fabric.councils.drive();
+            let (others, sooner) = self.fabric.reshapes.drive();
+            self.deliberate_at = next.into_iter().chain(sooner).min().map(|left| Instant::now() + left);
+            self.send(letters); // which may find out that a peer has died
+            self.send(others);
         }
     }
 

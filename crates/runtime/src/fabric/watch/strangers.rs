@@ -211,6 +211,7 @@ impl Watch {
             ControlFrame::Notice { group, text }.encode(&mut stream.to_write);
         }
         self.fabric.tell_news();
+        self.has_letters = true; // a reconfiguration may wait for it
         Ok(())
     }
 }

@@ -18,7 +18,7 @@ fn list(size: usize) -> Vec<FabricId> {
 
 fn start(rank: usize, size: usize, deadline: Duration) -> Reshape {
     let list = list(size);
-    Reshape::new(ID, &list, list[rank], 20 * MS, deadline).expect("the list is right")
+    Reshape::new(ID, &list, list[rank], 100 + rank as u64, 20 * MS, deadline).expect("the list is right")
 }
 
 /// Processes with everything on its way between them.
@@ -275,8 +275,8 @@ fn another_list_under_the_same_id_is_named() {
     let mut reshape = start(0, 3, 1_000 * MS);
     reshape.on_connected(1, MS);
     let sends = reshape.take_sends();
-    let [(To::Rank(1), Say::Hello { id: ID, list })] = sends[..] else { panic!("{sends:?}") };
-    let say = Say::Hello { id: ID, list: list ^ 1 };
+    let [(To::Rank(1), Say::Hello { id: ID, list, room: 100 })] = sends[..] else { panic!("{sends:?}") };
+    let say = Say::Hello { id: ID, list: list ^ 1, room: 0 };
     assert_eq!(reshape.on_say(1, say, MS), Err(Refused::List { from: 1 }));
     let Some(Reshaped::Aborted(cause)) = reshape.outcome() else { panic!("it goes on") };
     assert!(cause.fault().message.contains("rank 1 has another list"), "{}", cause.fault());
@@ -289,7 +289,10 @@ fn messages_of_another_attempt_and_impossible_ones_are_refused() {
     let letter = |group, message| Say::Letter(Letter { instance: Instance { group, sequence: 0 }, message });
     let prepare = Message::Prepare { ballot: Ballot::FIRST };
     assert_eq!(reshape.on_say(0, letter(4, prepare.clone()), MS), Err(Refused::Group { group: 4 }));
-    assert_eq!(reshape.on_say(0, Say::Hello { id: 4, list: 0 }, MS), Err(Refused::Group { group: 4 }));
+    assert_eq!(
+        reshape.on_say(0, Say::Hello { id: 4, list: 0, room: 0 }, MS),
+        Err(Refused::Group { group: 4 })
+    );
     let commit = Message::Decided { proposal: Proposal { members: Ranks::of(3, 0..3), value: YES } };
     assert_eq!(
         reshape.on_say(0, letter(ID, commit), MS),
@@ -304,7 +307,8 @@ fn messages_of_another_attempt_and_impossible_ones_are_refused() {
 
 #[test]
 fn lists_and_ids_are_checked() {
-    let error = |list: &[FabricId], me| Reshape::new(ID, list, me, MS, MS).expect_err("it is wrong").message;
+    let error =
+        |list: &[FabricId], me| Reshape::new(ID, list, me, 0, MS, MS).expect_err("it is wrong").message;
     let three = list(3);
     assert_eq!(error(&three, FabricId(9)), "the list of handles does not contain this process");
     assert_eq!(error(&[three[0], three[1], three[0]], three[1]), "handle 2 is in the list twice");
