@@ -325,3 +325,31 @@ fn processes_of_different_hosts_become_a_group() {
     }
     drop(ranks);
 }
+
+/// Each time, the survivors and one more process become the group. Nothing hangs, and no sum is wrong (see `works`).
+#[test]
+fn processes_are_killed_and_replaced_again_and_again() {
+    const ACTIVE: usize = 4;
+    const ROUNDS: usize = 8;
+    let server = local_store();
+    let mut ranks = Job::new("take_part", ACTIVE + ROUNDS).start(server.address());
+    ranks.wait_for_all("ready", SOON);
+    let mut active: Vec<usize> = (0..ACTIVE).collect();
+    for round in 0..=ROUNDS {
+        let list: Vec<String> = active.iter().map(usize::to_string).collect();
+        let order = format!("{} {}", round + 1, list.join(" "));
+        active.iter().for_each(|process| ranks.tell(*process, &order));
+        for process in &active {
+            ranks.wait_for_event(*process, &format!("worked in {}", round + 1), SOON);
+        }
+        if round < ROUNDS {
+            let dead = active[(round * 7 + 3) % ACTIVE];
+            ranks.kill(dead);
+            for process in active.iter().filter(|process| **process != dead) {
+                ranks.wait_for_event(*process, &format!("lost {}: ", round + 1), SOON);
+            }
+            *active.iter_mut().find(|process| **process == dead).unwrap() = ACTIVE + round;
+        }
+    }
+    drop(ranks);
+}

@@ -26,6 +26,8 @@ const ENDED_MAX: usize = 16;
 
 /// What was said about attempts that have not begun here.
 const EARLY_MAX: usize = 4096;
+/// Longer than anything that is said in a reconfiguration of the largest group.
+const EARLY_LEN: usize = 4 << 10;
 const EARLY_FOR: Duration = Duration::from_secs(600);
 
 /// What is said again after. Streams lose nothing unless they break.
@@ -126,6 +128,9 @@ impl Reshapes {
         let mut all = self.lock();
         if let Some(attempt) = all.attempts.get_mut(&id) {
             return attempt.hear(from, text);
+        }
+        if text.len() > EARLY_LEN {
+            return Err(format!("{} bytes are too many", text.len()));
         }
         if all.early.len() == EARLY_MAX {
             all.early.pop_front();

@@ -143,6 +143,8 @@ pub(super) struct Agreement {
     /// The leader has sent something since the last repetition.
     heard: bool,
     votes: Votes,
+    /// Ranks that were asked because another rank suspects them.
+    asked: Ranks,
     lead: Option<Lead>,
     /// The highest ballot in which this rank has proposed.
     used: Option<Ballot>,
@@ -180,6 +182,7 @@ impl Agreement {
             leader: 0,
             heard: false,
             votes: Votes::new(size),
+            asked: Ranks::none(size),
             lead: None,
             used: None,
             decision: None,
@@ -345,8 +348,10 @@ impl Agreement {
             Message::Prepare { .. } | Message::Propose { .. } => {}
             Message::Join { ballot, value, suspects, left, accepted } => {
                 self.left.add(&left);
+                let doubtful: Vec<usize> = suspects.iter().collect();
                 self.votes.join(from, ballot, value, suspects, accepted);
                 self.on_join(from, ballot);
+                self.ask_doubtful(doubtful);
             }
             Message::Accept { ballot } => {
                 if let Some(lead) = self.lead.as_mut().filter(|lead| lead.ballot == ballot) {
@@ -526,6 +531,17 @@ impl Agreement {
         let me = self.me;
         let prepare = |rank| (rank != me).then_some((To::Rank(rank), Message::Prepare { ballot }));
         self.sends.extend(ranks.into_iter().filter_map(prepare));
+    }
+
+    /// Another rank suspects these. If this one has never communicated with them, it finds out by asking.
+    fn ask_doubtful(&mut self, ranks: Vec<usize>) {
+        let Some(lead) = self.lead.as_ref().filter(|lead| lead.proposal.is_none()) else { return };
+        let joined = self.votes.joined(lead.ballot);
+        let is_open =
+            |rank: &usize| !joined.contains(*rank) && !self.is_absent(*rank) && !self.asked.contains(*rank);
+        let ranks: Vec<usize> = ranks.into_iter().filter(is_open).collect();
+        ranks.iter().for_each(|rank| self.asked.insert(*rank));
+        self.ask(ranks);
     }
 
     fn conclude(&mut self) {

@@ -372,3 +372,19 @@ fn a_rank_that_says_that_it_will_not_call_is_not_waited_for() {
     assert_eq!(decided(&all[0]).0, [0, 1]);
     assert_eq!(decided(&all[1]).0, [0, 1]);
 }
+
+#[test]
+fn a_leader_asks_a_rank_that_another_one_suspects_before_it_would_repeat_anything() {
+    let mut all = group(4, Quorum::Living);
+    all[1].on_dead(3, Duration::ZERO);
+    [0, 1, 2].iter().for_each(|rank| all[*rank].call(1, TIMEOUT, Duration::ZERO));
+    let [(To::Rank(0), join)] = &all[1].take_sends()[..] else { panic!("it joins") };
+    all[0].on_message(1, join.clone(), Duration::ZERO).expect("it is right");
+    let sends = all[0].take_sends();
+    assert!(matches!(sends[..], [(To::Rank(3), Message::Prepare { .. })]), "{sends:?}");
+    all[0].on_message(1, join.clone(), Duration::ZERO).expect("it is right");
+    assert!(all[0].take_sends().is_empty(), "once is enough");
+    all[0].on_dead(3, Duration::ZERO); // as it found out
+    settle(&mut all, &[3], Duration::ZERO);
+    assert_eq!(decided(&all[2]).0, [0, 1, 2]);
+}
