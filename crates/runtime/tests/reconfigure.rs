@@ -353,3 +353,27 @@ fn processes_are_killed_and_replaced_again_and_again() {
     }
     drop(ranks);
 }
+
+/// Process 2 has never mapped what the others registered before it joined.
+#[test]
+fn a_process_that_joins_later_is_lent_nothing_from_regions_that_it_does_not_know() {
+    let options = options().read_in_place();
+    let sums = processes(3, &options, |me, alone, handles| {
+        let group = if me < 2 { alone.reconfigure(&handles[..2], 1)? } else { alone };
+        let (mut tensor, region) = Buffer::in_file(DType::F32, 1 << 18).expect("there is memory");
+        let registration = if me < 2 { Some(group.register(&region)?) } else { None };
+        let group = group.reconfigure(handles, 2)?;
+        for round in 0..3 {
+            tensor.as_mut_slice::<f32>().fill((me + 1) as f32);
+            if round == 2 && me == 0 {
+                drop(group.register(&Buffer::in_file(DType::F32, 10).expect("there is memory").1)?);
+            }
+            group.start_all_reduce(tensor.lend(), ReduceOp::Sum)?.wait()?;
+            assert!(tensor.as_slice::<f32>().iter().all(|value| *value == 6.0), "round {round}");
+        }
+        group.barrier()?;
+        drop(registration);
+        Ok(tensor.as_slice::<f32>()[0])
+    });
+    assert_eq!(sums, [6.0; 3]);
+}

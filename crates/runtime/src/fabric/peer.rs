@@ -90,6 +90,8 @@ pub(crate) struct Peer {
     /// A thread of this process.
     thread: OnceLock<Weak<Fabric>>,
     fate: OnceLock<(Fate, Instant)>,
+    /// Regions of this rank that it has mapped, by offset.
+    regions: Mutex<Vec<usize>>,
     /// What it last said that it does, by group; of peers on other hosts that this rank waits for.
     doing: Mutex<HashMap<u64, Doing>>,
 }
@@ -104,6 +106,7 @@ impl Peer {
             met: AtomicBool::new(false),
             thread: OnceLock::new(),
             fate: OnceLock::new(),
+            regions: Mutex::default(),
             doing: Mutex::default(),
         }
     }
@@ -165,6 +168,23 @@ impl Peer {
     #[inline]
     pub(crate) fn segment(&self) -> Option<Arc<PeerSegment>> {
         self.near.get().map(|(segment, _)| Arc::clone(segment))
+    }
+
+    fn regions(&self) -> MutexGuard<'_, Vec<usize>> {
+        self.regions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has it mapped the region at this offset? One that joined later has not.
+    pub(crate) fn knows_region(&self, offset: usize) -> bool {
+        self.regions().contains(&offset)
+    }
+
+    pub(super) fn learn_region(&self, offset: usize) {
+        self.regions().push(offset);
+    }
+
+    pub(super) fn forget_region(&self, offset: usize) {
+        self.regions().retain(|known| *known != offset);
     }
 
     /// Wakes it.

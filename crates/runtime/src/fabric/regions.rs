@@ -2,8 +2,8 @@
 //!
 //! A region (see `tenfold_memory::Region`) is announced to every peer on this host, with its descriptor, on the stream that
 //! the helper threads keep with each other. The peer's helper maps it and answers; only when all have answered bytes
-//! are lent from there, so that no message points to what its reader does not know. All ranks of a host have met
-//! when their first group was made, and groups made from it have no others: no rank joins later.
+//! are lent from there, and only to those that have, so that no message points to what its reader does not know. A peer that
+//! is met later gets copies of what lies there.
 //!
 //! A peer hears that a region is retired when its registration was dropped and every message that points there was read,
 //! and never before it has answered: the two may come on different streams. What a peer had that died or left is
@@ -112,7 +112,10 @@ impl Fabric {
         let mut refusal = None;
         to.retain(|peer| {
             if let Some(thread) = local(peer) {
-                refusal = thread.share_with_thread(self, lease).err().or(refusal.take());
+                match thread.share_with_thread(self, lease) {
+                    Ok(()) => peer.learn_region(lease.offset()),
+                    Err(error) => refusal = Some(error),
+                }
                 return false;
             }
             self.dial(peer); // unless there is a way to it
@@ -131,7 +134,7 @@ impl Fabric {
             to: to.clone(),
             answers: sender,
         }));
-        wait_for_all(to, &answers, Deadline::after(limit))
+        wait_for_all(to, &answers, lease.offset(), Deadline::after(limit))
     }
 
     /// Lets this rank read a region of `owner`, another thread.
@@ -142,9 +145,10 @@ impl Fabric {
         segment.add_region(lease.offset(), Arc::clone(lease.region().readable()))
     }
 
-    /// Tells the ranks that are threads of this process that a region is no more.
+    /// Forgets that peers know a region, and tells the ranks that are threads of this process that it is no more.
     pub(super) fn retire_in_threads(&self, offset: usize) {
         let peers: Vec<Arc<Peer>> = lock(&self.peers).values().cloned().collect();
+        peers.iter().for_each(|peer| peer.forget_region(offset));
         for thread in peers.iter().filter_map(|peer| local(peer)) {
             if let Some(segment) = thread.peer(self.id).segment() {
                 segment.remove_region(offset);
@@ -161,6 +165,7 @@ fn local(peer: &Peer) -> Option<Arc<Fabric>> {
 fn wait_for_all(
     mut missing: Vec<Arc<Peer>>,
     answers: &Receiver<(FabricId, Answer)>,
+    offset: usize,
     deadline: Deadline,
 ) -> Result<(), Fault> {
     while !missing.is_empty() {
@@ -171,10 +176,16 @@ fn wait_for_all(
             let message = format!("{} did not map the region within {time}", names.join(", "));
             return Err(Fault::new(ErrorKind::Timeout, message).hint("is that process stopped?"));
         };
+        let peer = missing.iter().find(|peer| peer.id() == from);
         if let Answer::Refused(why) = answer {
-            let peer = missing.iter().find(|peer| peer.id() == from).map(ToString::to_string);
-            let message = format!("({}) cannot map the region: {why}", peer.unwrap_or_default());
+            let message = format!(
+                "({}) cannot map the region: {why}",
+                peer.map(ToString::to_string).unwrap_or_default()
+            );
             return Err(Fault::new(ErrorKind::Io, message));
+        }
+        if let (Answer::Mapped, Some(peer)) = (answer, peer) {
+            peer.learn_region(offset);
         }
         missing.retain(|peer| peer.id() != from);
     }

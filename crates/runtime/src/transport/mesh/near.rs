@@ -110,12 +110,15 @@ impl Near {
             return Some(place);
         }
         let (place, lease) = segment.offset_in_region(bytes)?;
-        // One that was given up when the region was made known may not have it.
+        // One that was given up when the region was made known, or that has joined later, may not have it.
         if self.peer.fate().is_some() {
             return None;
         }
         let leases = &mut self.leases[lane as usize];
         if !leases.iter().any(|held| Arc::ptr_eq(held, &lease)) {
+            if !self.peer.knows_region(lease.offset()) {
+                return None;
+            }
             leases.push(lease);
         }
         Some(place)
