@@ -20,7 +20,7 @@ from tenfold._tenfold import (
     TCPStore,
     __version__,
 )
-from tenfold.api import Group, init
+from tenfold.api import Group, alone, init
 from tenfold.exceptions import (
     DistArgumentError,
     DistBackendError,
@@ -58,6 +58,7 @@ __all__ = [
     "TCPStore",
     "Work",
     "__version__",
+    "alone",
     "c10d",
     "ddp",
     "init",

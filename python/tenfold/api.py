@@ -24,7 +24,7 @@ from tenfold.work import Work
 if TYPE_CHECKING:
     from tenfold.c10d import ProcessGroup, ProcessGroupTenfold
 
-__all__ = ["Group", "init"]
+__all__ = ["Group", "alone", "init"]
 
 Seconds = float | timedelta
 
@@ -44,6 +44,8 @@ def init(
     deterministic: bool = False,
     stuck_after: Seconds | None = None,
     on_stuck: str | None = None,
+    quorum: str | int | None = None,
+    patience: Seconds | None = None,
 ) -> "Group":
     """Joins the group of all ranks of this program. Returns once all ranks have joined.
 
@@ -56,6 +58,10 @@ def init(
     `TENFOLD_STUCK_AFTER`; 0 turns this off), all ranks name it on standard error. If `on_stuck` (or
     `TENFOLD_STUCK_POLICY`) is `"dump"` instead of `"warn"`, they also write their flight recorders to files
     for `tenfold trace`. If it is `"abort"`, the group fails.
+
+    `quorum` and `patience` are for `Group.shrink` and `Group.agree`: which ranks may continue after failures
+    (`"living"`, `"majority"`, `"all_reachable"` or a number of ranks), and after how long a rank that is alive
+    but does not call them is left out (half of `timeout`).
     """
     rank = _from_environment("RANK", "rank") if rank is None else rank
     world_size = _from_environment("WORLD_SIZE", "world_size") if world_size is None else world_size
@@ -73,8 +79,46 @@ def init(
         deterministic=deterministic,
         stuck_after=_seconds(stuck_after),
         on_stuck=on_stuck,
+        quorum=quorum,
+        patience=_seconds(patience),
     )
     return Group(inner, store, limit)
+
+
+def alone(
+    timeout: Seconds | None = None,
+    *,
+    name: str = "default",
+    heartbeat: Seconds | None = None,
+    transport: str | None = None,
+    deterministic: bool = False,
+    stuck_after: Seconds | None = None,
+    on_stuck: str | None = None,
+    quorum: str | int | None = None,
+    patience: Seconds | None = None,
+) -> "Group":
+    """Makes a group of this process alone, which `Group.reconfigure` makes larger. Needs no store.
+
+    The arguments are those of `init`.
+
+    >>> group = alone()
+    >>> group = group.reconfigure([group.handle()], 1)
+    >>> group.rank, group.size
+    (0, 1)
+    """
+    limit = _seconds(timeout)
+    inner = _tenfold.Group.alone(
+        name=name,
+        timeout=limit,
+        heartbeat=_seconds(heartbeat),
+        transport=transport,
+        deterministic=deterministic,
+        stuck_after=_seconds(stuck_after),
+        on_stuck=on_stuck,
+        quorum=quorum,
+        patience=_seconds(patience),
+    )
+    return Group(inner, None, limit)
 
 
 def _from_environment(variable: str, argument: str) -> int:
@@ -225,6 +269,42 @@ class Group:
         """Makes a group of the ranks with the same colour, ordered by key. Returns None without a colour."""
         inner = self._inner.split(colour, key, name=name, timeout=_seconds(timeout))
         return None if inner is None else Group(inner, self._store, _seconds(timeout))
+
+    # After failures: see docs/recovery.md. The groups that these return have the same options as this one.
+
+    def revoke(self, reason: str = "by request") -> None:
+        """Fails everything that is under way on any rank. `shrink` and `reconfigure` work afterwards."""
+        self._inner.revoke(reason)
+
+    def shrink(self, without: Sequence[int] = (), timeout: Seconds | None = None) -> "Group":
+        """Makes a smaller group of the ranks that are alive, which all call it, whether or not this group has failed.
+
+        Their numbers are closed up in order. `without` are ranks that are alive and left out; they do not call
+        it. All ranks that return have the same members. This group is not used afterwards.
+        """
+        return self._become(self._inner.shrink(list(without), _seconds(timeout)))
+
+    def agree(self, value: int, timeout: Seconds | None = None) -> int:
+        """Returns the bitwise AND of the numbers (0 to 2**64 - 1) of all ranks that are alive, the same on all.
+
+        It works in a group that has failed, too, for example to find out whether all have completed a step.
+        """
+        return self._inner.agree(value, _seconds(timeout))
+
+    def handle(self) -> str:
+        """Returns what other processes need to make a group with this one. Treat it as a secret."""
+        return self._inner.handle()
+
+    def reconfigure(self, handles: Sequence[str], id: int, timeout: Seconds | None = None) -> "Group":
+        """Makes a group of the processes with these handles, in this order. They all call it with the same `id`.
+
+        Either all of them return the new group, or each keeps the one that it has, and the error says which
+        process did not take part. A process uses an `id` once. This group is not used after a success.
+        """
+        return self._become(self._inner.reconfigure(list(handles), id, _seconds(timeout)))
+
+    def _become(self, made: _tenfold.Group) -> "Group":
+        return Group(made, self._store, self._timeout.total_seconds())
 
     # Operations.
 

@@ -19,6 +19,7 @@ use crate::recorder::{Shapes, noted};
 use crate::registration::Registration;
 use crate::shared_memory::SharedMemory;
 use crate::store;
+use crate::survivors;
 use crate::tensor::Access;
 use crate::waiting;
 use crate::work::{Work, duration, wait};
@@ -60,6 +61,14 @@ type Object<'py> = Bound<'py, PyAny>;
 const NOTHING: [&Object<'static>; 0] = [];
 
 impl Group {
+    /// The group, for a call that may take so many seconds.
+    fn limited(&self, timeout: Option<f64>) -> PyResult<tenfold::Group> {
+        Ok(match timeout {
+            Some(timeout) => self.inner.with_timeout(duration(timeout)?),
+            None => self.inner.clone(),
+        })
+    }
+
     /// Calls an operation and waits for it, or not.
     fn run<'py>(
         &self,
@@ -70,10 +79,7 @@ impl Group {
         timeout: Option<f64>,
         call: Call,
     ) -> PyResult<Option<Work>> {
-        let mut group = self.inner.clone();
-        if let Some(timeout) = timeout {
-            group = group.with_timeout(duration(timeout)?);
-        }
+        let mut group = self.limited(timeout)?;
         if async_op {
             group = group.background();
         }
@@ -110,6 +116,19 @@ fn options(
         }
     };
     Ok(if deterministic { options.deterministic() } else { options })
+}
+
+fn with_lookout(mut options: Options, stuck_after: Option<f64>, on_stuck: Option<&str>) -> PyResult<Options> {
+    if let Some(time) = stuck_after {
+        options = options.stuck_after(duration(time)?);
+    }
+    if let Some(policy) = on_stuck {
+        let known = StuckPolicy::from_name(policy).ok_or_else(|| {
+            PyValueError::new_err(format!("there is no policy `{policy}`; there are warn, dump and abort"))
+        })?;
+        options = options.on_stuck(known);
+    }
+    Ok(options)
 }
 
 impl Group {
@@ -192,7 +211,7 @@ group_class! {
     {
         /// Joins a group: returns once all ranks have.
         #[new]
-        #[pyo3(signature = (store, rank, size, *, name="default", timeout=None, heartbeat=None, transport=None, deterministic=false, read_in_place=false, stuck_after=None, on_stuck=None))]
+        #[pyo3(signature = (store, rank, size, *, name="default", timeout=None, heartbeat=None, transport=None, deterministic=false, read_in_place=false, stuck_after=None, on_stuck=None, quorum=None, patience=None))]
         fn new(
             py: Python<'_>,
             store: &Object<'_>,
@@ -206,23 +225,16 @@ group_class! {
             read_in_place: bool,
             stuck_after: Option<f64>,
             on_stuck: Option<&str>,
+            quorum: Option<&Object<'_>>,
+            patience: Option<f64>,
         ) -> PyResult<Self> {
             crate::log::start()?;
             let store = store::from_python(store)?;
-            let mut options = options(name, timeout, heartbeat, transport, deterministic)?;
+            let options = options(name, timeout, heartbeat, transport, deterministic)?;
+            let options = with_lookout(options, stuck_after, on_stuck)?;
+            let mut options = survivors::with_quorum(options, quorum, patience)?;
             if read_in_place {
                 options = options.read_in_place();
-            }
-            if let Some(time) = stuck_after {
-                options = options.stuck_after(duration(time)?);
-            }
-            if let Some(policy) = on_stuck {
-                let known = StuckPolicy::from_name(policy).ok_or_else(|| {
-                    PyValueError::new_err(format!(
-                        "there is no policy `{policy}`; there are warn, dump and abort"
-                    ))
-                })?;
-                options = options.on_stuck(known);
             }
             let connect = move || tenfold::Group::connect(store, Seat { rank, size }, options);
             let connected = waiting::on_a_thread(py, "tenfold-connect", connect)?;
@@ -264,6 +276,64 @@ group_class! {
         #[pyo3(signature = (reason="by request"))]
         fn abort(&self, py: Python<'_>, reason: &str) {
             py.detach(|| self.inner.abort(reason));
+        }
+
+        /// A group of this process alone, to begin with; see `reconfigure`.
+        #[staticmethod]
+        #[pyo3(signature = (*, name="default", timeout=None, heartbeat=None, transport=None, deterministic=false, stuck_after=None, on_stuck=None, quorum=None, patience=None))]
+        fn alone(
+            py: Python<'_>,
+            name: &str,
+            timeout: Option<f64>,
+            heartbeat: Option<f64>,
+            transport: Option<&str>,
+            deterministic: bool,
+            stuck_after: Option<f64>,
+            on_stuck: Option<&str>,
+            quorum: Option<&Object<'_>>,
+            patience: Option<f64>,
+        ) -> PyResult<Self> {
+            crate::log::start()?;
+            let options = options(name, timeout, heartbeat, transport, deterministic)?;
+            let options = with_lookout(options, stuck_after, on_stuck)?;
+            let options = survivors::with_quorum(options, quorum, patience)?;
+            let alone = py.detach(|| tenfold::Group::alone(options));
+            Ok(Group { inner: alone.map_err(|error| group_error(py, &error))?.into() })
+        }
+
+        /// What other processes need to make a group with this one.
+        fn handle(&self, py: Python<'_>) -> PyResult<String> {
+            py.detach(|| self.inner.handle()).map_err(|error| group_error(py, &error))
+        }
+
+        /// A group of the processes with these handles, which all call it. Without them all, the group stays as it is.
+        #[pyo3(signature = (handles, id, timeout=None))]
+        fn reconfigure(
+            &self,
+            py: Python<'_>,
+            handles: Vec<String>,
+            id: u64,
+            timeout: Option<f64>,
+        ) -> PyResult<Self> {
+            survivors::made(py, self.limited(timeout)?, move |group| group.reconfigure(&handles, id))
+        }
+
+        /// Ends everything that is under way on all ranks. `shrink` and `reconfigure` work afterwards.
+        #[pyo3(signature = (reason="by request"))]
+        fn revoke(&self, py: Python<'_>, reason: &str) {
+            py.detach(|| self.inner.revoke(reason));
+        }
+
+        /// The ranks that are alive as a smaller group, without some that are. All others call it.
+        #[pyo3(signature = (without=Vec::new(), timeout=None))]
+        fn shrink(&self, py: Python<'_>, without: Vec<usize>, timeout: Option<f64>) -> PyResult<Self> {
+            survivors::made(py, self.limited(timeout)?, move |group| group.shrink_without(&without))
+        }
+
+        /// The bitwise AND of the numbers of all ranks that are alive; also in a group that has failed.
+        #[pyo3(signature = (value, timeout=None))]
+        fn agree(&self, py: Python<'_>, value: u64, timeout: Option<f64>) -> PyResult<u64> {
+            survivors::agreed(py, self.limited(timeout)?, value)
         }
 
         /// Says what the group is for, and which rank of the whole job each member is, in dumps of the recorder.

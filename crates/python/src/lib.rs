@@ -19,6 +19,7 @@ mod recorder;
 mod registration;
 mod shared_memory;
 mod store;
+mod survivors;
 mod tensor;
 mod waiting;
 mod work;
