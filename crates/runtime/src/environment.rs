@@ -15,6 +15,7 @@ use crate::fault::Fault;
 use crate::group::StuckPolicy;
 use crate::group::from_environment::{Meeting, Place};
 use crate::recorder;
+use tenfold_plan::Rank;
 
 /// An environment variable and what it is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,6 +77,16 @@ pub const VARIABLES: &[KnownVariable] = &[
         &["TENFOLD_STORE"],
         "10.0.0.1:29500",
         "set by `tenfold run` for ranks that use a relay: the address of the store itself",
+    ),
+    known(
+        &["TENFOLD_ON_FAILURE"],
+        "restart (default), recover",
+        "set by `tenfold run`: whether it starts processes in place of ranks that die",
+    ),
+    known(
+        &["TENFOLD_JOINING"],
+        "a name",
+        "set by `tenfold run` for a process that it starts in place of a rank that died, or as a spare",
     ),
     known(
         &["TORCH_DISTRIBUTED_DEBUG"],
@@ -143,6 +154,10 @@ pub(crate) struct Environment {
     pub progress: Option<PathBuf>,
     /// `TENFOLD_STORE`: the address of the store itself, if this rank reaches it through a relay on this host.
     pub store: Option<SocketAddr>,
+    /// `TENFOLD_ON_FAILURE`: does the launcher start processes in place of ranks that die?
+    pub recovers: bool,
+    /// `TENFOLD_JOINING`: what the launcher calls this process, if it was started after the others.
+    pub joining: Option<String>,
     /// `TENFOLD_WORKER_SERVER`: where this process is to be asked what it does.
     pub worker_server: Option<String>,
     /// c10d's `TORCH_FR_…`: what is recorded, and where dumps go.
@@ -219,6 +234,8 @@ impl Environment {
             on_stuck: look_up("TENFOLD_STUCK_POLICY")?.map(|variable| variable.stuck_policy()).transpose()?,
             progress: look_up("TENFOLD_PROGRESS")?.map(|variable| variable.value.into()),
             store: look_up("TENFOLD_STORE")?.map(|variable| variable.address()).transpose()?,
+            recovers: look_up("TENFOLD_ON_FAILURE")?.map_or(Ok(false), |variable| variable.recovers())?,
+            joining: look_up("TENFOLD_JOINING")?.map(|variable| variable.value),
             worker_server: look_up("TENFOLD_WORKER_SERVER")?.map(|variable| variable.value),
             recorder: recorder::Settings::parse(&look_up)?,
         })
@@ -249,15 +266,35 @@ fn read_place(look_up: impl Fn(&str) -> Option<OsString>) -> Result<Place, Fault
         return Err(rank.wrong(&format!("is not a rank with `{size}`"), "ranks are counted from 0"));
     }
     let local_rank = look_up("LOCAL_RANK")?.map(|variable| variable.number()).transpose()?;
+    Ok(Place { rank: number, size: ranks, local_rank, meeting: meeting(look_up, host, &port)? })
+}
+
+fn meeting(
+    look_up: impl Fn(&'static str) -> Result<Option<Variable>, Fault>,
+    host: Variable,
+    port: &Variable,
+) -> Result<Meeting, Fault> {
     // As PyTorch reads it, to the letter.
     let is_of_launcher = look_up("TORCHELASTIC_USE_AGENT_STORE")?.is_some_and(|it| it.value == "True");
     let round = || look_up("TORCHELASTIC_RESTART_COUNT")?.map_or(Ok(0), |variable| variable.number());
-    let meeting = Meeting {
+    Ok(Meeting {
         host: host.value,
         port: port.port()?,
         round: if is_of_launcher { Some(round()?) } else { None },
+    })
+}
+
+/// The place of a process that was started later: `RANK` and `LOCAL_RANK`, unless it is a spare, and where it asks.
+pub(crate) fn place_of_joiner() -> Result<(Option<Rank>, Option<Rank>, Meeting), Fault> {
+    let number = |name| variable(name)?.map(|variable: Variable| variable.number()).transpose();
+    let (rank, local_rank) = (number("RANK")?, number("LOCAL_RANK")?);
+    let (Some(host), Some(port)) = (variable("MASTER_ADDR")?, variable("MASTER_PORT")?) else {
+        let message = "MASTER_ADDR or MASTER_PORT is not set in the environment";
+        return Err(
+            Fault::argument(message).hint("only `tenfold run` sets TENFOLD_JOINING, and these with it")
+        );
     };
-    Ok(Place { rank: number, size: ranks, local_rank, meeting })
+    Ok((rank, local_rank, meeting(variable, host, &port)?))
 }
 
 /// The recorder's settings alone: it starts before the other settings are read.
@@ -315,6 +352,14 @@ impl Variable {
     #[cold]
     fn wrong(&self, what: &str, hint: &str) -> Fault {
         Fault::argument(format!("`{self}` {what}")).hint(hint)
+    }
+
+    fn recovers(&self) -> Result<bool, Fault> {
+        match &*self.value {
+            "recover" => Ok(true),
+            "restart" => Ok(false),
+            _ => Err(self.wrong("is not an answer to failures", "`tenfold run` sets it: recover or restart")),
+        }
     }
 
     fn address(&self) -> Result<SocketAddr, Fault> {

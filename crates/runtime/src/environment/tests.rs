@@ -37,6 +37,15 @@ fn nothing_set_leaves_everything_to_tenfold_and_empty_is_nothing() {
 }
 
 #[test]
+fn what_the_launcher_does_about_failures_is_recover_or_restart() {
+    assert!(parse(&[("TENFOLD_ON_FAILURE", "recover")]).unwrap().recovers);
+    assert!(!parse(&[("TENFOLD_ON_FAILURE", "restart")]).unwrap().recovers);
+    let (message, hint) = refusal("TENFOLD_ON_FAILURE", "panic");
+    assert_eq!(message, "`TENFOLD_ON_FAILURE=panic` is not an answer to failures");
+    assert!(hint.ends_with("recover or restart"), "{hint}");
+}
+
+#[test]
 fn interfaces_are_named_as_for_gloo_and_for_nccl() {
     let rule = |value: &str| parse(&[("TENFOLD_INTERFACE", value)]).unwrap().interfaces.unwrap().rule;
     let names = |texts: &[&str], exact: bool| {

@@ -108,7 +108,12 @@ fn place(options: &Options) -> Result<Place> {
 }
 
 impl Meeting {
-    fn open(&self, rank: Rank, size: usize, timeout: Duration) -> std::result::Result<Arc<TcpStore>, Fault> {
+    pub(crate) fn open(
+        &self,
+        rank: Rank,
+        size: usize,
+        timeout: Duration,
+    ) -> std::result::Result<Arc<TcpStore>, Fault> {
         let hosts = rank == 0 && self.round.is_none();
         let options = TcpStoreOptions::new(&self.host, self.port)
             .timeout(timeout)
@@ -119,7 +124,16 @@ impl Meeting {
         TcpStore::open(options).map(Arc::new).map_err(store_fault)
     }
 
-    fn of_this_round(&self, store: &Arc<TcpStore>) -> Arc<dyn Store> {
+    /// The same, of a rank that may host the store: it ends with this process.
+    pub(crate) fn kept_of_this_round(&self, store: &Arc<TcpStore>) -> Arc<dyn Store> {
+        if store.server().is_some() {
+            let mut hosted = HOSTED.lock().unwrap_or_else(PoisonError::into_inner);
+            hosted.push(Arc::clone(store));
+        }
+        self.of_this_round(store)
+    }
+
+    pub(crate) fn of_this_round(&self, store: &Arc<TcpStore>) -> Arc<dyn Store> {
         let store: Arc<dyn Store> = Arc::clone(store) as _;
         match self.round {
             Some(round) => Arc::new(PrefixStore::new(format!("/worker/attempt_{round}"), store)),

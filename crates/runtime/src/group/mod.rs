@@ -410,8 +410,25 @@ impl Group {
         self.error(Label::new(OpKind::Ddp, 0), fault)
     }
 
+    /// An error of what continues after failures, `elapsed` after it began.
+    #[cold]
+    pub(crate) fn recovery_error(&self, elapsed: Duration, fault: Fault) -> Error {
+        let timeout = Some(self.timeout_of_calls());
+        let scene = self.scene(Label::new(OpKind::Reconfigure, 0));
+        Error::new(Scene { elapsed, timeout, progress: Some(String::new()), ..scene }, fault)
+    }
+
+    pub(crate) fn timeout_of_calls(&self) -> Duration {
+        self.timeout.unwrap_or(self.inner.options.timeout)
+    }
+
+    /// The number of this process and the name of its host.
+    pub(crate) fn process(&self) -> (u32, String) {
+        (self.inner.fabric.pid(), self.inner.fabric.host().to_string())
+    }
+
     fn deadline(&self) -> Deadline {
-        Deadline::after(self.timeout.unwrap_or(self.inner.options.timeout))
+        Deadline::after(self.timeout_of_calls())
     }
 
     #[cold]
@@ -490,7 +507,13 @@ fn forced_algorithms(options: &Options) -> std::result::Result<Vec<&'static Algo
 }
 
 #[cold]
-fn connect_error(name: &Arc<str>, rank: Rank, size: usize, deadline: Deadline, fault: Fault) -> Error {
+pub(crate) fn connect_error(
+    name: &Arc<str>,
+    rank: Rank,
+    size: usize,
+    deadline: Deadline,
+    fault: Fault,
+) -> Error {
     let scene = Scene {
         label: Label::new(OpKind::Connect, 0),
         group: Arc::clone(name),

@@ -161,6 +161,14 @@ impl Options {
         self
     }
 
+    pub(crate) fn timeout_of_calls(&self) -> Duration {
+        self.timeout
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
     /// When survivors give up on ranks that are alive.
     pub(super) fn limits(&self) -> Limits {
         let patience = self.patience.unwrap_or(self.timeout / 2);
