@@ -7,7 +7,7 @@ mod support;
 use std::time::Duration;
 
 use support::{Job, Jobs, Rank, local_store};
-use tenfold::{Buffer, DType, Group, Options, ReduceOp, Result};
+use tenfold::{Buffer, DType, Group, Options, ReduceOp, Result, Tag};
 
 const JOBS: Jobs = &[("crowd", crowd)];
 
@@ -68,4 +68,23 @@ fn crowd(rank: &Rank) {
     let options = Options::default().timeout(LIMIT);
     let group = Group::connect(rank.store(), rank.seat(), options).unwrap();
     some_of_everything(&group, 100_000).unwrap();
+}
+
+/// More than a link may have under way. Nothing goes the other way, not even a connection is there.
+#[test]
+fn a_rank_that_only_receives_gives_credit_to_one_that_only_sends() {
+    let options = Options::default().timeout(LIMIT).only_tcp();
+    Group::threads_with(2, &options, |group| {
+        for round in 0..40 {
+            let mut values = vec![group.rank() as u32 + round; 1 << 18];
+            if group.rank() == 0 {
+                group.send(&values, 1, Tag(3))?;
+            } else {
+                group.recv(&mut values, 0, Tag(3))?;
+                assert!(values.iter().all(|value| *value == round));
+            }
+        }
+        Ok(())
+    })
+    .unwrap();
 }

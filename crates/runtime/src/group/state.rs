@@ -338,6 +338,7 @@ impl GroupState {
         }
         if self.messages.is_busy() {
             moved |= self.messages.poll(&mut self.mesh, finished)?;
+            self.mesh.pump()?; // the sender may wait for credit, and no collective write it
         }
         Ok(moved)
     }
