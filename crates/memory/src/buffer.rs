@@ -8,8 +8,8 @@ use std::any::Any;
 use std::fmt;
 use std::io;
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::SealFlags;
 use rustix::mm::ProtFlags;
@@ -212,6 +212,59 @@ impl BufferView {
         // SAFETY: valid and ours until the view is dropped, by the contracts of those who make views; a span cannot
         // outlive the view.
         unsafe { Span::from_raw(self.start, self.elements * self.dtype.size()) }
+    }
+}
+
+/// What is left of a view that was cut; gives it back once all parts are dropped.
+pub struct Whole(Arc<Mutex<BufferView>>);
+
+impl Whole {
+    /// The view, if no part of it is left.
+    ///
+    /// # Errors
+    /// Itself, if there is one.
+    pub fn back(self) -> Result<BufferView, Whole> {
+        let view = Arc::try_unwrap(self.0).map_err(Whole)?;
+        Ok(view.into_inner().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl fmt::Debug for Whole {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Whole({} parts)", Arc::strong_count(&self.0) - 1)
+    }
+}
+
+impl BufferView {
+    /// Cuts it into views of at most `bytes` bytes, which different operations may take.
+    ///
+    /// ```
+    /// use tenfold_memory::Buffer;
+    ///
+    /// let mut buffer = Buffer::from_slice(&[1_u8, 2, 3]);
+    /// let (parts, whole) = buffer.lend().cut(2);
+    /// assert_eq!(parts.iter().map(|part| part.byte_len()).collect::<Vec<_>>(), [2, 1]);
+    /// drop(parts);
+    /// assert_eq!(whole.back().expect("no part is left").byte_len(), 3);
+    /// ```
+    ///
+    /// # Panics
+    /// If it is not contiguous, or `bytes` is 0.
+    pub fn cut(self, bytes: usize) -> (Vec<BufferView>, Whole) {
+        assert!(self.is_contiguous(), "a strided tensor is packed before it is used");
+        let (start, len, is_writable) = (self.start, self.byte_len(), self.is_writable);
+        let whole = Arc::new(Mutex::new(self));
+        let part = |at: usize| BufferView {
+            // SAFETY: `at` is within the view, which lives until all parts are dropped. Parts do not overlap.
+            start: unsafe { start.add(at) },
+            elements: bytes.min(len - at),
+            dtype: DType::U8,
+            strides: None,
+            is_writable,
+            owner: Owner::Kept { _keep: Box::new(Arc::clone(&whole)) },
+        };
+        let parts = (0..len).step_by(bytes).map(part).collect();
+        (parts, Whole(whole))
     }
 }
 

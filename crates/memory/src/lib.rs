@@ -19,7 +19,7 @@ pub mod spawn;
 mod stack;
 mod sync;
 
-pub use buffer::{Buffer, BufferView};
+pub use buffer::{Buffer, BufferView, Whole};
 pub use dtype::{DType, Element, UnknownDType};
 pub use float8::{F8E4M3FN, F8E4M3FNUZ, F8E5M2, F8E5M2FNUZ};
 pub use fork::{ForkGuard, NotInherited};

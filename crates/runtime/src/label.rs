@@ -80,11 +80,13 @@ pub enum OpKind {
     Agree = 108,
     /// [`Group::reconfigure`](crate::Group::reconfigure).
     Reconfigure = 109,
+    /// [`Group::hand_over`](crate::Group::hand_over).
+    HandOver = 110,
 }
 
 impl OpKind {
     /// Every kind.
-    pub const ALL: [OpKind; 30] = [
+    pub const ALL: [OpKind; 31] = [
         OpKind::Broadcast,
         OpKind::AllReduce,
         OpKind::AllReduceCoalesced,
@@ -115,6 +117,7 @@ impl OpKind {
         OpKind::Shrink,
         OpKind::Agree,
         OpKind::Reconfigure,
+        OpKind::HandOver,
     ];
 
     /// As the Rust method is called.
@@ -150,6 +153,7 @@ impl OpKind {
             OpKind::Shrink => "shrink",
             OpKind::Agree => "agree",
             OpKind::Reconfigure => "reconfigure",
+            OpKind::HandOver => "hand_over",
         }
     }
 

@@ -21,6 +21,8 @@ use crate::work::{Recorded, Shared, Work};
 /// Tags from here on are for tenfold itself.
 const TAGS_RESERVED: u32 = u32::MAX - 15;
 
+pub(super) const TAG_HAND_OVER: u32 = TAGS_RESERVED + 1;
+
 impl Group {
     pub(crate) fn begin_send(&self, tensor: BufferView, to: Rank, tag: u32) -> Result<Work> {
         self.check_tag(OpKind::Send, tag)?;
@@ -31,7 +33,7 @@ impl Group {
         self.send_tagged(tensor, to, tag)
     }
 
-    fn send_tagged(&self, tensor: BufferView, to: Rank, tag: u32) -> Result<Work> {
+    pub(super) fn send_tagged(&self, tensor: BufferView, to: Rank, tag: u32) -> Result<Work> {
         let label = Label::new(OpKind::Send, 0).elements(tensor.dtype(), tensor.elements()).tag(tag);
         self.check_peer(&label, to)?;
         self.check_contiguous(&label, &tensor)?;
@@ -45,7 +47,7 @@ impl Group {
         self.recv_tagged(tensor, from, tag)
     }
 
-    fn recv_tagged(&self, tensor: BufferView, from: Rank, tag: u32) -> Result<Work> {
+    pub(super) fn recv_tagged(&self, tensor: BufferView, from: Rank, tag: u32) -> Result<Work> {
         let label = Label::new(OpKind::Recv, 0).elements(tensor.dtype(), tensor.elements()).tag(tag);
         self.check_peer(&label, from)?;
         self.check_contiguous(&label, &tensor)?;

@@ -10,6 +10,7 @@ pub(crate) mod connect;
 mod cores;
 pub(crate) mod directory;
 pub(crate) mod from_environment;
+mod hand_over;
 #[cfg(test)]
 mod hostile;
 #[cfg(test)]
