@@ -245,6 +245,46 @@ class SharedMemory:
         def __buffer__(self, flags: int, /) -> memoryview: ...
 
 @disjoint_base
+class Members:
+    @staticmethod
+    def from_environment(
+        *,
+        name: str = "default",
+        timeout: float | None = None,
+        heartbeat: float | None = None,
+        transport: str | None = None,
+        deterministic: bool = False,
+        stuck_after: float | None = None,
+        on_stuck: str | None = None,
+        quorum: str | int | None = None,
+        patience: float | None = None,
+    ) -> Members: ...
+    @staticmethod
+    def connect(
+        store: _AnyStore,
+        rank: int,
+        size: int,
+        *,
+        replaced: bool,
+        name: str = "default",
+        timeout: float | None = None,
+    ) -> Members: ...
+    @staticmethod
+    def join(
+        store: _AnyStore, rank: int | None = None, *, name: str = "default", timeout: float | None = None
+    ) -> Members: ...
+    def group(self) -> Group: ...
+    @property
+    def generation(self) -> int: ...
+    @property
+    def has_joined(self) -> bool: ...
+    @property
+    def local_rank(self) -> int | None: ...
+    def with_state(self) -> list[int]: ...
+    def without_state(self) -> list[int]: ...
+    def state_is_complete(self) -> None: ...
+    def recover(self) -> tuple[int, list[int], list[int], float]: ...
+
 class Group:
     def __new__(
         cls,
@@ -290,6 +330,14 @@ class Group:
     def reconfigure(self, handles: Sequence[str], id: int, timeout: float | None = None) -> Group: ...
     def revoke(self, reason: str = "by request") -> None: ...
     def shrink(self, without: Sequence[int] = ..., timeout: float | None = None) -> Group: ...
+    def hand_over(
+        self,
+        tensors: Sequence[_Tensor],
+        sources: Sequence[int],
+        targets: Sequence[int],
+        progress: Callable[[int, int], object] | None = None,
+        timeout: float | None = None,
+    ) -> None: ...
     def agree(self, value: int, timeout: float | None = None) -> int: ...
     def describe(self, description: str | None = None, global_ranks: Sequence[int] | None = None) -> None: ...
     def subgroup(

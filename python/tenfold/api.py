@@ -10,7 +10,7 @@ place. Every operation waits until it has completed, unless `async_op` is set: t
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -290,6 +290,22 @@ class Group:
         It works in a group that has failed, too, for example to find out whether all have completed a step.
         """
         return self._inner.agree(value, _seconds(timeout))
+
+    def hand_over(
+        self,
+        tensors: Tensors,
+        sources: Sequence[int],
+        targets: Sequence[int],
+        progress: Callable[[int, int], None] | None = None,
+        timeout: Seconds | None = None,
+    ) -> None:
+        """Copies arrays from the ranks in `sources`, which all have the same, to those in `targets`.
+
+        All ranks call it. Each source sends a part. What arrived is compared by a hash. `progress` gets the bytes
+        that this rank has sent or received, and how many there are in all, about ten times per second.
+        """
+        parts = (list(tensors), list(sources), list(targets))
+        self._inner.hand_over(*parts, progress, _seconds(timeout))
 
     def handle(self) -> str:
         """Returns what other processes need to make a group with this one. Treat it as a secret."""

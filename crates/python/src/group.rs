@@ -92,7 +92,7 @@ impl Group {
     }
 }
 
-fn options(
+pub(crate) fn options(
     name: &str,
     timeout: Option<f64>,
     heartbeat: Option<f64>,
@@ -118,7 +118,11 @@ fn options(
     Ok(if deterministic { options.deterministic() } else { options })
 }
 
-fn with_lookout(mut options: Options, stuck_after: Option<f64>, on_stuck: Option<&str>) -> PyResult<Options> {
+pub(crate) fn with_lookout(
+    mut options: Options,
+    stuck_after: Option<f64>,
+    on_stuck: Option<&str>,
+) -> PyResult<Options> {
     if let Some(time) = stuck_after {
         options = options.stuck_after(duration(time)?);
     }
@@ -328,6 +332,23 @@ group_class! {
         #[pyo3(signature = (without=Vec::new(), timeout=None))]
         fn shrink(&self, py: Python<'_>, without: Vec<usize>, timeout: Option<f64>) -> PyResult<Self> {
             survivors::made(py, self.limited(timeout)?, move |group| group.shrink_without(&without))
+        }
+
+        /// Copies tensors from ranks that all have the same values to ranks that need them. All ranks of the group call it.
+        #[pyo3(signature = (tensors, sources, targets, progress=None, timeout=None))]
+        fn hand_over<'py>(
+            &self,
+            py: Python<'py>,
+            tensors: Vec<Object<'py>>,
+            sources: Vec<usize>,
+            targets: Vec<usize>,
+            progress: Option<Object<'py>>,
+            timeout: Option<f64>,
+        ) -> PyResult<()> {
+            let is_target = targets.contains(&self.inner.rank());
+            let access = if is_target { Access::Write } else { Access::Read };
+            let views = each(&tensors, "tensors", access, moved)?;
+            survivors::hand_over(py, self.limited(timeout)?, views, sources, targets, progress)
         }
 
         /// The bitwise AND of the numbers of all ranks that are alive; also in a group that has failed.

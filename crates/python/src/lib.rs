@@ -59,6 +59,7 @@ fn _tenfold(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<registration::Registration>()?;
     module.add_class::<shared_memory::SharedMemory>()?;
     module.add_function(wrap_pyfunction!(store::test_python_store, module)?)?;
+    module.add_class::<survivors::Members>()?;
     module.add_class::<store::Store>()?;
     module.add_class::<store::tcp::TcpStore>()?;
     module.add_class::<store::kinds::FakeStore>()?;

@@ -41,16 +41,32 @@ pub(crate) fn on_a_thread<T: Send + 'static>(
     name: &str,
     body: impl FnOnce() -> T + Send + 'static,
 ) -> PyResult<T> {
-    let (sender, receiver) = channel();
+    on_a_thread_showing(py, name, body, || Ok(()))
+}
+
+/// The same, and calls `show` with the interpreter after each slice of time. What it raises ends the wait, too.
+pub(crate) fn on_a_thread_showing<T: Send + 'static>(
+    py: Python<'_>,
+    name: &str,
+    body: impl FnOnce() -> T + Send + 'static,
+    mut show: impl FnMut() -> PyResult<()>,
+) -> PyResult<T> {
+    let (sender, mut receiver) = channel();
     let run = move || drop(sender.send(body()));
     std::thread::Builder::new().name(name.to_string()).spawn(run)?;
-    let answer = in_slices(py, None, move |slice, _| match receiver.recv_timeout(slice) {
-        Ok(answer) => Some(Some(answer)),
-        Err(RecvTimeoutError::Timeout) => None,
-        Err(RecvTimeoutError::Disconnected) => Some(None),
-    })?;
-    answer
-        .ok_or_else(|| PyRuntimeError::new_err(format!("the thread {name} panicked; see its message above")))
+    loop {
+        let receiver = &mut receiver; // `&mut` may go to where there is no interpreter, `&` may not
+        match py.detach(move || receiver.recv_timeout(SLICE)) {
+            Ok(answer) => return Ok(answer),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => {
+                let message = format!("the thread {name} panicked; see its message above");
+                return Err(PyRuntimeError::new_err(message));
+            }
+        }
+        py.check_signals()?;
+        show()?;
+    }
 }
 
 /// On whose behalf a thread is in a store.

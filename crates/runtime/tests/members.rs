@@ -64,7 +64,7 @@ fn take_part(rank: &Rank) {
             rank.event(format!("raised {error}"));
             match members.recover() {
                 Ok(recovered) => {
-                    rank.event(format!("left {:?} joined {:?}", recovered.left, recovered.joined))
+                    rank.event(format!("left {:?} joined {:?}", recovered.left, recovered.joined));
                 }
                 Err(error) => return rank.event(format!("gave up {error}")),
             }
