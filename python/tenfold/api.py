@@ -59,9 +59,9 @@ def init(
     `TENFOLD_STUCK_POLICY`) is `"dump"` instead of `"warn"`, they also write their flight recorders to files
     for `tenfold trace`. If it is `"abort"`, the group fails.
 
-    `quorum` and `patience` are for `Group.shrink` and `Group.agree`: which ranks may continue after failures
-    (`"living"`, `"majority"`, `"all_reachable"` or a number of ranks), and after how long a rank that is alive
-    but does not call them is left out (half of `timeout`).
+    `quorum` and `patience` are for `Group.shrink` and `Group.agree`: which ranks may continue after
+    failures (`"living"`, `"majority"`, `"all_reachable"` or a number of ranks), and after how long a rank
+    that is alive but does not call them is left out (half of `timeout`).
     """
     rank = _from_environment("RANK", "rank") if rank is None else rank
     world_size = _from_environment("WORLD_SIZE", "world_size") if world_size is None else world_size
@@ -277,15 +277,15 @@ class Group:
         self._inner.revoke(reason)
 
     def shrink(self, without: Sequence[int] = (), timeout: Seconds | None = None) -> "Group":
-        """Makes a smaller group of the ranks that are alive, which all call it, whether or not this group has failed.
+        """Makes a smaller group of the ranks that are alive. All of them call it, also if this group works.
 
-        Their numbers are closed up in order. `without` are ranks that are alive and left out; they do not call
-        it. All ranks that return have the same members. This group is not used afterwards.
+        Their numbers are closed up in order. `without` are ranks that are alive and left out; they do not
+        call it. All ranks that return have the same members. This group is not used afterwards.
         """
         return self._become(self._inner.shrink(list(without), _seconds(timeout)))
 
     def agree(self, value: int, timeout: Seconds | None = None) -> int:
-        """Returns the bitwise AND of the numbers (0 to 2**64 - 1) of all ranks that are alive, the same on all.
+        """Returns the bitwise AND of the numbers (0 to 2**64 - 1) of all ranks that are alive.
 
         It works in a group that has failed, too, for example to find out whether all have completed a step.
         """
@@ -301,8 +301,8 @@ class Group:
     ) -> None:
         """Copies arrays from the ranks in `sources`, which all have the same, to those in `targets`.
 
-        All ranks call it. Each source sends a part. What arrived is compared by a hash. `progress` gets the bytes
-        that this rank has sent or received, and how many there are in all, about ten times per second.
+        All ranks call it. Each source sends a part. What arrived is compared by a hash. `progress` gets the
+        bytes that this rank has sent or received, and how many there are in all, about ten times per second.
         """
         parts = (list(tensors), list(sources), list(targets))
         self._inner.hand_over(*parts, progress, _seconds(timeout))
@@ -312,7 +312,7 @@ class Group:
         return self._inner.handle()
 
     def reconfigure(self, handles: Sequence[str], id: int, timeout: Seconds | None = None) -> "Group":
-        """Makes a group of the processes with these handles, in this order. They all call it with the same `id`.
+        """Makes a group of the processes with these handles, in this order, which all give the same `id`.
 
         Either all of them return the new group, or each keeps the one that it has, and the error says which
         process did not take part. A process uses an `id` once. This group is not used after a success.

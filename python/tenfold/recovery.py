@@ -12,8 +12,9 @@
 >>> weights.tolist()
 [2.0, 2.0, 2.0]
 
-A step that fails because a rank died is repeated: all ranks return to the state after the last step that all of
-them have completed, and ranks that joined get it from the others. With PyTorch, use `tenfold.torch.recovery`.
+A step that fails because a rank died is repeated: all ranks return to the state after the last step that all
+of them have completed, and ranks that joined get it from the others. With PyTorch, use
+`tenfold.torch.recovery`.
 """
 
 import os
@@ -268,7 +269,7 @@ def train(
                 number = _agree_on_state(members, committed, progress)
                 if recovered is not None:
                     if not recovered.left and number == futile:
-                        raise _Futile  # no rank died, and the same step has failed before
+                        raise _FutileError  # no rank died, and the same step has failed before
                     futile = -1 if recovered.left else number
                     if on_recovery is not None:
                         on_recovery(recovered, number)
@@ -286,12 +287,12 @@ def train(
                 raise  # a mistake of the caller, an error of a store
             failure = error
             recovered = members.recover()
-        except _Futile:
+        except _FutileError:
             assert failure is not None
             raise failure from None
 
 
-class _Futile(Exception):
+class _FutileError(Exception):
     pass
 
 

@@ -1,6 +1,6 @@
 """A rank that trains on arrays and goes on when others die: `recovering.py HOST PORT RANK CASE FOLDER`.
 
-RANK is a number, or `spare`. The result goes into FOLDER. CASE says who dies when; a rank that dies kills itself.
+RANK is a number, or `spare`. The result goes into FOLDER. CASE says which ranks kill themselves, and when.
 """
 
 import json
