@@ -279,7 +279,7 @@ def train(
                 number += 1
                 if number % commit_every == 0 or number == steps:
                     committed.commit(number)
-            # A rank that returns is gone. If another has not completed the last step, this one must help.
+            # No rank returns before all have completed the last step, because another may need its state.
             members.group.barrier()
             return
         except DistError as error:

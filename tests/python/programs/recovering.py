@@ -20,7 +20,7 @@ DEATHS = {
     "undisturbed": [],
     "one": [(1, 7)],
     "rank 0": [(0, 7)],
-    "two at once": [(1, 7), (2, 7)],
+    "two together": [(1, 7), (2, 7)],
     "one after the other": [(1, 7), (2, 12), (1, 20)],
     "in the first step": [(3, 0)],
     "in the last step": [(3, STEPS - 1)],
