@@ -1,4 +1,4 @@
-"""What else changes when the ranks of a group change: after deaths, by shrinking, in subgroups, DDP, dumps."""
+"""What else changes with the ranks of a group: after deaths, by shrinking, in subgroups, DDP, dumps."""
 
 import copy
 import json

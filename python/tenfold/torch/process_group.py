@@ -63,10 +63,13 @@ class ProcessGroup(dist.ProcessGroup):
 
     def __init__(self, store: Any, backend: Backend) -> None:
         super().__init__(store, backend.rank(), backend.size())
-        self._backend = backend
-        backend.is_in_our_group = True
+        self._hold(backend)
         self._set_default_backend(_CUSTOM)
         self._register_backend(_CPU, _CUSTOM, backend)
+
+    def _hold(self, backend: Backend) -> None:
+        self._backend = backend
+        backend.is_in_our_group = True
 
     def getBackendName(self) -> str:  # noqa: N802, the name that PyTorch looks for
         return "tenfold"

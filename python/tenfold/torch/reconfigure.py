@@ -3,8 +3,8 @@
 Only the tenfold group behind a backend changes; the objects that programs hold stay the same. All calls
 block, and return works that are complete already.
 
-Not here: how ranks agree (see `crates/runtime/src/recovery`), and what PyTorch has to know about the new ranks
-(see `process_group.py`).
+Not here: how ranks agree (see `crates/runtime/src/recovery`), and how PyTorch learns of the new ranks (see
+`process_group.py`).
 """
 
 from collections.abc import Callable, Sequence
@@ -129,7 +129,8 @@ class Reconfigurable:
     def adopt(self, group: _tenfold.Group, global_ranks: Sequence[int] | None = None) -> None:
         """Continues with another group of other processes, rank and size. The old one is dropped.
 
-        `global_ranks` are those of its ranks in the whole job, by default the ranks themselves. Call `ProcessGroup.adopt` if there is one, so that PyTorch learns of the new ranks as well.
+        `global_ranks` are those of its ranks in the whole job, by default the ranks themselves. Call
+        `ProcessGroup.adopt` if there is one, so that PyTorch learns of the new ranks as well.
         """
         self._check_place(group.rank, group.size)
         # Addresses registered with the old group mean nothing to the peers of the new one.
@@ -155,8 +156,8 @@ class Reconfigurable:
         if self.is_in_our_group or (rank, size) == known:
             return
         raise DistBackendError(
-            f"reconfigure: group `{self._name}` is held by a ProcessGroup of PyTorch, which cannot change from "
-            f"rank {known[0]} of {known[1]} to rank {rank} of {size}\n"
+            f"reconfigure: group `{self._name}` is held by a ProcessGroup of PyTorch, which cannot change "
+            f"from rank {known[0]} of {known[1]} to rank {rank} of {size}\n"
             '  hint: make the group by init_process_group("tenfold", enable_reconfigure=True), or put this '
             "backend into a `tenfold.torch.ProcessGroup`"
         )
