@@ -13,11 +13,13 @@ from regroup import SOON, TRANSPORTS, barrier, die
 from tenfold.c10d import (
     Backend,
     ErrorType,
+    HealthCheckHook,
     ProcessGroup,
     ProcessGroupTenfold,
     ReconfigureOptions,
     ReduceOp,
 )
+from tenfold.c10d.hooks import unhealthy_backends
 
 pytestmark = pytest.mark.skipif(
     "config.getoption('--backend') != 'tenfold'", reason="the package's own groups are tested"
@@ -144,6 +146,8 @@ def of_c10d(me: Rank, transport: str) -> tuple[list[str], str]:
     ) * 3
     called: list[str] = []
     group.register_abort_hook(7, lambda: called.append("hook"))
+    HealthCheckHook.attach(group)
+    assert not unhealthy_backends()
     sums(group, 3)
     if me.rank == 1:
         die()
@@ -163,6 +167,7 @@ def of_c10d(me: Rank, transport: str) -> tuple[list[str], str]:
         smaller = backend.shrink([1])
         sums(smaller, 1)
         assert smaller.options.global_ranks_in_group == [0]
+    assert unhealthy_backends() == ["tenfold"]
     barrier(me, "done", [0, 2])
     return called, reused
 
