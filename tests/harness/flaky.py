@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from runners import Nextest, Pytest, Report, Runner, WheelSuite
+from runners import Nextest, Pytest, Report, Runner, Suite
 
 ROWS_MAX = 40  # so many tests are listed even if none of them failed
 NO_TESTS = 5  # pytest's exit code if the filter matches nothing
@@ -29,7 +29,7 @@ def runners(only: str | None, filters: list[str]) -> Iterator[tuple[str, Runner]
     if only in (None, "python"):
         yield "python", Pytest(["-k", " or ".join(filters)] if filters else [])
     if only == "wheel" or (only is None and not filters):
-        yield "wheel", WheelSuite(["--only", filters[0]] if filters else [])
+        yield "wheel", Suite(["--only", filters[0]] if filters else [])
 
 
 @contextmanager

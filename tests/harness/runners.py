@@ -106,16 +106,17 @@ class Pytest:
 
 
 @dataclass
-class WheelSuite:
-    """PyTorch's own tests; a name is `2 ranks: test_all_reduce_sum`."""
+class Suite:
+    """Tests of another project: PyTorch's (a name is `2 ranks: test_all_reduce_sum`), or torchft's."""
 
     arguments: Sequence[str] = ()
+    program: str = "wheel_suite.py"
 
     def run(self, tests: Sequence[str] = ()) -> Report:
         with results_file() as results:
             command = [
                 sys.executable,
-                "tests/python/wheel_suite.py",
+                f"tests/python/{self.program}",
                 "--results",
                 results.name,
                 *self.arguments,
@@ -159,7 +160,8 @@ RUNNERS = {
     "nextest": Nextest,
     "example": partial(Nextest, workspace=ROOT / "examples" / "train_rust"),
     "pytest": Pytest,
-    "wheel": WheelSuite,
+    "wheel": Suite,
+    "torchft": partial(Suite, program="torchft_suite.py"),
     "doctest": DocTests,
 }
 

@@ -46,8 +46,8 @@ class Rank:
     def until_told(self, *what: str) -> None:
         self.store.wait([f"told/{each}" for each in what])
 
-    def join(self) -> None:
-        """Makes the default group, again if there was one."""
+    def join(self, **options: Any) -> None:
+        """Makes the default group, again if there was one; `options` are those of `init_process_group`."""
         if dist.is_initialized():
             dist.destroy_process_group()
         self.groups += 1
@@ -57,6 +57,7 @@ class Rank:
             rank=self.rank,
             world_size=self.world,
             timeout=timedelta(seconds=self.timeout),
+            **options,
         )
 
 

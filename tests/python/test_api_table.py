@@ -55,24 +55,17 @@ DIFFERENT = {
 
 NO_CPU_BACKEND = "no CPU backend of c10d has it either, so nothing can be compared with"
 MEMORY = "memory that peers read is made by `Group.shared_memory`, or by `tenfold.torch.empty`"
-RECORDED = "a group that fails is known to the flight recorder, and to every rank by its next error"
-NEW_GROUP = "ranks change by a new group, for which a store is needed; Gloo's way is not rebuilt yet"
 
 # Methods that are here, with c10d's parameters, and only refuse; on tenfold's own backend.
 REFUSED = {
     "_end_time_estimate": NO_CPU_BACKEND,
     "_start_time_estimate": NO_CPU_BACKEND,
     "allocate_tensor": MEMORY,
-    "get_reconfigure_handle": NEW_GROUP,
     "mem_allocator": MEMORY,
     "memory_stats": "a CPU's memory is not the backend's to count",
     "new_window": NO_CPU_BACKEND,
-    "reconfigure": NEW_GROUP,
-    "register_abort_hook": RECORDED,
     "resume": "only memory of a GPU is given back and taken again",
-    "shrink": NEW_GROUP,
     "suspend": "only memory of a GPU is given back and taken again",
-    "unregister_abort_hook": RECORDED,
 }
 
 # What pybind11 gives every class and enumeration.
@@ -216,13 +209,7 @@ def test_what_only_refuses_is_listed_with_its_reason():
     assert found == set(REFUSED)
 
 
-ARGUMENTS: dict[str, tuple] = {
-    "allocate_tensor": (4,),
-    "reconfigure": (tenfold.c10d.ReconfigureOptions(),),
-    "register_abort_hook": (1, print),
-    "shrink": ([0],),
-    "unregister_abort_hook": (1,),
-}
+ARGUMENTS: dict[str, tuple] = {"allocate_tensor": (4,)}
 
 
 @pytest.mark.parametrize("name", REFUSED)

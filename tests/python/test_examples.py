@@ -11,7 +11,9 @@ import pytest
 import torch
 from servers import ROOT
 from torch import Tensor
+from torchft_suite import NotFetchedError, install
 from training_jobs import run_ranks
+from wheel_suite import ENVIRONMENT
 
 # With two ranks there is one way to add two numbers, up to a swap that changes no bit. With four, (a+b)+(c+d)
 # and ((a+b)+c)+d may differ in the last place, and training carries that on: the bound is chosen,
@@ -85,3 +87,31 @@ def test_the_example_in_rust_runs_under_stock_torchrun(tmp_path: Path) -> None:
     assert re.search(
         r"^replicas bit-identical: 2 of 2, fingerprint [0-9a-f]{16}$", ended.stdout, re.MULTILINE
     )
+
+
+@pytest.mark.timeout(240)
+def test_the_example_with_torchft_loses_a_replica_and_goes_on(tmp_path: Path) -> None:
+    try:
+        torchft = install()
+    except NotFetchedError as reason:
+        pytest.skip(f"torchft is not here: {reason}")
+    environment = os.environ | ENVIRONMENT
+    environment["PYTHONPATH"] = f"{os.environ.get('PYTHONPATH', '')}{os.pathsep}{torchft}"
+    ended = subprocess.run(
+        [sys.executable, ROOT / "examples" / "torchft_ddp.py", "--steps=12", "--kill=1:4"],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    steps = re.findall(r"replica (\d): step (\d+) of 12, (\d) replicas", ended.stdout)
+    assert {("0", "4", "3"), ("1", "4", "3"), ("2", "4", "3")} <= set(steps), ended.stdout
+    assert {("0", "12", "2"), ("2", "12", "2")} <= set(steps), "two go on"
+    assert max(int(step) for replica, step, _ in steps if replica == "1") == 4
+    weights = dict(re.findall(r"replica (\d): weights ([0-9a-f]{16})", ended.stdout))
+    assert weights.keys() == {"0", "2"}
+    assert weights["0"] == weights["2"], "the replicas differ"
+    assert "2 of 3 replicas have trained to the end" in ended.stdout

@@ -25,7 +25,13 @@ fn make(py: Python<'_>, kind: &str, text: String, fields: &Bound<'_, PyDict>) ->
 
 /// A group's error.
 pub(crate) fn group_error(py: Python<'_>, error: &tenfold::Error) -> PyErr {
-    group_error_saying(py, error, None)
+    group_error_saying(py, error, phrases::of_group(error, None, None))
+}
+
+/// The error of a group that could not be made within so many seconds.
+pub(crate) fn connect_error(py: Python<'_>, error: &tenfold::Error, limit: Option<f64>) -> PyErr {
+    let words = phrases::of_connect(error, limit).or_else(|| phrases::of_group(error, None, None));
+    group_error_saying(py, error, words)
 }
 
 /// The same of an operation that was waited for: at most for `waited`, and it may take `limit` in all.

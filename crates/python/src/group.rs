@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 use tenfold::{Call, DType, Options, Seat, StuckPolicy};
 
 use crate::arguments::{checked_tag, each, in_elements, moved, reduce_op, reduced};
-use crate::exceptions::{group_error, refused};
+use crate::exceptions::{connect_error, group_error, refused};
 use crate::recorder::{Shapes, noted};
 use crate::registration::Registration;
 use crate::shared_memory::SharedMemory;
@@ -242,7 +242,7 @@ group_class! {
             }
             let connect = move || tenfold::Group::connect(store, Seat { rank, size }, options);
             let connected = waiting::on_a_thread(py, "tenfold-connect", connect)?;
-            Ok(Group { inner: connected.map_err(|error| group_error(py, &error))?.into() })
+            Ok(Group { inner: connected.map_err(|error| connect_error(py, &error, timeout))?.into() })
         }
 
         #[getter]

@@ -70,14 +70,19 @@ pub(crate) fn of_store(error: &tenfold_store::Error) -> Option<String> {
 /// How the runtime's message begins where the limit of a wait has passed, and not that of the operation.
 const GOES_ON: &str = "not done after a wait";
 
-/// What Gloo says where an operation is not over in time. It was waited for up to `waited`, and may take `limit` in all.
+/// What Gloo says where a peer has ended, or an operation is not over in time. It was waited for up to `waited`, and may
+/// take `limit` in all.
 pub(crate) fn of_group(
     error: &tenfold::Error,
     waited: Option<Duration>,
     limit: Option<Duration>,
 ) -> Option<String> {
-    if error.kind() != GroupFault::Timeout {
-        return None;
+    match error.kind() {
+        GroupFault::PeerLost if error.peer().is_some() => {
+            return Some("Connection closed by peer".to_string());
+        }
+        GroupFault::Timeout => {}
+        _ => return None,
     }
     let waited = waited.filter(|_| error.message().starts_with(GOES_ON));
     let kind = error.scene()?.label.kind;
@@ -92,6 +97,12 @@ pub(crate) fn of_group(
         }
         (None, None) => None,
     }
+}
+
+/// What c10d says where not all ranks join in time: its store does.
+pub(crate) fn of_connect(error: &tenfold::Error, limit: Option<f64>) -> Option<String> {
+    let seconds = limit.filter(|_| error.kind() == GroupFault::Timeout)?;
+    Some(format!("wait timeout after {:.0}ms", seconds * 1000.0))
 }
 
 fn is_tcp(scene: &Scene) -> bool {

@@ -17,6 +17,7 @@ from tenfold.c10d.collectives import COLLECTIVES
 from tenfold.c10d.enums import ErrorType, OpType
 from tenfold.c10d.operations import Operations
 from tenfold.c10d.options import _DEFAULT_PG_TIMEOUT, UNSET_TIMEOUT, Fields, ReconfigureOptions
+from tenfold.c10d.reconfigure import AbortHooks, Reconfigurable
 from tenfold.c10d.work import WorkInfo
 from tenfold.completions import notify
 from tenfold.exceptions import DistTimeoutError
@@ -198,7 +199,7 @@ class Backend(Operations):
     def setUsePgForSymmMemRendezvous(self, value: bool) -> None: ...
 
 
-class ProcessGroupTenfold(Backend):
+class ProcessGroupTenfold(Reconfigurable, Backend):
     """Tenfold as a backend. The constructor joins the group and returns once all ranks have joined.
 
     >>> from tenfold import HashStore
@@ -216,9 +217,15 @@ class ProcessGroupTenfold(Backend):
         timeout: timedelta = _DEFAULT_PG_TIMEOUT,
         *,
         name: str = "default",
+        enable_reconfigure: bool = False,
     ) -> None:
-        group = _tenfold.Group(store, rank, size, name=name, timeout=timeout.total_seconds())
-        self._join(group, timeout)
+        """With `enable_reconfigure`, this process is alone until `reconfigure` is called."""
+        seconds = timeout.total_seconds()
+        if enable_reconfigure:
+            self._join(_tenfold.Group.alone(name=name, timeout=seconds), timeout)
+        else:
+            self._join(_tenfold.Group(store, rank, size, name=name, timeout=seconds), timeout)
+        self._options.enable_reconfigure = enable_reconfigure
 
     @classmethod
     def _of(cls, group: _tenfold.Group, timeout: timedelta) -> "ProcessGroupTenfold":
@@ -232,6 +239,8 @@ class ProcessGroupTenfold(Backend):
         self._group: _tenfold.Group | None = group
         self._options = Backend.Options("tenfold", timeout)
         self._options.group_name = group.name
+        self._abort_hooks = AbortHooks()
+        self._shrinking = None
         # The works started so far, while operations are being coalesced.
         self._coalesced: list[_tenfold.Work] | None = None
         self._completion_hook: Callable[[WorkInfo], None] | None = None
@@ -268,7 +277,8 @@ class ProcessGroupTenfold(Backend):
         return self._group
 
     def abort(self) -> None:
-        """Fails the group on all ranks."""
+        """Fails the group on all ranks. `reconfigure` works afterwards."""
+        self._abort_hooks.call()
         self.group().abort()
 
     def shutdown(self) -> None:
@@ -330,6 +340,9 @@ class ProcessGroupTenfold(Backend):
             self._coalesced.append(part)
         if self._completion_hook is not None:
             self._call_when_over(self._completion_hook, part)
+        if self._abort_hooks:
+            group = self._group
+            notify(part, lambda: self._group is group and self._abort_hooks.call_if_failed(group))
         return Work((part,))
 
     def _monitored_barrier(self, timeout: timedelta | None, wait_all_ranks: bool) -> None:

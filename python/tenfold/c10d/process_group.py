@@ -334,13 +334,22 @@ class ProcessGroup(Operations):
 
     @property
     def supports_reconfigure(self) -> bool:
-        return self._backend().supports_reconfigure
+        return self._only_backend().supports_reconfigure
 
     def get_reconfigure_handle(self) -> str:
-        return self._backend().get_reconfigure_handle()
+        return self._only_backend().get_reconfigure_handle()
 
     def reconfigure(self, opts: ReconfigureOptions) -> Work:
-        return self._backend().reconfigure(opts)
+        """Makes this the group of the processes with these handles; its rank and size change."""
+        backend = self._only_backend()
+        work = backend.reconfigure(opts)
+        self._rank, self._size = backend.rank(), backend.size()
+        return work
+
+    def _only_backend(self) -> Backend:
+        if len({id(backend) for _, _, backend in self._backends.values()}) > 1:
+            raise RuntimeError("groups with multiple backends cannot be reconfigured")
+        return self._backend()
 
     @property
     def supports_window(self) -> bool:

@@ -20,10 +20,12 @@ import torch.distributed as dist
 from tenfold import _tenfold
 from tenfold.c10d.collectives import COLLECTIVES, Collective
 from tenfold.c10d.operations import Operations
+from tenfold.c10d.reconfigure import AbortHooks
 from tenfold.exceptions import DistError, refused
 from tenfold.torch import refusals, sparse
-from tenfold.torch.exceptions import DistArgumentError, DistBackendError
+from tenfold.torch.exceptions import DistArgumentError
 from tenfold.torch.memory import WORTH_SHARING, SharedStorages
+from tenfold.torch.reconfigure import Absent, Reconfigurable, Unconnected
 from tenfold.torch.work import Work
 
 _c10d = torch._C._distributed_c10d
@@ -43,20 +45,7 @@ def _op(op: Any) -> int | tuple[int, float]:
     return code if code != _PREMUL_SUM else (code, float(op.factor))
 
 
-class _Left:
-    """Replaces the group of a backend that was shut down."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def error(self, operation: str) -> DistBackendError:
-        return DistBackendError(f"{operation}: group `{self._name}` was shut down")
-
-    def __getattr__(self, operation: str) -> Any:
-        raise self.error(operation)
-
-
-class Backend(_Base):
+class Backend(Reconfigurable, _Base):
     """Moves tensors between the ranks of one group."""
 
     def __init__(
@@ -67,6 +56,30 @@ class Backend(_Base):
         timeout: timedelta,
         name: str,
         global_ranks: Sequence[int] = (),
+        enable_reconfigure: bool = False,
+    ) -> None:
+        """Returns once all ranks have joined; with `enable_reconfigure`, connects nothing."""
+        seconds, title = timeout.total_seconds(), name or "default"
+        if enable_reconfigure:
+            alone = _tenfold.Group.alone(name=title, timeout=seconds)
+            self._begin(Unconnected(name, alone), rank, size, timeout, name, global_ranks)
+        else:
+            group = _tenfold.Group(store, rank, size, name=title, timeout=seconds)
+            self._begin(group, rank, size, timeout, name, global_ranks)
+            self.describe(None)
+
+    @classmethod
+    def of(
+        cls, group: _tenfold.Group, timeout: timedelta, name: str = "", global_ranks: Sequence[int] = ()
+    ) -> "Backend":
+        """Makes a backend of a group that was made already."""
+        backend = cls.__new__(cls)
+        backend._begin(group, group.rank, group.size, timeout, name or group.name, global_ranks)
+        backend.describe(None)
+        return backend
+
+    def _begin(
+        self, group: Any, rank: int, size: int, timeout: timedelta, name: str, global_ranks: Sequence[int]
     ) -> None:
         try:
             super().__init__(rank, size)
@@ -79,22 +92,20 @@ class Backend(_Base):
         self._coalescing: list[Work] | None = None
         self.is_beside_others = False  # in a group of several devices
         self.shared_storages = SharedStorages()
+        self.abort_hooks = AbortHooks()
         # PyTorch's DDP keeps only the C++ half of a handle on a single number (how many ranks have data left)
         # and waits for it in backward, which needs the Python half. So small handles are kept for a while.
         self._small: deque[Work] = deque(maxlen=1024)
         self.made = threading.local()  # the handle of this thread's last call; see `_dispatched`
-        seconds = timeout.total_seconds()
         # The tenfold group behind this backend.
-        self.group = _tenfold.Group(store, rank, size, name=name or "default", timeout=seconds)
+        self.group = group
+        self._rank, self._size = rank, size
         self._global_ranks = list(global_ranks) or list(range(size))
-        self.group.describe(None, self._global_ranks)
 
     # c10d's properties of a backend. The inherited ones call themselves, so each is defined here.
     supports_splitting = property(lambda self: True)
     supports_coalescing = property(lambda self: True)
     _supports_time_estimate = property(lambda self: False)
-    supports_shrinking = property(lambda self: False)
-    supports_reconfigure = property(lambda self: False)
     supports_window = property(lambda self: False)
     options = property(lambda self: self._options)
 
@@ -114,6 +125,9 @@ class Backend(_Base):
         if work is None:
             return None
         handle = self._made(Work([work], tensors))
+        if self.abort_hooks:
+            group = self.group
+            handle._notify_after_all(lambda: self.group is group and self.abort_hooks.call_if_failed(group))
         if self._coalescing is not None:
             self._coalescing.append(handle)
         return handle
@@ -133,6 +147,8 @@ class Backend(_Base):
             self.shared_storages.note(self.group, tensor)
 
     def _refuse(self, operation: str, mistake: str | None) -> None:
+        if isinstance(self.group, Absent):
+            raise self.group.error(operation)
         if mistake is not None:
             raise refused(self.group, operation, mistake)
 
@@ -158,6 +174,9 @@ class Backend(_Base):
                 words = refusals.reduction(tensors, opts.reduceOp)
                 raise refusals.explained(error, words) from error.__cause__
             return self.allreduce_sparse(tensors, opts)
+        except DistError:
+            self.abort_hooks.call_if_failed(self.group)
+            raise
         if not is_async:
             return None
         handle = self._finish(work, tensors)
@@ -259,7 +278,7 @@ class Backend(_Base):
         pass  # they start at 0 everywhere
 
     def get_error(self) -> Any:
-        failure = None if self._is_left() else self.group.failure()
+        failure = None if isinstance(self.group, Absent) else self.group.failure()
         if failure is None:
             return _c10d.ErrorType.SUCCESS
         if isinstance(failure, TimeoutError):
@@ -269,19 +288,6 @@ class Backend(_Base):
             if failure.peer not in (None, self.rank())
             else _c10d.ErrorType.COMM_ERROR
         )
-
-    def abort(self) -> None:
-        """Fails all pending operations, here and on all other ranks."""
-        if not self._is_left():
-            self.group.abort("torch.distributed was asked to")
-
-    def shutdown(self) -> None:
-        """Leaves the group. Memory that other ranks still read stays readable."""
-        self.shared_storages.clear()
-        self.group = _Left(self._name)
-
-    def _is_left(self) -> bool:
-        return isinstance(self.group, _Left)
 
 
 def _copied_unless_root(backend: Backend, given: Sequence[Any], opts: Any) -> Sequence[Any]:
@@ -322,7 +328,7 @@ def _operation(collective: Collective) -> Any:
         if named:
             arguments = form.bind(self, *arguments, **named).args[1:]
         group = self.group
-        if isinstance(group, _Left):
+        if isinstance(group, Absent):
             raise group.error(collective.title)
         if is_message:
             given, opts, is_async, limit = arguments, None, True, self._seconds
@@ -339,6 +345,9 @@ def _operation(collective: Collective) -> Any:
         except DistArgumentError as error:
             mistake = None if words is None else words(self, *arguments)
             raise refusals.explained(error, mistake) from error.__cause__
+        except DistError:
+            self.abort_hooks.call_if_failed(self.group)
+            raise
         return None if work is None else self._finish(work, _outputs(collective, given))
 
     call.__name__, call.__doc__ = name, declared.__doc__

@@ -8,6 +8,7 @@ In a group of several devices, such as "cpu:tenfold,cuda:nccl", PyTorch's own pr
 of all of them, and only `Backend` is tenfold's.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,6 +20,7 @@ from tenfold import _tenfold
 from tenfold.c10d.collectives import COLLECTIVES, Collective
 from tenfold.torch.backend import Backend
 from tenfold.torch.profiling import ProfiledCall
+from tenfold.torch.reconfigure import with_global_rank
 from tenfold.torch.work import Work
 
 __all__ = ["ProcessGroup", "create"]
@@ -45,6 +47,7 @@ def create(options: Any, backend_options: Any = None) -> "Backend | ProcessGroup
         options.timeout,
         options.group_id,
         options.global_ranks_in_group,  # empty for the default group
+        getattr(options, "enable_reconfigure", False),
     )
     # "custom" is this backend. Another name means that the group is PyTorch's, with several backends.
     group = options.process_group
@@ -60,9 +63,13 @@ class ProcessGroup(dist.ProcessGroup):
 
     def __init__(self, store: Any, backend: Backend) -> None:
         super().__init__(store, backend.rank(), backend.size())
-        self._backend = backend
+        self._hold(backend)
         self._set_default_backend(_CUSTOM)
         self._register_backend(_CPU, _CUSTOM, backend)
+
+    def _hold(self, backend: Backend) -> None:
+        self._backend = backend
+        backend.is_in_our_group = True
 
     def getBackendName(self) -> str:  # noqa: N802, the name that PyTorch looks for
         return "tenfold"
@@ -70,7 +77,73 @@ class ProcessGroup(dist.ProcessGroup):
     def _set_group_desc(self, desc: str) -> None:
         """Stores PyTorch's description of the group, which is set after it is made, for dumps as well."""
         super()._set_group_desc(desc)
-        self._backend.group.describe(desc)
+        self._backend.describe(desc)
+
+    # Under both names, those of PyTorch's C++ and Python: the inherited ones do not change.
+
+    def rank(self) -> int:
+        return self._backend.rank()
+
+    def size(self) -> int:
+        return self._backend.size()
+
+    getRank, getSize = rank, size  # noqa: N815
+
+    @property
+    def supports_reconfigure(self) -> bool:
+        return super().supports_reconfigure  # raises an error in a group with several backends
+
+    def _check_backends(self) -> None:
+        _ = self.supports_reconfigure
+
+    def get_reconfigure_handle(self) -> str:
+        """Returns what other processes need to connect to this one, and in a subgroup its global rank."""
+        self._check_backends()
+        handle, world = self._backend.get_reconfigure_handle(), dist.group.WORLD
+        if world is None or self is world or self not in dist.distributed_c10d._world.pg_group_ranks:
+            return handle
+        return with_global_rank(handle, world.rank())
+
+    def reconfigure(self, opts: Any) -> Work:
+        """Makes this the group of the processes with these handles; see `Backend.reconfigure`."""
+        self._check_backends()
+        work = self._backend.reconfigure(opts)
+        self._renumber()
+        return work
+
+    def adopt(self, group: _tenfold.Group, global_ranks: Sequence[int] | None = None) -> None:
+        """Continues with another tenfold group; see `Backend.adopt`."""
+        self._backend.adopt(group, global_ranks)
+        self._renumber()
+
+    def _renumber(self) -> None:
+        """Tells `torch.distributed` which processes are in the group now.
+
+        Other groups consist of ranks of the default group. If that changes, they end.
+        """
+        world = dist.distributed_c10d._world
+        if self in world.pg_group_ranks:
+            ranks = self._backend.global_ranks()
+            world.pg_group_ranks[self] = {rank: place for place, rank in enumerate(ranks)}
+        if self is not dist.group.WORLD:
+            return
+        for other in [group for group in world.pg_map if group is not self]:
+            ours = (
+                [other._backend] if isinstance(other, ProcessGroup) else _in_groups_of_pytorch.get(other, [])
+            )
+            for backend in ours:
+                backend.retire(
+                    "ended, because the default group was reconfigured and ranks have other numbers now\n"
+                    "  hint: make it again, with `new_group`"
+                )
+
+    supports_abort_hooks = property(lambda self: True)
+
+    def register_abort_hook(self, hook_id: int, hook: Callable[[], None]) -> None:
+        self._backend.register_abort_hook(hook_id, hook)
+
+    def unregister_abort_hook(self, hook_id: int) -> None:
+        self._backend.unregister_abort_hook(hook_id)
 
     def gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Work | None:
         return self._backend.gather_single(output, input, opts)  # the dispatcher has no route yet
