@@ -16,6 +16,7 @@ __all__ = [
     "FileStore",
     "Group",
     "HashStore",
+    "Members",
     "PrefixStore",
     "Reducer",
     "Registration",
@@ -244,7 +245,7 @@ class SharedMemory:
     if sys.version_info >= (3, 12):
         def __buffer__(self, flags: int, /) -> memoryview: ...
 
-@disjoint_base
+@final
 class Members:
     @staticmethod
     def from_environment(
@@ -285,6 +286,7 @@ class Members:
     def state_is_complete(self) -> None: ...
     def recover(self) -> tuple[int, list[int], list[int], float]: ...
 
+@disjoint_base
 class Group:
     def __new__(
         cls,

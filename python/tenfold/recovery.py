@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Protocol
 
 from tenfold import _tenfold
 from tenfold.api import DEFAULT_TIMEOUT, Group, Seconds, _seconds
-from tenfold.exceptions import DistBackendError, DistError
+from tenfold.exceptions import DistBackendError
 
 __all__ = ["Members", "Recovered", "State", "train"]
 
@@ -249,47 +249,88 @@ def train(
     """Calls `step(group, number)` for each number below `steps`, and repeats steps after failures.
 
     `state` is all that a step changes: arrays, or an object with the methods of `State`. After every
-    `commit_every` steps, each rank copies it in memory. If a step raises an error of communication, the ranks
-    that are left recover (see `Members.recover`), return to the last state that all of them have, hand it to
-    ranks that joined, call `on_recovery(recovered, number)`, and go on with step `number`. What `step` has
-    done outside of `state` since then is not undone.
+    `commit_every` steps, each rank copies it in memory. If a step raises an error because the group has
+    failed, the ranks that are left recover (see `Members.recover`), return to the last state that all of them
+    have, hand it to ranks that joined, call `on_recovery(recovered, number)`, and go on with step `number`.
+    What `step` has done outside of `state` since then is not undone.
 
     `progress` gets the bytes of state that this rank has handed over or received, and how many there are.
     """
-    if commit_every < 1:
-        raise ValueError(f"commit_every is {commit_every}, expected 1 or more")
-    committed = _Commits(state if hasattr(state, "tensors") else Arrays(state))
-    failure: DistError | None = None
+    given = state if hasattr(state, "tensors") else Arrays(state)
+    plan = Plan(steps, commit_every, on_recovery, progress)
+    run(members, given, lambda number: step(members.group, number), plan)
+
+
+class Plan(NamedTuple):
+    """How many steps there are, and what happens between them. See `train`."""
+
+    steps: int
+    commit_every: int = 1
+    on_recovery: Callable[[Recovered, int], None] | None = None
+    progress: Callable[[int, int], None] | None = None
+
+
+def run(
+    members: Members,
+    state: State,
+    step: Callable[[int], None],
+    plan: Plan,
+    begin: Callable[[], None] | None = None,
+) -> None:
+    """Does what `train` does. All ranks call `begin` before the first step in each group."""
+    if plan.commit_every < 1:
+        raise ValueError(f"commit_every is {plan.commit_every}, expected 1 or more")
+    committed = _Commits(state)
+    failure: Exception | None = None
     recovered, number, futile = None, 0, -1
+    is_new = True
     if not members.has_joined:
         committed.commit(0)
     while True:
         try:
             if recovered is not None or members.without_state():
-                number = _agree_on_state(members, committed, progress)
-                if recovered is not None:
-                    if not recovered.left and number == futile:
-                        raise _FutileError  # no rank died, and the same step has failed before
-                    futile = -1 if recovered.left else number
-                    if on_recovery is not None:
-                        on_recovery(recovered, number)
-                recovered = None
-            while number < steps:
-                step(members.group, number)
+                number = _agree_on_state(members, committed, plan.progress)
+            if recovered is not None:
+                if not recovered.left and number == futile:
+                    raise _FutileError  # no rank died, and the same step has failed before
+                futile = -1 if recovered.left else number
+                if plan.on_recovery is not None:
+                    plan.on_recovery(recovered, number)
+            if is_new and begin is not None:
+                begin()
+            recovered, is_new = None, False
+            while number < plan.steps:
+                step(number)
                 number += 1
-                if number % commit_every == 0 or number == steps:
+                if number % plan.commit_every == 0 or number == plan.steps:
                     committed.commit(number)
             # No rank returns before all have completed the last step, because another may need its state.
             members.group.barrier()
             return
-        except DistError as error:
-            if members.group.failure() is None:
-                raise  # a mistake of the caller, an error of a store
-            failure = error
-            recovered = members.recover()
         except _FutileError:
             assert failure is not None
             raise failure from None
+        except Exception as error:
+            if not _is_of_communication(error, members.group):
+                raise
+            # A traceback would keep alive what the failed step has used.
+            failure = error.with_traceback(None)
+            failure.__context__ = failure.__cause__ = None
+            recovered, is_new = members.recover(), True
+
+
+# What an error of another group says: of one that was made from the members', such as that of a reducer.
+_LOST = {"PeerLost", "PeerSilent", "Aborted", "Timeout", "Closed"}
+
+
+def _is_of_communication(error: Exception, group: Group) -> bool:
+    """Whether a step failed because a rank died. Frameworks have exceptions of their own for that."""
+    if group.failure() is not None:
+        return True
+    if getattr(error, "kind", None) not in _LOST:
+        return False
+    group.revoke(f"a step failed on rank {group.rank}: {error}")  # other ranks may wait in this group
+    return True
 
 
 class _FutileError(Exception):

@@ -17,7 +17,7 @@ const SOON: Duration = Duration::from_secs(60);
 
 const HEARTBEAT_LONG: Duration = Duration::from_secs(20);
 
-/// The first so many processes begin; the others join when they are told.
+/// The first so many processes begin; the others join when the test orders it.
 const BEGIN: usize = 4;
 
 const JOBS: Jobs = &[("take_part", take_part)];
@@ -74,6 +74,8 @@ fn take_part(rank: &Rank) {
 
 fn sum_until_told(rank: &Rank, members: &Members, ended: &AtomicBool) -> Result<()> {
     let group = members.group();
+    let names = group.all_gather(group.name().as_bytes())?;
+    assert!(names.iter().all(|name| name == group.name().as_bytes()), "{names:?}");
     for round in 1.. {
         let mut values = vec![1.0_f32; 1000];
         values[999] = f32::from(u8::from(ended.load(Ordering::Relaxed)));

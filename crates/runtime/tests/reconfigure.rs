@@ -34,6 +34,9 @@ fn works(group: &Group, rank: usize, size: usize) -> Result<()> {
     let mut sum = [1, rank as i64];
     group.all_reduce(&mut sum, ReduceOp::Sum)?;
     assert_eq!(sum, [size as i64, (size * (size - 1) / 2) as i64]);
+    // Names of further groups are made from it, and ids from those.
+    let names = group.all_gather(group.name().as_bytes())?;
+    assert!(names.iter().all(|name| name == group.name().as_bytes()), "{names:?}");
     if size > 1 {
         let (to, from) = ((rank + 1) % size, (rank + size - 1) % size);
         let (mut out, mut into) = (Buffer::from_slice(&[rank as u64]), Buffer::zeros(DType::U64, 1));
@@ -81,7 +84,7 @@ fn processes_that_are_alone_become_a_group_and_are_alone_again() {
             let error = alone.barrier().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
             assert!(
-                error.message().ends_with("this process left the group: it is in `default@2` now"),
+                error.message().ends_with("this process left the group: it is in `default@1` now"),
                 "{error}"
             );
             let again = group.reconfigure(&handles[me..=me], 2)?;

@@ -28,7 +28,7 @@ mod sparse;
 pub(crate) mod state;
 mod subgroup;
 mod submit;
-mod survivors;
+pub(crate) mod survivors;
 pub(crate) mod trouble;
 
 use std::fmt;

@@ -97,6 +97,7 @@ impl Group {
     /// Then the error says which process did not take part. Only if a process loses all connections to a majority of the list
     /// between its vote and the decision, it does not know what the others did; its error says that, and it must try again.
     ///
+    /// The new group's name is that of this one with the `id`, as in `default@7`, so the processes need groups of the same name.
     /// An `id` is used once by a process, also if the attempt failed. When the new group is made, everything that is under way in
     /// this one fails here, and other members of it see that this rank has left. Connections and shared memory with processes that this one knows are kept.
     ///
@@ -126,10 +127,15 @@ impl Group {
     /// If a handle is invalid or given twice, the `id` was used, a process does not call in time or cannot be reached (it is
     /// named), or processes have other lists or settings.
     pub fn reconfigure(&self, handles: &[impl AsRef<str>], id: u64) -> Result<Group> {
+        self.reconfigure_as(handles, id, &super::survivors::name_of(&self.inner.name, id))
+    }
+
+    /// The same with a name, which all give to the new group: names of groups that are made from it begin with it.
+    pub(crate) fn reconfigure_as(&self, handles: &[impl AsRef<str>], id: u64, name: &str) -> Result<Group> {
         let deadline = self.deadline();
         let handles: Vec<&str> = handles.iter().map(AsRef::as_ref).collect();
-        let made =
-            self.inner.fabric.check_process().and_then(|()| self.become_one_of(&handles, id, &deadline));
+        let fabric = &self.inner.fabric;
+        let made = fabric.check_process().and_then(|()| self.become_one_of(&handles, id, name, &deadline));
         made.map_err(|fault| self.error_after(Label::new(OpKind::Reconfigure, 0), &deadline, fault))
     }
 
@@ -159,7 +165,7 @@ impl Group {
         })
     }
 
-    fn become_one_of(&self, handles: &[&str], id: u64, deadline: &Deadline) -> Faulty<Group> {
+    fn become_one_of(&self, handles: &[&str], id: u64, name: &str, deadline: &Deadline) -> Faulty<Group> {
         let inner = &self.inner;
         let cards = read(handles)?;
         let ids: Vec<FabricId> = cards
@@ -188,7 +194,7 @@ impl Group {
         let group = group_id("reconfigured", id ^ RECONFIGURED);
         let room = new_room(&inner.fabric, size, group)?;
         let rooms = inner.fabric.reshape(id, &ids, &roster, room.offset() as u64, deadline)?;
-        self.replace(&table, group, rank, room, roster, &rooms, in_order(&places))
+        self.replace(&table, group, name, rank, room, roster, &rooms, in_order(&places))
     }
 
     #[expect(clippy::too_many_arguments, reason = "all of what was agreed on")]
@@ -196,6 +202,7 @@ impl Group {
         &self,
         table: &Table,
         id: u64,
+        name: &str,
         rank: Rank,
         room: Arc<Room>,
         roster: Vec<Option<Arc<Peer>>>,
@@ -211,7 +218,7 @@ impl Group {
         let members: Vec<Member> = members.collect();
         let crowd = table.crowd(rank, members.len()).ok_or_else(|| senseless("list of kernels"))?;
         let forced = forced_algorithms(&inner.options)?;
-        let options = Options { name: super::survivors::next_name(&inner.name), ..inner.options.clone() };
+        let options = Options { name: name.to_string(), ..inner.options.clone() };
         let name: Arc<str> = options.name.as_str().into();
         let met = Met {
             fabric: inner.fabric.clone(),

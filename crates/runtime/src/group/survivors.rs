@@ -195,15 +195,19 @@ impl Group {
 }
 
 /// As in `default`, `default@2`, `default@3`.
-pub(super) fn next_name(name: &str) -> String {
-    let (base, generation) = match name.rsplit_once('@') {
-        Some((base, number)) => (base, number.parse().ok()),
-        None => (name, Some(1)),
-    };
-    match generation {
-        Some(generation) => format!("{base}@{}", u64::saturating_add(generation, 1)),
-        None => format!("{name}@2"),
-    }
+fn next_name(name: &str) -> String {
+    let (base, number) = parts(name);
+    format!("{base}@{}", number.unwrap_or(1).saturating_add(1))
+}
+
+/// As in `default@7`, whatever number was there before. Processes with different histories make the same of it.
+pub(crate) fn name_of(name: &str, number: u64) -> String {
+    format!("{}@{number}", parts(name).0)
+}
+
+fn parts(name: &str) -> (&str, Option<u64>) {
+    let parts = name.rsplit_once('@').and_then(|(base, number)| Some((base, number.parse().ok()?)));
+    parts.map_or((name, None), |(base, number)| (base, Some(number)))
 }
 
 #[cfg(test)]
@@ -216,5 +220,8 @@ mod tests {
         assert_eq!(next_name("default@2"), "default@3");
         assert_eq!(next_name("someone@home"), "someone@home@2");
         assert_eq!(next_name("@"), "@@2");
+        assert_eq!(name_of("default", 7), "default@7");
+        assert_eq!(name_of("default@3", 7), "default@7");
+        assert_eq!(name_of("someone@home", 7), "someone@home@7");
     }
 }

@@ -69,7 +69,7 @@ pub(super) fn join(wish: Wish, options: &Options) -> Result<Members> {
         let admission = admission.map_err(|fault| error(options, &deadline, fault))?;
         let handles: Vec<&str> = admission.members.iter().map(|note| &*note.handle).collect();
         let limit = options.timeout_of_calls().min(ATTEMPT_MAX);
-        match alone.with_timeout(limit).reconfigure(&handles, admission.id) {
+        match alone.with_timeout(limit).reconfigure_as(&handles, admission.id, &admission.name) {
             Ok(group) => {
                 return Ok(Members {
                     group,

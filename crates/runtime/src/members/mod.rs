@@ -25,6 +25,7 @@ use tenfold_store::{Deadline, Store, StoreExt as _};
 use crate::environment::Environment;
 use crate::fabric::random;
 use crate::fault::{ErrorKind, Fault, Result, show_duration, show_ranks, store_fault};
+use crate::group::survivors::name_of;
 use crate::group::{Group, Options, Seat};
 use joining::Wish;
 use notes::{Admission, Choice, Generation, Joiner, Note, Process};
@@ -232,7 +233,7 @@ impl Members {
         let admission = announce(survivors, chosen, began)?;
         let handles: Vec<&str> = admission.members.iter().map(|note| &*note.handle).collect();
         let limit = survivors.timeout_of_calls().min(ATTEMPT_MAX);
-        match survivors.with_timeout(limit).reconfigure(&handles, admission.id) {
+        match survivors.with_timeout(limit).reconfigure_as(&handles, admission.id, &admission.name) {
             Ok(group) => self.enter(group, admission, is_first, began).map(Some),
             Err(error) => {
                 tracing::warn!("the recovery is tried again: {error}");
@@ -246,6 +247,7 @@ impl Members {
         Admission {
             generation: self.generation + 1,
             id: 0,
+            name: String::new(),
             members: closed_up.collect(),
             left,
             joined: Vec::new(),
@@ -271,6 +273,7 @@ impl Members {
         let admission = Admission {
             generation: self.generation + 1,
             id: random()? as u64,
+            name: name_of(survivors.name(), self.generation + 1),
             members,
             joined: vacant.clone(),
             left: vacant,

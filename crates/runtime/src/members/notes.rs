@@ -60,6 +60,8 @@ pub(super) struct Admission {
     pub generation: u64,
     /// Of the attempt.
     pub id: u64,
+    /// Of the new group.
+    pub name: String,
     /// All members, by rank.
     pub members: Vec<Note>,
     pub left: Vec<Rank>,
