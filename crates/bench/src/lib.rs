@@ -4,11 +4,14 @@
 //! round in alternating order, so that a busy machine affects all of them. The result is the ratio within one
 //! run.
 //!
+//! `children` is about processes that report to a benchmark.
+//!
 //! `collectives` and `launch` (with `nodes`) stand alone. For the store server, `store` runs the cases, `script` has their
 //! bytes, `load` and `crowd` drive connections, `dashboard` observes the server meanwhile, `server` and
 //! `cores` manage the child processes, `report` prints. `scale` is about very many clients.
 
 mod case;
+mod children;
 mod collectives;
 mod cores;
 mod crowd;
