@@ -224,7 +224,7 @@ fn end(host: usize, link: usize) -> String {
     format!("end{host}-{link}")
 }
 
-fn host_address(host: usize, link: usize) -> Ipv4Addr {
+pub(crate) fn host_address(host: usize, link: usize) -> Ipv4Addr {
     let [network, host] = [77 + link, host + 1].map(|part| u8::try_from(part).expect("there are few"));
     Ipv4Addr::new(10, network, 0, host)
 }

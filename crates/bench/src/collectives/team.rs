@@ -8,7 +8,7 @@
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Child;
@@ -72,8 +72,13 @@ impl Coordinator {
         self.store.address()
     }
 
+    /// Readable when a rank has connected.
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+
     /// The next rank that has connected, if there is one.
-    fn accept(&self) -> Result<Option<Speaker>, Failure> {
+    pub(crate) fn accept(&self) -> Result<Option<Speaker>, Failure> {
         match self.listener.accept() {
             Ok((stream, _)) => {
                 Speaker::new(stream).map(Some).map_err(|error| lost(&error).during("a rank that arrives"))
