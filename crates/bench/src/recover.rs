@@ -29,7 +29,7 @@ use super::store::create;
 use super::{Failure, Interrupt};
 use contender::{Contender, Implementation, PeerName, Scene};
 use crew::{Crew, patience};
-use figures::{Case, Column, Row, Victim};
+use figures::{Case, Column, Round, Row, Victim};
 use ulfm::Ulfm;
 
 /// Two survivors at least, so that there is something to agree on.
@@ -287,44 +287,51 @@ impl Bench<'_> {
     ) -> Result<(), Failure> {
         let Entry { implementation, contender } = entry;
         let Some(ready) = contender else { return Ok(()) };
-        if let Some(reason) = ready.refuses(site) {
-            self.remark(format!("{implementation}: {reason}."));
-            return Ok(());
-        }
-        let interrupt = self.interrupt.clone();
-        interrupt.check()?;
-        let (ranks, Case { crew, victim, .. }) = (site.ranks(), row.case);
-        let scene = Scene {
-            site,
-            victim: victim.rank(round, ranks),
-            bytes: self.args.size,
-            timeout: self.args.timeout,
-        };
-        self.progress.show(format_args!("{crew}, {victim} is killed, round {}: {implementation}", round + 1));
-        self.teams += 1;
-        let team = format!("recover-{implementation}-{}-{}", self.teams, std::process::id());
-        let during =
-            |failure: Failure| failure.during(format_args!("{implementation}, {crew}, {victim} is killed"));
-        match Crew::start(ready, scene, team, coordinator, &interrupt).map_err(during)? {
-            Err(reason) => {
+        self.interrupt.check()?;
+        let Case { crew: ranks, victim, .. } = row.case;
+        let victim_rank = victim.rank(round, site.ranks());
+        let scene = Scene { site, victim: victim_rank, bytes: self.args.size, timeout: self.args.timeout };
+        self.progress
+            .show(format_args!("{ranks}, {victim} is killed, round {}: {implementation}", round + 1));
+        match self.lose_one(ready, scene, victim, coordinator) {
+            Ok(Ok(result)) => row.columns[index].rounds.push(result),
+            Ok(Err(reason)) => {
                 self.remark(format!(
                     "{implementation}: not measured: {reason}; name a Python that has PyTorch 2.14 or newer with \
                      `--python` or TENFOLD_PYTHON."
                 ));
                 *contender = None;
             }
-            Ok(crew) => {
-                let ranks_max = self.args.sites().iter().map(|(ranks, _)| ranks.ranks()).max();
-                let setting = ready.remark(ranks_max.unwrap_or(ranks));
-                self.remark(format!("{implementation}: {}; {setting}.", crew.version));
-                let result = crew.lose_one(ready, scene, victim == Victim::Store).map_err(during)?;
-                if let Some(reason) = &result.reason {
-                    self.remark(format!("{implementation}, {victim} killed: never: {reason}."));
-                }
-                row.columns[index].rounds.push(result);
+            Err(failure) => {
+                return Err(failure.during(format_args!("{implementation}, {ranks}, {victim} is killed")));
             }
         }
         Ok(())
+    }
+
+    /// One round of one implementation, or why it cannot take part.
+    fn lose_one(
+        &mut self,
+        contender: &Contender,
+        scene: Scene<'_>,
+        victim: Victim,
+        coordinator: &Coordinator,
+    ) -> Result<Result<Round, String>, Failure> {
+        self.teams += 1;
+        let (implementation, interrupt) = (contender.implementation(), self.interrupt.clone());
+        let team = format!("recover-{implementation}-{}-{}", self.teams, std::process::id());
+        let crew = match Crew::start(contender, scene, team, coordinator, &interrupt)? {
+            Ok(crew) => crew,
+            Err(reason) => return Ok(Err(reason)),
+        };
+        let ranks_max = self.args.sites().iter().map(|(ranks, _)| ranks.ranks()).max();
+        let setting = contender.remark(ranks_max.unwrap_or_default());
+        self.remark(format!("{implementation}: {}; {setting}.", crew.version));
+        let round = crew.lose_one(contender, scene, victim == Victim::Store)?;
+        if let Some(reason) = &round.reason {
+            self.remark(format!("{implementation}, {victim} killed: never: {reason}."));
+        }
+        Ok(Ok(round))
     }
 
     fn remark(&mut self, remark: String) {

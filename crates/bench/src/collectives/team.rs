@@ -123,7 +123,10 @@ impl<'a> Team<'a> {
         let name = format!("{implementation}-{}-{}", site.ranks(), std::process::id());
         let log = coordinator.folder().join(format!("{name}.log"));
         let socket = coordinator.socket();
-        let agents = site.hosts().map(|hosts| hosts.write_agents(coordinator.folder())).transpose()?;
+        let agents = site
+            .hosts()
+            .map(|hosts| hosts.write_agents(coordinator.folder(), Path::new("orted")))
+            .transpose()?;
         let meeting = Meeting {
             team: &name,
             coordinator: &socket,

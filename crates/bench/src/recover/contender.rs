@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use tenfold_console::Program;
 
+use super::super::Failure;
 use super::super::collectives::hosts::Place;
 use super::super::collectives::layout::interfaces;
 use super::super::collectives::operation::Transport;
@@ -19,8 +20,8 @@ const GLOO_PROGRAM: &str = include_str!("../peers/recover_gloo.py");
 
 const GLOO_REMARK: &str = "`abort` after the error, handles through the store, `_reconfigure`; TCP whatever the \
                            transport; its survivors know beforehand which rank dies";
-const ULFM_REMARK: &str =
-    "MPIX_Comm_revoke and MPIX_Comm_shrink after the error; it has no store, rank 0 dies instead";
+const ULFM_REMARK: &str = "MPIX_Comm_revoke and MPIX_Comm_shrink after the error; it has no store, rank 0 dies instead; \
+                           between hosts without its component `han`";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -70,6 +71,14 @@ pub(crate) enum Contender {
 }
 
 impl Contender {
+    pub(crate) fn implementation(&self) -> Implementation {
+        match self {
+            Contender::Tenfold => Implementation::Tenfold,
+            Contender::Gloo { .. } => Implementation::Gloo,
+            Contender::Ulfm(_) => Implementation::Ulfm,
+        }
+    }
+
     /// Ranks of an MPI find each other without one.
     pub(crate) fn needs_store(&self) -> bool {
         !matches!(self, Contender::Ulfm(_))
@@ -80,21 +89,20 @@ impl Contender {
         if matches!(self, Contender::Gloo { .. }) { Transport::Tcp } else { asked }
     }
 
-    /// Why it cannot be measured there.
-    pub(crate) fn refuses(&self, site: Site<'_>) -> Option<&'static str> {
-        let is_left_out = matches!(self, Contender::Ulfm(_)) && site.hosts().is_some();
-        is_left_out.then_some("not measured between hosts, whose launcher it would need")
-    }
-
     /// The processes that make a crew: one for each rank, or one that starts them all.
-    pub(crate) fn starts(&self, scene: Scene<'_>, team: &str, coordinator: &Path) -> Vec<Start> {
+    pub(crate) fn starts(
+        &self,
+        scene: Scene<'_>,
+        team: &str,
+        coordinator: &Path,
+    ) -> Result<Vec<Start>, Failure> {
         let hosts = scene.site.hosts();
         let start = |rank: usize, command: Command| {
             let place = hosts.map(|hosts| Place::Host(hosts.layout.host_of(rank)));
             Start { place, command }
         };
         let ranks = 0..scene.site.ranks();
-        match self {
+        Ok(match self {
             Contender::Tenfold => {
                 ranks.map(|rank| start(rank, own(rank, scene, team, coordinator))).collect()
             }
@@ -103,11 +111,11 @@ impl Contender {
                 ranks.map(|rank| start(rank, command(rank))).collect()
             }
             Contender::Ulfm(ulfm) => {
-                let mut command = ulfm.launch(scene.site.ranks(), scene.site.transport());
+                let mut command = ulfm.launch(scene.site)?;
                 command.arg(coordinator).arg(team).arg(scene.bytes.to_string());
-                vec![Start { place: None, command }]
+                vec![Start { place: hosts.map(|_| Place::Switch), command }]
             }
-        }
+        })
     }
 
     /// What a reader should know about how it ran.
@@ -164,14 +172,14 @@ mod tests {
     #[test]
     fn gloo_gets_a_process_for_each_rank_and_an_mpi_one_launcher() {
         let gloo = Contender::Gloo { python: "/venv/python".into() };
-        let starts = gloo.starts(scene(4), "t1", Path::new("/tmp/orders"));
+        let starts = gloo.starts(scene(4), "t1", Path::new("/tmp/orders")).unwrap();
         let words: Vec<_> = starts[3].command.get_args().skip(2).map(|word| word.to_string_lossy()).collect();
         assert_eq!(starts.len(), 4);
         assert_eq!(words, ["/tmp/orders", "t1", "3", "4", "4096", "2", "20"]);
         assert!(starts[3].place.is_none());
 
-        let ulfm = Contender::Ulfm(Ulfm { launcher: "/openmpi/mpirun".into(), program: "/tmp/ulfm".into() });
-        let starts = ulfm.starts(scene(4), "t1", Path::new("/tmp/orders"));
+        let ulfm = Contender::Ulfm(Ulfm { root: "/openmpi".into(), program: "/tmp/ulfm".into() });
+        let starts = ulfm.starts(scene(4), "t1", Path::new("/tmp/orders")).unwrap();
         let words: Vec<_> = starts[0].command.get_args().map(|word| word.to_string_lossy()).collect();
         assert_eq!(starts.len(), 1);
         assert!(words.join(" ").ends_with("-n 4 /tmp/ulfm /tmp/orders t1 4096"), "{words:?}");

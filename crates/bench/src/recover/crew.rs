@@ -61,7 +61,7 @@ impl<'a> Crew<'a> {
         let log = coordinator.folder().join(format!("{team}.log"));
         let (children, members) = (Vec::new(), Vec::new());
         let mut crew = Crew { coordinator, interrupt, team, log, children, members, version: String::new() };
-        for Start { place, command } in contender.starts(scene, &crew.team, &coordinator.socket()) {
+        for Start { place, command } in contender.starts(scene, &crew.team, &coordinator.socket())? {
             let start = || spawn(&command, &crew.log);
             let child = match scene.site.hosts().zip(place) {
                 Some((hosts, place)) => hosts.inside(place, start).and_then(|child| child),
@@ -131,8 +131,14 @@ impl<'a> Crew<'a> {
             .map_err(|error| Failure::new(format!("cannot kill rank {}: {error}", scene.victim)))?;
         let answers = self.answers(&survivors, patience(scene.timeout))?;
         let heard = survivors.iter().zip(answers).map(|(rank, answer)| Heard { rank: *rank, answer });
-        Round::judge(scene.victim, killed_ns, all.len(), heard.collect())
-            .map_err(|wrong| self.explained(wrong))
+        let round = Round::judge(scene.victim, killed_ns, all.len(), heard.collect());
+        match &round.reason {
+            // Others may have such results, and have no figures then; ours is not measured until it is repaired.
+            Some(reason) if round.is_wrong && matches!(contender, Contender::Tenfold) => {
+                Err(self.explained(Failure::new(reason)))
+            }
+            _ => Ok(round),
+        }
     }
 
     fn name_store(&mut self, scene: Scene<'_>, victim_hosts_store: bool) -> Result<(), Failure> {

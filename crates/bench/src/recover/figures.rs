@@ -5,7 +5,6 @@
 
 use std::fmt;
 
-use super::super::Failure;
 use super::super::collectives::operation::{Crew, Transport};
 use super::super::report::{align, median};
 use super::contender::Implementation;
@@ -28,47 +27,48 @@ pub(crate) struct Round {
     pub(crate) done_ms: f64,
     /// Why one did not.
     pub(crate) reason: Option<String>,
+    /// A survivor has a result that cannot be right.
+    pub(crate) is_wrong: bool,
 }
 
 impl Round {
-    /// # Errors
-    /// If a result is wrong.
-    pub(crate) fn judge(
-        victim: usize,
-        killed_ns: u64,
-        ranks: usize,
-        heard: Vec<Heard>,
-    ) -> Result<Round, Failure> {
-        let expected = ((1_u64 << ranks) - 1) & !(1 << victim);
-        let since = |ns: u64| ns.saturating_sub(killed_ns) as f64 / 1e6;
-        let mut round = Round { error_ms: 0.0, done_ms: 0.0, reason: None };
+    pub(crate) fn judge(victim: usize, killed_ns: u64, ranks: usize, heard: Vec<Heard>) -> Round {
+        let survivors = ((1_u64 << ranks) - 1) & !(1 << victim);
+        let mut round = Round { error_ms: 0.0, done_ms: 0.0, reason: None, is_wrong: false };
         for Heard { rank, answer } in heard {
+            let since = |ns: u64| ns.saturating_sub(killed_ns) as f64 / 1e6;
+            let never = f64::INFINITY;
             let (error_ms, done_ms, reason) = match answer {
-                Some(Ok(Answer::Recovered { error_ns, done_ns, sum })) if sum == expected => {
+                Some(Ok(Answer::Recovered { error_ns, done_ns, sum })) if sum == survivors => {
                     (since(error_ns), since(done_ns), None)
                 }
-                Some(Ok(Answer::Recovered { sum, .. })) => {
-                    let message = format!(
-                        "wrong result: after the death of rank {victim} of {ranks}, rank {rank} added up ranks {sum:#b}"
-                    );
-                    return Err(Failure::new(message));
-                }
-                Some(Ok(Answer::Failed { error_ns, reason })) => {
-                    (since(error_ns), f64::INFINITY, Some(reason))
+                Some(Ok(Answer::Recovered { error_ns, sum, .. })) => {
+                    round.is_wrong = true;
+                    let reason =
+                        format!("its sum is that of ranks {} instead of {}", list(sum), list(survivors));
+                    (since(error_ns), never, Some(reason))
                 }
                 Some(Ok(Answer::Wrong(reason))) => {
-                    return Err(Failure::new(format!("wrong result: {reason}")));
+                    round.is_wrong = true;
+                    (never, never, Some(format!("wrong result: {reason}")))
                 }
-                Some(Ok(other)) => (f64::INFINITY, f64::INFINITY, Some(format!("it sent {other:?}"))),
-                Some(Err(reason)) => (f64::INFINITY, f64::INFINITY, Some(reason)),
-                None => (f64::INFINITY, f64::INFINITY, Some("no answer".into())),
+                Some(Ok(Answer::Failed { error_ns, reason })) => (since(error_ns), never, Some(reason)),
+                Some(Ok(other)) => (never, never, Some(format!("it sent {other:?}"))),
+                Some(Err(reason)) => (never, never, Some(reason)),
+                None => (never, never, Some("no answer".into())),
             };
             round.error_ms = round.error_ms.max(error_ms);
             round.done_ms = round.done_ms.max(done_ms);
             round.reason = round.reason.or(reason.map(|reason| format!("rank {rank}: {reason}")));
         }
-        Ok(round)
+        round
     }
+}
+
+/// The ranks whose powers of two make this sum.
+fn list(sum: u64) -> String {
+    let ranks = (0..u64::BITS).filter(|rank| sum & 1 << rank != 0).map(|rank| rank.to_string());
+    ranks.collect::<Vec<_>>().join(", ")
 }
 
 /// Which rank is killed.
@@ -259,37 +259,39 @@ mod tests {
         Heard { rank, answer: Some(Ok(answer)) }
     }
 
-    fn judge(heard: Vec<Heard>) -> Result<Round, String> {
-        Round::judge(1, 100 * MS, 3, heard).map_err(|failure| failure.to_string())
+    fn judge(heard: Vec<Heard>) -> Round {
+        Round::judge(1, 100 * MS, 3, heard)
     }
 
     #[test]
     fn a_round_lasts_until_the_last_survivor_has_recovered() {
-        let round = judge(vec![recovered(0, 2, 9, 0b101), recovered(2, 5, 8, 0b101)]).unwrap();
-        assert_eq!(round, Round { error_ms: 5.0, done_ms: 9.0, reason: None });
+        let round = judge(vec![recovered(0, 2, 9, 0b101), recovered(2, 5, 8, 0b101)]);
+        assert_eq!(round, Round { error_ms: 5.0, done_ms: 9.0, reason: None, is_wrong: false });
     }
 
     #[test]
     fn a_survivor_that_does_not_recover_leaves_the_round_without_an_end() {
         let failed = Answer::Failed { error_ns: 107 * MS, reason: "no store".into() };
         let heard = |answer| vec![recovered(0, 2, 9, 0b101), Heard { rank: 2, answer }];
-        let round = judge(heard(Some(Ok(failed)))).unwrap();
+        let round = judge(heard(Some(Ok(failed))));
         let reason = Some("rank 2: no store".to_owned());
-        assert_eq!(round, Round { error_ms: 7.0, done_ms: f64::INFINITY, reason });
-        let silent = judge(heard(None)).unwrap();
+        assert_eq!(round, Round { error_ms: 7.0, done_ms: f64::INFINITY, reason, is_wrong: false });
+        let silent = judge(heard(None));
         assert_eq!((silent.error_ms, silent.reason), (f64::INFINITY, Some("rank 2: no answer".into())));
-        let gone = judge(heard(Some(Err("it closed its connection".into())))).unwrap();
+        let gone = judge(heard(Some(Err("it closed its connection".into()))));
         assert_eq!(gone.reason.as_deref(), Some("rank 2: it closed its connection"));
     }
 
     #[test]
-    fn a_sum_without_a_survivor_or_with_the_dead_rank_is_refused() {
-        for sum in [0b001, 0b111, 0b100] {
-            let wrong = judge(vec![recovered(0, 2, 9, 0b101), recovered(2, 5, 8, sum)]).unwrap_err();
-            assert!(wrong.contains("rank 2 added up ranks"), "{wrong}");
+    fn a_sum_without_a_survivor_or_with_the_dead_rank_is_wrong() {
+        for (sum, ranks) in [(0b001, "0"), (0b111, "0, 1, 2"), (0b100, "2")] {
+            let round = judge(vec![recovered(0, 2, 9, 0b101), recovered(2, 5, 8, sum)]);
+            assert!(round.is_wrong && round.done_ms.is_infinite() && round.error_ms == 5.0, "{round:?}");
+            let reason = format!("rank 2: its sum is that of ranks {ranks} instead of 0, 2");
+            assert_eq!(round.reason, Some(reason));
         }
-        let wrong = Heard { rank: 0, answer: Some(Ok(Answer::Wrong("rank 0 has 3".into()))) };
-        assert_eq!(judge(vec![wrong]).unwrap_err(), "wrong result: rank 0 has 3");
+        let round = judge(vec![Heard { rank: 0, answer: Some(Ok(Answer::Wrong("it has 3".into()))) }]);
+        assert_eq!((round.is_wrong, round.reason), (true, Some("rank 0: wrong result: it has 3".into())));
     }
 
     #[test]
@@ -300,7 +302,12 @@ mod tests {
     }
 
     fn column(implementation: Implementation, done_ms: &[f64]) -> Column {
-        let round = |done_ms: &f64| Round { error_ms: done_ms.min(4.0), done_ms: *done_ms, reason: None };
+        let round = |done_ms: &f64| Round {
+            error_ms: done_ms.min(4.0),
+            done_ms: *done_ms,
+            reason: None,
+            is_wrong: false,
+        };
         Column { implementation, transport: Transport::Shm, rounds: done_ms.iter().map(round).collect() }
     }
 

