@@ -52,7 +52,7 @@ const SITES: &str = "4,8";
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   tenfold bench recover                             4 and 8 ranks of this machine
-  tenfold bench recover --against gloo,ulfm         the same with Gloo and Open MPI 5, in the same rounds
+  tenfold bench recover --against gloo,ulfm         beside Gloo and Open MPI 5's ULFM
   tenfold bench recover --transport shm,tcp --hosts 2x2,4x2 --ranks 4,8 --against gloo,ulfm
   tenfold bench recover --victim store --rounds 20 --json rows.json")]
 pub(crate) struct RecoverArgs {

@@ -44,8 +44,7 @@ try:
 
     reconfigure = dist._reconfigure
 except Exception as error:
-    say(f"missing {type(error).__name__}: {error}")
-    sys.exit(3)
+    give_up(f"missing {team} {type(error).__name__}: {error}")
 
 
 class Rank:

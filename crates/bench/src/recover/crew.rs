@@ -85,10 +85,9 @@ impl<'a> Crew<'a> {
             sleep_until_one_speaks(sources.chain([self.coordinator.as_fd()]))?;
             let mut index = 0;
             while index < strangers.len() {
-                let said = strangers[index].poll_parsed(Answer::parse);
-                match said.map_err(|failure| self.explained(failure.during("a rank")))? {
-                    None => index += 1,
-                    Some(Answer::Hello { team, rank, pid, version }) if team == self.team => {
+                match strangers[index].poll_parsed(Answer::parse) {
+                    Ok(None) => index += 1,
+                    Ok(Some(Answer::Hello { team, rank, pid, version })) if team == self.team => {
                         let seat = seats.get_mut(rank).filter(|seat| seat.is_none());
                         let seat = seat.ok_or_else(|| {
                             Failure::new(format!("rank {rank} is a duplicate or out of range"))
@@ -96,10 +95,12 @@ impl<'a> Crew<'a> {
                         *seat = Some(Member { pid, speaker: strangers.swap_remove(index) });
                         self.version = version;
                     }
-                    Some(Answer::Missing(reason)) => return Ok(Some(reason)),
-                    Some(other) => {
-                        return Err(Failure::new(format!("a rank sent {other:?} instead of hello")));
+                    Ok(Some(Answer::Missing { team, reason })) if team == self.team => {
+                        return Ok(Some(reason));
                     }
+                    // A rank of an earlier round, which was killed meanwhile. If one of this round is killed, its
+                    // process has ended early.
+                    Ok(Some(_)) | Err(_) => drop(strangers.swap_remove(index)),
                 }
             }
         }

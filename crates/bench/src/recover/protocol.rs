@@ -7,8 +7,8 @@
 pub(crate) enum Answer {
     /// `hello TEAM RANK PID VERSION`: first of all.
     Hello { team: String, rank: usize, pid: i32, version: String },
-    /// `missing REASON`: it cannot take part at all, as when Python has no torch.
-    Missing(String),
+    /// `missing TEAM REASON`: it cannot take part at all, as when Python has no torch.
+    Missing { team: String, reason: String },
     /// `store PORT`: it hosts a store, as ordered.
     Store(u16),
     /// `running`: it has completed some all-reduces, and goes on with them.
@@ -32,7 +32,10 @@ impl Answer {
                 let version = words.next().unwrap_or_default().trim().to_owned();
                 Some(Answer::Hello { team, rank: rank.parse().ok()?, pid: pid.parse().ok()?, version })
             }
-            "missing" => Some(Answer::Missing(rest.to_owned())),
+            "missing" => {
+                let (team, reason) = rest.split_once(' ')?;
+                Some(Answer::Missing { team: team.to_owned(), reason: reason.to_owned() })
+            }
             "store" => Some(Answer::Store(rest.parse().ok()?)),
             "running" => Some(Answer::Running),
             "recovered" => {
@@ -75,6 +78,8 @@ mod tests {
     fn answers_are_read_and_invalid_ones_are_refused() {
         let hello = Answer::Hello { team: "t1".into(), rank: 3, pid: 77, version: "Open MPI v5.0.11".into() };
         assert_eq!(Answer::parse("hello t1 3 77 Open MPI v5.0.11"), Some(hello));
+        let missing = Answer::Missing { team: "t1".into(), reason: "no torch".into() };
+        assert_eq!(Answer::parse("missing t1 no torch"), Some(missing));
         assert_eq!(Answer::parse("store 4711"), Some(Answer::Store(4711)));
         assert_eq!(Answer::parse("running"), Some(Answer::Running));
         let recovered = Answer::Recovered { error_ns: 5, done_ns: 7, sum: 11 };
