@@ -39,7 +39,7 @@ const RANKS_MAX: usize = 32;
 /// One element.
 const SIZE_MIN: usize = size_of::<f64>();
 const SIZE_MAX: usize = 1 << 30;
-const SITES: &str = "4,8";
+const RANKS: [usize; 2] = [4, 8];
 
 /// Measure how long the other ranks need to continue after one was killed.
 ///
@@ -149,13 +149,10 @@ fn parse_timeout(text: &str) -> Result<Duration, String> {
 impl RecoverArgs {
     /// Where ranks are, and what carries their bytes.
     fn sites(&self) -> Vec<(Ranks, Transport)> {
-        let default: Vec<usize> = if self.ranks.is_empty() && self.hosts.is_empty() {
-            SITES.split(',').filter_map(|ranks| ranks.parse().ok()).collect()
-        } else {
-            self.ranks.clone()
-        };
+        let is_default = self.ranks.is_empty() && self.hosts.is_empty();
+        let ranks = if is_default { &RANKS[..] } else { &self.ranks };
         let machines =
-            self.transport.iter().flat_map(|&transport| default.iter().map(move |&ranks| (ranks, transport)));
+            self.transport.iter().flat_map(|&transport| ranks.iter().map(move |&ranks| (ranks, transport)));
         let machines = machines.map(|(ranks, transport)| (Ranks::Machine(ranks), transport));
         machines.chain(self.hosts.iter().map(|&layout| (Ranks::Hosts(layout), Transport::ByHost))).collect()
     }
