@@ -35,6 +35,11 @@ impl Round {
     pub(crate) fn judge(victim: usize, killed_ns: u64, ranks: usize, heard: Vec<Heard>) -> Round {
         let survivors = ((1_u64 << ranks) - 1) & !(1 << victim);
         let mut round = Round { error_ms: 0.0, done_ms: 0.0, reason: None, is_wrong: false };
+        // A survivor that died as well explains what the others have.
+        let gone = heard.iter().find_map(|heard| match &heard.answer {
+            Some(Err(reason)) => Some(format!("rank {}: {reason}", heard.rank)),
+            _ => None,
+        });
         for Heard { rank, answer } in heard {
             let since = |ns: u64| ns.saturating_sub(killed_ns) as f64 / 1e6;
             let never = f64::INFINITY;
@@ -61,6 +66,8 @@ impl Round {
             round.done_ms = round.done_ms.max(done_ms);
             round.reason = round.reason.or(reason.map(|reason| format!("rank {rank}: {reason}")));
         }
+        round.is_wrong &= gone.is_none();
+        round.reason = gone.or(round.reason);
         round
     }
 }
@@ -290,6 +297,9 @@ mod tests {
             let reason = format!("rank 2: its sum is that of ranks {ranks} instead of 0, 2");
             assert_eq!(round.reason, Some(reason));
         }
+        let gone = Heard { rank: 2, answer: Some(Err("it closed its connection".into())) };
+        let round = judge(vec![recovered(0, 2, 9, 0b001), gone]);
+        assert_eq!((round.is_wrong, round.reason), (false, Some("rank 2: it closed its connection".into())));
         let round = judge(vec![Heard { rank: 0, answer: Some(Ok(Answer::Wrong("it has 3".into()))) }]);
         assert_eq!((round.is_wrong, round.reason), (true, Some("rank 0: wrong result: it has 3".into())));
     }
