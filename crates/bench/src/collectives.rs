@@ -12,14 +12,14 @@
 #![expect(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
 
 mod figures;
-mod hosts;
-mod layout;
-mod namespace;
-mod operation;
-mod peer;
+pub(crate) mod hosts;
+pub(crate) mod layout;
+pub(crate) mod namespace;
+pub(crate) mod operation;
+pub(crate) mod peer;
 mod protocol;
 pub(crate) mod rank;
-mod team;
+pub(crate) mod team;
 mod values;
 
 use std::io::Write as _;
@@ -410,7 +410,7 @@ impl Bench<'_> {
     }
 }
 
-fn load_average() -> Option<f64> {
+pub(crate) fn load_average() -> Option<f64> {
     parse_load(&std::fs::read_to_string("/proc/loadavg").ok()?)
 }
 

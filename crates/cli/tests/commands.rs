@@ -152,7 +152,8 @@ fn help_on_the_environment_is_the_list_of_variables() {
 
 #[test]
 fn every_command_has_help_with_an_example() {
-    let commands = "demo, run, serve, store, top, trace, worker, environment, bench, bench store";
+    let commands =
+        "demo, run, serve, store, top, trace, worker, environment, bench, bench store, bench recover";
     for command in commands.split(", ") {
         let words: Vec<&str> = command.split(' ').chain(["--help"]).collect();
         let text = printed(&tenfold(&words));
@@ -188,6 +189,51 @@ fn a_benchmark_of_collectives_checks_measures_and_writes_its_rows() {
     );
     assert!(rows[0]["median_us"].as_f64().unwrap() > 0.0, "{rows}");
     assert_eq!(rows[0]["ratio"], serde_json::Value::Null);
+}
+
+#[test]
+fn a_benchmark_of_recovery_kills_a_rank_and_sees_the_others_continue() {
+    let folder = tempfile::tempdir().unwrap();
+    let rows = folder.path().join("rows.json");
+    let arguments = ["bench", "recover", "--ranks", "3,4", "--transport", "shm,tcp", "--size", "64K"];
+    let text =
+        printed(&tenfold(&[&arguments[..], &["--rounds", "2", "--json", rows.to_str().unwrap()]].concat()));
+    let title = text.lines().next().unwrap().split_whitespace().collect::<Vec<_>>();
+    assert_eq!(title[..5], ["ranks", "killed", "implementation", "transport", "recovered"], "{text}");
+    assert!(!text.contains("never:"), "{text}");
+    let rows: serde_json::Value = serde_json::from_slice(&std::fs::read(rows).unwrap()).unwrap();
+    let cases = rows.as_array().unwrap().iter().map(|row| {
+        assert_eq!((&row["rounds"], &row["recovered"]), (&2.into(), &2.into()), "{row}");
+        // No survivor has completed anything without the dead rank before it knew of the death.
+        assert!(row["median_us"].as_f64() > row["error_us"].as_f64(), "{row}");
+        [&row["ranks"], &row["transport"], &row["victim"]].map(ToString::to_string).join(" ")
+    });
+    let expected = [
+        r#"3 "shm" "other""#,
+        r#"3 "shm" "store""#,
+        r#"4 "shm" "other""#,
+        r#"4 "shm" "store""#,
+        r#"3 "tcp" "other""#,
+        r#"3 "tcp" "store""#,
+        r#"4 "tcp" "other""#,
+        r#"4 "tcp" "store""#,
+    ];
+    assert_eq!(cases.collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn a_peer_of_recovery_that_is_missing_is_reported_and_the_others_are_measured() {
+    let output = Command::new(TENFOLD)
+        .args(["bench", "recover", "--ranks", "3", "--rounds", "1", "--victim", "store", "--size", "8"])
+        .args(["--against", "ulfm"])
+        .env("TENFOLD_ULFM", "/nowhere")
+        .output()
+        .unwrap();
+    let text = printed(&output);
+    let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(lines[1][5..9], ["tenfold", "shm", "1", "of"], "{text}");
+    assert_eq!(lines[2][5..], ["ulfm", "shm", "–", "–", "–", "–", "–"], "{text}");
+    assert!(text.contains("ulfm: not measured: TENFOLD_ULFM=`/nowhere` is not an Open MPI 5"), "{text}");
 }
 
 #[test]

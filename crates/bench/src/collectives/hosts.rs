@@ -114,8 +114,8 @@ impl Hosts {
         }
     }
 
-    /// Writes the programs that an MPI starts its ranks with.
-    pub(crate) fn write_agents(&self, folder: &Path) -> Result<Agents, Failure> {
+    /// Writes the programs that an MPI with this daemon starts its ranks with.
+    pub(crate) fn write_agents(&self, folder: &Path, daemon: &Path) -> Result<Agents, Failure> {
         let write = |name: &str, script: String| {
             let path = folder.join(name);
             std::fs::write(&path, script)
@@ -123,8 +123,10 @@ impl Hosts {
                 .map_err(|error| Failure::new(format!("cannot write `{}`: {error}", path.display())))?;
             Ok(path)
         };
-        let daemon = format!("#!/bin/sh\nexec {} orted \"$@\"\n", tied());
-        Ok(Agents { shell: write("enter-host", self.shell_script())?, daemon: write("orted", daemon)? })
+        let script = format!("#!/bin/sh\nexec {} '{}' \"$@\"\n", tied(), daemon.display());
+        // The launcher may look for this name in the command.
+        let name = daemon.file_name().unwrap_or_default().to_string_lossy();
+        Ok(Agents { shell: write("enter-host", self.shell_script())?, daemon: write(&name, script)? })
     }
 
     fn shell_script(&self) -> String {
@@ -179,7 +181,7 @@ impl Hosts {
 pub(crate) struct Agents {
     /// Runs a command on the host that is its first argument, as `ssh` does.
     pub(crate) shell: PathBuf,
-    /// Open MPI's daemon.
+    /// Its daemon.
     pub(crate) daemon: PathBuf,
 }
 
@@ -224,7 +226,7 @@ fn end(host: usize, link: usize) -> String {
     format!("end{host}-{link}")
 }
 
-fn host_address(host: usize, link: usize) -> Ipv4Addr {
+pub(crate) fn host_address(host: usize, link: usize) -> Ipv4Addr {
     let [network, host] = [77 + link, host + 1].map(|part| u8::try_from(part).expect("there are few"));
     Ipv4Addr::new(10, network, 0, host)
 }

@@ -403,7 +403,7 @@ fn program(name: &str) -> Option<PathBuf> {
 }
 
 /// Where `./test` keeps its downloads.
-fn cache() -> Option<PathBuf> {
+pub(crate) fn cache() -> Option<PathBuf> {
     let folder = |variable| std::env::var_os(variable).map(PathBuf::from);
     folder("TENFOLD_CACHE")
         .or_else(|| folder("XDG_CACHE_HOME").map(|cache| cache.join("tenfold")))

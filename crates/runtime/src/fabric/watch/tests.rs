@@ -76,3 +76,20 @@ fn a_peer_that_closes_before_its_hello_is_dialled_again_and_not_for_ever() {
     }
     assert_eq!(peer.fate(), Some(&Fate::Died));
 }
+
+/// Letters that a rank sends one after another would wait for acknowledgements, which a receiver delays by 40 ms.
+#[test]
+fn both_ends_of_a_stream_between_hosts_send_immediately() {
+    let (id, options) = (FabricId(crate::fabric::random().unwrap()), FabricOptions::for_tests());
+    let (fabric, unix, tcp) = Fabric::without_helper(id, options).unwrap();
+    let address = tcp[0].local_addr().unwrap();
+    let mut watch = prepare(fabric, unix, tcp).unwrap();
+    let dialled = connect(address, None).unwrap();
+    assert!(dialled.nodelay().unwrap());
+    while watch.streams.is_empty() {
+        watch.accept_tcp(0);
+    }
+    let accepted = watch.streams.values().next().unwrap();
+    let Io::Tcp(socket) = &accepted.io else { panic!("it is a TCP stream") };
+    assert!(accepted.accepted && socket.nodelay().unwrap());
+}
