@@ -192,12 +192,12 @@ class Group:
     @property
     def rank(self) -> int:
         """Returns the rank of this process."""
-        return self._rank
+        return self._rank if self._backend is None else self._backend.rank()
 
     @property
     def size(self) -> int:
         """Returns the number of ranks."""
-        return self._size
+        return self._size if self._backend is None else self._backend.size()
 
     @property
     def name(self) -> str:

@@ -4,18 +4,20 @@ Each function is run by the ranks of a group, over shared memory and over TCP. `
 contract is Gloo's, too, except where a test says so.
 """
 
+import gc
 import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import tenfold.torch
 import torch
 import torch.distributed as dist
 from ranks import Outcome, Rank, RankServer
-from regroup import TRANSPORTS, barrier, become, begin, begin_together, exchange, options, works
+from regroup import SOON, TRANSPORTS, barrier, become, begin, begin_together, exchange, options, works
 from torch._C._distributed_c10d import ErrorType
 
 Run = Callable[[Callable[..., object]], list[Outcome]]
@@ -425,3 +427,41 @@ def test_ranks_can_be_threads_of_one_process(ranks: RankServer, ours: None) -> N
     for transport in TRANSPORTS:
         (outcome,) = ranks.run(thread_ranks, transport, world=1)
         assert outcome.returned == [[6, 6], [6, 5, 6], [6, 5, 6]]
+
+
+def reconfigure_often(_: Rank) -> list[tuple[int, int, int]]:
+    """Three threads, which become groups of two and of three in turn. Descriptors, threads, kilobytes."""
+    groups = []
+    for number in range(3):
+        backend = tenfold.torch.Backend(None, 0, 1, SOON, f"thread {number}", enable_reconfigure=True)
+        groups.append(tenfold.torch.ProcessGroup(dist.HashStore(), backend))
+    handles = [group.get_reconfigure_handle() for group in groups]
+    tensors = [torch.ones(20_000).share_memory_() for _ in groups]
+
+    def take_part(number: int, uuid: int, members: list[int]) -> None:
+        if number in members:
+            groups[number].reconfigure(options(uuid, [handles[member] for member in members])).wait()
+            groups[number].allreduce([tensors[number]]).wait()
+            assert (tensors[number] == len(members)).all()
+            tensors[number].fill_(1)
+
+    footprints = []
+    with ThreadPoolExecutor(3) as threads:
+        for uuid in range(400):
+            members = [[0, 1, 2], [0, 1], [2, 0, 1], [1, 2]][uuid % 4]
+            list(threads.map(lambda number: take_part(number, uuid, members), range(3)))  # noqa: B023, it waits
+            if uuid in (99, 399):
+                gc.collect()
+                fields = dict(
+                    line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines()
+                )
+                resident = int(fields["VmRSS"].split()[0])
+                footprints.append((len(os.listdir("/proc/self/fd")), int(fields["Threads"]), resident))
+    return footprints
+
+
+def test_old_groups_leave_nothing_behind(ranks: RankServer, ours: None) -> None:
+    before, after = ranks.run(reconfigure_often, world=1)[0].returned
+    assert after[0] <= before[0], "descriptors"
+    assert after[1] <= before[1], "threads"
+    assert after[2] - before[2] < 10_000, f"{after[2] - before[2]} KB for 300 groups"

@@ -200,3 +200,17 @@ def test_a_backend_that_is_not_connected_is_alone() -> None:
     sums(backend, 1)
     backend.reconfigure(options(1, [backend.get_reconfigure_handle()])).wait()
     sums(backend, 1)
+
+
+def both_layers(me: Rank) -> list[int]:
+    group = tenfold.init(store=me.store, rank=me.rank, world_size=2, timeout=SOON)
+    of_c10d = group.process_group
+    handles = exchange(me, "swap", of_c10d.get_reconfigure_handle(), [1, 0])
+    of_c10d.reconfigure(options(1, handles)).wait()
+    works(group, 1 - me.rank, 2)
+    sums(of_c10d, 2)
+    return [of_c10d.rank(), group.rank]
+
+
+def test_a_group_for_arrays_follows_its_process_group(ranks: RankServer) -> None:
+    assert [outcome.returned for outcome in ranks.run(both_layers)] == [[1, 1], [0, 0]]

@@ -283,7 +283,7 @@ class ProcessGroupTenfold(Reconfigurable, Backend):
 
     def shutdown(self) -> None:
         """Leaves the group. Pending operations continue; new calls raise an error."""
-        self._group = None
+        self._group = self._shrinking = None
 
     def get_error(self) -> ErrorType:
         error = self.group().failure()

@@ -144,6 +144,7 @@ class Reconfigurable:
         if self._shrinking is None:
             self._shrinking = Shrinking(group)
         smaller, ranks = self._shrinking.without(ranks_to_exclude, timeout.total_seconds())
+        self._shrinking = None
         backend = type(self)._of(smaller, timeout)  # type: ignore[attr-defined]
         own = self._options.global_ranks_in_group or list(range(self._size))
         backend._options.global_ranks_in_group = [own[rank] for rank in ranks]

@@ -166,12 +166,12 @@ class Reconfigurable:
         """Leaves the group. Later calls raise an error with this reason."""
         self.shared_storages.clear()
         if not isinstance(self.group, Absent):
-            self.group = Absent(self._name, reason)
+            self.group, self._shrinking = Absent(self._name, reason), None
 
     def shutdown(self) -> None:
         """Leaves the group. Memory that other ranks still read stays readable."""
         self.shared_storages.clear()
-        self.group = Absent(self._name, "was shut down")
+        self.group, self._shrinking = Absent(self._name, "was shut down"), None
 
     # Shrink.
 
@@ -188,6 +188,7 @@ class Reconfigurable:
             self._shrinking = Shrinking(self.group)
         timeout = getattr(opts_override, "_timeout", None) or self._options._timeout
         smaller, ranks = self._shrinking.without(ranks_to_exclude, timeout.total_seconds())
+        self._shrinking = None
         global_ranks = [self._global_ranks[rank] for rank in ranks]
         return type(self).of(smaller, timeout, smaller.name, global_ranks)
 
