@@ -45,6 +45,9 @@ pub(super) enum Finder {
     Tree { without: Option<Pid> },
     /// All processes that have the mark.
     Marked(Mark),
+    /// What one process of the run has left behind: processes of its group, and those that have its own mark. They
+    /// are in the tree below this process, without the given child, if there is one.
+    Of { mark: Mark, leader: Pid, tree: Option<Pid> },
 }
 
 impl Finder {
@@ -52,6 +55,17 @@ impl Finder {
         match self {
             Finder::Tree { without } => tree(getpid(), *without),
             Finder::Marked(mark) => all_but_us().filter(|&process| mark.is_on(process)).collect(),
+            Finder::Of { mark, leader, tree: guard } => {
+                let all: Vec<Pid> = match guard {
+                    Some(guard) => tree(getpid(), Some(*guard)),
+                    None => all_but_us().collect(),
+                };
+                // If its number belongs to another process by now, so may the group.
+                let group = Stat::read(*leader).is_none().then_some(leader.as_raw_pid());
+                let is_of_group =
+                    |&process: &Pid| group.is_some() && Stat::read(process).map(|stat| stat.group) == group;
+                all.into_iter().filter(|process| is_of_group(process) || mark.is_on(*process)).collect()
+            }
         }
     }
 }
@@ -175,6 +189,11 @@ pub(super) fn end_all(find: impl Fn() -> Vec<Pid>, patience: Duration) -> usize 
         let until = if now >= kill_at { now + Duration::from_millis(100) } else { kill_at };
         wait_for_any(&handles, until.saturating_duration_since(now));
     }
+}
+
+/// Kills leftovers. Returns how many were alive when it gave up.
+pub(super) fn kill(finder: &Finder) -> usize {
+    end_all(|| finder.find(), Duration::ZERO)
 }
 
 /// Asks leftovers to exit and gives them some time.
