@@ -463,6 +463,42 @@ fn a_replacement_continues_the_log_files_of_its_rank_and_so_does_a_spare() {
     assert!(read("spare-0-2/stdout.log").starts_with(&first(&spare)));
 }
 
+fn top(address: &str, option: &str) -> String {
+    let output =
+        std::process::Command::new(serving::TENFOLD).args(["top", address, option]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn the_dashboard_shows_spares_and_who_replaced_whom() {
+    let mut job = Job::start(&["-n", "2", "--spares", "1", "--dashboard"]);
+    let address = job.note("dashboard on http://");
+    let address = address.split_once("http://").unwrap().1.trim_end_matches('/').to_owned();
+    let workers = job.workers(3);
+    let [a, b, spare] = &workers[..] else { unreachable!() };
+    let waits = format!("  1 spare waits on {}: pid {}\n", host(), spare.process);
+    wait_until("the spare is shown", || top(&address, "--once").contains(&waits));
+    publish(1, &[a, b], &[], &[]);
+    b.kill();
+    let next = job.worker();
+    publish(2, &[a, spare], &[(1, b)], &[(1, spare)]);
+    let what = format!("rank 1 (pid {}, killed by SIGKILL) was replaced by pid {}", b.process, spare.process);
+    let line = format!("  generation 2 after 0.08 s: {what}\n");
+    wait_until("the generation is shown", || top(&address, "--once").contains(&line));
+    let waits = format!("  1 spare waits on {}: pid {}\n", host(), next.process);
+    wait_until("the next spare is shown", || top(&address, "--once").contains(&waits));
+    let facts: Value = serde_json::from_str(&top(&address, "--json")).unwrap();
+    let run = &facts["runs"][0];
+    let generation = run["generations"].as_array().unwrap().last().unwrap();
+    assert_eq!((&generation["generation"], &generation["what"]), (&json!(2), &json!(what)));
+    let ranks = run["nodes"][0]["ranks"].as_array().unwrap();
+    let pids: Vec<String> = ranks.iter().map(|rank| rank["pid"].to_string()).collect();
+    assert_eq!(pids, [a, spare].map(|worker| worker.process.clone()));
+    [a, spare].into_iter().for_each(|worker| job.send(worker, 0));
+    assert_eq!(job.ended().1.code(), Some(0));
+}
+
 /// Options for one of two nodes that soon notice missing ones, but not before a busy machine lets them run.
 fn node(port: &str, name: &str) -> Vec<String> {
     let endpoint = format!("127.0.0.2:{port}");

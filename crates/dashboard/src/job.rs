@@ -11,7 +11,7 @@
 use std::fmt;
 use std::marker::PhantomData;
 
-use serde::de::{Error as _, SeqAccess, Visitor};
+use serde::de::{DeserializeOwned, Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 /// Nodes of one job, spares included.
@@ -262,11 +262,19 @@ pub struct NodeText<R> {
     /// Its ranks.
     pub ranks: R,
     /// Processes that wait to become ranks.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "readable")]
     pub spares: Vec<SpareStatus>,
     /// The last generations of the job's ranks that it knows of, the oldest first.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "readable")]
     pub generations: Vec<Generation>,
+}
+
+/// The items that can be read, skipping everything else.
+pub(crate) fn readable<'de, D: Deserializer<'de>, T: DeserializeOwned>(
+    deserializer: D,
+) -> Result<Vec<T>, D::Error> {
+    let items = Option::<Vec<serde_json::Value>>::deserialize(deserializer)?.unwrap_or_default();
+    Ok(items.into_iter().filter_map(|item| serde_json::from_value(item).ok()).collect())
 }
 
 /// A process that waits to become a rank.

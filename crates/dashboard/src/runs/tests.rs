@@ -48,11 +48,16 @@ fn parsed(state: &serde_json::Value) -> Result<State, String> {
     parse_state(head, &mut texts.into_iter(), &mut left())
 }
 
+fn beat_of(ranks: Vec<RankStatus>) -> Beat {
+    let (spares, generations) = (Vec::new(), Vec::new());
+    Beat { seconds: 0.0, silence_max: 0.0, ranks, spares, generations }
+}
+
 fn raw(state: &serde_json::Value, beats: &[(&str, f64, Vec<serde_json::Value>)]) -> Raw {
     let beat = |(id, seconds, ranks): &(&str, f64, Vec<serde_json::Value>)| {
         let text = json!({"beat": 17, "node": node(id, 2), "ranks": ranks}).to_string();
         let text = parse_beat(text.as_bytes());
-        (id.to_string(), Beat { seconds: *seconds, silence_max: silence_max(&text), ranks: text.ranks.0 })
+        (id.to_string(), Beat { seconds: *seconds, silence_max: silence_max(&text), ..beat_of(text.ranks.0) })
     };
     Raw { id: "job".into(), state: parsed(state), nodes: beats.iter().map(beat).collect() }
 }
@@ -408,7 +413,7 @@ proptest! {
         let texts = [&page, &state].map(|text| Some(Value::from(text.to_string().into_bytes())));
         let state = parse_head(state.to_string().as_bytes())
             .and_then(|head| parse_state(head, &mut texts.into_iter(), &mut left()));
-        let nodes = [("a".to_owned(), Beat { seconds: 1.0, silence_max: LOST_AFTER, ranks })].into();
+        let nodes = [("a".to_owned(), Beat { seconds: 1.0, silence_max: LOST_AFTER, ..beat_of(ranks) })].into();
         let run = one(Raw { id: "job".into(), state, nodes }, &[waiter("127.0.0.1:1", "`k`", 20.0)]);
         serde_json::to_string(&run).unwrap();
     }
