@@ -358,8 +358,10 @@ fn when_all_ranks_die_the_job_is_restarted() {
     publish(1, &[a, b], &[], &[]);
     let waiting = handle(&spare.process);
     job.run.launcher.freeze(); // it notices both together
+    let both = [a, b].map(|worker| handle(&worker.process));
     a.kill();
     b.kill();
+    both.iter().for_each(wait_until_gone);
     job.run.launcher.signal(Signal::CONT);
     job.note("the ranks cannot recover: no rank of generation 1 is left");
     wait_until_gone(&waiting);
@@ -380,12 +382,13 @@ fn a_spare_that_is_admitted_and_dies_in_the_same_moment_is_replaced_as_a_rank() 
     let next = job.worker();
     spare.kill();
     publish(2, &[a, spare], &[(1, b)], &[(1, spare)]);
+    // The launcher may have noticed the death first, or the generation: then the next spare can take the place.
     let third = job.worker();
-    let fourth = if third.rank == "1" { third } else { job.worker() };
-    publish(3, &[a, &fourth], &[(1, spare)], &[(1, &fourth)]);
+    let (fourth, other) = if third.rank == "1" { (&third, &next) } else { (&next, &third) };
+    publish(3, &[a, fourth], &[(1, spare)], &[(1, fourth)]);
     job.note("generation 3 after 0.08 s: rank 1 (pid ");
-    let waiting = handle(&next.process);
-    [a, &fourth].into_iter().for_each(|worker| job.send(worker, 0));
+    let waiting = handle(&other.process);
+    [a, fourth].into_iter().for_each(|worker| job.send(worker, 0));
     assert_eq!(job.ended().1.code(), Some(0));
     wait_until_gone(&waiting);
 }

@@ -56,6 +56,8 @@ pub(super) enum Act {
     /// All ranks have finished.
     StopSpares,
     Note(String),
+    /// So many of the started processes do not count, because they have not helped.
+    Refund(u64),
     /// The ranks cannot recover, for this reason: end the round because of the deaths that are not forgotten.
     GiveUp(String),
 }
@@ -91,6 +93,8 @@ pub(super) struct Crew {
     pending: Vec<(Id, u64)>,
     looks: u64,
     replaced: u64,
+    /// Those of them that this node has started since the last generation in which no rank was missing.
+    started: u64,
     generation: Option<Generation>,
     /// Nothing is replaced any more: it has given up, or all ranks have finished.
     is_over: bool,
@@ -134,7 +138,7 @@ impl Hand {
 impl Crew {
     pub(super) fn new(terms: Terms) -> Crew {
         let (hands, pending) = (BTreeMap::new(), Vec::new());
-        Crew { terms, hands, pending, looks: 0, replaced: 0, generation: None, is_over: false }
+        Crew { terms, hands, pending, looks: 0, replaced: 0, started: 0, generation: None, is_over: false }
     }
 
     /// This process was started, as it was asked for.
@@ -267,6 +271,7 @@ impl Crew {
         self.generation = Some(new);
         if self.lost().next().is_none() {
             self.hands.values_mut().for_each(|hand| hand.is_warm = true);
+            self.started = 0;
         }
     }
 
@@ -398,6 +403,7 @@ impl Crew {
 
     fn start(&mut self, part: Part, of: Id, acts: &mut Vec<Act>) {
         self.replaced += 1;
+        self.started += 1;
         acts.push(Act::Start { part, of });
     }
 
@@ -414,23 +420,30 @@ impl Crew {
         if hand.serial.is_none() && !hand.was_member {
             return Some(format!("rank {rank} (pid {}) is not in generation {number}", hand.process));
         }
-        if let Some(reason) = self.shortage(rank) {
-            return Some(reason);
-        }
+        let deserted = || self.is_deserted().then(|| format!("no rank of generation {number} is left"));
+        self.finished(rank).or_else(deserted).or_else(|| self.spent())
+    }
+
+    /// No rank is left that could recover.
+    fn is_deserted(&self) -> bool {
         let is_left = |hand: &Hand| hand.was_member && hand.end.is_none() && !hand.is_left_out;
-        let is_alone = !self.terms.has_others && !self.hands.values().any(is_left);
-        is_alone.then(|| format!("no rank of generation {number} is left"))
+        !self.terms.has_others && !self.hands.values().any(is_left)
     }
 
     /// Why no further process may be started.
     fn shortage(&self, rank: usize) -> Option<String> {
+        self.finished(rank).or_else(|| self.spent())
+    }
+
+    fn finished(&self, rank: usize) -> Option<String> {
         let has_finished = |hand: &Hand| match (hand.part, hand.end) {
             (Part::Rank(rank), Some(end)) if !end.is_failure() => Some(rank),
             _ => None,
         };
-        if let Some(finished) = self.hands.values().find_map(has_finished) {
-            return Some(too_late(finished, rank));
-        }
+        self.hands.values().find_map(has_finished).map(|finished| too_late(finished, rank))
+    }
+
+    fn spent(&self) -> Option<String> {
         let Terms { restarts_max, restarts_used, .. } = self.terms;
         let is_spent = restarts_used.saturating_add(self.replaced) >= restarts_max;
         is_spent.then(|| format!("all restarts and replacements are used ({restarts_max})"))
@@ -443,6 +456,11 @@ impl Crew {
 
     fn give_up(&mut self, reason: String, acts: &mut Vec<Act>) {
         self.is_over = true;
+        // If all ranks have died, one after the other, that is one failure: what was started meanwhile has not helped.
+        if self.is_deserted() && self.generation.is_some() && self.started > 0 {
+            self.replaced = self.replaced.saturating_sub(self.started);
+            acts.push(Act::Refund(self.started));
+        }
         acts.push(Act::GiveUp(reason));
     }
 

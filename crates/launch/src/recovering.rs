@@ -145,6 +145,11 @@ impl Launch {
                 }
             }
             Act::StopSpares => self.stop_spares(),
+            Act::Refund(count) => {
+                if let Some(reader) = &recovery.reader {
+                    reader.count(-i64::try_from(count).unwrap_or(0));
+                }
+            }
             Act::Note(line) => self.outlet.note(&line),
             Act::GiveUp(reason) => {
                 self.outlet.note(&format!("the ranks cannot recover: {reason}"));
@@ -159,7 +164,7 @@ impl Launch {
         let Some(round) = &self.round else { return };
         let Some(recovery) = &round.recovery else { return };
         if let Some(reader) = &recovery.reader {
-            reader.count();
+            reader.count(1);
         }
         let used = round.assignment.restarts_used + recovery.crew.replaced();
         let count = format!("replacement {used} of {}", self.plan.max_restarts);

@@ -1,7 +1,7 @@
 //! The generations of a job's ranks, from what all its launchers report.
 //!
-//! Each launcher knows how its own processes have ended, and it may miss a generation that was followed by
-//! another at once. Together they know more.
+//! Each launcher knows how its own processes have ended, and it may miss a generation that was soon
+//! followed by another. Together they know more.
 
 use std::collections::BTreeMap;
 

@@ -278,10 +278,14 @@ fn a_spare_that_is_admitted_and_dies_in_the_same_moment_is_a_dead_rank() {
 
 #[test]
 fn after_a_rank_has_finished_no_other_is_replaced() {
-    let mut crew = crew(3, 1);
+    let mut crew = crew(2, 0);
+    crew.ended(0, DONE);
+    crew.ended(1, KILLED);
+    let reason = "rank 0 has already finished, so the others cannot take in another rank 1";
+    assert_eq!(gave_up(&saw(&mut crew, 1, generation(1, &[0, 1]))), reason);
+    let mut crew = self::crew(3, 1);
     assert_eq!(crew.ended(0, DONE), []);
     crew.ended(1, End::Exit(1));
-    let reason = "rank 0 has already finished, so the others cannot take in another rank 1";
     assert_eq!(gave_up(&saw(&mut crew, 1, generation(1, &[0, 1, 2]))), reason);
     // It may also finish after the death: then no rank takes the replacement in.
     let mut crew = self::crew(3, 0);
@@ -314,6 +318,19 @@ fn when_no_rank_is_left_the_round_ends() {
     crew.ended(0, KILLED);
     crew.ended(1, KILLED);
     assert_eq!(gave_up(&saw(&mut crew, 2, generation(1, &[0, 1]))), "no rank of generation 1 is left");
+    // They may also die one after the other. That is one failure, and uses no more of the budget than that.
+    let mut crew = self::crew(3, 0);
+    for rank in 0..2 {
+        crew.ended(rank, End::Exit(1));
+        let acts = saw(&mut crew, rank as u64 + 1, generation(1, &[0, 1, 2]));
+        assert_eq!(acts, [replacement(rank, rank)]);
+        start(&mut crew, 3 + rank, Part::Replacement(rank));
+    }
+    crew.ended(2, End::Exit(1));
+    let acts = saw(&mut crew, 3, generation(1, &[0, 1, 2]));
+    let reason = "no rank of generation 1 is left".to_owned();
+    assert_eq!(acts, [Act::Refund(2), Act::GiveUp(reason)]);
+    assert_eq!(crew.replaced(), 0);
     // Ranks of other nodes may go on.
     let mut crew = crew_of(Terms { has_others: true, ..terms() }, 2, 0);
     crew.ended(0, KILLED);

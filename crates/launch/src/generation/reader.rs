@@ -33,7 +33,7 @@ pub(crate) struct Sources {
 
 enum Ask {
     Look(u64),
-    Count,
+    Count(i64),
     Watch(bool),
 }
 
@@ -58,9 +58,9 @@ impl Reader {
         self.ask(Ask::Look(number));
     }
 
-    /// This launcher has started a process after a death.
-    pub(crate) fn count(&self) {
-        self.ask(Ask::Count);
+    /// This launcher has started so many processes after deaths; less than 0 if some do not count.
+    pub(crate) fn count(&self, delta: i64) {
+        self.ask(Ask::Count(delta));
     }
 
     /// Whether to look again and again.
@@ -96,7 +96,7 @@ impl Work {
                     self.look = number;
                     tell(self.read());
                 }
-                Ok(Ask::Count) => drop(self.count(1)), // if the store is lost, the job ends anyway
+                Ok(Ask::Count(delta)) => drop(self.count(delta)), // if the store is lost, the job ends anyway
                 Ok(Ask::Watch(is_wanted)) => is_watching = is_wanted,
                 Err(RecvTimeoutError::Timeout) => {
                     let before = self.last.clone();
