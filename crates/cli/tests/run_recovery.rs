@@ -511,8 +511,8 @@ fn node(port: &str, name: &str) -> Vec<String> {
     words.into_iter().chain(more).map(str::to_string).collect()
 }
 
-#[test]
-fn each_node_replaces_its_own_ranks_and_all_nodes_tell() {
+/// Two nodes of two ranks each, in the order of their ranks.
+fn two_nodes() -> ([Job; 2], [Vec<Worker>; 2]) {
     let port = {
         let listener = std::net::TcpListener::bind("127.0.0.2:0").unwrap();
         listener.local_addr().unwrap().port().to_string()
@@ -525,6 +525,42 @@ fn each_node_replaces_its_own_ranks_and_all_nodes_tell() {
     let first = usize::from(nodes[1][0].rank == "0"); // nodes are numbered as they join
     jobs.rotate_left(first);
     nodes.rotate_left(first);
+    (jobs, nodes)
+}
+
+#[test]
+fn a_rank_that_finished_on_another_node_cannot_take_in_another() {
+    let (mut jobs, nodes) = two_nodes();
+    let ([a, b], [c, d]) = (&nodes[0][..], &nodes[1][..]) else { unreachable!() };
+    publish_at("127.0.0.2", 1, &[a, b, c, d], &[], &[]);
+    let [near, far] = &mut jobs;
+    far.send(d, 0);
+    wait_until_gone_or_ended(&d.process);
+    b.kill();
+    near.note("the ranks cannot recover: a rank of another node has already finished");
+    for job in jobs.iter_mut() {
+        job.note("restart 1 of 3: round 1 starts on 2 nodes");
+    }
+    jobs.iter().for_each(|job| job.run.launcher.signal(Signal::TERM));
+    jobs.into_iter().for_each(|job| assert_eq!(job.ended().1.code(), Some(1)));
+}
+
+#[test]
+fn when_the_ranks_of_all_nodes_die_the_job_is_restarted() {
+    let (mut jobs, nodes) = two_nodes();
+    let ([a, b], [c, d]) = (&nodes[0][..], &nodes[1][..]) else { unreachable!() };
+    publish_at("127.0.0.2", 1, &[a, b, c, d], &[], &[]);
+    [a, b, c, d].into_iter().for_each(Worker::kill);
+    for job in jobs.iter_mut() {
+        job.note("round 1 starts on 2 nodes");
+    }
+    jobs.iter().for_each(|job| job.run.launcher.signal(Signal::TERM));
+    jobs.into_iter().for_each(|job| assert_eq!(job.ended().1.code(), Some(1)));
+}
+
+#[test]
+fn each_node_replaces_its_own_ranks_and_all_nodes_tell() {
+    let (mut jobs, nodes) = two_nodes();
     let [near, far] = &mut jobs;
     let ([a, b], [c, d]) = (&nodes[0][..], &nodes[1][..]) else { unreachable!() };
     publish_at("127.0.0.2", 1, &[a, b, c, d], &[], &[]);

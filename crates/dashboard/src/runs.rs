@@ -387,6 +387,9 @@ fn describe_one(raw: Raw, seen: &Seen, unknown_left: &mut usize) -> Run {
     let reports = beats.values_mut().map(|beat| std::mem::take(&mut beat.generations));
     let generations = generations::merged(reports, state.members.len() > 1);
     let first_ranks = first_ranks(&state);
+    // A spare of one node may have become a rank of another.
+    let reported: HashSet<usize> =
+        beats.values().flat_map(|beat| &beat.ranks).filter_map(|rank| rank.rank).collect();
     let mut nodes: Vec<Node> = Vec::new();
     for member in &state.members {
         let beat = beats.remove(&member.node.id);
@@ -403,7 +406,8 @@ fn describe_one(raw: Raw, seen: &Seen, unknown_left: &mut usize) -> Run {
         }
         if state.phase != Phase::Over {
             let first_rank = member.rank.and_then(|rank| first_ranks.get(&rank).copied());
-            let unknown = unknown_ranks(&known, member.node.ranks, first_rank, *unknown_left);
+            let mut unknown = unknown_ranks(&known, member.node.ranks, first_rank, *unknown_left);
+            unknown.retain(|rank| rank.rank.is_none_or(|rank| !reported.contains(&rank)));
             *unknown_left -= unknown.len();
             known.extend(unknown);
         }

@@ -11,7 +11,7 @@
 //!
 //! Pure. Processes, notes and the store are in `recovering`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tenfold_dashboard::job;
 
@@ -35,6 +35,11 @@ pub(super) enum Part {
 /// What is to be done, in this order.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Act {
+    /// Count so many more ranks as missing, and as finished, for the launchers of all nodes.
+    Tally {
+        missing: i64,
+        finished: i64,
+    },
     /// Read the generation now, and answer with this number.
     Look(u64),
     /// Start such a process, because that one died.
@@ -70,6 +75,9 @@ pub(super) struct Seen {
     pub(super) generation: Result<Option<Generation>, String>,
     /// Processes that all nodes have started after a death, in the whole job.
     pub(super) replaced: u64,
+    /// Ranks of all nodes that have died and are missing, and that have finished; 0 if there are no other nodes.
+    pub(super) missing: u64,
+    pub(super) finished: u64,
 }
 
 /// What the crew is given at the beginning of a round.
@@ -96,6 +104,9 @@ pub(super) struct Crew {
     /// Those of them that this node has started since the last generation in which no rank was missing.
     started: u64,
     generation: Option<Generation>,
+    /// Ranks of this node that are counted as missing, and as finished; and those of all nodes.
+    tallied: (i64, i64),
+    tally: (u64, u64),
     /// Nothing is replaced any more: it has given up, or all ranks have finished.
     is_over: bool,
 }
@@ -138,7 +149,18 @@ impl Hand {
 impl Crew {
     pub(super) fn new(terms: Terms) -> Crew {
         let (hands, pending) = (BTreeMap::new(), Vec::new());
-        Crew { terms, hands, pending, looks: 0, replaced: 0, started: 0, generation: None, is_over: false }
+        Crew {
+            terms,
+            hands,
+            pending,
+            looks: 0,
+            replaced: 0,
+            started: 0,
+            generation: None,
+            tallied: (0, 0),
+            tally: (0, 0),
+            is_over: false,
+        }
     }
 
     /// This process was started, as it was asked for.
@@ -180,6 +202,12 @@ impl Crew {
 
     /// A process has ended.
     pub(super) fn ended(&mut self, id: Id, end: End) -> Vec<Act> {
+        let mut acts = self.notice(id, end);
+        self.count(&mut acts);
+        acts
+    }
+
+    fn notice(&mut self, id: Id, end: End) -> Vec<Act> {
         let Some(hand) = self.hands.get_mut(&id) else { return Vec::new() };
         hand.end = Some(end);
         if self.is_over {
@@ -216,6 +244,7 @@ impl Crew {
             return acts;
         }
         self.replaced = self.replaced.max(seen.replaced);
+        self.tally = (seen.missing, seen.finished);
         let trouble = match seen.generation {
             Ok(generation) => {
                 let last = self.generation.as_ref().map_or(0, |last| last.generation);
@@ -233,8 +262,28 @@ impl Crew {
                 self.decide(id, trouble.as_deref(), &mut acts);
             }
         }
+        // What was started for a rank that is still missing waits for nothing if a rank elsewhere has finished.
+        let missing = self.lost().next();
+        if let Some(reason) = missing.filter(|_| !self.is_over).and_then(|rank| self.finished(rank)) {
+            self.give_up(reason, &mut acts);
+        }
         self.finish(&mut acts);
+        self.count(&mut acts);
         acts
+    }
+
+    /// Reports to the launchers of other nodes what has changed on this one.
+    fn count(&mut self, acts: &mut Vec<Act>) {
+        let missing: BTreeSet<usize> = self.lost().collect();
+        let has_finished =
+            |hand: &&Hand| matches!(hand.part, Part::Rank(_)) && hand.end == Some(End::Exit(0));
+        let finished = self.hands.values().filter(has_finished).count();
+        let now = [missing.len(), finished].map(|count| i64::try_from(count).unwrap_or(i64::MAX));
+        let tally = Act::Tally { missing: now[0] - self.tallied.0, finished: now[1] - self.tallied.1 };
+        if self.terms.has_others && tally != (Act::Tally { missing: 0, finished: 0 }) {
+            self.tallied = (now[0], now[1]);
+            acts.insert(0, tally);
+        }
     }
 
     // ── a new generation ───────────────────────────────────────────────────────────────────────────────
@@ -427,7 +476,10 @@ impl Crew {
     /// No rank is left that could recover.
     fn is_deserted(&self) -> bool {
         let is_left = |hand: &Hand| hand.was_member && hand.end.is_none() && !hand.is_left_out;
-        !self.terms.has_others && !self.hands.values().any(is_left)
+        let (missing, finished) = self.tally;
+        let ranks = self.generation.as_ref().map_or(usize::MAX, |generation| generation.ranks.len());
+        let is_empty_elsewhere = !self.terms.has_others || missing.saturating_add(finished) >= ranks as u64;
+        is_empty_elsewhere && !self.hands.values().any(is_left)
     }
 
     /// Why no further process may be started.
@@ -440,7 +492,8 @@ impl Crew {
             (Part::Rank(rank), Some(end)) if !end.is_failure() => Some(rank),
             _ => None,
         };
-        self.hands.values().find_map(has_finished).map(|finished| too_late(finished, rank))
+        let here = self.hands.values().find_map(has_finished).map(|finished| too_late(finished, rank));
+        here.or_else(|| (self.tally.1 > 0).then(|| "a rank of another node has already finished".to_owned()))
     }
 
     fn spent(&self) -> Option<String> {

@@ -49,6 +49,11 @@ impl Generation {
         format!("/worker/attempt_{round}/recover/generation")
     }
 
+    /// The keys beside it by which launchers count ranks that are missing, and that have finished.
+    pub(super) fn tally_keys(round: u64) -> [String; 2] {
+        ["missing", "finished"].map(|what| format!("/worker/attempt_{round}/recover/launchers/{what}"))
+    }
+
     pub(super) fn parse(text: &[u8]) -> Result<Generation, String> {
         if text.len() > TEXT_MAX {
             return Err(format!("its generation is {} bytes long, the limit is {TEXT_MAX}", text.len()));

@@ -67,6 +67,7 @@ impl Launch {
         let sources = Sources {
             ranks: round.door.endpoint.clone(),
             key: Generation::key(number),
+            tally: (assignment.nodes > 1).then(|| Generation::tally_keys(number)),
             launchers: home.store.clone(),
             counter: Keys::new(&self.job.run_id).replaced(assignment.job),
         };
@@ -122,6 +123,11 @@ impl Launch {
             Act::Look(number) => {
                 if let Some(reader) = &recovery.reader {
                     reader.look(number);
+                }
+            }
+            Act::Tally { missing, finished } => {
+                if let Some(reader) = &recovery.reader {
+                    reader.tally(missing, finished);
                 }
             }
             Act::Start { part, of } => self.replace(part, of),
@@ -210,7 +216,7 @@ impl Launch {
             }
             Part::Spare => None,
         };
-        let writer = match seat {
+        let writer = match seat.filter(|&seat| round.owns(seat)) {
             Some(seat) => Writer::replacement(seat.local_rank, &serial),
             None => Writer::spare(&serial),
         };
@@ -243,7 +249,12 @@ impl Launch {
         let Some(round) = &self.round else { return };
         let (number, node_rank) = (round.assignment.round, round.assignment.node_rank);
         let prefix = self.prefix_of(Some(seat), &round.assignment);
-        let logs = self.logs.of(number, &Writer::former_spare(seat.local_rank, &format!("{node_rank}-{id}")));
+        let serial = format!("{node_rank}-{id}");
+        let writer = match round.owns(seat) {
+            true => Writer::former_spare(seat.local_rank, &serial),
+            false => Writer::spare(&serial), // another rank of this node has the files of that local rank
+        };
+        let logs = self.logs.of(number, &writer);
         let Some(round) = &mut self.round else { return };
         let Some(rank) = round.ranks.iter_mut().find(|rank| rank.id == id) else { return };
         rank.seat = Some(seat);

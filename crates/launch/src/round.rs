@@ -99,6 +99,12 @@ impl Round {
         self.ranks.iter().any(Rank::is_running)
     }
 
+    /// Whether this rank was one of this node at the start of the round. A spare may become a rank of another one.
+    pub(super) fn owns(&self, seat: Seat) -> bool {
+        let first = self.assignment.first_rank();
+        (first..first + self.assignment.node().ranks).contains(&seat.number)
+    }
+
     /// The ranks that count, each with its present or last process, and the spares that wait.
     pub(super) fn shown(&self) -> (Vec<&Rank>, Vec<&Rank>) {
         let mut ranks: Vec<&Rank> = Vec::new();

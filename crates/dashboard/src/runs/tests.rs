@@ -202,6 +202,13 @@ fn ranks_that_have_not_joined_are_shown_with_their_numbers() {
     assert_eq!(seen(0), [(Some(0), "missing", false), (Some(1), "missing", false)]);
     assert_eq!(seen(1), [(Some(2), "running", false), (Some(3), "running", true)]);
 
+    // A spare of the second node has become rank 1.
+    let known = vec![rank(0, 2, "running", ""), rank(1, 3, "running", ""), rank(1, 1, "running", "")];
+    let run = one(raw(&running, &[("a", 1.0, vec![rank(0, 0, "running", "")]), ("b", 1.0, known)]), &[]);
+    let numbers = |node: usize| run.nodes[node].ranks.iter().map(|rank| rank.status.rank).collect::<Vec<_>>();
+    assert_eq!(numbers(0), [Some(0)]);
+    assert_eq!(numbers(1), [Some(2), Some(3), Some(1)]);
+
     // Before the round begins the numbers are unknown; after its end no rank is missing.
     let run = one(raw(&state("joining", &[("a", None)]), &[]), &[]);
     assert_eq!(run.nodes[0].ranks.len(), 2);

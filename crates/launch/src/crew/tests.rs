@@ -42,7 +42,7 @@ fn generation(number: u64, ids: &[Id]) -> Generation {
 }
 
 fn answer(look: u64, generation: Option<Generation>) -> Seen {
-    Seen { look, generation: Ok(generation), replaced: 0 }
+    Seen { look, generation: Ok(generation), replaced: 0, missing: 0, finished: 0 }
 }
 
 /// What a generation leads to, without the news that it is there.
@@ -120,7 +120,7 @@ fn a_process_that_no_generation_has_is_not_replaced() {
 fn a_store_that_cannot_be_read_ends_the_round() {
     let mut crew = crew(2, 0);
     crew.ended(1, KILLED);
-    let lost = || Seen { look: 1, generation: Err("the store is lost".into()), replaced: 0 };
+    let lost = || Seen { look: 1, generation: Err("the store is lost".into()), ..answer(1, None) };
     assert_eq!(gave_up(&crew.seen(lost())), "the store is lost");
     // If nothing depends on it, it does not matter.
     assert_eq!(self::crew(2, 0).seen(lost()), []);
@@ -337,6 +337,34 @@ fn when_no_rank_is_left_the_round_ends() {
     crew.ended(1, KILLED);
     let acts = saw(&mut crew, 2, generation(1, &[0, 1, 50]));
     assert_eq!(acts, [replacement(0, 0), replacement(1, 1)]);
+    // Unless the launchers have counted all of them.
+    let mut crew = crew_of(Terms { has_others: true, ..terms() }, 1, 0);
+    crew.ended(0, KILLED);
+    let generation = Ok(Some(generation(1, &[0, 50])));
+    let acts = crew.seen(Seen { generation, missing: 2, ..answer(1, None) });
+    assert_eq!(gave_up(&acts), "no rank of generation 1 is left");
+}
+
+#[test]
+fn launchers_count_for_each_other_which_ranks_are_missing_or_have_finished() {
+    let mut crew = crew_of(Terms { has_others: true, ..terms() }, 3, 0);
+    let tally = |missing, finished| Act::Tally { missing, finished };
+    assert_eq!(crew.ended(1, KILLED), [tally(1, 0), Act::Look(1)]);
+    let ranks = |second| generation(1 + u64::from(second != 1), &[0, second, 2, 50]);
+    assert_eq!(saw(&mut crew, 1, ranks(1)), [replacement(1, 1)]);
+    start(&mut crew, 3, Part::Replacement(1));
+    assert_eq!(crew.ended(3, KILLED), [Act::Forget(1), Act::Look(2)], "it is still missing");
+    assert_eq!(saw(&mut crew, 2, ranks(1)), [replacement(1, 3)]);
+    start(&mut crew, 4, Part::Replacement(1));
+    assert_eq!(saw(&mut crew, 2, ranks(4)), [tally(-1, 0), Act::Forget(3)]);
+    assert_eq!(crew.ended(0, DONE), [tally(0, 1)]);
+    // A rank that finished on another node cannot take in another either.
+    let mut crew = crew_of(Terms { has_others: true, ..terms() }, 2, 0);
+    crew.ended(1, KILLED);
+    assert_eq!(saw(&mut crew, 1, generation(1, &[0, 1, 50])), [replacement(1, 1)]);
+    start(&mut crew, 2, Part::Replacement(1));
+    let acts = crew.seen(Seen { finished: 1, ..answer(1, None) });
+    assert_eq!(acts, [Act::GiveUp("a rank of another node has already finished".into())]);
 }
 
 #[test]
@@ -345,7 +373,7 @@ fn restarts_and_replacements_of_all_nodes_have_one_limit() {
         let mut crew = crew_of(Terms { restarts_used: used, ..terms() }, 2, 0);
         crew.ended(1, KILLED);
         let generation = Ok(Some(generation(1, &[0, 1])));
-        crew.seen(Seen { look: 1, generation, replaced }).pop()
+        crew.seen(Seen { generation, replaced, ..answer(1, None) }).pop()
     };
     assert_eq!(dies(0, 2), Some(replacement(1, 1)));
     assert_eq!(dies(1, 1), Some(replacement(1, 1)));
@@ -398,8 +426,10 @@ fn a_rank_that_a_spare_of_another_node_took_over_is_not_missed_here() {
     crew.ended(1, KILLED);
     saw(&mut crew, 1, generation(1, &[0, 1, 50]));
     start(&mut crew, 2, Part::Replacement(1));
-    assert_eq!(saw(&mut crew, 1, generation(2, &[0, 51, 50])), [Act::Forget(1)]);
+    let counted = Act::Tally { missing: -1, finished: 0 };
+    assert_eq!(saw(&mut crew, 1, generation(2, &[0, 51, 50])), [counted, Act::Forget(1)]);
     assert!(!crew.is_recovering());
     // What was started for it waits as a spare, and ends with this node's ranks.
-    assert_eq!(crew.ended(0, DONE), [Act::StopSpares]);
+    let counted = Act::Tally { missing: 0, finished: 1 };
+    assert_eq!(crew.ended(0, DONE), [counted, Act::StopSpares]);
 }

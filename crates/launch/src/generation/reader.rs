@@ -26,6 +26,8 @@ pub(crate) struct Sources {
     /// The ranks' store, and the key of their generation.
     pub(crate) ranks: Endpoint,
     pub(crate) key: String,
+    /// The keys there that count ranks which are missing and which have finished, if there are other nodes.
+    pub(crate) tally: Option<[String; 2]>,
     /// The launchers' store, and the key that counts what they have started after deaths.
     pub(crate) launchers: Arc<dyn Store>,
     pub(crate) counter: String,
@@ -34,6 +36,7 @@ pub(crate) struct Sources {
 enum Ask {
     Look(u64),
     Count(i64),
+    Tally([i64; 2]),
     Watch(bool),
 }
 
@@ -47,8 +50,8 @@ impl Reader {
     /// `tell` is called on the thread: after each look, and otherwise when a generation has changed.
     pub(crate) fn start(sources: Sources, tell: impl Fn(Seen) + Send + 'static) -> io::Result<Reader> {
         let (asks, asked) = channel();
-        let (look, last, ranks) = (0, None, None);
-        let work = move || Work { sources, ranks, launchers: None, look, last }.run(&asked, &tell);
+        let work = Work { sources, ranks: None, launchers: None, look: 0, last: None, finished: 0 };
+        let work = move || work.run(&asked, &tell);
         std::thread::Builder::new().name("run-generations".into()).spawn(work)?;
         Ok(Reader { asks })
     }
@@ -61,6 +64,11 @@ impl Reader {
     /// This launcher has started so many processes after deaths; less than 0 if some do not count.
     pub(crate) fn count(&self, delta: i64) {
         self.ask(Ask::Count(delta));
+    }
+
+    /// So many more ranks of this node are missing, and have finished.
+    pub(crate) fn tally(&self, missing: i64, finished: i64) {
+        self.ask(Ask::Tally([missing, finished]));
     }
 
     /// Whether to look again and again.
@@ -79,8 +87,9 @@ struct Work {
     ranks: Option<Arc<dyn Store>>,
     launchers: Option<Arc<dyn Store>>,
     look: u64,
-    /// The text that was read last.
+    /// What was read last: the text, and how many ranks have finished.
     last: Option<Value>,
+    finished: u64,
 }
 
 impl Work {
@@ -97,11 +106,12 @@ impl Work {
                     tell(self.read());
                 }
                 Ok(Ask::Count(delta)) => drop(self.count(delta)), // if the store is lost, the job ends anyway
+                Ok(Ask::Tally(deltas)) => drop(self.tally(deltas)), // as above
                 Ok(Ask::Watch(is_wanted)) => is_watching = is_wanted,
                 Err(RecvTimeoutError::Timeout) => {
-                    let before = self.last.clone();
+                    let before = (self.last.clone(), self.finished);
                     let seen = self.read();
-                    if self.last != before {
+                    if (&self.last, self.finished) != (&before.0, before.1) {
                         tell(seen);
                     }
                 }
@@ -112,19 +122,45 @@ impl Work {
 
     fn read(&mut self) -> Seen {
         let text = self.text();
+        let tally = self.tally([0, 0]);
         let replaced = self.count(0);
         let lost = |fault: Fault| format!("the store of its ranks cannot be read: {}", fault.message);
-        let generation = match text.and_then(|text| replaced.as_ref().map(|_| text).map_err(Fault::clone)) {
+        let counts = tally.and_then(|tally| Ok((tally, replaced?)));
+        let [missing, finished] = counts.as_ref().map_or([0, 0], |(tally, _)| *tally);
+        let replaced = counts.as_ref().map_or(0, |(_, replaced)| *replaced);
+        let generation = match text.and_then(|text| counts.map(|_| text)) {
             Ok(text) => {
+                self.finished = finished;
                 self.last = text;
                 self.last.as_deref().map(Generation::parse).transpose()
             }
             Err(fault) => Err(lost(fault)),
         };
-        Seen { look: self.look, generation, replaced: replaced.unwrap_or(0) }
+        Seen { look: self.look, generation, replaced, missing, finished }
     }
 
     fn text(&mut self) -> Result<Option<Value>, Fault> {
+        let key = self.sources.key.clone();
+        match self.ask_ranks_store(Request::Get { key: key.as_bytes().into() })? {
+            Response::Value(value) => Ok(value.filter(|value| !value.is_empty())),
+            _ => Ok(None),
+        }
+    }
+
+    /// Adds to what launchers count for each other, and returns it.
+    fn tally(&mut self, deltas: [i64; 2]) -> Result<[u64; 2], Fault> {
+        let Some(keys) = self.sources.tally.clone() else { return Ok([0, 0]) };
+        let mut counts = [0, 0];
+        for ((key, delta), count) in keys.iter().zip(deltas).zip(&mut counts) {
+            let request = Request::Add { key: key.as_bytes().into(), delta };
+            if let Response::Number(number) = self.ask_ranks_store(request)? {
+                *count = u64::try_from(number).unwrap_or(0);
+            }
+        }
+        Ok(counts)
+    }
+
+    fn ask_ranks_store(&mut self, request: Request<'_>) -> Result<Response, Fault> {
         let store = match &self.ranks {
             Some(store) => store.clone(),
             None => {
@@ -135,15 +171,7 @@ impl Work {
                 self.ranks.insert(Arc::new(opened)).clone()
             }
         };
-        let key = self.sources.key.as_bytes().into();
-        match store.call(Request::Get { key }, Deadline::after(PATIENCE)) {
-            Ok(Response::Value(value)) => Ok(value.filter(|value| !value.is_empty())),
-            Ok(_) => Ok(None),
-            Err(fault) => {
-                self.ranks = None;
-                Err(fault)
-            }
-        }
+        store.call(request, Deadline::after(PATIENCE)).inspect_err(|_| self.ranks = None)
     }
 
     /// Adds to the count of replaced processes, and returns it.
