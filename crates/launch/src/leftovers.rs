@@ -30,6 +30,8 @@ use super::proc::{self, Stat, Unnamed};
 const PATIENCE: Duration = Duration::from_secs(1);
 /// How long to continue killing: a process that hangs in the kernel cannot be killed.
 const KILLING_MAX: Duration = Duration::from_secs(10);
+/// The same while the other ranks go on: their output waits meanwhile.
+const KILLING_MAX_SHORT: Duration = Duration::from_secs(1);
 
 /// Makes this process the subreaper of its descendants, so that [`Finder::Tree`] finds them. False if the kernel does not
 /// support it, or if this process already has children: those are not ours to end.
@@ -164,8 +166,12 @@ impl Found {
 /// Terminates every process that `find` returns: SIGTERM, a grace period, then SIGKILL, until none is left. Returns how
 /// many were alive when it gave up.
 pub(super) fn end_all(find: impl Fn() -> Vec<Pid>, patience: Duration) -> usize {
+    end_all_within(find, patience, KILLING_MAX)
+}
+
+fn end_all_within(find: impl Fn() -> Vec<Pid>, patience: Duration, killing_max: Duration) -> usize {
     let start = Instant::now();
-    let (kill_at, give_up_at) = (start + patience, start + patience + KILLING_MAX);
+    let (kill_at, give_up_at) = (start + patience, start + patience + killing_max);
     let mut asked: HashSet<Found> = HashSet::new();
     loop {
         let found: Vec<Found> = find().into_iter().filter_map(Found::of).collect();
@@ -193,7 +199,7 @@ pub(super) fn end_all(find: impl Fn() -> Vec<Pid>, patience: Duration) -> usize 
 
 /// Kills leftovers. Returns how many were alive when it gave up.
 pub(super) fn kill(finder: &Finder) -> usize {
-    end_all(|| finder.find(), Duration::ZERO)
+    end_all_within(|| finder.find(), Duration::ZERO, KILLING_MAX_SHORT)
 }
 
 /// Asks leftovers to exit and gives them some time.
