@@ -183,7 +183,8 @@ fn a_dead_rank_is_replaced_and_the_others_go_on() {
 #[test]
 fn a_spare_becomes_the_dead_rank_and_another_spare_waits() {
     let script = format!("{SCRIPT}\n")
-        .replace("; exit", "; echo $code $RANK; [ $code = 7 ] && read code < FOLDER/$$; exit");
+        .replace("; exit", "; echo $code $RANK; [ $code = 7 ] && read code < FOLDER/$$.again; exit");
+    let script = format!("mkfifo FOLDER/$$.again; {script}"); // of another writer
     let mut job = Job::start_with(&["-n", "2", "--spares", "1"], &script);
     let workers = job.workers(3);
     let [a, b, spare] = &workers[..] else { unreachable!() };
@@ -203,7 +204,7 @@ fn a_spare_becomes_the_dead_rank_and_another_spare_waits() {
     let mut line = String::new();
     job.run.output.read_line(&mut line).unwrap();
     assert_eq!(line, "[1] 7\n");
-    job.send(spare, 5);
+    std::fs::write(job.folder.path().join(format!("{}.again", spare.process)), "5\n").unwrap();
     let expected = format!(" s (pid {})", spare.process);
     assert!(job.note("rank 1 of 2 failed: exit code 5 after ").ends_with(&expected));
     let last = job.worker();
