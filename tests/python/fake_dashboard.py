@@ -102,9 +102,9 @@ class Facts:
             ]
             info = {"id": f"b{node}-1-x", "host": f"b{node}", "ranks": per_node, "role": "default"}
             beat = time.time() % 5
-            nodes.append(
-                {"node": info, "rank": node, "status": "joined", "beat_seconds": beat, "ranks": ranks}
-            )
+            spares = [{"pid": 9000, "state": "running", "started_unix": self.started}] if node == 0 else []
+            joined = {"node": info, "rank": node, "status": "joined", "beat_seconds": beat}
+            nodes.append({**joined, "ranks": ranks, "spares": spares})
         state = {
             "version": 12,
             "round": 1,
@@ -124,8 +124,14 @@ class Facts:
             f"job llama-7b: {self.ranks - 1} of {self.ranks} ranks joined — rank 5 (host {host}) "
             f"has not joined, {self.ranks - 2} have waited up to {waited:.0f} s"
         )
-        run = {"id": "llama-7b", "state": state, "nodes": nodes, "verdict": verdict, "verdict_level": "bad"}
-        return [run]
+        what = "rank 3 (pid 903, killed by SIGKILL) was replaced by pid 4003"
+        times = {"seconds": 0.31, "at_unix": self.started}
+        first = {"round": 1, "generation": 1, **times, "what": "", "left": [], "joined": []}
+        left = {"rank": 3, "pid": 903, "host": "b0", "end": "killed by SIGKILL"}
+        joined = {"rank": 3, "pid": 4003, "host": "b0", "end": None}
+        second = {"round": 1, "generation": 2, **times, "what": what, "left": [left], "joined": [joined]}
+        run = {"id": "llama-7b", "state": state, "nodes": nodes, "generations": [first, second]}
+        return [{**run, "verdict": verdict, "verdict_level": "bad"}]
 
     def rank(self, rank: int, local_rank: int, joined: bool, waited: float) -> dict:
         waits = joined and rank % 7 != 6

@@ -144,6 +144,19 @@ def test_a_rank_that_hangs_in_its_own_code_is_shown_with_what_it_last_asked_for(
     assert "after set in the store, " in browser.until(f"{rank}?.innerText")
 
 
+def test_ranks_that_were_replaced_are_shown_with_who_took_their_place(browser, fake):
+    look(browser, fake().url)
+    told = "[...document.querySelectorAll('.generations li')].map(item => item.innerText)"
+    lines = browser.until(f"{told}.length && {told}")
+    assert len(lines) == 1, "the first generation has replaced no rank"
+    assert lines[0].startswith("generation 2 after 0.31 s, ")
+    assert lines[0].endswith(": rank 3 (pid 903, killed by SIGKILL) was replaced by pid 4003")
+    facts = browser.run("return document.querySelector('.facts').innerText")
+    assert "spares 1" in " ".join(facts.split())
+    assert "generation 2" in " ".join(facts.split())
+    assert browser.complaints() == []
+
+
 def test_a_wait_of_more_than_ten_seconds_is_called_stuck(browser, fake):
     look(browser, fake().url)
     stuck = browser.run("return [...document.querySelectorAll('.ranks tr.stuck')].map(row => row.innerText)")

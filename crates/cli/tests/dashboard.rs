@@ -147,7 +147,12 @@ fn write_job(store: &TcpStore, waits: &str) {
         ("b", json!([rank(2, "stopped", &["192.0.2.1:1"])])),
     ];
     for (id, ranks) in beats {
-        let beat = json!({"beat": 17, "node": node(id), "ranks": ranks});
+        let change = |pid: u64, end| json!({"rank": 1, "pid": pid, "host": "host-a", "end": end});
+        let generation = json!({"round": 1, "generation": 2, "seconds": 0.5, "at_unix": 1763280000.0,
+            "left": [change(90, json!("killed by SIGKILL"))], "joined": [change(101, json!(null))]});
+        let spare = json!({"pid": 110, "state": "running", "started_unix": 1763280000.0});
+        let beat = json!({"beat": 17, "node": node(id), "ranks": ranks, "spares": [spare, 7],
+            "generations": [7, generation]});
         store.set(format!("tenfold/run/job/node/{id}"), beat.to_string().as_str()).unwrap();
     }
     store.set("tenfold/run/broken/state", "{\"round\": \"x\"}").unwrap();
@@ -249,6 +254,10 @@ fn a_job_shows_missing_and_stuck_ranks() {
         json!([3, "missing", false, false]),
     ];
     assert_eq!(facts, expected);
+    let generations = run["generations"].as_array().unwrap();
+    let what = "rank 1 (pid 90 on host-a, killed by SIGKILL) was replaced by pid 101 on host-a";
+    assert_eq!((generations.len(), &generations[0]["what"]), (1, &json!(what)));
+    assert_eq!(run["nodes"][0]["spares"].as_array().unwrap().len(), 1, "what cannot be read is left out");
     assert_eq!(ranks[0]["store_operation"]["operation"], "wait");
     assert_eq!(ranks[2]["why"], "stopped by a signal (SIGSTOP or Ctrl-Z); send SIGCONT to continue it");
     assert!(run["verdict"].as_str().unwrap().starts_with("job job"), "{}", run["verdict"]);

@@ -11,7 +11,7 @@
 use std::fmt;
 use std::marker::PhantomData;
 
-use serde::de::{Error as _, SeqAccess, Visitor};
+use serde::de::{DeserializeOwned, Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 /// Nodes of one job, spares included.
@@ -66,6 +66,10 @@ impl Keys {
     pub fn page(&self, index: usize, stamp: Stamp) -> String {
         format!("{}/page/{index}/{stamp}", self.prefix)
     }
+    /// Counts the processes that were started in place of others that had died, in the job with this number.
+    pub fn replaced(&self, job: u64) -> String {
+        format!("{}/replaced/{job}", self.prefix)
+    }
     /// A [`JobFailure`].
     pub fn failure(&self, stamp: Stamp) -> String {
         format!("{}/failure/{stamp}", self.prefix)
@@ -109,6 +113,8 @@ pub struct Head {
     pub max_restarts: u64,
     /// How often they were.
     pub restarts_used: u64,
+    /// How many processes were started in place of one that had died, in rounds that failed.
+    pub replaced: u64,
     /// How the job ended.
     pub outcome: Option<Ending>,
     /// Why the last round was ended, or the job.
@@ -239,6 +245,8 @@ pub struct JobFailure {
     pub summary: String,
     /// Several lines.
     pub text: String,
+    /// How many processes the job had started in place of one that had died.
+    pub replaced: u64,
 }
 
 /// What a node writes with every heartbeat. `R` is what is known of its ranks.
@@ -253,6 +261,88 @@ pub struct NodeText<R> {
     pub silence_max_seconds: Option<f64>,
     /// Its ranks.
     pub ranks: R,
+    /// Processes that wait to become ranks.
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "readable")]
+    pub spares: Vec<SpareStatus>,
+    /// The last generations of the job's ranks that it knows of, the oldest first.
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "readable")]
+    pub generations: Vec<Generation>,
+}
+
+/// The items that can be read, skipping everything else.
+pub(crate) fn readable<'de, D: Deserializer<'de>, T: DeserializeOwned>(
+    deserializer: D,
+) -> Result<Vec<T>, D::Error> {
+    let items = Option::<Vec<serde_json::Value>>::deserialize(deserializer)?.unwrap_or_default();
+    Ok(items.into_iter().filter_map(|item| serde_json::from_value(item).ok()).collect())
+}
+
+/// A process that waits to become a rank.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SpareStatus {
+    /// Its process.
+    pub pid: u64,
+    /// `running`, `stopped` or `ended`, as of a rank.
+    pub state: String,
+    /// When it was started.
+    pub started_unix: Option<f64>,
+}
+
+/// The ranks continued without some of them, or with others (see `--on-failure=recover`).
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Generation {
+    /// In which round.
+    pub round: u64,
+    /// Counted from 1 in each round.
+    pub generation: u64,
+    /// How long the ranks needed for it.
+    pub seconds: f64,
+    /// When it began.
+    pub at_unix: f64,
+    /// Ranks of the generation before that are not in this one.
+    pub left: Vec<Change>,
+    /// Ranks of this generation that were not in the one before.
+    pub joined: Vec<Change>,
+}
+
+/// A process that left or joined.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Change {
+    /// As which rank.
+    pub rank: Option<usize>,
+    /// Its process.
+    pub pid: u64,
+    /// Its host.
+    pub host: String,
+    /// How it ended, if that is known.
+    pub end: Option<String>,
+}
+
+impl Generation {
+    /// What has changed, in words: `rank 1 (pid 7, killed by SIGKILL) was replaced by pid 9`.
+    pub fn changes(&self, with_hosts: bool) -> Vec<String> {
+        let place = |change: &Change| match with_hosts && !change.host.is_empty() {
+            true => format!("pid {} on {}", change.pid, change.host),
+            false => format!("pid {}", change.pid),
+        };
+        let name = |change: &Change| match change.rank {
+            Some(rank) => format!("rank {rank}"),
+            None => "a rank".to_owned(),
+        };
+        let heir = |left: &Change| self.joined.iter().find(|joined| joined.rank == left.rank);
+        let left = self.left.iter().map(|left| {
+            let end = left.end.iter().map(|end| format!(", {end}")).collect::<String>();
+            let what = heir(left)
+                .map_or_else(|| "left".to_owned(), |heir| format!("was replaced by {}", place(heir)));
+            format!("{} ({}{end}) {what}", name(left), place(left))
+        });
+        let is_new = |joined: &&Change| self.left.iter().all(|left| left.rank != joined.rank);
+        let joined = self.joined.iter().filter(is_new);
+        left.chain(joined.map(|joined| format!("{} joined ({})", name(joined), place(joined)))).collect()
+    }
 }
 
 /// What a launcher knows of one of its ranks. `C` is a call of the rank in a group.

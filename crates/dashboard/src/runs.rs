@@ -10,6 +10,7 @@
 //!
 //! Pure except for [`read`]; the time is an argument.
 
+mod generations;
 mod schema;
 
 use std::collections::{HashMap, HashSet};
@@ -17,10 +18,14 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use super::collectives::{Collective, culprits};
-use super::job::{self, Head, JobFailure, Keys, NodeInfo, NodeText, Phase, Seat, StoreOperation, parse_page};
+use super::job::{
+    self, Generation, Head, JobFailure, Keys, NodeInfo, NodeText, Phase, Seat, SpareStatus, StoreOperation,
+    parse_page,
+};
 use serde::Serialize;
 use tenfold_store::{ClientFacts, Facts, Server, Value, WaiterFacts};
 
+use generations::ShownGeneration;
 use schema::{RankStatus, Ranks, State, silence_max, under_way};
 
 /// Jobs that are shown: the last ones that were started.
@@ -78,6 +83,8 @@ struct Beat {
     /// How long the node may be unresponsive.
     silence_max: f64,
     ranks: Vec<RankStatus>,
+    spares: Vec<SpareStatus>,
+    generations: Vec<Generation>,
 }
 
 /// When each node's beat last changed.
@@ -138,10 +145,13 @@ pub(super) fn read(server: &Server, beats: &mut Beats, now: Instant) -> Vec<Raw>
             left.bytes = left.bytes.saturating_sub(beat.len());
             let text = parse_beat(&beat);
             let (silence_max, seconds) = (silence_max(&text), beats.age(&id, node, text.beat, now));
-            let Ranks(mut ranks) = text.ranks;
+            let (Ranks(mut ranks), mut spares) = (text.ranks, text.spares);
             ranks.truncate(left.ranks);
             left.ranks -= ranks.len();
-            nodes.insert(node.clone(), Beat { seconds, silence_max, ranks });
+            spares.truncate(left.ranks);
+            left.ranks -= spares.len();
+            let generations = generations::bounded(text.generations);
+            nodes.insert(node.clone(), Beat { seconds, silence_max, ranks, spares, generations });
         }
         runs.push(Raw { id, state, nodes });
     }
@@ -250,6 +260,8 @@ pub(super) struct Run {
     pub(super) id: String,
     state: Option<State>,
     pub(super) nodes: Vec<Node>,
+    /// Those of its ranks, if they recover by themselves.
+    generations: Vec<ShownGeneration>,
     /// Why there is no state.
     error: Option<String>,
 }
@@ -262,6 +274,8 @@ pub(super) struct Node {
     pub(super) status: NodeStatus,
     beat_seconds: Option<f64>,
     pub(super) ranks: Vec<Rank>,
+    /// Processes that wait to become ranks.
+    spares: Vec<SpareStatus>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -365,9 +379,17 @@ fn describe_one(raw: Raw, seen: &Seen, unknown_left: &mut usize) -> Run {
     let Raw { id, state, nodes: mut beats } = raw;
     let state = match state {
         Ok(state) => state,
-        Err(error) => return Run { id, state: None, nodes: Vec::new(), error: Some(error) },
+        Err(error) => {
+            let (nodes, generations) = (Vec::new(), Vec::new());
+            return Run { id, state: None, nodes, generations, error: Some(error) };
+        }
     };
+    let reports = beats.values_mut().map(|beat| std::mem::take(&mut beat.generations));
+    let generations = generations::merged(reports, state.members.len() > 1);
     let first_ranks = first_ranks(&state);
+    // A spare of one node may have become a rank of another.
+    let reported: HashSet<usize> =
+        beats.values().flat_map(|beat| &beat.ranks).filter_map(|rank| rank.rank).collect();
     let mut nodes: Vec<Node> = Vec::new();
     for member in &state.members {
         let beat = beats.remove(&member.node.id);
@@ -378,32 +400,35 @@ fn describe_one(raw: Raw, seen: &Seen, unknown_left: &mut usize) -> Run {
             _ => NodeStatus::Waiting,
         };
         let beat_seconds = beat.as_ref().map(|beat| beat.seconds);
-        let mut known = beat.map_or_else(Vec::new, |beat| beat.ranks);
+        let (mut known, spares) = beat.map_or_else(Default::default, |beat| (beat.ranks, beat.spares));
         for wait in known.iter_mut().filter_map(|rank| rank.store_wait.as_mut()) {
             wait.seconds += beat_seconds.unwrap_or_default(); // as it was then
         }
         if state.phase != Phase::Over {
             let first_rank = member.rank.and_then(|rank| first_ranks.get(&rank).copied());
-            let unknown = unknown_ranks(&known, member.node.ranks, first_rank, *unknown_left);
+            let mut unknown = unknown_ranks(&known, member.node.ranks, first_rank, *unknown_left);
+            unknown.retain(|rank| rank.rank.is_none_or(|rank| !reported.contains(&rank)));
             *unknown_left -= unknown.len();
             known.extend(unknown);
         }
         known.sort_by_key(|rank| rank.local_rank);
         let ranks = known.into_iter().map(|rank| judge(rank, seen)).collect();
-        nodes.push(Node { node: Some(member.node.clone()), rank: member.rank, status, beat_seconds, ranks });
+        let node = Some(member.node.clone());
+        nodes.push(Node { node, rank: member.rank, status, beat_seconds, ranks, spares });
     }
     nodes.sort_by_key(|node| (node.rank.is_none(), node.rank));
     for spare in &state.spares {
         let beat = beats.remove(&spare.id);
         let status = if is_lost(beat.as_ref()) { NodeStatus::Lost } else { NodeStatus::Spare };
         let beat_seconds = beat.map(|beat| beat.seconds);
-        nodes.push(Node { node: Some(spare.clone()), rank: None, status, beat_seconds, ranks: Vec::new() });
+        let (node, ranks, spares) = (Some(spare.clone()), Vec::new(), Vec::new());
+        nodes.push(Node { node, rank: None, status, beat_seconds, ranks, spares });
     }
     nodes.extend(missing(&state));
     if state.phase == Phase::Running {
         blame(&mut nodes);
     }
-    Run { id, state: Some(state), nodes, error: None }
+    Run { id, state: Some(state), nodes, generations, error: None }
 }
 
 /// A node without a beat has just joined.
@@ -428,6 +453,7 @@ fn missing(state: &State) -> Vec<Node> {
         status: NodeStatus::Missing,
         beat_seconds: None,
         ranks: Vec::new(),
+        spares: Vec::new(),
     };
     free.map(missing).collect()
 }
@@ -543,7 +569,8 @@ pub(super) fn canonical(peer: &str) -> String {
 /// A job without a readable state.
 #[cfg(test)]
 pub(super) fn unreadable(id: &str) -> Run {
-    Run { id: id.into(), state: None, nodes: Vec::new(), error: Some("nonsense".into()) }
+    let (nodes, generations) = (Vec::new(), Vec::new());
+    Run { id: id.into(), state: None, nodes, generations, error: Some("nonsense".into()) }
 }
 
 #[cfg(test)]

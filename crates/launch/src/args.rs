@@ -34,7 +34,7 @@ const NO_RUN_ID: &str = "none";
 /// the prefix `[rank]`. Ranks get no standard input, except a single-rank job whose standard input is not a terminal.
 ///
 /// When a rank fails, the others are stopped: SIGTERM, and SIGKILL for those still alive after the shutdown
-/// timeout. Ctrl-C and SIGTERM are passed on to the ranks once; a second one kills them. Processes that
+/// timeout. With --on-failure recover, only the failed one is replaced. Ctrl-C and SIGTERM are passed on to the ranks once; a second one kills them. Processes that
 /// ranks leave behind are killed at the end of the run, even if the launcher itself is killed.
 ///
 /// The exit code is torchrun's: 0 if all ranks succeeded, 1 if not, 2 for invalid arguments.
@@ -61,10 +61,18 @@ pub struct Args {
     /// Number of nodes, each running its own `tenfold run`: a number or a range
     #[arg(long, value_name = "N|MIN:MAX", default_value = "1", env = "PET_NNODES", hide_env = true)]
     nnodes: Nodes,
-    /// How often the ranks may be restarted after a failure, counted for the whole job
-    #[arg(long, alias = "max_restarts", value_name = "COUNT", default_value_t = 0)]
+    /// How often the ranks may be restarted after a failure, counted for the whole job; with --on-failure recover, how
+    /// often in all ranks may be restarted and single processes replaced [default: 0, and 3 with --on-failure recover]
+    #[arg(long, alias = "max_restarts", value_name = "COUNT")]
     #[arg(env = "PET_MAX_RESTARTS", hide_env = true)]
-    max_restarts: u64,
+    max_restarts: Option<u64>,
+    /// What to do when a rank dies: `restart` all ranks, or `recover`, which replaces the dead one alone. For recover, the
+    /// program must use tenfold's recovery; if the ranks cannot recover, all are restarted
+    #[arg(long, alias = "on_failure", value_name = "WHAT", default_value = "restart")]
+    on_failure: OnFailure,
+    /// With --on-failure recover: further processes on this node that wait to take the place of a dead rank
+    #[arg(long, value_name = "COUNT", default_value_t = 0)]
+    spares: usize,
     /// Time from SIGTERM to SIGKILL when ranks are stopped [default: $TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 10s]
     #[arg(long, alias = "shutdown_timeout", value_name = "TIME", value_parser = parse_duration)]
     #[arg(env = "PET_SHUTDOWN_TIMEOUT", hide_env = true)]
@@ -308,6 +316,12 @@ pub(super) enum Binding {
     Socket,
     Exclusive,
     CoreComplex,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum OnFailure {
+    Restart,
+    Recover,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

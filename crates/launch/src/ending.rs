@@ -73,7 +73,8 @@ impl Launch {
     /// Ranks that had to be killed.
     fn stubborn(&self) -> String {
         let ranks = self.round.iter().flat_map(|round| &round.ranks);
-        let killed: Vec<usize> = ranks.filter(|rank| rank.killed).map(|rank| rank.number).collect();
+        let killed: Vec<usize> =
+            ranks.filter(|rank| rank.killed).filter_map(|rank| Some(rank.seat?.number)).collect();
         failure::stubborn(&killed)
     }
 

@@ -4,8 +4,9 @@ use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::Path;
 
-use super::mark;
+use super::mark::{self, Mark};
 use super::progress;
+use super::rank::Seat;
 use super::rendezvous::Assignment;
 use super::worker_sockets;
 
@@ -18,6 +19,12 @@ const FENCE: &str = "TENFOLD_FENCE";
 /// reads it, too: it shows which of this host's addresses other hosts can reach.
 const STORE: &str = "TENFOLD_STORE";
 
+/// Says that the launcher replaces processes that die: `recover`. The runtime reads both; see
+/// `docs/recovery.md`.
+const ON_FAILURE: &str = "TENFOLD_ON_FAILURE";
+/// The name of a process that was not started with the round: it joins ranks that run.
+const JOINING: &str = "TENFOLD_JOINING";
+
 /// What all ranks of one node have in common, in all rounds.
 #[derive(Clone, Debug)]
 pub(super) struct Job {
@@ -27,6 +34,8 @@ pub(super) struct Job {
     /// In torchrun's form: the names, with commas.
     pub(super) signals: String,
     pub(super) virtual_local_rank: bool,
+    /// `--on-failure=recover`
+    pub(super) recovers: bool,
     /// What the guard looks for.
     pub(super) mark: String,
 }
@@ -34,7 +43,12 @@ pub(super) struct Job {
 /// The position of one rank in one round.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place<'a> {
-    pub(super) local_rank: usize,
+    /// None for a spare.
+    pub(super) seat: Option<Seat>,
+    /// The name of a process that was not started with the round.
+    pub(super) serial: Option<&'a str>,
+    /// Its own mark, if it has one besides the run's.
+    pub(super) mark: Option<&'a Mark>,
     pub(super) assignment: &'a Assignment,
     /// Host and port of the ranks' store.
     pub(super) store: (&'a str, u16),
@@ -48,24 +62,47 @@ pub(super) struct Place<'a> {
     pub(super) worker_server: Option<&'a Path>,
 }
 
+/// What a process must not inherit: it may have been set for this launcher, as a rank of another one.
+pub(super) fn removed(job: &Job, place: &Place<'_>) -> Vec<&'static str> {
+    let is_spare = place.seat.is_none();
+    let names = [
+        ("RANK", is_spare),
+        ("LOCAL_RANK", is_spare),
+        ("ROLE_RANK", is_spare),
+        (ON_FAILURE, !job.recovers),
+        (JOINING, place.serial.is_none()),
+    ];
+    names.into_iter().filter(|(_, is_removed)| *is_removed).map(|(name, _)| name).collect()
+}
+
 /// The variables of one rank; `inherited` is the launcher's own environment, which some of them respect.
 pub(super) fn environment(
     job: &Job,
     place: Place<'_>,
     inherited: impl Fn(&str) -> Option<OsString>,
 ) -> Result<Vec<(&'static str, OsString)>, String> {
-    let Place { local_rank, assignment, store, behind, error_file, progress, worker_server } = place;
+    let Place { seat, serial, assignment, store, behind, error_file, progress, worker_server, .. } = place;
     let local_ranks = assignment.node().ranks;
     let mut variables: Vec<(&'static str, OsString)> = Vec::new();
     let mut set = |name: &'static str, value: String| variables.push((name, value.into()));
-    set("RANK", (assignment.first_rank() + local_rank).to_string());
-    set("LOCAL_RANK", if job.virtual_local_rank { 0 } else { local_rank }.to_string());
+    if let Some(Seat { number, local_rank }) = seat {
+        set("RANK", number.to_string());
+        set("LOCAL_RANK", if job.virtual_local_rank { 0 } else { local_rank }.to_string());
+        // A rank of another node that a spare of this one took over keeps its distance.
+        let in_role = (assignment.first_role_rank() + number).saturating_sub(assignment.first_rank());
+        set("ROLE_RANK", in_role.to_string());
+    }
+    if job.recovers {
+        set(ON_FAILURE, "recover".to_string());
+    }
+    if let Some(serial) = serial {
+        set(JOINING, serial.to_string());
+    }
     set("WORLD_SIZE", assignment.world_size.to_string());
     set("LOCAL_WORLD_SIZE", local_ranks.to_string());
     set("GROUP_RANK", assignment.node_rank.to_string());
     set("GROUP_WORLD_SIZE", assignment.nodes.to_string());
     set("ROLE_NAME", job.role.clone());
-    set("ROLE_RANK", (assignment.first_role_rank() + local_rank).to_string());
     set("ROLE_WORLD_SIZE", assignment.role_world_size().to_string());
     set("MASTER_ADDR", store.0.to_string());
     set("MASTER_PORT", store.1.to_string());
@@ -83,7 +120,7 @@ pub(super) fn environment(
     set(FENCE, assignment.fence().to_string());
     set("TORCHELASTIC_MAX_RESTARTS", job.max_restarts.to_string());
     set("TORCHELASTIC_SIGNALS_TO_HANDLE", job.signals.clone());
-    set(mark::VARIABLE, job.mark.clone());
+    set(mark::VARIABLE, place.mark.map_or_else(|| job.mark.clone(), |own| own.beside(&job.mark)));
     let mut defaults = vec![("PYTHONUNBUFFERED", "1"), ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")];
     if local_ranks > 1 {
         // Otherwise each rank would start a thread for every core; Rust programs (candle) read rayon's
@@ -98,8 +135,8 @@ pub(super) fn environment(
     variables.extend(error_file.map(|file| ("TORCHELASTIC_ERROR_FILE", file.into())));
     variables.extend(progress.map(|folder| (progress::VARIABLE, folder.into())));
     variables.extend(worker_server.map(|socket| (worker_sockets::VARIABLE, socket.into())));
-    if job.virtual_local_rank {
-        variables.extend(own_device(local_rank, inherited)?);
+    if let Some(seat) = seat.filter(|_| job.virtual_local_rank) {
+        variables.extend(own_device(seat.local_rank, inherited)?);
     }
     Ok(variables)
 }
@@ -150,6 +187,7 @@ mod tests {
             max_restarts: 3,
             signals: "SIGTERM".into(),
             virtual_local_rank,
+            recovers: false,
             mark: "mark".into(),
         }
     }
@@ -172,8 +210,11 @@ mod tests {
     ) -> Result<Vec<(&'static str, OsString)>, String> {
         let nodes = vec![node(3, "trainer"), node(2, "reader"), node(ranks, "trainer")];
         let assignment = Assignment { job: 2, round: 4, ..Assignment::among(&nodes, 2) };
+        let number = assignment.first_rank() + local_rank;
         let place = Place {
-            local_rank,
+            seat: Some(Seat { number, local_rank }),
+            serial: None,
+            mark: None,
             assignment: &assignment,
             store: ("a", 7),
             behind,
@@ -184,6 +225,45 @@ mod tests {
         let inherited =
             |name: &str| inherited.iter().find(|(other, _)| *other == name).map(|(_, value)| value.into());
         environment(job, place, inherited)
+    }
+
+    #[test]
+    fn processes_that_join_later_know_it_and_a_spare_has_no_rank() {
+        let nodes = vec![node(2, "reader"), node(3, "trainer")];
+        let assignment = Assignment::among(&nodes, 1);
+        let job = Job { recovers: true, ..job(false) };
+        let (own, store) = (Mark::parse(&"a".repeat(32)).unwrap(), ("a", 7));
+        let place = |seat, serial| Place {
+            seat,
+            serial,
+            mark: Some(&own),
+            assignment: &assignment,
+            store,
+            behind: None,
+            error_file: None,
+            progress: None,
+            worker_server: None,
+        };
+        let names = ["RANK", "LOCAL_RANK", "ROLE_RANK", "WORLD_SIZE", ON_FAILURE, JOINING];
+        let found = |seat, serial| {
+            let variables = environment(&job, place(seat, serial), |_| None).unwrap();
+            let value = |name: &str| {
+                let found = variables.iter().find(|(other, _)| *other == name);
+                found.map_or("-".into(), |(_, value)| value.clone().into_string().unwrap())
+            };
+            assert_eq!(value(mark::VARIABLE), format!("mark,{}", "a".repeat(32)));
+            (names.map(value).join(" "), removed(&job, &place(seat, serial)).join(" "))
+        };
+        let seat = Some(Seat { number: 3, local_rank: 1 });
+        assert_eq!(found(seat, None), ("3 1 1 5 recover -".into(), JOINING.into()));
+        assert_eq!(found(seat, Some("1-7")), ("3 1 1 5 recover 1-7".into(), String::new()));
+        let without = "RANK LOCAL_RANK ROLE_RANK".to_owned();
+        assert_eq!(found(None, Some("1-7")), ("- - - 5 recover 1-7".into(), without));
+        // A rank of another node that a spare took over.
+        let seat = Some(Seat { number: 1, local_rank: 1 });
+        assert_eq!(found(seat, Some("1-7")).0, "1 1 0 5 recover 1-7");
+        let removed = removed(&Job { recovers: false, ..job.clone() }, &place(seat, None));
+        assert_eq!(removed, [ON_FAILURE, JOINING]);
     }
 
     #[test]

@@ -56,6 +56,8 @@ pub(super) struct Failure {
     pub(super) memory: Option<MemoryKills>,
     /// What it ran: the first word, for advice about Python.
     pub(super) program: String,
+    /// Others may have failed because of it. Otherwise the others recover.
+    pub(super) is_first: bool,
     /// Ranks that had also failed by the time of the report, before any rank was asked to exit.
     pub(super) together: Vec<(usize, End)>,
 }
@@ -101,10 +103,11 @@ impl Failure {
     fn head(&self) -> String {
         let Failure { rank, world_size, local_rank, process, .. } = self;
         let end = self.summary();
+        let failed = if self.is_first { "failed first" } else { "failed" };
         let mut text = match &self.host {
             None if *world_size == 1 => "the rank failed".to_string(),
-            None => format!("rank {rank} of {world_size} failed first"),
-            Some(host) => format!("rank {rank} of {world_size} on host {host} failed first"),
+            None => format!("rank {rank} of {world_size} {failed}"),
+            Some(host) => format!("rank {rank} of {world_size} on host {host} {failed}"),
         };
         let seconds = self.ran.as_secs_f64();
         let place = if self.host.is_some() { format!("local rank {local_rank}, ") } else { String::new() };
@@ -268,6 +271,7 @@ mod tests {
             },
             memory: None,
             program: "/opt/venv/bin/python3".into(),
+            is_first: true,
             together: Vec::new(),
         }
     }

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::time::{Instant, SystemTime};
 
 use rustix::process::Pid;
-use tenfold_dashboard::job::{self, StoreOperation};
+use tenfold_dashboard::job::{self, SpareStatus, StoreOperation};
 use tenfold_store::WaiterFacts;
 
 use super::proc::{self, Stat, Unnamed};
@@ -32,16 +32,11 @@ pub(super) fn status_of(
 ) -> RankStatus {
     let process = rank.process();
     let stat = if rank.is_running() { Stat::read(process) } else { None };
-    let state = match (rank.end, stat.is_some_and(Stat::is_stopped)) {
-        (Some(_), _) => "ended",
-        (None, true) => "stopped",
-        (None, false) => "running",
-    };
+    let state = state_of(rank, stat);
     let store = if rank.is_running() { connections.of_group(process) } else { OfRank::default() };
-    let started = rank.started.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     RankStatus {
-        rank: Some(rank.number),
-        local_rank: Some(rank.local_rank),
+        rank: rank.seat.map(|seat| seat.number),
+        local_rank: rank.seat.map(|seat| seat.local_rank),
         pid: Some(process.as_raw_pid().cast_unsigned().into()),
         state: state.to_owned(),
         end: rank.end.as_ref().map(End::to_string),
@@ -53,9 +48,31 @@ pub(super) fn status_of(
             .pipes
             .last_output()
             .map(|at| now.saturating_duration_since(at).as_secs_f64()),
-        started_unix: Some(started.as_secs_f64()),
+        started_unix: Some(started_unix(rank)),
         collectives,
     }
+}
+
+/// What is reported about a process that waits to become a rank.
+pub(super) fn spare_status_of(spare: &Rank) -> SpareStatus {
+    let stat = if spare.is_running() { Stat::read(spare.process()) } else { None };
+    SpareStatus {
+        pid: spare.process().as_raw_pid().cast_unsigned().into(),
+        state: state_of(spare, stat).to_owned(),
+        started_unix: Some(started_unix(spare)),
+    }
+}
+
+fn state_of(rank: &Rank, stat: Option<Stat>) -> &'static str {
+    match (rank.end, stat.is_some_and(Stat::is_stopped)) {
+        (Some(_), _) => "ended",
+        (None, true) => "stopped",
+        (None, false) => "running",
+    }
+}
+
+fn started_unix(rank: &Rank) -> f64 {
+    rank.started.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }
 
 fn cpu_seconds(stat: Stat) -> f64 {

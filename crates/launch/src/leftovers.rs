@@ -30,6 +30,8 @@ use super::proc::{self, Stat, Unnamed};
 const PATIENCE: Duration = Duration::from_secs(1);
 /// How long to continue killing: a process that hangs in the kernel cannot be killed.
 const KILLING_MAX: Duration = Duration::from_secs(10);
+/// The same while the other ranks go on: their output waits meanwhile.
+const KILLING_MAX_SHORT: Duration = Duration::from_secs(1);
 
 /// Makes this process the subreaper of its descendants, so that [`Finder::Tree`] finds them. False if the kernel does not
 /// support it, or if this process already has children: those are not ours to end.
@@ -45,6 +47,9 @@ pub(super) enum Finder {
     Tree { without: Option<Pid> },
     /// All processes that have the mark.
     Marked(Mark),
+    /// What one process of the run has left behind: processes of its group, and those that have its own mark. They
+    /// are in the tree below this process, without the given child, if there is one.
+    Of { mark: Mark, leader: Pid, tree: Option<Pid> },
 }
 
 impl Finder {
@@ -52,6 +57,17 @@ impl Finder {
         match self {
             Finder::Tree { without } => tree(getpid(), *without),
             Finder::Marked(mark) => all_but_us().filter(|&process| mark.is_on(process)).collect(),
+            Finder::Of { mark, leader, tree: guard } => {
+                let all: Vec<Pid> = match guard {
+                    Some(guard) => tree(getpid(), Some(*guard)),
+                    None => all_but_us().collect(),
+                };
+                // If its number belongs to another process by now, so may the group.
+                let group = Stat::read(*leader).is_none().then_some(leader.as_raw_pid());
+                let is_of_group =
+                    |&process: &Pid| group.is_some() && Stat::read(process).map(|stat| stat.group) == group;
+                all.into_iter().filter(|process| is_of_group(process) || mark.is_on(*process)).collect()
+            }
         }
     }
 }
@@ -150,8 +166,12 @@ impl Found {
 /// Terminates every process that `find` returns: SIGTERM, a grace period, then SIGKILL, until none is left. Returns how
 /// many were alive when it gave up.
 pub(super) fn end_all(find: impl Fn() -> Vec<Pid>, patience: Duration) -> usize {
+    end_all_within(find, patience, KILLING_MAX)
+}
+
+fn end_all_within(find: impl Fn() -> Vec<Pid>, patience: Duration, killing_max: Duration) -> usize {
     let start = Instant::now();
-    let (kill_at, give_up_at) = (start + patience, start + patience + KILLING_MAX);
+    let (kill_at, give_up_at) = (start + patience, start + patience + killing_max);
     let mut asked: HashSet<Found> = HashSet::new();
     loop {
         let found: Vec<Found> = find().into_iter().filter_map(Found::of).collect();
@@ -175,6 +195,11 @@ pub(super) fn end_all(find: impl Fn() -> Vec<Pid>, patience: Duration) -> usize 
         let until = if now >= kill_at { now + Duration::from_millis(100) } else { kill_at };
         wait_for_any(&handles, until.saturating_duration_since(now));
     }
+}
+
+/// Kills leftovers. Returns how many were alive when it gave up.
+pub(super) fn kill(finder: &Finder) -> usize {
+    end_all_within(|| finder.find(), Duration::ZERO, KILLING_MAX_SHORT)
 }
 
 /// Asks leftovers to exit and gives them some time.

@@ -19,7 +19,8 @@
 //! ranks, `ending` the final report. `args` has the flags and the plan that follows from them, `endpoint`
 //! finds the store, `relaying` may stand between it and ranks, `program` finds what to run. `environment` makes a rank's variables, `numa` selects its
 //! processors, `rank` is its process, `signals` checks which signals it handles, `pipes` and `output` handle
-//! its output. `guard` makes sure that no process is left behind. `inspect` collects what the dashboard
+//! its output. `guard` makes sure that no process is left behind. `recovering` replaces ranks that die while the others
+//! go on. `inspect` collects what the dashboard
 //! shows.
 
 #![warn(missing_docs)]
@@ -29,11 +30,13 @@
 )]
 
 mod args;
+mod crew;
 mod culprit;
 mod ending;
 mod endpoint;
 mod environment;
 mod failure;
+mod generation;
 mod guard;
 mod inspect;
 mod joining;
@@ -49,6 +52,7 @@ mod program;
 mod progress;
 mod rank;
 mod ranks_store;
+mod recovering;
 mod relaying;
 mod rendezvous;
 mod round;
@@ -76,19 +80,20 @@ use environment::Job;
 use failure::MemoryWatch;
 use guard::Guard;
 pub use guard::stand_guard;
-use inspect::{Connections, RankStatus, status_of};
+use inspect::{Connections, RankStatus, spare_status_of, status_of};
 use logs::Logs;
 use mark::Mark;
 use output::Outlet;
 use progress::{Progress, Stuck};
 use rank::{Rank, signal_name};
 use relaying::Door;
-use rendezvous::{Assignment, Order, Rendezvous};
+use rendezvous::{Assignment, NodeStatus, Order, Rendezvous};
 use round::{Phase, Round};
 pub use simulation::Simulation;
 use status::Status;
 use tenfold_console::{Outcome, printable, raise_open_files};
 use tenfold_dashboard::Dashboard;
+use tenfold_dashboard::job::Generation;
 use worker_sockets::WorkerSockets;
 
 /// Exit code for invalid arguments.
@@ -157,6 +162,11 @@ enum News {
         reason: String,
     },
     Over(rendezvous::Outcome),
+    /// What ranks of this round wrote about their generations.
+    Seen {
+        round: u64,
+        seen: Box<crew::Seen>,
+    },
 }
 
 /// Sends events to the main thread, and wakes it.
@@ -194,6 +204,8 @@ struct Launch {
     memory: MemoryWatch,
     started: Instant,
     restarts_used: u64,
+    /// The last generations of ranks that recovered.
+    generations: Vec<Generation>,
     guard: Guard,
     /// We are a subreaper: orphaned descendants of ranks become our children.
     is_subreaper: bool,
@@ -254,6 +266,7 @@ impl Launch {
             max_restarts: plan.max_restarts,
             signals: plan.signals_named.clone(),
             virtual_local_rank: plan.virtual_local_rank,
+            recovers: plan.recovers,
             mark: mark.variable(),
         };
         Ok(Launch {
@@ -272,6 +285,7 @@ impl Launch {
             memory: MemoryWatch::begin(),
             started: Instant::now(),
             restarts_used: 0,
+            generations: Vec::new(),
             guard,
             is_subreaper,
             mark,
@@ -336,7 +350,7 @@ impl Launch {
     /// When to continue even if nothing happens.
     fn next_time(&self) -> Option<Instant> {
         let phase_at = self.round.as_ref().and_then(|round| match round.phase {
-            Phase::Stopping(kill_at) if round.is_running() => kill_at,
+            Phase::Stopping(kill_at) | Phase::Finishing(kill_at) if round.is_running() => kill_at,
             Phase::Settling { look_at, .. } | Phase::LettingDump { look_at, .. } => Some(look_at),
             _ => None,
         });
@@ -352,9 +366,12 @@ impl Launch {
         self.guard.catch_up();
         let Some(round) = &mut self.round else { return };
         round.ranks.iter_mut().for_each(|rank| rank.pipes.wake(now, &mut self.outlet));
-        if matches!(round.phase, Phase::Stopping(Some(kill_at)) if now >= kill_at) {
-            self.kill();
+        match round.phase {
+            Phase::Stopping(Some(kill_at)) if now >= kill_at => self.kill(),
+            Phase::Finishing(Some(kill_at)) if now >= kill_at => round.kill_all(),
+            _ => {}
         }
+        self.drop_forgotten(now);
         self.settle(now);
         self.look_for_dumps(now);
         if self.status_at.is_some_and(|at| now >= at) {
@@ -414,6 +431,7 @@ impl Launch {
             }
             News::Start(assignment, door) => self.start_round(*assignment, door)?,
             News::Stop { round, reason } => self.told_to_stop(round, &reason),
+            News::Seen { round, seen } => self.learn_generation(round, *seen),
             News::Over(outcome) => {
                 self.held_until = None;
                 self.guard.release();
@@ -459,7 +477,8 @@ impl Launch {
         if let Some(signal) = Signal::from_named_raw(signal) {
             expecting.iter().for_each(|rank| rank.signal_alone(signal));
         }
-        let numbers = |ranks: &[&Rank]| ranks.iter().map(|rank| rank.number).collect::<Vec<_>>();
+        let numbers =
+            |ranks: &[&Rank]| ranks.iter().filter_map(|rank| Some(rank.seat?.number)).collect::<Vec<_>>();
         let note = signals::note(&signal_name(signal), &numbers(&expecting), &numbers(&others));
         self.outlet.note(&note);
     }
@@ -502,16 +521,20 @@ impl Launch {
             }
         }
         let clock = SystemTime::now();
-        let collectives = |rank: &Rank| self.progress.of(round.assignment.round, rank.local_rank, clock);
+        let collectives = |rank: &Rank| self.progress.of(round.assignment.round, rank.id, clock);
+        let (ranks, spares) = round.shown();
         let statuses: Vec<RankStatus> =
-            round.ranks.iter().map(|rank| status_of(rank, now, &connections, collectives(rank))).collect();
+            ranks.iter().map(|rank| status_of(rank, now, &connections, collectives(rank))).collect();
+        let spares = spares.iter().map(|spare| spare_status_of(spare)).collect();
         let told = statuses.iter().filter_map(|status| Some((status.rank?, &status.collectives[..])));
         for line in self.stuck.news(told) {
             self.outlet.note(&format!("warning: {line}"));
         }
-        if let Ok(statuses) = serde_json::to_value(statuses) {
-            self.tell(Order::Status(statuses));
+        if let Ok(ranks) = serde_json::to_value(statuses) {
+            let generations = self.generations.clone();
+            self.tell(Order::Status(Box::new(NodeStatus { ranks, spares, generations })));
         }
+        self.look_for_generation();
     }
 
     /// The line at the bottom of a terminal.
@@ -525,11 +548,17 @@ impl Launch {
         let Some(round) = self.round.as_ref().filter(|round| round.assignment.world_size > 1) else {
             return;
         };
+        let (ranks, spares) = round.shown();
+        let is_now = |generation: &&Generation| generation.round == round.assignment.round;
+        let generation = self.generations.last().filter(is_now);
         let status = Status {
             round: round.assignment.round,
             nodes: round.assignment.nodes,
-            ranks_running: round.ranks.iter().filter(|rank| rank.is_running()).count(),
-            ranks: round.ranks.len(),
+            ranks_running: ranks.iter().filter(|rank| rank.is_running()).count(),
+            ranks: ranks.len(),
+            spares: spares.len(),
+            generation: generation.map_or(0, |generation| generation.generation),
+            replaced: round.recovery.as_ref().map_or(0, |recovery| recovery.crew.replaced()),
             stopping: round.phase != Phase::Running,
             restarts_used: self.restarts_used,
             restarts_max: self.plan.max_restarts,

@@ -8,7 +8,7 @@
 //! others come through a pipe, and the launcher writes their files. If it cannot, it reports that once, and
 //! the ranks continue.
 //!
-//! How a launcher uses it: [`Logs::open`] before anything starts; [`Logs::start_round`] for each round gives one
+//! How a launcher uses it: [`Logs::open`] before anything starts; [`Logs::start_round`] for each round, and [`Logs::of`] for each process that is started later, give one
 //! [`RankLogs`] for each local rank; the [`Destination::stdio`] of its streams and the path of its error file go to the rank's process,
 //! and it becomes part of the rank's [`Pipes`](super::pipes::Pipes). At the end, [`Logs::reminder`].
 
@@ -34,6 +34,8 @@ use copies::{Filter, Incomplete, LogFile, add, describe};
 use selection::Streams;
 pub(super) use selection::{Selection, parse_ranks, parse_selection, parse_words};
 
+/// The local rank of a spare, for flags that choose local ranks.
+const NO_RANK: usize = usize::MAX;
 /// The longest run id in the name of its folder: file names have at most 255 bytes.
 const RUN_ID_MAX: usize = 128;
 
@@ -129,52 +131,54 @@ impl Logs {
 
     /// What the ranks of a round get, by local rank. Fails in the first round only.
     pub(super) fn start_round(&mut self, round: u64, local_ranks: usize) -> Result<Vec<RankLogs>, String> {
+        let ranks = (0..local_ranks).map(|local_rank| self.of(round, &Writer::first(local_rank)));
+        let ranks = ranks.collect::<Result<_, _>>()?;
+        self.begun = true;
+        Ok(ranks)
+    }
+
+    /// What a process of a round gets. Fails in the first round only.
+    pub(super) fn of(&self, round: u64, writer: &Writer) -> Result<RankLogs, String> {
         let folder = match &self.place {
             Place::Kept(folder) => Some(folder.as_path()),
             Place::Private(folder) => Some(folder.path()),
             Place::Nowhere => None,
         };
         let attempt = folder.map(|folder| folder.join(format!("attempt_{round}")));
-        let mut ranks = Vec::with_capacity(local_ranks);
-        for local_rank in 0..local_ranks {
-            let made = attempt.as_deref().map(|attempt| {
-                let folder = attempt.join(local_rank.to_string());
-                fs::create_dir_all(&folder)
-                    .map(|()| folder.clone())
-                    .map_err(|error| cannot_make(&folder, &error))
-            });
-            ranks.push(match made.transpose().and_then(|folder| self.rank(local_rank, folder.as_deref())) {
-                Ok(rank) => rank,
-                Err(error) if !self.begun && self.folder().is_some() => return Err(error),
-                Err(_) => {
-                    // Ranks continue without files; the reminder will name them.
-                    if let Some(attempt) = &attempt {
-                        add(&self.incomplete, attempt);
-                    }
-                    self.rank(local_rank, None)?
+        let made = attempt.as_deref().map(|attempt| {
+            let folder = attempt.join(writer.folder());
+            fs::create_dir_all(&folder).map(|()| folder.clone()).map_err(|error| cannot_make(&folder, &error))
+        });
+        match made.transpose().and_then(|folder| self.rank(writer, folder.as_deref())) {
+            Ok(rank) => Ok(rank),
+            Err(error) if !self.begun && self.folder().is_some() => Err(error),
+            Err(_) => {
+                // Ranks continue without files; the reminder will name them.
+                if let Some(attempt) = &attempt {
+                    add(&self.incomplete, attempt);
                 }
-            });
+                self.rank(writer, None)
+            }
         }
-        self.begun = true;
-        Ok(ranks)
     }
 
-    fn rank(&self, local_rank: usize, folder: Option<&Path>) -> Result<RankLogs, String> {
-        let error_file = folder.map(|folder| folder.join("error.json"));
+    fn rank(&self, writer: &Writer, folder: Option<&Path>) -> Result<RankLogs, String> {
+        let error_file = folder.map(|folder| folder.join(writer.error_file()));
         let mut traces = Traces { error_file, ..Traces::default() };
         // Standard error first: it is read first when something failed.
-        let error = self.destination(Stream::Error, local_rank, folder, &mut traces)?;
-        let output = self.destination(Stream::Output, local_rank, folder, &mut traces)?;
+        let error = self.destination(Stream::Error, writer, folder, &mut traces)?;
+        let output = self.destination(Stream::Output, writer, folder, &mut traces)?;
         Ok(RankLogs { output, error, traces })
     }
 
     fn destination(
         &self,
         stream: Stream,
-        local_rank: usize,
+        writer: &Writer,
         folder: Option<&Path>,
         traces: &mut Traces,
     ) -> Result<Destination, String> {
+        let local_rank = writer.local_rank.unwrap_or(NO_RANK);
         let is_shown = self.options.shown.as_ref().is_none_or(|shown| shown.contains(&local_rank));
         let folder = folder.filter(|_| self.folder().is_some());
         let Some(folder) = folder else { return Ok(Destination::Pipe(Copies::console(is_shown))) };
@@ -198,7 +202,7 @@ impl Logs {
         }
         let file = LogFile::open(folder.join(name), &self.incomplete)?;
         traces.log_files.push(file.path.clone());
-        if on_console || filter.is_some() {
+        if on_console || filter.is_some() || writer.may_move {
             return Ok(Destination::Pipe(Copies { file: Some(file), filter, on_console }));
         }
         traces.unread.push(file.path);
@@ -254,6 +258,49 @@ fn cannot_make(folder: &Path, error: &io::Error) -> String {
         "cannot create the log folder `{}`: {what}\n  hint: choose another one with `--log-dir`",
         folder.display()
     )
+}
+
+/// Whose files these are.
+#[derive(Clone, Debug)]
+pub(super) struct Writer {
+    /// None for a spare.
+    local_rank: Option<usize>,
+    /// The name of a process that was not started with the round. It continues the files of its rank, and has an
+    /// error file of its own.
+    serial: Option<String>,
+    /// Its output may go elsewhere later, so the launcher must write it.
+    may_move: bool,
+}
+
+impl Writer {
+    pub(super) fn first(local_rank: usize) -> Writer {
+        Writer { local_rank: Some(local_rank), serial: None, may_move: false }
+    }
+
+    /// A process that was started later, in place of a rank.
+    pub(super) fn replacement(local_rank: usize, serial: &str) -> Writer {
+        Writer { local_rank: Some(local_rank), serial: Some(serial.into()), may_move: false }
+    }
+
+    pub(super) fn spare(serial: &str) -> Writer {
+        Writer { local_rank: None, serial: Some(serial.into()), may_move: true }
+    }
+
+    /// A spare that has become a rank.
+    pub(super) fn former_spare(local_rank: usize, serial: &str) -> Writer {
+        Writer { may_move: true, ..Writer::replacement(local_rank, serial) }
+    }
+
+    fn folder(&self) -> String {
+        match (self.local_rank, &self.serial) {
+            (Some(local_rank), _) => local_rank.to_string(),
+            (None, serial) => format!("spare-{}", serial.as_deref().unwrap_or_default()),
+        }
+    }
+
+    fn error_file(&self) -> String {
+        self.serial.as_ref().map_or_else(|| "error.json".into(), |serial| format!("error-{serial}.json"))
+    }
 }
 
 /// Where one rank's output goes.
@@ -351,6 +398,27 @@ mod tests {
     }
 
     #[test]
+    fn a_process_that_joins_later_continues_the_files_of_its_rank() {
+        let folder = tempfile::tempdir().unwrap();
+        let redirects = Some(parse_selection("3").unwrap());
+        let options = LogOptions { folder: Some(folder.path().into()), redirects, ..LogOptions::default() };
+        let mut logs = Logs::open(options, "job", "tenfold-run-test-").unwrap();
+        let first = logs.start_round(0, 2).unwrap().remove(1);
+        let place = logs.folder().unwrap().join("attempt_0");
+        let next = logs.of(0, &Writer::replacement(1, "0-4")).unwrap();
+        assert_eq!(next.traces.log_files, first.traces.log_files);
+        assert_eq!((fate(&next.output), fate(&next.error)), pair("its own file", "its own file"));
+        assert_eq!(next.traces.error_file, Some(place.join("1/error-0-4.json")));
+        // A spare cannot hold its files itself: they will be others when it is a rank.
+        let spare = logs.of(0, &Writer::spare("0-2")).unwrap();
+        assert_eq!((fate(&spare.output), fate(&spare.error)), pair("file", "file"));
+        assert_eq!(spare.traces.log_files[1], place.join("spare-0-2/stdout.log"));
+        let admitted = logs.of(0, &Writer::former_spare(1, "0-2")).unwrap();
+        assert_eq!(fate(&admitted.output), "file");
+        assert_eq!(admitted.traces.log_files, first.traces.log_files);
+    }
+
+    #[test]
     fn an_error_file_works_without_log_files_and_is_removed() {
         for options in [
             LogOptions::default(),
@@ -411,16 +479,16 @@ mod tests {
         let full = || LogFile::open("/dev/full".into(), &incomplete).unwrap();
         let mut copies = Copies { file: Some(full()), filter: None, on_console: true };
         assert_eq!(
-            copies.write(b"words", b"", 3),
+            copies.write(b"words", b"", "rank 3"),
             [
                 "cannot write /dev/full: No space left on device; the output of rank 3 goes to the console only"
             ]
         );
-        assert_eq!(copies.write(b"words", b"", 3), Vec::<String>::new());
+        assert_eq!(copies.write(b"words", b"", "rank 3"), Vec::<String>::new());
         let filter = Filter { words: vec!["a".into()], cutter: Cutter::default(), file: full() };
         let mut copies = Copies { file: Some(full()), filter: Some(filter), on_console: false };
         assert_eq!(
-            copies.write(b"b\na\na\n", b"", 4),
+            copies.write(b"b\na\na\n", b"", "rank 4"),
             [
                 "cannot write /dev/full: No space left on device; the output of rank 4 is lost",
                 "cannot write /dev/full: No space left on device; the lines of rank 4 are missing there"

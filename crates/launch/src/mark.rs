@@ -37,6 +37,11 @@ impl Mark {
         }
     }
 
+    /// The variable's value for a process that has this mark besides those of its run.
+    pub(super) fn beside(&self, of_run: &str) -> String {
+        format!("{of_run},{}", self.0)
+    }
+
     /// The beginning of the names of temporary folders that are removed with the run.
     pub(super) fn folders(&self) -> String {
         format!("tenfold-run-{}-", &self.0[..16])

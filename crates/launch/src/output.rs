@@ -19,6 +19,7 @@ use std::time::Instant;
 use rustix::io::Errno;
 use tenfold_console::{command_len, printable};
 
+use super::rank::Seat;
 use super::status::{Status, StatusLine};
 
 /// When this much waits to be written, ranks are not read.
@@ -231,11 +232,17 @@ impl Outlet {
 /// The speaker of a line, as a template can name it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Speaker<'a> {
-    pub(super) rank: usize,
-    pub(super) local_rank: usize,
+    /// None for a spare.
+    pub(super) seat: Option<Seat>,
     pub(super) world_size: usize,
     pub(super) role: &'a str,
     pub(super) host: &'a str,
+}
+
+impl Speaker<'_> {
+    fn name(&self, number: impl Fn(Seat) -> usize) -> String {
+        self.seat.map_or_else(|| "spare".into(), |seat| number(seat).to_string())
+    }
 }
 
 /// The prefix of each line of a rank.
@@ -254,10 +261,11 @@ impl Prefix {
             Some(template) => fill(template, speaker),
             None => {
                 let width = speaker.world_size.saturating_sub(1).to_string().len() + 3;
-                format!("{:width$}", format!("[{}] ", speaker.rank))
+                format!("{:width$}", format!("[{}] ", speaker.name(|seat| seat.number)))
             }
         };
-        let on = |target: &Target| if target.colours { paint(&plain, speaker.rank) } else { plain.clone() };
+        let colour = speaker.seat.map_or(0, |seat| seat.number);
+        let on = |target: &Target| if target.colours { paint(&plain, colour) } else { plain.clone() };
         let (output, error) = (on(&outlet.output).into_bytes(), on(&outlet.error).into_bytes());
         Prefix { plain: plain.into_bytes(), output, error }
     }
@@ -295,8 +303,8 @@ fn fill(template: &str, speaker: &Speaker<'_>) -> String {
             after.split_at(after.find(|character| !is_of_name(character)).unwrap_or(after.len()))
         });
         match name {
-            "rank" => filled += &speaker.rank.to_string(),
-            "local_rank" => filled += &speaker.local_rank.to_string(),
+            "rank" => filled += &speaker.name(|seat| seat.number),
+            "local_rank" => filled += &speaker.name(|seat| seat.local_rank),
             "role_name" => filled += speaker.role,
             "hostname" => filled += speaker.host,
             _ => {
@@ -405,7 +413,8 @@ mod tests {
     }
 
     fn speaker(rank: usize, world_size: usize) -> Speaker<'static> {
-        Speaker { rank, local_rank: rank % 2, world_size, role: "trainer", host: "b7" }
+        let seat = Some(Seat { number: rank, local_rank: rank % 2 });
+        Speaker { seat, world_size, role: "trainer", host: "b7" }
     }
 
     #[test]

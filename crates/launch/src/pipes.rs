@@ -28,7 +28,8 @@ const CATCH_UP_READS: usize = 32;
 
 #[derive(Debug)]
 pub(super) struct Pipes {
-    rank: usize,
+    /// Whose they are, for notes: `rank 3`.
+    speaker: String,
     /// What the rank wrote last, on either stream.
     last_lines: LastLines,
     last_output: Option<Instant>,
@@ -50,7 +51,7 @@ struct Pipe {
 impl Pipes {
     /// `logs` is what the process was given, `output` and `error` the ends that we keep (none for a file).
     pub(super) fn new(
-        rank: usize,
+        speaker: String,
         prefix: Option<Prefix>,
         logs: RankLogs,
         output: Option<OwnedFd>,
@@ -64,7 +65,34 @@ impl Pipes {
             pipes.push(Pipe { stream, source: source.into(), lines: Lines::default(), copies, open: true });
         }
         let (last_lines, traces) = (LastLines::default(), logs.traces);
-        Ok(Pipes { rank, last_lines, last_output: None, prefix, pipes, traces })
+        Ok(Pipes { speaker, last_lines, last_output: None, prefix, pipes, traces })
+    }
+
+    /// From now on this is the output of another speaker: a spare has become a rank. What it has written is
+    /// shown as its own before that.
+    pub(super) fn hand_over(
+        &mut self,
+        speaker: String,
+        prefix: Option<Prefix>,
+        logs: RankLogs,
+        now: Instant,
+        outlet: &mut Outlet,
+    ) {
+        self.catch_up(now, outlet);
+        let Pipes { prefix: old, pipes, last_lines, .. } = self;
+        for (pipe, destination) in pipes.iter_mut().zip([logs.output, logs.error]) {
+            let Pipe { stream, lines, copies, .. } = pipe;
+            copies.finish(old.as_ref().map_or(&b""[..], |prefix| &prefix.plain));
+            lines.finish(|piece| show(piece, *stream, old.as_ref(), copies, last_lines, outlet));
+            *lines = Lines::default();
+            if let Destination::Pipe(new) = destination {
+                *copies = new;
+            }
+        }
+        (self.speaker, self.prefix) = (speaker, prefix);
+        // It has learned at its start where its error file belongs.
+        let error_file = self.traces.error_file.take();
+        self.traces = Traces { error_file, log_files: logs.traces.log_files, unread: Vec::new() };
     }
 
     /// Pipes that may have more data, to wait for.
@@ -132,10 +160,10 @@ impl Pipes {
     }
 
     fn pass_on(&mut self, index: usize, bytes: &[u8], now: Instant, outlet: &mut Outlet) {
-        let Pipes { rank, prefix, pipes, last_lines, .. } = self;
+        let Pipes { speaker, prefix, pipes, last_lines, .. } = self;
         let Pipe { stream, lines, copies, .. } = &mut pipes[index];
         let plain = prefix.as_ref().map_or(&b""[..], |prefix| &prefix.plain);
-        for lost in copies.write(bytes, plain, *rank) {
+        for lost in copies.write(bytes, plain, speaker) {
             outlet.note(&lost);
         }
         if prefix.is_none() && copies.on_console {
@@ -230,8 +258,9 @@ impl LastLines {
 mod tests {
     use std::io::{Seek as _, Write as _};
 
-    use super::super::logs::{LogOptions, Logs};
+    use super::super::logs::{LogOptions, Logs, Writer};
     use super::super::output::Speaker;
+    use super::super::rank::Seat;
     use super::*;
 
     fn text_of(mut file: &File) -> String {
@@ -250,10 +279,12 @@ mod tests {
         let files = logs.traces.log_files.clone();
         let console = tempfile::tempfile().unwrap();
         let outlet = Outlet::to(console.try_clone().unwrap(), console.try_clone().unwrap(), |_| None);
-        let speaker = Speaker { rank: 3, local_rank: 0, world_size: 8, role: "default", host: "b7" };
+        let seat = Some(Seat { number: 3, local_rank: 0 });
+        let speaker = Speaker { seat, world_size: 8, role: "default", host: "b7" };
         let prefix = Prefix::new(&speaker, None, &outlet);
         let ((output, out), (error, err)) = (io::pipe().unwrap(), io::pipe().unwrap());
-        let pipes = Pipes::new(3, Some(prefix), logs, Some(output.into()), Some(error.into())).unwrap();
+        let pipes =
+            Pipes::new("rank 3".into(), Some(prefix), logs, Some(output.into()), Some(error.into())).unwrap();
         (pipes, vec![out, err], outlet, console, folder, files)
     }
 
@@ -289,6 +320,42 @@ mod tests {
     }
 
     #[test]
+    fn a_spare_that_becomes_a_rank_is_shown_as_that_rank_and_writes_its_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let options = LogOptions { folder: Some(folder.path().into()), ..LogOptions::default() };
+        let mut all = Logs::open(options, "job", "tenfold-run-test-").unwrap();
+        all.start_round(0, 1).unwrap();
+        let console = tempfile::tempfile().unwrap();
+        let mut outlet = Outlet::to(console.try_clone().unwrap(), console.try_clone().unwrap(), |_| None);
+        let prefix = |seat, outlet: &Outlet| {
+            let speaker = Speaker { seat, world_size: 2, role: "default", host: "b7" };
+            Some(Prefix::new(&speaker, None, outlet))
+        };
+        let ((output, mut out), (error, _err)) = (io::pipe().unwrap(), io::pipe().unwrap());
+        let logs = all.of(0, &Writer::spare("0-2")).unwrap();
+        let (own, own_error) = (logs.traces.log_files[1].clone(), logs.traces.error_file.clone());
+        let ends = (Some(output.into()), Some(error.into()));
+        let mut pipes = Pipes::new("the spare".into(), prefix(None, &outlet), logs, ends.0, ends.1).unwrap();
+        out.write_all(b"ready\nnot yet").unwrap();
+        let logs = all.of(0, &Writer::former_spare(0, "0-2")).unwrap();
+        let file = logs.traces.log_files[1].clone();
+        let seat = Some(Seat { number: 1, local_rank: 0 });
+        let now = Instant::now();
+        pipes.hand_over("rank 1".into(), prefix(seat, &outlet), logs, now, &mut outlet);
+        out.write_all(b"working\n").unwrap();
+        drop(out);
+        pipes.drain(now, &mut outlet);
+        while !outlet.is_empty() {
+            outlet.write();
+        }
+        assert_eq!(text_of(&console), "[spare] ready\n[spare] not yet\n[1] working\n");
+        assert_eq!(std::fs::read_to_string(own).unwrap(), "ready\nnot yet");
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "working\n");
+        assert_eq!(pipes.words().log_files[1], file);
+        assert_eq!(pipes.traces.error_file, own_error, "it has its path in its environment");
+    }
+
+    #[test]
     fn updates_do_not_push_other_lines_out_of_the_last_ones() {
         let mut last = LastLines::default();
         last.keep(Stream::Output, Piece::Line(b"first"));
@@ -314,7 +381,7 @@ mod tests {
         std::fs::write(&logs.traces.unread[0], "why\n").unwrap();
         std::fs::write(logs.traces.error_file.as_ref().unwrap(), "{}").unwrap();
         let (output, mut end) = io::pipe().unwrap();
-        let mut pipes = Pipes::new(0, None, logs, Some(output.into()), None).unwrap();
+        let mut pipes = Pipes::new("rank 0".into(), None, logs, Some(output.into()), None).unwrap();
         end.write_all(b"working\n").unwrap();
         let console = tempfile::tempfile().unwrap();
         let mut outlet = Outlet::to(console.try_clone().unwrap(), console, |_| None);

@@ -11,7 +11,7 @@ use tenfold_console::Program;
 use super::args::Kind;
 
 /// The placeholder that torchrun fills in, anywhere in a word.
-const LOCAL_RANK: &str = "${local_rank}";
+pub(super) const LOCAL_RANK: &str = "${local_rank}";
 
 /// The words of the command that every rank executes.
 pub(super) fn resolve(

@@ -10,13 +10,15 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use rustix::process::{
     Pid, Rlimit, Signal, WaitOptions, WaitStatus, kill_process, kill_process_group, wait, waitpid,
 };
 
+use super::crew::Id;
 use super::logs::RankLogs;
+use super::mark::Mark;
 use super::output::Prefix;
 use super::pipes::Pipes;
 use super::proc::Stat;
@@ -55,14 +57,26 @@ pub(super) fn signal_name(signal: i32) -> String {
     signal_hook::low_level::signal_name(signal).map_or_else(|| format!("signal {signal}"), str::to_string)
 }
 
+/// Which rank a process is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Seat {
+    /// Of the whole job.
+    pub(super) number: usize,
+    pub(super) local_rank: usize,
+}
+
 /// What a rank is started with.
 #[derive(Debug)]
 pub(super) struct Birth<'a> {
-    pub(super) local_rank: usize,
-    /// Of the whole job.
-    pub(super) number: usize,
+    pub(super) id: Id,
+    /// None for a spare.
+    pub(super) seat: Option<Seat>,
+    /// Its own mark, if it has one.
+    pub(super) mark: Option<Mark>,
     pub(super) program: &'a [OsString],
     pub(super) environment: Vec<(&'static str, OsString)>,
+    /// Variables of the launcher that it does not get.
+    pub(super) removed: Vec<&'static str>,
     /// Processors to run on; all if not given.
     pub(super) processors: Option<&'a [usize]>,
     /// Limit of open files; the launcher's own if not given.
@@ -71,19 +85,26 @@ pub(super) struct Birth<'a> {
     pub(super) logs: RankLogs,
     /// Whether it gets the launcher's standard input; otherwise it has none.
     pub(super) reads_input: bool,
-    pub(super) now: SystemTime,
+    /// By both clocks.
+    pub(super) now: (Instant, SystemTime),
 }
 
+/// A process that is a rank, or a spare that may become one.
 #[derive(Debug)]
 pub(super) struct Rank {
-    pub(super) local_rank: usize,
-    pub(super) number: usize,
+    pub(super) id: Id,
+    /// None for a spare.
+    pub(super) seat: Option<Seat>,
+    pub(super) mark: Option<Mark>,
     pub(super) end: Option<End>,
+    /// Its end has no further consequences; its last output may still have to be shown.
+    pub(super) is_forgotten: bool,
     /// It did not exit when it was asked to.
     pub(super) killed: bool,
     /// Its output.
     pub(super) pipes: Pipes,
     pub(super) started: SystemTime,
+    pub(super) began: Instant,
     process: Pid,
 }
 
@@ -92,7 +113,11 @@ impl Rank {
     /// ends.
     pub(super) fn start(birth: Birth<'_>) -> io::Result<Self> {
         let mut command = Command::new(&birth.program[0]);
-        command.args(&birth.program[1..]).envs(birth.environment);
+        command.args(&birth.program[1..]);
+        for name in birth.removed {
+            command.env_remove(name);
+        }
+        command.envs(birth.environment);
         let input = if birth.reads_input { Stdio::inherit() } else { Stdio::null() };
         command.process_group(0).stdin(input);
         command.stdout(birth.logs.output.stdio()?).stderr(birth.logs.error.stdio()?);
@@ -106,19 +131,28 @@ impl Rank {
         let mut child = command.spawn()?;
         let (output, error) =
             (child.stdout.take().map(OwnedFd::from), child.stderr.take().map(OwnedFd::from));
+        let speaker = name(birth.seat, Pid::from_child(&child));
         Ok(Rank {
-            local_rank: birth.local_rank,
-            number: birth.number,
+            id: birth.id,
+            seat: birth.seat,
+            mark: birth.mark,
             end: None,
+            is_forgotten: false,
             killed: false,
-            pipes: Pipes::new(birth.number, birth.prefix, birth.logs, output, error)?,
-            started: birth.now,
+            pipes: Pipes::new(speaker, birth.prefix, birth.logs, output, error)?,
+            started: birth.now.1,
+            began: birth.now.0,
             process: Pid::from_child(&child),
         })
     }
 
     pub(super) fn process(&self) -> Pid {
         self.process
+    }
+
+    /// `rank 3`, or `the spare with pid 7`.
+    pub(super) fn name(&self) -> String {
+        name(self.seat, self.process)
     }
 
     pub(super) fn is_running(&self) -> bool {
@@ -143,6 +177,10 @@ impl Rank {
             let _it_has_just_ended = kill_process(self.process, signal);
         }
     }
+}
+
+pub(super) fn name(seat: Option<Seat>, process: Pid) -> String {
+    seat.map_or_else(|| format!("the spare with pid {process}"), |seat| format!("rank {}", seat.number))
 }
 
 /// However the launcher ends.

@@ -28,7 +28,7 @@ mod state;
 
 use std::time::{Duration, Instant};
 
-use tenfold_dashboard::job::{Seat, StoreHost};
+use tenfold_dashboard::job::{Generation, Seat, SpareStatus, StoreHost};
 
 pub(super) use driver::Rendezvous;
 pub(super) use tenfold_dashboard::job::{JobFailure, NODES_MAX, NodeInfo};
@@ -192,7 +192,15 @@ pub(super) enum Order {
     /// The user wants this node to leave; answered by [`Event::Over`].
     Leave { reason: String },
     /// What the dashboard shows of this node's ranks; sent with the next beat.
-    Status(serde_json::Value),
+    Status(Box<NodeStatus>),
+}
+
+/// What a node reports about its processes.
+#[derive(Clone, Debug, Default)]
+pub(super) struct NodeStatus {
+    pub(super) ranks: serde_json::Value,
+    pub(super) spares: Vec<SpareStatus>,
+    pub(super) generations: Vec<Generation>,
 }
 
 #[cfg(test)]

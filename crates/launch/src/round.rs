@@ -5,7 +5,8 @@
 //! and killed if they do not, see [`Phase`]. A round is closed when no process is left of it; only then the
 //! rendezvous is notified.
 //!
-//! Not here: a rank's process (`rank`), the report about one that failed (`failure`).
+//! Not here: a rank's process (`rank`), the report about one that failed (`failure`), and what follows from a
+//! failure if ranks recover from it (`recovering`).
 
 #![expect(
     clippy::disallowed_methods,
@@ -17,16 +18,20 @@ use std::time::{Duration, Instant, SystemTime};
 
 use rustix::process::Signal;
 
+use super::crew::Id;
 use super::culprit::{self, Suspect};
-use super::environment::{Place, environment};
+use super::environment::{Place, environment, removed};
 use super::failure::{Failure, Words};
 use super::leftovers::{self, Finder};
 use super::logs::RankLogs;
+use super::mark::Mark;
 use super::output::{Prefix, Speaker};
 use super::program;
-use super::rank::{self, Birth, End, Rank};
+use super::rank::{self, Birth, End, Rank, Seat};
+use super::recovering::Recovery;
 use super::relaying::Door;
 use super::rendezvous::{Assignment, JobFailure, Order};
+use super::worker_sockets::WorkerSockets;
 use super::{LEAVING, Launch};
 
 /// How long ranks may continue to write dumps after another has failed, and how often to check whether they
@@ -57,20 +62,34 @@ pub(super) enum Phase {
     },
     /// Asked to exit; killed at that time, if it can be represented.
     Stopping(Option<Instant>),
+    /// All ranks have succeeded, and spares were asked to exit; they are killed at that time.
+    Finishing(Option<Instant>),
     Killed,
+}
+
+/// What a process is started as.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Role<'a> {
+    pub(super) id: Id,
+    /// None for a spare.
+    pub(super) seat: Option<Seat>,
+    /// The name of a process that joins ranks which run.
+    pub(super) serial: Option<&'a str>,
 }
 
 /// One start of this node's ranks.
 #[derive(Debug)]
 pub(super) struct Round {
     pub(super) assignment: Assignment,
+    /// And spares.
     pub(super) ranks: Vec<Rank>,
     pub(super) phase: Phase,
-    pub(super) started: Instant,
     /// Where the ranks reach their store.
     pub(super) door: Door,
-    /// Local ranks that failed before any rank was asked to exit, in the order in which they were noticed.
-    pub(super) failed: Vec<usize>,
+    /// Ranks that failed before any rank was asked to exit, in the order in which they were noticed.
+    pub(super) failed: Vec<Id>,
+    /// If processes that die are replaced.
+    pub(super) recovery: Option<Recovery>,
     /// All have exited, with all processes that they left behind, and the rendezvous was notified.
     pub(super) closed: bool,
 }
@@ -78,6 +97,45 @@ pub(super) struct Round {
 impl Round {
     pub(super) fn is_running(&self) -> bool {
         self.ranks.iter().any(Rank::is_running)
+    }
+
+    /// Whether this rank was one of this node at the start of the round. A spare may become a rank of another one.
+    pub(super) fn owns(&self, seat: Seat) -> bool {
+        let first = self.assignment.first_rank();
+        (first..first + self.assignment.node().ranks).contains(&seat.number)
+    }
+
+    /// The ranks that count, each with its present or last process, and the spares that wait.
+    pub(super) fn shown(&self) -> (Vec<&Rank>, Vec<&Rank>) {
+        let mut ranks: Vec<&Rank> = Vec::new();
+        for rank in self.ranks.iter().filter(|rank| rank.seat.is_some() && !rank.is_forgotten) {
+            ranks.retain(|other| other.is_running() || other.seat != rank.seat);
+            ranks.push(rank);
+        }
+        ranks.sort_by_key(|rank| rank.seat.map(|seat| seat.number));
+        let is_spare = |rank: &&Rank| rank.seat.is_none() && rank.is_running();
+        (ranks, self.ranks.iter().filter(is_spare).collect())
+    }
+
+    /// A process may still be started in place of one that has died.
+    fn is_recovering(&self) -> bool {
+        let is_recovering = |recovery: &Recovery| recovery.crew.is_recovering();
+        self.phase == Phase::Running && self.recovery.as_ref().is_some_and(is_recovering)
+    }
+
+    pub(super) fn kill_all(&mut self) {
+        for rank in self.ranks.iter_mut().filter(|rank| rank.is_running()) {
+            rank.killed = true;
+            rank.signal(Signal::KILL);
+        }
+    }
+
+    pub(super) fn rank(&self, id: Id) -> Option<&Rank> {
+        self.ranks.iter().find(|rank| rank.id == id)
+    }
+
+    pub(super) fn rank_mut(&mut self, id: Id) -> Option<&mut Rank> {
+        self.ranks.iter_mut().find(|rank| rank.id == id)
     }
 }
 
@@ -114,15 +172,16 @@ impl Launch {
             assignment,
             ranks: Vec::with_capacity(local),
             phase: Phase::Running,
-            started: Instant::now(),
             door,
             failed: Vec::new(),
+            recovery: None,
             closed: false,
         };
         let mut unstarted = None;
         self.guard.begin_round();
         for (local_rank, logs) in self.logs.start_round(number, local)?.into_iter().enumerate() {
-            match self.start_rank(local_rank, logs, &round) {
+            let seat = Some(Seat { number: first + local_rank, local_rank });
+            match self.start_rank(Role { id: local_rank, seat, serial: None }, logs, &round) {
                 Ok(rank) => {
                     self.guard.watch(rank.process(), rank.pipes.numbers());
                     round.ranks.push(rank);
@@ -134,6 +193,9 @@ impl Launch {
             }
         }
         self.round = Some(round);
+        if unstarted.is_none() {
+            self.begin_recovery()?;
+        }
         self.report_status(Instant::now());
         if let Some((rank, error)) = unstarted {
             let summary = "could not be started";
@@ -143,14 +205,22 @@ impl Launch {
         Ok(())
     }
 
-    fn start_rank(&self, local_rank: usize, logs: RankLogs, round: &Round) -> Result<Rank, String> {
+    pub(super) fn start_rank(&self, role: Role<'_>, logs: RankLogs, round: &Round) -> Result<Rank, String> {
         let Round { assignment, door, .. } = round;
-        let (number, world_size) = (assignment.first_rank() + local_rank, assignment.world_size);
+        let Role { id, seat, serial } = role;
+        let world_size = assignment.world_size;
+        let local_rank = seat.map(|seat| seat.local_rank);
         let error_file = logs.traces.error_file.as_deref();
-        let progress = self.progress.make_folder(assignment.round, local_rank);
-        let socket = self.worker_sockets.as_ref().map(|sockets| sockets.of(number));
+        let progress = self.progress.make_folder(assignment.round, id);
+        let socket = |sockets: &WorkerSockets| {
+            seat.map_or_else(|| sockets.of_spare(id), |seat| sockets.of(seat.number))
+        };
+        let socket = self.worker_sockets.as_ref().map(socket);
+        let mark = self.plan.recovers.then(Mark::new).transpose().map_err(|error| error.to_string())?;
         let place = Place {
-            local_rank,
+            seat,
+            serial,
+            mark: mark.as_ref(),
             assignment,
             store: (&door.endpoint.host, door.endpoint.port),
             behind: door.behind(),
@@ -158,25 +228,38 @@ impl Launch {
             progress: progress.as_deref(),
             worker_server: socket.as_deref(),
         };
+        let removed = removed(&self.job, &place);
         let environment = environment(&self.job, place, |name| std::env::var_os(name))?;
-        let (role, host) = (&*self.plan.role, &*assignment.node().host);
-        let speaker = Speaker { rank: number, local_rank, world_size, role, host };
-        let template = self.plan.template.as_deref();
-        let has_prefix = world_size > 1 || template.is_some();
+        let processors = self.processors.as_ref().zip(local_rank).and_then(|(lists, rank)| lists.get(rank));
+        let program = local_rank.map(|local_rank| program::fill_in(&self.program, local_rank));
         let birth = Birth {
-            local_rank,
-            number,
-            program: &program::fill_in(&self.program, local_rank),
+            id,
+            seat,
+            mark,
+            program: program.as_ref().unwrap_or(&self.program),
             environment,
-            processors: self.processors.as_ref().map(|lists| lists[local_rank].as_slice()),
+            removed,
+            processors: processors.map(Vec::as_slice),
             files: self.files_of_ranks,
-            prefix: has_prefix.then(|| Prefix::new(&speaker, template, &self.outlet)),
+            prefix: self.prefix_of(seat, assignment),
             logs,
             // A terminal belongs to the launcher's group: it would stop a rank that reads from it.
-            reads_input: world_size == 1 && self.plan.nodes.max == 1 && !io::stdin().is_terminal(),
-            now: SystemTime::now(),
+            reads_input: world_size == 1
+                && serial.is_none()
+                && self.plan.nodes.max == 1
+                && !io::stdin().is_terminal(),
+            now: (Instant::now(), SystemTime::now()),
         };
         Rank::start(birth).map_err(|error| program::cannot_run(&self.program[0], &error))
+    }
+
+    /// What is put before each line of a process.
+    pub(super) fn prefix_of(&self, seat: Option<Seat>, assignment: &Assignment) -> Option<Prefix> {
+        let (role, host) = (&*self.plan.role, &*assignment.node().host);
+        let speaker = Speaker { seat, world_size: assignment.world_size, role, host };
+        let template = self.plan.template.as_deref();
+        let has_prefix = assignment.world_size > 1 || template.is_some() || self.plan.spares > 0;
+        has_prefix.then(|| Prefix::new(&speaker, template, &self.outlet))
     }
 
     pub(super) fn notice_ends(&mut self) {
@@ -186,16 +269,33 @@ impl Launch {
         }
         let Some(round) = &mut self.round else { return };
         let is_open = matches!(round.phase, Phase::Running | Phase::Settling { .. });
+        let mut noticed = Vec::new();
         for rank in &mut round.ranks {
             if let Some(&(_, end)) =
                 ended.iter().find(|&&(process, _)| rank.is_running() && process == rank.process())
             {
                 rank.end = Some(end);
                 self.guard.forget(rank.process());
-                round.failed.extend((is_open && end.is_failure()).then_some(rank.local_rank));
+                noticed.push((rank.id, end));
+                round.failed.extend((is_open && end.is_failure() && rank.seat.is_some()).then_some(rank.id));
             }
         }
-        if !is_open || round.failed.is_empty() {
+        if is_open && round.phase == Phase::Running && round.recovery.is_some() && !self.is_lease_over() {
+            noticed.into_iter().for_each(|(id, end)| self.recover_from(id, end));
+        } else if is_open {
+            self.notice_failures();
+        }
+    }
+
+    /// The guard has killed the ranks.
+    fn is_lease_over(&self) -> bool {
+        self.held_until.is_some_and(|until| Instant::now() > until)
+    }
+
+    /// Begins to determine which rank failed first, if any has.
+    pub(super) fn notice_failures(&mut self) {
+        let Some(round) = &mut self.round else { return };
+        if round.failed.is_empty() {
             return;
         }
         let now = Instant::now();
@@ -239,7 +339,10 @@ impl Launch {
         for rank in &mut round.ranks {
             rank.pipes.catch_up(now, &mut self.outlet); // the report needs its last output
         }
-        let failure = self.describe();
+        let Some(failure) = self.describe() else {
+            self.round.iter_mut().for_each(|round| round.phase = Phase::Running); // none has failed after all
+            return;
+        };
         let (rank, summary) = (failure.rank, failure.summary());
         self.fail(rank, summary.clone(), failure.text());
         let note = format!("rank {rank} failed ({summary}): stopping the others");
@@ -249,12 +352,12 @@ impl Launch {
     }
 
     /// What is known of the rank that failed first, and which other ranks had failed by then.
-    fn describe(&self) -> Failure {
-        let round = self.round.as_ref().expect("its ranks failed");
-        let running = round.ranks.iter().filter(|rank| rank.is_running());
-        let numbers = round.failed.iter().copied().chain(running.map(|rank| rank.local_rank));
+    fn describe(&self) -> Option<Failure> {
+        let round = self.round.as_ref()?;
+        let failed = round.failed.iter().filter_map(|&id| round.rank(id));
+        let running = round.ranks.iter().filter(|rank| rank.is_running() && rank.seat.is_some());
         let mut ranks: Vec<(&Rank, Words)> =
-            numbers.map(|rank| (&round.ranks[rank], round.ranks[rank].pipes.words())).collect();
+            failed.chain(running).map(|rank| (rank, rank.pipes.words())).collect();
         let suspects: Vec<Suspect<'_>> = ranks
             .iter()
             .map(|(rank, words)| Suspect {
@@ -263,35 +366,42 @@ impl Launch {
             })
             .collect();
         let clock = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let first = culprit::first(&suspects, clock.as_secs()).expect("one has failed");
+        let first = culprit::first(&suspects, clock.as_secs())?;
         let (rank, words) = ranks.swap_remove(first);
         let mut together: Vec<(usize, End)> =
-            ranks.iter().filter_map(|(rank, _)| Some((rank.number, rank.end?))).collect();
+            ranks.iter().filter_map(|(rank, _)| Some((rank.seat?.number, rank.end?))).collect();
         together.sort_by_key(|&(rank, _)| rank);
-        let Round { assignment, started, .. } = round;
-        Failure {
-            rank: rank.number,
+        Some(Failure { together, ..self.report_of(rank, words)? })
+    }
+
+    /// What is known of the death of one rank.
+    pub(super) fn report_of(&self, rank: &Rank, words: Words) -> Option<Failure> {
+        let (Round { assignment, .. }, Seat { number, local_rank }) = (self.round.as_ref()?, rank.seat?);
+        Some(Failure {
+            rank: number,
             world_size: assignment.world_size,
-            local_rank: rank.local_rank,
+            local_rank,
             host: (assignment.nodes > 1).then(|| assignment.node().host.clone()),
             process: rank.process().as_raw_pid().cast_unsigned(),
             end: rank.end,
-            ran: started.elapsed(),
+            ran: rank.began.elapsed(),
             words,
             memory: self.memory.kills(),
             program: self.program[0].to_string_lossy().into_owned(),
-            together,
-        }
+            is_first: true,
+            together: Vec::new(),
+        })
     }
 
     /// Reports a local failure to the other nodes.
     fn fail(&self, rank: usize, summary: String, text: String) {
-        let Some(Round { assignment, .. }) = &self.round else { return };
+        let Some(Round { assignment, recovery, .. }) = &self.round else { return };
         let host = assignment.node().host.clone();
         let (round, node_rank) = (assignment.round, assignment.node_rank);
+        let replaced = recovery.as_ref().map_or(0, |recovery| recovery.crew.replaced());
         self.tell(Order::Failed {
             round,
-            failure: JobFailure { round, node_rank, host, rank, summary, text },
+            failure: JobFailure { round, node_rank, host, rank, summary, text, replaced },
         });
     }
 
@@ -323,7 +433,7 @@ impl Launch {
             return;
         }
         let number = round.assignment.round;
-        let is_writing = |rank: &Rank| rank.is_running() && self.progress.is_dumping(number, rank.local_rank);
+        let is_writing = |rank: &Rank| rank.is_running() && self.progress.is_dumping(number, rank.id);
         if now < *until && round.ranks.iter().any(is_writing) {
             *look_at = now + DUMPS_LOOK;
         } else {
@@ -350,17 +460,14 @@ impl Launch {
     pub(super) fn kill(&mut self) {
         let Some(round) = &mut self.round else { return };
         round.phase = Phase::Killed;
-        for rank in round.ranks.iter_mut().filter(|rank| rank.is_running()) {
-            rank.killed = true;
-            rank.signal(Signal::KILL);
-        }
+        round.kill_all();
     }
 
     /// When the last rank of a round has exited: ends the processes that they left behind, shows their
     /// remaining output, and notifies the rendezvous.
     pub(super) fn close_round(&mut self) -> io::Result<()> {
         let Some(round) = &self.round else { return Ok(()) };
-        if round.closed || round.is_running() {
+        if round.closed || round.is_running() || round.is_recovering() {
             return Ok(());
         }
         self.end_leftovers();
@@ -369,8 +476,11 @@ impl Launch {
         let Some(round) = &mut self.round else { return Ok(()) };
         round.door.close();
         round.closed = true;
+        if let Some(recovery) = &mut round.recovery {
+            recovery.end();
+        }
         let number = round.assignment.round;
-        let is_done = round.phase == Phase::Running;
+        let is_done = matches!(round.phase, Phase::Running | Phase::Finishing(_));
         self.report_status(Instant::now());
         self.status_at = None;
         self.tell(if is_done { Order::Done { round: number } } else { Order::Stopped { round: number } });

@@ -28,6 +28,11 @@ pub(super) struct Status {
     pub(super) ranks: usize,
     /// They were asked to exit.
     pub(super) stopping: bool,
+    /// Processes that wait to become ranks.
+    pub(super) spares: usize,
+    /// Of the ranks, if they recover by themselves.
+    pub(super) generation: u64,
+    pub(super) replaced: u64,
     pub(super) restarts_used: u64,
     pub(super) restarts_max: u64,
     /// `http://127.0.0.1:29580/`
@@ -44,6 +49,9 @@ impl Status {
             ranks_running: 0,
             ranks: 0,
             stopping: false,
+            spares: 0,
+            generation: 0,
+            replaced: 0,
             restarts_used: 0,
             restarts_max: 0,
             dashboard: None,
@@ -72,8 +80,16 @@ impl Status {
                 format!("{} of {} {doing}", self.ranks_running, count(self.ranks, "rank"))
             });
         }
-        if self.restarts_used > 0 {
-            parts.push(format!("{} of {} restarts used", self.restarts_used, self.restarts_max));
+        if self.spares > 0 {
+            parts.push(count(self.spares, "spare"));
+        }
+        if self.generation > 1 {
+            parts.push(format!("generation {}", self.generation));
+        }
+        if self.restarts_used + self.replaced > 0 {
+            let what = if self.replaced > 0 { "restarts and replacements" } else { "restarts" };
+            let used = self.restarts_used + self.replaced;
+            parts.push(format!("{used} of {} {what} used", self.restarts_max));
         }
         parts.extend(self.dashboard.clone());
         cut(&parts.join(" | "), width)
@@ -177,6 +193,18 @@ mod tests {
             all.text(at(3723), 200),
             "tenfold 1:02:03 | round 2 | 3 nodes | 1 of 4 ranks stopping | 1 of 3 restarts used | \
              http://127.0.0.1:29580/"
+        );
+        let recovered = Status {
+            spares: 1,
+            generation: 3,
+            replaced: 2,
+            restarts_used: 1,
+            restarts_max: 3,
+            ..four(start)
+        };
+        assert_eq!(
+            recovered.text(at(0), 200),
+            "tenfold 0:00 | 4 ranks running | 1 spare | generation 3 | 3 of 3 restarts and replacements used"
         );
         for width in 0..200 {
             assert!(all.text(at(3723), width).chars().count() <= width);

@@ -61,6 +61,12 @@ impl WorkerSockets {
         Ok(WorkerSockets { folder, _temporary: temporary })
     }
 
+    /// The file of a spare, which keeps it when it becomes a rank. `number` differs from those of other spares on this
+    /// node.
+    pub(super) fn of_spare(&self, number: usize) -> PathBuf {
+        self.folder.join(format!("spare-{number}.sock"))
+    }
+
     /// The file of a rank of the job.
     pub(super) fn of(&self, rank: usize) -> PathBuf {
         self.folder.join(format!("rank-{rank}.sock"))

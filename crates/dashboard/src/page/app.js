@@ -484,6 +484,8 @@ function makeRun(run) {
   part.heading.id = `run-${Math.random().toString(36).slice(2)}`;
   part.setAttribute("aria-labelledby", part.heading.id);
   part.facts = make("p", "facts");
+  part.generations = make("ul", "generations");
+  part.generations.setAttribute("aria-label", "Generations");
   part.failure = make("pre", "failure");
   part.legend = make("ul", "legend");
   part.detail = make("dl", "detail");
@@ -496,7 +498,7 @@ function makeRun(run) {
   part.table = make("table", "ranks", make("thead", "", head), make("tbody", ""));
   part.cells = make("div", "");
   part.rest = make("p", "note");
-  part.append(part.heading, part.facts, part.failure, part.legend, part.table, part.rest, part.detail, part.cells);
+  part.append(part.heading, part.facts, part.generations, part.failure, part.legend, part.table, part.rest, part.detail, part.cells);
   return part;
 }
 
@@ -516,6 +518,12 @@ function showRun(part, run) {
     ["nodes", `${nodes.filter((one) => one.node.status === "joined").length} (${state.nodes_min ?? "?"} to ${state.nodes_max ?? "?"})`],
     ["ranks", ranks.length],
   ];
+  const spares = nodes.reduce((sum, one) => sum + list(one.node.spares).length, 0);
+  if (spares) facts.push(["spares", spares]);
+  const generations = list(run.generations);
+  const last = generations.at(-1);
+  if (last && last.round === state.round) facts.push(["generation", last.generation]);
+  showGenerations(part.generations, generations);
   // The server lists the longest waits only: a rank with a shorter wait looks as if it ran.
   const waits = number(view.overview?.server?.waiters_count) ?? 0;
   if (waits > view.waiters.length) facts.push(["known waits", `${count(view.waiters.length)} of ${count(waits)}`]);
@@ -548,6 +556,18 @@ function showRun(part, run) {
     part.cells.known?.clear();
     showRankRows(part, rows);
   }
+}
+
+const GENERATIONS = 5;
+
+/** Which ranks were replaced, the last first. */
+function showGenerations(part, generations) {
+  const told = generations.filter((one) => one.what).slice(-GENERATIONS).reverse();
+  show(part, told.length > 0);
+  sync(part, told, (one) => `${one.round} ${one.generation}`, () => make("li", ""), (item, one) => {
+    const when = number(one.at_unix) ? `, ${new Date(one.at_unix * 1000).toLocaleTimeString()}` : "";
+    write(item, `generation ${one.generation} after ${(number(one.seconds) ?? 0).toFixed(2)} s${when}: ${one.what}`);
+  });
 }
 
 const BLAME = ["failed", "lost", "stopped", "absent", "stuck"];

@@ -2,7 +2,7 @@
 //!
 //! The values in the store are in `job`. A job is shown as one object, whatever pages its nodes are in.
 
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 
 use super::super::collectives::Collective;
 use super::super::job::{self, Ending, Head, JobFailure, NodeInfo, NodeText, Phase, Seat};
@@ -70,7 +70,7 @@ impl State {
 
 /// What a node says of its ranks, as far as it can be read.
 #[derive(Debug, Default, Deserialize)]
-pub(super) struct Ranks(#[serde(deserialize_with = "lenient")] pub(super) Vec<RankStatus>);
+pub(super) struct Ranks(#[serde(deserialize_with = "job::readable")] pub(super) Vec<RankStatus>);
 
 /// How long the node may be unresponsive.
 pub(super) fn silence_max(text: &NodeText<Ranks>) -> f64 {
@@ -84,10 +84,4 @@ pub(super) type RankStatus = job::RankStatus<Collective>;
 pub(super) fn under_way(status: &RankStatus) -> &[Collective] {
     let count = if status.state == "ended" { 0 } else { status.collectives.len().min(COLLECTIVES_MAX) };
     &status.collectives[..count]
-}
-
-/// The ranks that can be read, skipping everything else.
-fn lenient<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<RankStatus>, D::Error> {
-    let ranks = Option::<Vec<serde_json::Value>>::deserialize(deserializer)?.unwrap_or_default();
-    Ok(ranks.into_iter().filter_map(|rank| serde_json::from_value(rank).ok()).collect())
 }

@@ -48,11 +48,16 @@ fn parsed(state: &serde_json::Value) -> Result<State, String> {
     parse_state(head, &mut texts.into_iter(), &mut left())
 }
 
+fn beat_of(ranks: Vec<RankStatus>) -> Beat {
+    let (spares, generations) = (Vec::new(), Vec::new());
+    Beat { seconds: 0.0, silence_max: 0.0, ranks, spares, generations }
+}
+
 fn raw(state: &serde_json::Value, beats: &[(&str, f64, Vec<serde_json::Value>)]) -> Raw {
     let beat = |(id, seconds, ranks): &(&str, f64, Vec<serde_json::Value>)| {
         let text = json!({"beat": 17, "node": node(id, 2), "ranks": ranks}).to_string();
         let text = parse_beat(text.as_bytes());
-        (id.to_string(), Beat { seconds: *seconds, silence_max: silence_max(&text), ranks: text.ranks.0 })
+        (id.to_string(), Beat { seconds: *seconds, silence_max: silence_max(&text), ..beat_of(text.ranks.0) })
     };
     Raw { id: "job".into(), state: parsed(state), nodes: beats.iter().map(beat).collect() }
 }
@@ -196,6 +201,13 @@ fn ranks_that_have_not_joined_are_shown_with_their_numbers() {
     };
     assert_eq!(seen(0), [(Some(0), "missing", false), (Some(1), "missing", false)]);
     assert_eq!(seen(1), [(Some(2), "running", false), (Some(3), "running", true)]);
+
+    // A spare of the second node has become rank 1.
+    let known = vec![rank(0, 2, "running", ""), rank(1, 3, "running", ""), rank(1, 1, "running", "")];
+    let run = one(raw(&running, &[("a", 1.0, vec![rank(0, 0, "running", "")]), ("b", 1.0, known)]), &[]);
+    let numbers = |node: usize| run.nodes[node].ranks.iter().map(|rank| rank.status.rank).collect::<Vec<_>>();
+    assert_eq!(numbers(0), [Some(0)]);
+    assert_eq!(numbers(1), [Some(2), Some(3), Some(1)]);
 
     // Before the round begins the numbers are unknown; after its end no rank is missing.
     let run = one(raw(&state("joining", &[("a", None)]), &[]), &[]);
@@ -408,7 +420,7 @@ proptest! {
         let texts = [&page, &state].map(|text| Some(Value::from(text.to_string().into_bytes())));
         let state = parse_head(state.to_string().as_bytes())
             .and_then(|head| parse_state(head, &mut texts.into_iter(), &mut left()));
-        let nodes = [("a".to_owned(), Beat { seconds: 1.0, silence_max: LOST_AFTER, ranks })].into();
+        let nodes = [("a".to_owned(), Beat { seconds: 1.0, silence_max: LOST_AFTER, ..beat_of(ranks) })].into();
         let run = one(Raw { id: "job".into(), state, nodes }, &[waiter("127.0.0.1:1", "`k`", 20.0)]);
         serde_json::to_string(&run).unwrap();
     }

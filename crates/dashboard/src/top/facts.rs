@@ -65,6 +65,8 @@ fn right(name: &'static str) -> Column {
 
 /// Rows of one pane; more are not useful.
 const ROWS_MAX: usize = 2000;
+/// Generations of one job.
+const GENERATIONS_SHOWN: usize = 5;
 /// Characters of one cell.
 const CELL_MAX: usize = 200;
 const VERDICT_MAX: usize = 600;
@@ -132,15 +134,17 @@ impl Facts {
         for run in list(&self.runs) {
             let mut ranks: Vec<(Tone, u64, Row)> = Vec::new();
             for node in list(&run["nodes"]) {
-                if let Some(row) = node_row(node) {
-                    rows.push(row);
-                }
+                rows.extend(node_row(node));
+                rows.extend(spares_row(node));
                 for rank in list(&node["ranks"]) {
                     let row = rank_row(run, node, rank);
                     ranks.push((row.tone, rank["rank"].as_u64().unwrap_or(u64::MAX), row));
                 }
             }
             count += ranks.len();
+            let generations = list(&run["generations"]);
+            let last = &generations[generations.len().saturating_sub(GENERATIONS_SHOWN)..];
+            rows.extend(last.iter().filter_map(generation_row));
             // With many ranks, those with a problem come first, so that no scrolling is needed.
             let many = ranks.len() > RANKS_AS_THEY_ARE;
             ranks.sort_by_key(|(tone, rank, _)| (if many { urgency(*tone) } else { 0 }, *rank));
@@ -398,6 +402,27 @@ fn node_row(node: &Value) -> Option<Row> {
         _ => return None,
     };
     Some(row(tone, [what]))
+}
+
+/// The processes of a node that wait to become ranks.
+fn spares_row(node: &Value) -> Option<Row> {
+    let host = text(&node["node"]["host"]);
+    let spares = list(&node["spares"]);
+    let pids: Vec<String> = spares.iter().take(8).map(|spare| text(&spare["pid"])).collect();
+    let count = match spares.len() {
+        0 => return None,
+        1 => "1 spare waits".to_owned(),
+        several => format!("{several} spares wait"),
+    };
+    Some(row(Tone::Dim, [format!("{count} on {host}: pid {}", pids.join(", "))]))
+}
+
+/// A generation of ranks that recovered; the first one of a round has no changes.
+fn generation_row(generation: &Value) -> Option<Row> {
+    let what = text(&generation["what"]);
+    let took = generation["seconds"].as_f64().unwrap_or(0.0);
+    let number = text(&generation["generation"]);
+    (!what.is_empty()).then(|| row(Tone::Warning, [format!("generation {number} after {took:.2} s: {what}")]))
 }
 
 /// Keys by prefix. The server counts them between requests: if it has many keys or clients, it has to be

@@ -1,7 +1,7 @@
 //! The number of ranks that `--nproc-per-node` asks for: processors and NVIDIA devices.
 
 /// Ranks of one node; a limit against typing errors.
-const RANKS_MAX: usize = 1024;
+pub(super) const RANKS_MAX: usize = 1024;
 
 pub(super) fn count_ranks(text: &str) -> Result<usize, String> {
     let ranks = match text {

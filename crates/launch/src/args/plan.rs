@@ -5,12 +5,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::super::logs::LogOptions;
-use super::counting::count_ranks;
+use super::super::program::LOCAL_RANK;
+use super::counting::{RANKS_MAX, count_ranks};
 use super::values::{ELASTIC_PORT, Endpoint, Nodes, STATIC_PORT, Settings, nearest, parse_signals};
-use super::{Args, Binding};
+use super::{Args, Binding, OnFailure};
 use tenfold_console::parse_duration;
 use tenfold_dashboard as dashboard;
 
+/// The default of `--max-restarts` if ranks recover.
+const REPLACEMENTS_MAX: u64 = 3;
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How nodes find each other.
@@ -51,6 +54,10 @@ pub(crate) struct LaunchPlan {
     pub(crate) run_id: Option<String>,
     pub(crate) settings: Settings,
     pub(crate) max_restarts: u64,
+    /// Processes that die are replaced, as long as the others can recover.
+    pub(crate) recovers: bool,
+    /// Processes of this node that wait to become ranks.
+    pub(crate) spares: usize,
     pub(crate) shutdown_timeout: Duration,
     pub(crate) signals: Vec<i32>,
     /// As it was typed, which is what torchrun passes to ranks.
@@ -116,7 +123,9 @@ impl Args {
             wants_relay: (1..=ranks).contains(&self.relay_from),
             run_id: (!alone).then(|| self.rdzv_id.clone()),
             settings: self.rdzv_conf.clone(),
-            max_restarts: self.max_restarts,
+            max_restarts: self.restarts_max()?,
+            recovers: self.on_failure == OnFailure::Recover,
+            spares: self.spares_allowed(ranks)?,
             shutdown_timeout: self
                 .shutdown_timeout
                 .or_else(inherited_shutdown_timeout)
@@ -139,6 +148,51 @@ impl Args {
             tells_where: !alone,
             meeting,
         })
+    }
+
+    /// Restarts and replacements together.
+    fn restarts_max(&self) -> Result<u64, String> {
+        match (self.on_failure, self.max_restarts) {
+            (OnFailure::Restart, given) => Ok(given.unwrap_or(0)),
+            (OnFailure::Recover, None) => Ok(REPLACEMENTS_MAX),
+            (OnFailure::Recover, Some(0)) => Err(format!(
+                "--on-failure recover --max-restarts 0: no process may be replaced
+  hint: omit --max-restarts, which \
+                 means {REPLACEMENTS_MAX}, or give a higher number"
+            )),
+            (OnFailure::Recover, Some(given)) => Ok(given),
+        }
+    }
+
+    /// Nothing that depends on a process's local rank can be done for one that does not know it yet.
+    fn spares_allowed(&self, ranks: usize) -> Result<usize, String> {
+        let spares = self.spares;
+        if spares == 0 {
+            return Ok(0);
+        }
+        if self.on_failure == OnFailure::Restart {
+            return Err(format!(
+                "--spares {spares}: spares are for ranks that recover\n  hint: add --on-failure recover"
+            ));
+        }
+        if ranks.saturating_add(spares) > RANKS_MAX {
+            return Err(format!(
+                "--spares {spares}: {ranks} ranks and {spares} spares are more than {RANKS_MAX} processes on one node"
+            ));
+        }
+        let takes_local_rank = |word: &OsString| word.to_str().is_some_and(|word| word.contains(LOCAL_RANK));
+        let what = [
+            ("--virtual-local-rank", self.virtual_local_rank),
+            ("--numa-binding", self.numa_binding.is_some()),
+            ("an argument with ${local_rank}", self.program.iter().any(takes_local_rank)),
+        ];
+        match what.iter().find(|(_, is_given)| *is_given) {
+            None => Ok(spares),
+            Some((what, _)) => Err(format!(
+                "--spares {spares} and {what} contradict each other: a spare does not know its local rank when it starts\n  \
+                 hint: omit one of them; without spares, a replacement is started when a rank has died"
+            )),
+        }
     }
 
     /// torchrun's rules, in its order.
@@ -346,6 +400,42 @@ mod tests {
         assert!(
             says("--nnodes 3:2").contains("expected a number of nodes such as 2, or a range such as 1:4")
         );
+    }
+
+    #[test]
+    fn ranks_that_recover_have_a_budget_and_may_have_spares() {
+        let of = |words: &str| {
+            let plan = plan(words).unwrap();
+            (plan.recovers, plan.max_restarts, plan.spares)
+        };
+        assert_eq!(of(""), (false, 0, 0));
+        assert_eq!(of("--on-failure restart --max-restarts 2"), (false, 2, 0));
+        assert_eq!(of("--on-failure=recover"), (true, 3, 0));
+        assert_eq!(of("--on_failure recover --max-restarts 9 --spares 2 -n 4"), (true, 9, 2));
+        assert_eq!(of("--on-failure recover --nnodes 1:4 --rdzv-backend c10d"), (true, 3, 0));
+        let says = |words: &str| plan(words).unwrap_err();
+        assert_eq!(
+            says("--on-failure recover --max-restarts 0"),
+            "--on-failure recover --max-restarts 0: no process may be replaced\n  hint: omit --max-restarts, which means 3, or \
+             give a higher number"
+        );
+        assert_eq!(
+            says("--spares 1"),
+            "--spares 1: spares are for ranks that recover\n  hint: add --on-failure recover"
+        );
+        assert_eq!(
+            says("--on-failure recover -n 1000 --spares 25"),
+            "--spares 25: 1000 ranks and 25 spares are more than 1024 processes on one node"
+        );
+        for (flag, named) in [
+            ("--virtual-local-rank", "--virtual-local-rank"),
+            ("--numa-binding node", "--numa-binding"),
+            ("-- x ${local_rank}", "an argument with ${local_rank}"),
+        ] {
+            let error = says(&format!("--on-failure recover --spares 1 {flag}"));
+            assert!(error.starts_with(&format!("--spares 1 and {named} contradict each other: ")), "{error}");
+        }
+        assert!(says("--on-failure replace").contains("[possible values: restart, recover]"));
     }
 
     #[test]

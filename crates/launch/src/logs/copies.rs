@@ -60,17 +60,17 @@ impl Copies {
     }
 
     /// Writes the files; returns notes for the user if output is lost from now on.
-    pub(crate) fn write(&mut self, bytes: &[u8], prefix: &[u8], rank: usize) -> Vec<String> {
+    pub(crate) fn write(&mut self, bytes: &[u8], prefix: &[u8], speaker: &str) -> Vec<String> {
         let mut notes = Vec::new();
         let fate = if self.on_console { "goes to the console only" } else { "is lost" };
         if let Some(file) = &mut self.file {
-            notes.extend(file.write(bytes).map(|lost| format!("{lost}; the output of rank {rank} {fate}")));
+            notes.extend(file.write(bytes).map(|lost| format!("{lost}; the output of {speaker} {fate}")));
         }
         if let Some(filter) = &mut self.filter {
             notes.extend(
                 filter
                     .take(bytes, prefix)
-                    .map(|lost| format!("{lost}; the lines of rank {rank} are missing there")),
+                    .map(|lost| format!("{lost}; the lines of {speaker} are missing there")),
             );
         }
         notes
@@ -161,7 +161,7 @@ mod tests {
             let filter = Some(Filter { words, cutter: Cutter::default(), file });
             let mut copies = Copies { file: None, filter, on_console: true };
             for part in text.as_bytes().chunks(size) {
-                assert_eq!(copies.write(part, b"[7] ", 7), Vec::<String>::new());
+                assert_eq!(copies.write(part, b"[7] ", "rank 7"), Vec::<String>::new());
             }
             copies.finish(b"[7] ");
             let found = fs::read_to_string(path).unwrap();

@@ -26,7 +26,7 @@ use tenfold_store::{Request, Response, Store, Value};
 use super::inbox::Inbox;
 use super::member::{Member, Wish};
 use super::state::{PAGE_TEXT_MAX, Place, State, View, parse_head};
-use super::{Event, NodeInfo, Order, Settings};
+use super::{Event, NodeInfo, NodeStatus, Order, Settings};
 use line::{Line, Trouble};
 
 /// How many `turn/<n>` keys are left in the store: a node that is further behind finds the state with its
@@ -108,7 +108,7 @@ impl Rendezvous {
             beat: 0,
             beat_last: Duration::ZERO,
             has_news: false,
-            status: serde_json::Value::Array(Vec::new()),
+            status: NodeStatus { ranks: serde_json::Value::Array(Vec::new()), ..NodeStatus::default() },
             is_woken: false,
             watch: Watch { wanted, waiting_for: None, came: None },
             started: Instant::now(),
@@ -216,7 +216,7 @@ struct Agent {
     beat_last: Duration,
     /// The launcher reported something about ranks since the last beat.
     has_news: bool,
-    status: serde_json::Value,
+    status: NodeStatus,
     /// The watcher has seen its key.
     is_woken: bool,
     watch: Watch,
@@ -317,7 +317,7 @@ impl Agent {
         while let Ok(message) = self.messages.recv_timeout(wait) {
             wait = Duration::ZERO;
             match message {
-                Message::Order(Order::Status(status)) => (self.status, self.has_news) = (status, true),
+                Message::Order(Order::Status(status)) => (self.status, self.has_news) = (*status, true),
                 Message::Order(order) => self.member.obey(order),
                 Message::End => *end_at = Some(self.now() + LAST_WORDS),
                 Message::Woken => {
@@ -346,10 +346,12 @@ impl Agent {
         (self.beat_last, self.has_news) = (self.now(), false);
         let text = |ranks: &serde_json::Value| {
             let silence_max_seconds = Some(self.settings.silence_max().as_secs_f64());
-            let text = NodeText { beat: self.beat, node: self.node.clone(), silence_max_seconds, ranks };
+            let (spares, generations) = (self.status.spares.clone(), self.status.generations.clone());
+            let node = self.node.clone();
+            let text = NodeText { beat: self.beat, node, silence_max_seconds, ranks, spares, generations };
             serde_json::to_vec(&text).map_err(|error| Trouble::Final(error.to_string()))
         };
-        let mut value = text(&self.status)?;
+        let mut value = text(&self.status.ranks)?;
         if value.len() > BEAT_MAX {
             value = text(&serde_json::Value::Array(Vec::new()))?;
         }

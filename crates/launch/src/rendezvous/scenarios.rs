@@ -26,7 +26,7 @@ pub(super) fn node(id: &str) -> NodeInfo {
 
 pub(super) fn failure(round: u64, host: &str, rank: usize) -> JobFailure {
     let (host, summary, text) = (host.into(), "exit code 3".into(), "exit code 3\n  | oh no".into());
-    JobFailure { round, node_rank: rank, host, rank, summary, text }
+    JobFailure { round, node_rank: rank, host, rank, summary, text, replaced: 0 }
 }
 
 /// A state with these nodes, of which the first is the folder.
@@ -299,6 +299,20 @@ fn orders_about_a_past_round_are_ignored() {
     job.done(0, 0);
     job.stopped(0, 0);
     assert_eq!((job.state().round, job.state().phase, job.state().restarts_used), (1, Phase::Running, 1));
+}
+
+#[test]
+fn processes_that_were_replaced_count_as_restarts() {
+    let fails = |replaced| {
+        let mut state = state_of(&settings(1, 1), &["a"]);
+        change(&mut state, State::begin);
+        let failure = JobFailure { replaced, ..failure(0, "a", 0) };
+        change(&mut state, |state| state.fail("a", failure.clone()));
+        (state.phase, state.restarts_used, state.replaced)
+    };
+    assert_eq!(settings(1, 1).max_restarts, 3);
+    assert_eq!(fails(2), (Phase::Joining, 1, 2));
+    assert_eq!(fails(3), (Phase::Over, 0, 3));
 }
 
 #[test]
@@ -764,8 +778,8 @@ fn a_state_reads_as_documented_and_fields_of_later_versions_are_ignored() {
     change(&mut state, State::begin);
     let text = concat!(
         r#"{"version":3,"turn":3,"term":1,"folder":"a","job":0,"round":0,"phase":"running","nodes_min":1,"#,
-        r#""nodes_max":1,"max_restarts":3,"restarts_used":0,"outcome":null,"reason":"","settled":false,"#,
-        r#""members_count":1,"ready_count":1,"done_count":0,"spares_count":0,"hosts":[],"ranks":1,"#,
+        r#""nodes_max":1,"max_restarts":3,"restarts_used":0,"replaced":0,"outcome":null,"reason":"","#,
+        r#""settled":false,"members_count":1,"ready_count":1,"done_count":0,"spares_count":0,"hosts":[],"ranks":1,"#,
         r#""store":null,"folded":0,"joined":1,"pages":[[1,2]],"failure":null}"#
     );
     assert_eq!(String::from_utf8(head_text(&state.head).unwrap()).unwrap(), text);

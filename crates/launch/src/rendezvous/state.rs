@@ -490,6 +490,7 @@ impl State {
         }
         clip(&mut failure.text, FAILURE_TEXT_MAX);
         clip(&mut failure.summary, REASON_MAX);
+        self.replaced = self.replaced.max(failure.replaced);
         let reason = format!("rank {} on node {} failed: {}", failure.rank, failure.host, failure.summary);
         self.failure = Some(failure);
         match self.use_restart() {
@@ -499,7 +500,7 @@ impl State {
     }
 
     fn use_restart(&mut self) -> bool {
-        let left = self.restarts_used < self.max_restarts;
+        let left = self.restarts_used.saturating_add(self.replaced) < self.max_restarts;
         self.restarts_used += u64::from(left);
         left
     }

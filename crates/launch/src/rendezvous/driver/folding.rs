@@ -22,8 +22,11 @@ impl Agent {
         let old = before.filter(|before| before.job != head.job).cloned();
         self.adopt(Some(text.as_slice().into()))?;
         self.announce(head.turn)?;
-        for key in old.iter().flat_map(|old| texts(&self.keys, old)).collect::<Vec<_>>() {
-            self.forget(&key)?; // of the job before
+        if let Some(old) = &old {
+            let counter = [self.keys.replaced(old.job)];
+            for key in texts(&self.keys, old).iter().chain(&counter) {
+                self.forget(key)?; // of the job before
+            }
         }
         Ok(())
     }
@@ -261,6 +264,7 @@ impl Agent {
             self.forget(&key)?;
         }
         self.forget(&keys.wishes())?;
+        self.forget(&keys.replaced(head.job))?;
         self.forget(&keys.state())?;
         Ok(true)
     }

@@ -207,7 +207,8 @@ fn what_a_rank_does_goes_out_with_the_beat() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
     let node = Node::join(&store, &settings(1, 1), "a");
     node.start();
-    node.rendezvous.tell(Order::Status(serde_json::json!([{"rank": 0, "pid": 7}])));
+    let ranks = serde_json::json!([{"rank": 0, "pid": 7}]);
+    node.rendezvous.tell(Order::Status(Box::new(NodeStatus { ranks, ..NodeStatus::default() })));
     let beat = |key: &str| serde_json::from_slice::<serde_json::Value>(&store.get(key).unwrap()).unwrap();
     loop {
         let seen = beat("tenfold/run/job/node/a");
