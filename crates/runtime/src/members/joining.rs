@@ -46,8 +46,8 @@ pub(super) fn wish_of_launcher(joining: String, options: &Options) -> Result<Wis
     let deadline = Deadline::after(options.timeout_of_calls());
     let opened = || {
         let (rank, local_rank, meeting) = environment::place_of_joiner()?;
-        // It hosts no store, whatever its rank.
-        let store = meeting.open(usize::MAX, 0, options.timeout_of_calls())?;
+        // It hosts no store, whatever its rank, and waits for no others there.
+        let store = meeting.open(usize::MAX, 1, options.timeout_of_calls())?;
         let store = meeting.of_this_round(&store);
         Ok(Wish { store, rank, local_rank, joining: Some(joining) })
     };

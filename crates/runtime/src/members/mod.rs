@@ -404,7 +404,10 @@ fn announce(
     let failed = |fault| group.recovery_error(began.elapsed(), fault);
     let choice = chosen.map(|chosen| match chosen {
         Ok(admission) => Choice::Admit(admission),
-        Err(fault) => Choice::Refuse { message: fault.message, hint: fault.hint.unwrap_or_default() },
+        Err(fault) => {
+            let timed_out = fault.kind == ErrorKind::Timeout;
+            Choice::Refuse { message: fault.message, hint: fault.hint.unwrap_or_default(), timed_out }
+        }
     });
     let text = choice.map_or_else(|| Ok(String::new()), |choice| notes::to_text(&choice)).map_err(failed)?;
     // Rank 0 may wait for processes as long as an operation may take.
@@ -412,6 +415,9 @@ fn announce(
     let texts = patient.all_gather(text.as_bytes())?;
     match notes::from_text(&texts[0], "what rank 0 sent").map_err(failed)? {
         Choice::Admit(admission) => Ok(admission),
-        Choice::Refuse { message, hint } => Err(failed(Fault::new(ErrorKind::Timeout, message).hint(hint))),
+        Choice::Refuse { message, hint, timed_out } => {
+            let kind = if timed_out { ErrorKind::Timeout } else { ErrorKind::Store };
+            Err(failed(Fault::new(kind, message).hint(hint)))
+        }
     }
 }

@@ -72,7 +72,7 @@ pub(super) struct Admission {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Choice {
     Admit(Admission),
-    Refuse { message: String, hint: String },
+    Refuse { message: String, hint: String, timed_out: bool },
 }
 
 /// For the launcher: see docs/recovery.md.
