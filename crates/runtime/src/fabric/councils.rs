@@ -79,6 +79,18 @@ impl Chamber {
         }
     }
 
+    /// Keeps nothing of ranks that have ended: their memory stays mapped as long as something knows them.
+    fn let_go_of_dead(&mut self) {
+        self.look();
+        for peer in &mut self.roster {
+            peer.take_if(|peer| match peer.fate() {
+                Some(Fate::Left) => true,
+                Some(Fate::Died) => peer.is_near(),
+                _ => false,
+            });
+        }
+    }
+
     fn letters(&mut self, group: u64, post: &mut Post) {
         for (to, text) in self.council.take_letters() {
             let to: Vec<Arc<Peer>> = to.into_iter().filter_map(|rank| self.roster[rank].clone()).collect();
@@ -108,6 +120,14 @@ impl Councils {
         }
         self.changed.notify_all();
         (post, next)
+    }
+
+    /// Groups that this rank has left let go of ranks that have ended.
+    pub(super) fn let_go_of_dead(&self) {
+        let All { chambers, retired } = &mut *self.lock();
+        for group in retired.iter() {
+            chambers.get_mut(group).into_iter().for_each(Chamber::let_go_of_dead);
+        }
     }
 
     /// # Errors

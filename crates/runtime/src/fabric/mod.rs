@@ -491,6 +491,11 @@ impl Fabric {
         all.retain_mut(|remains| !remains.are_read());
     }
 
+    /// Looks what of it has been read by now.
+    fn tidy_remains(&self) {
+        lock(&self.remains).retain_mut(|remains| !remains.are_over());
+    }
+
     /// Wakes waiting threads, because something happened that they should look at.
     fn tell_news(&self) {
         self.bell.ring();

@@ -476,11 +476,12 @@ impl Drop for Inner {
         let Some(mut state) = fabric.engine.remove(self.index) else { return };
         state.say_goodbye(fabric);
         let (name, calls) = (&self.name, state.sequence_number());
-        let end = if state.failed().is_some() { ", which had failed" } else { "" };
+        let had_failed = state.failed().is_some();
+        let end = if had_failed { ", which had failed" } else { "" };
         let mut finished = Vec::new();
         state.close(closed, &mut finished);
         fabric.engine.wake_sleepers();
-        fabric.bury(state.into_remains());
+        fabric.bury(state.into_remains(had_failed));
         fabric.forget_group(self.id);
         fabric.retire_council(self.id);
         finished.into_iter().for_each(|work: Arc<crate::work::Shared>| work.tell());

@@ -452,9 +452,9 @@ impl GroupState {
         self.mesh.members().iter().filter_map(|member| member.peer.clone()).collect()
     }
 
-    /// What members still have to read.
-    pub(super) fn into_remains(self) -> Option<Remains> {
-        self.mesh.into_remains()
+    /// What members still have to read. `had_failed` says whether the group had before it was closed.
+    pub(super) fn into_remains(self, had_failed: bool) -> Option<Remains> {
+        self.mesh.into_remains(had_failed)
     }
 
     /// Is this the process of another member?

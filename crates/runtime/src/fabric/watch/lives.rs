@@ -101,7 +101,7 @@ impl Watch {
             }
         }
         self.fabric.tidy_lines(now);
-        self.fabric.bury(None);
+        self.fabric.tidy_remains();
         self.watch_near(now, away);
         self.watch_far(now, away);
         if !away {
@@ -114,6 +114,7 @@ impl Watch {
     }
 
     pub(super) fn watch_near(&mut self, now: Instant, away: bool) {
+        self.fabric.councils.let_go_of_dead();
         let peers: Vec<Arc<Peer>> = {
             let mut peers = lock(&self.fabric.peers);
             // Of a process that has ended, nothing is left to see; groups that had it keep it.

@@ -234,9 +234,22 @@ fn what_members_still_have_to_read_outlives_the_group() {
     scene.send(0, &[7; 4], 1, 5);
     scene.poll(0);
     let state = scene.ranks.remove(0);
-    assert!(state.into_remains().is_some());
+    assert!(state.into_remains(false).is_some());
     let scene = Scripted::near(2);
-    assert!(scene.ranks.into_iter().all(|state| state.into_remains().is_none()));
+    assert!(scene.ranks.into_iter().all(|state| state.into_remains(false).is_none()));
+}
+
+/// Ranks may have left messages for each other that none of them reads any more.
+#[test]
+fn what_a_failed_group_leaves_is_not_kept_for_good() {
+    for had_failed in [false, true] {
+        let mut scene = Scripted::near(2);
+        scene.send(0, &[7; 4], 1, 5);
+        scene.poll(0);
+        let mut remains = scene.ranks.remove(0).into_remains(had_failed).unwrap();
+        let looks = (0..100).take_while(|_| !remains.are_over()).count();
+        assert!(if had_failed { (2..20).contains(&looks) } else { looks == 100 }, "{looks}");
+    }
 }
 
 #[test]

@@ -222,16 +222,23 @@ pub(crate) struct Remains {
     unread: Vec<Near>,
     /// Its memory goes back with the last message.
     _room: Arc<Room>,
+    /// How often they are still looked at, if the group had failed.
+    looks_left: Option<u32>,
 }
+
+/// Where a group has failed, its ranks read on only until they hear of that. And they may all have left messages for each
+/// other, so none must wait for another. That many ticks of the helper are seconds.
+const LOOKS_MAX: u32 = 8;
 
 impl Mesh {
     /// Returns `None` if all peers have read everything.
-    pub(crate) fn into_remains(self) -> Option<Remains> {
+    pub(crate) fn into_remains(self, had_failed: bool) -> Option<Remains> {
         let near = self.routes.into_iter().filter_map(|route| match route {
             Route::Near(near) => Some(*near),
             _ => None,
         });
-        let mut remains = Remains { unread: near.collect(), _room: self.room };
+        let looks_left = had_failed.then_some(LOOKS_MAX);
+        let mut remains = Remains { unread: near.collect(), _room: self.room, looks_left };
         (!remains.are_read()).then_some(remains)
     }
 }
@@ -243,6 +250,14 @@ impl Remains {
             near.peer.fate().is_none() && near.link.theirs().is_open() && !near.link.is_read()
         });
         self.unread.is_empty()
+    }
+
+    /// The same for the helper thread, which looks again and again.
+    pub(crate) fn are_over(&mut self) -> bool {
+        if let Some(left) = &mut self.looks_left {
+            *left = left.saturating_sub(1);
+        }
+        self.looks_left == Some(0) || self.are_read()
     }
 }
 
