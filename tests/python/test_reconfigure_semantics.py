@@ -134,7 +134,7 @@ def test_shrink_group_names_dead_ranks_that_were_not_excluded(ranks: RankServer)
     outcomes = ranks.run(shrink_with_too_few_excluded, world=4)
     for rank in (0, 3):
         told = outcomes[rank].returned
-        assert f"shrink in group `0@2` failed on rank {rank} of 4: rank 2 is lost, too" in told, told
+        assert f"shrink in group `0@1` failed on rank {rank} of 4: rank 2 is lost, too" in told, told
         assert "exclude [2] as well" in told
 
 

@@ -346,7 +346,9 @@ impl Pane {
     /// How wide each column must be.
     pub(super) fn widths(&self) -> Vec<usize> {
         let width = |place: usize, column: &Column| {
-            let cells = self.rows.iter().filter_map(|row| row.cells.get(place)).map(|cell| wide(cell));
+            // A line across all columns makes none of them wider.
+            let rows = self.rows.iter().filter(|row| row.cells.len() > 1 || self.columns.len() == 1);
+            let cells = rows.filter_map(|row| row.cells.get(place)).map(|cell| wide(cell));
             cells.chain([wide(column.name)]).max().unwrap_or(0)
         };
         self.columns.iter().enumerate().map(|(place, column)| width(place, column)).collect()

@@ -276,6 +276,16 @@ q quit   Tab next pane   ↑↓ PgUp PgDn scroll
     }
 
     #[test]
+    fn a_line_across_the_table_makes_no_column_wider() {
+        let mut facts = hung();
+        let what = "rank 3 (pid 903, killed by SIGKILL) was replaced by pid 4003";
+        facts.runs[0]["generations"] = json!([{"generation": 2, "seconds": 0.31, "what": what}]);
+        let shown = drawn(&mut Screen::new("127.0.0.1:29580".into(), facts), None, 100, 30);
+        assert!(shown.contains(&format!("\ngeneration 2 after 0.31 s: {what}\n")), "{shown}");
+        assert!(shown.contains("\nrank  host  state "), "{shown}");
+    }
+
+    #[test]
     fn panes_are_switched_and_scrolled_and_stay_within_their_rows() {
         let mut screen = Screen::new("here".into(), hung());
         screen.next_pane();
