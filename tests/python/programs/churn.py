@@ -17,8 +17,12 @@ from tenfold.recovery import Members, Recovered, train
 LENGTH = 4096
 
 
+# It never dies: what deaths cost the survivors shows in its memory.
+SURVIVOR = 2
+
+
 def victim(number: int, size: int) -> int:
-    return random.Random(number).randrange(size)
+    return random.Random(number).choice([rank for rank in range(size) if rank != SURVIVOR])
 
 
 def resident() -> int:
