@@ -108,7 +108,7 @@ def read_results(results: Path) -> Run:
 
 
 class NotFetchedError(Exception):
-    """There is no torchft here, and no way to get it."""
+    """torchft is not installed and cannot be fetched."""
 
 
 def install() -> Path:

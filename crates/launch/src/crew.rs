@@ -122,7 +122,7 @@ struct Hand {
     was_member: bool,
     /// The others have gone on without it.
     is_left_out: bool,
-    /// A spare that has waited since before the deaths that are not made up for.
+    /// A spare that was started before the ranks died that are still missing.
     is_warm: bool,
     /// A spare that takes part instead of a replacement of this rank.
     covers: Option<usize>,

@@ -280,10 +280,11 @@ impl Members {
         };
         let text = notes::to_text(&admission)?;
         let numbers: Vec<i64> = joiners.iter().map(|(number, _)| *number).collect();
-        notes::take(store, &numbers)?;
-        for number in numbers {
-            store.set(notes::admitted_key(number), &text).map_err(store_fault)?;
+        // In this order: a process that was taken and not told would wait for good if this one died in between.
+        for number in &numbers {
+            store.set(notes::admitted_key(*number), &text).map_err(store_fault)?;
         }
+        notes::take(store, &numbers)?;
         Ok(admission)
     }
 
@@ -337,7 +338,10 @@ impl Members {
         self.generation = admission.generation;
         if is_first {
             let left: Vec<&Note> = admission.left.iter().map(|rank| &before[*rank]).collect();
-            self.publish(began, &left, &admission.joined)?;
+            if let Err(error) = self.publish(began, &left, &admission.joined) {
+                // The group is made; only the launcher does not learn of it.
+                tracing::warn!("the launcher was not told about generation {}: {error}", self.generation);
+            }
         }
         let took = began.elapsed();
         tracing::info!(

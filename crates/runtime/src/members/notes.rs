@@ -134,7 +134,10 @@ pub(super) fn waiting(store: &dyn Store, count: i64) -> Result<(Waiting, Option<
         }
         let text = store.get(&key).map_err(store_fault)?;
         if *text != *TAKEN.as_bytes() {
-            joiners.push((number, from_text(&text, &format!("key `{key}` of the store"))?));
+            let joiner: Joiner = from_text(&text, &format!("key `{key}` of the store"))?;
+            // A process that asks again waits for its new number.
+            joiners.retain(|(_, other): &(i64, Joiner)| other.handle != joiner.handle);
+            joiners.push((number, joiner));
         }
     }
     Ok((joiners, unwritten))
@@ -144,4 +147,39 @@ pub(super) fn waiting(store: &dyn Store, count: i64) -> Result<(Waiting, Option<
 pub(super) fn take(store: &dyn Store, numbers: &[i64]) -> Result<(), Fault> {
     let set = |number: &i64| store.set(joiner_key(*number), TAKEN).map_err(store_fault);
     numbers.iter().try_for_each(set)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tenfold_store::HashStore;
+
+    fn ask(store: &HashStore, number: i64, handle: &str) {
+        let joiner = Joiner {
+            handle: handle.into(),
+            pid: 1,
+            host: "a".into(),
+            joining: None,
+            rank: None,
+            local_rank: None,
+        };
+        store.set(joiner_key(number), to_text(&joiner).unwrap()).unwrap();
+    }
+
+    #[test]
+    fn a_process_waits_for_the_last_number_with_which_it_asked_and_not_if_that_was_taken() {
+        let store = HashStore::new();
+        let numbers = |count| {
+            let (joiners, unwritten) = waiting(&store, count).unwrap();
+            (joiners.into_iter().map(|(number, _)| number).collect::<Vec<_>>(), unwritten)
+        };
+        ask(&store, 1, "x");
+        ask(&store, 2, "y");
+        ask(&store, 4, "x");
+        assert_eq!(numbers(4), (vec![2, 4], Some(3)));
+        take(&store, &[2]).unwrap();
+        assert_eq!(numbers(4), (vec![4], Some(3)));
+        take(&store, &[1, 4]).unwrap();
+        assert_eq!(numbers(4), (vec![], Some(3)));
+    }
 }
